@@ -1,0 +1,35 @@
+"""The error tree: one class per cause, so that callers can tell user input from a broken machine."""
+
+from __future__ import annotations
+
+
+class RlinfError(Exception):
+    """Any error that this project raises on purpose; the message names the value, the rule and the next action."""
+
+
+class ConfigError(RlinfError):
+    """The configuration is wrong; nothing expensive has started yet."""
+
+
+class PlanError(RlinfError):
+    """A plan does not fit the workflow or the cluster."""
+
+
+class CheckpointError(RlinfError):
+    """A checkpoint is missing, damaged, incomplete, or belongs to something else."""
+
+
+class SimulatorError(RlinfError):
+    """A simulator cannot be built, or refused its input."""
+
+
+class ObjectiveError(RlinfError):
+    """Training would compute something other than what was asked for, for example a ratio that is not 1 at the start."""
+
+
+class WorkerError(RlinfError):
+    """A worker died or raised; the message names the worker, its stage and the call."""
+
+
+class HangError(RlinfError):
+    """A wait ran into its limit; the message says who waits for whom."""

@@ -1,0 +1,251 @@
+"""What plug-ins meet: the data an env gives and takes, the data a policy gives and takes, and their two protocols.
+
+Axes: N env rows (B in a block), K cameras, S picture size, C actions per chunk, A action dimensions, P proprioception,
+Q privileged state.  Every tensor below lives on the device of the env or policy that made it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+# ---------------------------------------------------------------------------------------------------------------- envs
+# An observation, as every policy of this project sees it:
+#   images       uint8    [N, K, S, S, 3]  RGB 0..255, cameras in the order of EnvSpec.cameras; None where not rendered
+#   proprio      float32  [N, P]           joint positions, tool pose, goal position: what the robot may know (SI units)
+#   privileged   float32  [N, Q]           simulator state for a critic; a policy never reads it; None where there is none
+#   instruction  N strings                 what to do, in words
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What N rows of an env show; see the block comment above for keys, dtypes, axes and ranges."""
+
+    proprio: Tensor
+    instruction: tuple[str, ...]
+    images: Tensor | None = None
+    privileged: Tensor | None = None
+
+    def __len__(self) -> int:
+        """Returns the number of rows N."""
+        return len(self.proprio)
+
+    def rows(self, index: Sequence[int] | slice) -> Observation:
+        """Returns the observation of these rows, in this order."""
+        picked = range(len(self))[index] if isinstance(index, slice) else index
+        take = index if isinstance(index, slice) else torch.as_tensor(list(index), dtype=torch.long)
+        return Observation(
+            proprio=self.proprio[take],
+            instruction=tuple(self.instruction[i] for i in picked),
+            images=None if self.images is None else self.images[take],
+            privileged=None if self.privileged is None else self.privileged[take],
+        )
+
+    def padded(self, size: int) -> Observation:
+        """Returns the observation with its last row repeated until it has `size` rows (a policy call has a fixed size)."""
+        return self.rows([*range(len(self)), *[len(self) - 1] * (size - len(self))])
+
+    @staticmethod
+    def concatenate(parts: Sequence[Observation]) -> Observation:
+        """Returns the rows of all parts, in order."""
+        join = lambda name: (  # noqa: E731
+            None if getattr(parts[0], name) is None else torch.cat([getattr(part, name) for part in parts])
+        )
+        return Observation(
+            proprio=torch.cat([part.proprio for part in parts]),
+            instruction=tuple(text for part in parts for text in part.instruction),
+            images=join("images"),
+            privileged=join("privileged"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """Plain facts about an env, for example EnvSpec("PickCube-v1", 32, 5, 50, 7, 19, 45, 64, ("base_camera",), "cpu")."""
+
+    task: str
+    num_envs: int  # N
+    chunk: int  # C
+    horizon: int  # env steps per episode, a multiple of C
+    action_dim: int  # A
+    proprio_dim: int  # P
+    privileged_dim: int  # Q, 0 without
+    obs_size: int  # S
+    cameras: tuple[str, ...]
+    backend: str  # which physics ran, for example "physx_cpu (batched)"
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEnd:
+    """One finished episode: its row, its reset seed, and ManiSkill's episode metrics.
+
+    `metrics` has at least success_once, success_at_end, return, episode_len and reward (return / episode_len); `return` is
+    the sum of the task's own reward, not of the shaped reward that training sees.
+    """
+
+    row: int
+    seed: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    """What C env steps of N rows gave.
+
+    Sub-steps after an episode's end are not valid; a frozen row (ended, not reset) has no valid sub-step and is neither
+    stepped nor rendered.  Where `valid` is False the other entries are zero / False.
+    """
+
+    rewards: Tensor  # float32 [N, C]
+    terminated: Tensor  # bool [N, C], the episode ended in this sub-step by the task's own rule
+    truncated: Tensor  # bool [N, C], the episode ended in this sub-step by the time limit (and not by the task)
+    valid: Tensor  # bool [N, C]
+    privileged: Tensor | None  # float32 [N, C, Q], simulator state before each action
+    final_rows: tuple[int, ...]  # rows whose episode ended in this chunk, ascending
+    final_observation: Observation | None  # of final_rows, before any reset; None if there are none
+    observation: Observation  # of all N rows, after any reset: what the policy sees next
+    episodes: tuple[EpisodeEnd, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningEpisode:
+    """A running episode as its cause: replaying `actions` [t, A] after a history-free reset with `seed` restores it."""
+
+    seed: int
+    actions: Tensor
+
+
+@runtime_checkable
+class VectorEnv(Protocol):
+    """N rows of one task.  A row is running, or frozen (its episode ended and nobody reset it)."""
+
+    spec: EnvSpec
+
+    def reset(self, seeds: Sequence[int], rows: Sequence[int] | None = None) -> Observation:
+        """Starts an episode in each of `rows` (default: all) from its own seed and returns the observation of all N rows.
+
+        The episode is a pure function of (seed, actions): nothing that the env ran before has any influence.
+        """
+        ...
+
+    def step_chunk(self, actions: Tensor, next_seeds: Sequence[int] | None = None) -> ChunkResult:
+        """Runs C env steps.
+
+        Args:
+            actions: float32 [N, C, A], in [-1, 1] (clipped by the controllers).
+            next_seeds: one seed per row; a row whose episode ends in this chunk starts the next one with it (partial
+                reset, at the end of the chunk).  None: such rows freeze.
+
+        Raises:
+            SimulatorError: wrong shape, or actions that are not finite (names the rows; nothing was stepped).
+        """
+        ...
+
+    def running(self) -> list[RunningEpisode | None]:
+        """Returns the running episode of each row, None for frozen rows."""
+        ...
+
+    def restore(self, episodes: Sequence[RunningEpisode | None]) -> Observation:
+        """Brings every row to the given point by reset and replay (None: frozen); bit-equal on CPU."""
+        ...
+
+    def expert_actions(self) -> Tensor:
+        """Returns the scripted expert's next single action for every row, float32 [N, A].
+
+        Raises:
+            SimulatorError: this task has no expert.
+        """
+        ...
+
+    def record(self, rows: Sequence[int], size: int = 256) -> None:
+        """From now on keeps one picture [size, size, 3] per env step of each of these rows (an empty list ends it)."""
+        ...
+
+    def take_frames(self) -> dict[int, list[Tensor]]:
+        """Returns the pictures kept since the last call, uint8 [size, size, 3] by row, and forgets them."""
+        ...
+
+    def close(self) -> None:
+        """Frees the simulator."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------------------------ policies
+Features = dict[str, Tensor]  # what a policy's frozen part made of an observation; every tensor has B rows
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """Plain facts about a policy."""
+
+    name: str
+    chunk: int  # C
+    action_dim: int  # A
+    num_bins: int  # values per action token
+    tokens_per_action: int  # log-probs per action; the ratio's level is chosen by the algorithm
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOutput:
+    """Actions sampled (or chosen) for B rows."""
+
+    actions: Tensor  # float32 [B, C, A] in [-1, 1]
+    tokens: Tensor  # int64 [B, C, A], index of the bin
+    log_probs: Tensor  # float32 [B, C, A], under the distribution sampled from (temperature included)
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A VLA: observation -> distribution over a chunk of action tokens, and a value per action.
+
+    A policy draws nothing: it is handed its noise.  `encode` is the part that RL may cache with the rollout: what it
+    contains is frozen during RL (or it hands the raw observation on where nothing is frozen).
+    """
+
+    spec: PolicySpec
+    module: nn.Module
+
+    def encode(self, observation: Observation) -> Features:
+        """Returns what `act`, `evaluate` and `value` need of B rows; rows do not influence each other."""
+        ...
+
+    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
+        """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A]; None: the likeliest."""
+        ...
+
+    def evaluate(self, features: Features, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Returns (log_probs, entropy), both float32 [B, C, A], of given tokens, differentiable."""
+        ...
+
+    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
+        """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q] (a critic may use it, or not)."""
+        ...
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Returns what the policy loss trains in RL, in a fixed order (frozen parts left out)."""
+        ...
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Returns what the value loss trains in RL, in a fixed order; disjoint from `policy_parameters`."""
+        ...
+
+    def imitation_loss(self, observation: Observation, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Returns the summed behaviour-cloning loss over the B rows (scalar); actions float32 [B, C, A] in [-1, 1]."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
+        ...
+
+
+# ----------------------------------------------------------------------------------------------------------------- tools
+def load_target(target: str) -> Callable[..., object]:
+    """Returns the object at a dotted path, for example "envs.maniskill.ManiSkillEnv" (Hydra's `_target_`)."""
+    module, _, name = target.rpartition(".")
+    return getattr(importlib.import_module(module), name)
