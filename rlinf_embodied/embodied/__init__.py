@@ -1,0 +1,1 @@
+"""The embodied workflow: simulators, VLA policies, PPO and GRPO."""

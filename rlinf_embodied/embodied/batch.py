@@ -1,0 +1,139 @@
+"""What a rollout leaves behind, per block, and what the actor trains on.
+
+Axes: H chunk-steps, B rows of a block, C actions per chunk, A action dimensions, Q privileged state, M samples (chunks)
+that are left of H x B once those without a valid action are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlinf_embodied.interfaces import Features, Observation
+
+
+@dataclass(frozen=True, slots=True)
+class EnvColumns:
+    """One block's rollout as the simulator saw it."""
+
+    rewards: Tensor  # float32 [H, B, C]
+    terminated: Tensor  # bool [H, B, C]
+    truncated: Tensor  # bool [H, B, C]
+    valid: Tensor  # bool [H, B, C]
+    privileged: Tensor | None  # float32 [H, B, C, Q], before each action
+    last: Observation  # of the B rows when the rollout ended
+    final_index: Tensor  # int64 [F, 2]: chunk-step and row of each episode that ended
+    final: Observation | None  # of these F rows when they ended
+    success: Tensor  # bool [B]: whether an episode of the row was solved in this rollout
+    round: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyColumns:
+    """One block's rollout as the policy saw it: heavy, so it stays where it was made."""
+
+    features: Features  # every tensor [H, B, ...]
+    tokens: Tensor  # int64 [H, B, C, A]
+    log_probs: Tensor  # float32 [H, B, C, A], under the distribution sampled from
+    version: int  # of the weights that sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One finished episode for the driver: light, plain values."""
+
+    env_id: int
+    seed: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutReport:
+    """What the driver learns of a worker's rollout."""
+
+    episodes: tuple[Episode, ...]
+    env_steps: int
+    group_success: dict[int, tuple[bool, ...]]  # group id -> success of each member, where there are groups
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBlock:
+    """The samples of a block that have a valid action, with what the losses need."""
+
+    features: Features  # [M, ...]
+    tokens: Tensor  # int64 [M, C, A]
+    old_log_probs: Tensor  # float32 [M, C, A]
+    valid: Tensor  # bool [M, C]
+    advantages: Tensor  # float32 [M, C]
+    weights: Tensor  # float32 [M, C], of each action in the policy loss; 0 where not valid
+    privileged: Tensor | None  # float32 [M, C, Q]
+    values: Tensor | None  # float32 [M, C], before the update; None without a critic
+    returns: Tensor | None  # float32 [M, C], what the critic should say
+
+    def __len__(self) -> int:
+        """Returns the number of samples M."""
+        return len(self.tokens)
+
+    def rows(self, index: Tensor) -> TrainingBlock:
+        """Returns these samples."""
+        take = lambda value: None if value is None else value[index]  # noqa: E731
+        return TrainingBlock(
+            {name: value[index] for name, value in self.features.items()},
+            *(take(getattr(self, name)) for name in _TENSORS),
+        )
+
+
+_TENSORS = ("tokens", "old_log_probs", "valid", "advantages", "weights", "privileged", "values", "returns")
+
+
+def flatten_rows(value: Tensor) -> Tensor:
+    """Returns [H, B, ...] as [H * B, ...], chunk-step by chunk-step."""
+    return value.reshape(-1, *value.shape[2:])
+
+
+def training_block(
+    policy: PolicyColumns,
+    env: EnvColumns,
+    advantages: Tensor,
+    weights: Tensor,
+    values: Tensor | None = None,
+    returns: Tensor | None = None,
+) -> TrainingBlock:
+    """Returns the samples of one rollout that have a valid action and a weight.
+
+    Args:
+        policy: the policy's columns.
+        env: the simulator's columns, with the same H and B.
+        advantages: float32 [H, B, C].
+        weights: float32 [H, B, C], 0 where an action shall not count.
+        values: float32 [H, B, C] or None.
+        returns: float32 [H, B, C] or None.
+    """
+    assert policy.tokens.shape[:2] == env.valid.shape[:2], "the two sides of the rollout differ in length"
+    kept = (flatten_rows(env.valid) & (flatten_rows(weights) > 0)).any(-1).nonzero()[:, 0]
+    take = lambda value: None if value is None else flatten_rows(value)[kept]  # noqa: E731
+    return TrainingBlock(
+        features={name: flatten_rows(value)[kept] for name, value in policy.features.items()},
+        tokens=flatten_rows(policy.tokens)[kept],
+        old_log_probs=flatten_rows(policy.log_probs)[kept],
+        valid=flatten_rows(env.valid)[kept],
+        advantages=flatten_rows(advantages)[kept],
+        weights=flatten_rows(weights * env.valid)[kept],
+        privileged=take(env.privileged),
+        values=take(values),
+        returns=take(returns),
+    )
+
+
+def concatenate(parts: Sequence[TrainingBlock]) -> TrainingBlock:
+    """Returns the samples of several rollouts of one block, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    join = lambda name: (  # noqa: E731
+        None if getattr(parts[0], name) is None else torch.cat([getattr(part, name) for part in parts])
+    )
+    features = {key: torch.cat([part.features[key] for part in parts]) for key in parts[0].features}
+    return TrainingBlock(features, *(join(name) for name in _TENSORS))

@@ -1,0 +1,204 @@
+"""The simulator as a stage: it opens the rollout loop, steps its rows by chunks, and keeps their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.embodied.batch import EnvColumns, Episode, RolloutReport
+from rlinf_embodied.interfaces import ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv, load_target
+from rlinf_embodied.randomness import reset_seed
+from rlinf_embodied.runtime.host import Output, StageContext, Tick
+
+Blocks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvStageConfig:
+    """What the stage needs to know."""
+
+    env: EnvConfig
+    seed: int
+    group_size: int = 1  # rows that start from one initial state
+    keep_images: bool = False  # a critic needs pictures of final and last observations
+
+
+@dataclass(slots=True)
+class _Part:
+    """The rows of one shard: one simulator object, and the rollout under way on it."""
+
+    blocks: Blocks
+    env: VectorEnv
+    env_ids: np.ndarray
+    running: np.ndarray  # bool, rows that are not frozen
+    observation: Observation | None = None
+    started: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # episodes begun in this rollout
+    results: list[ChunkResult] = field(default_factory=list)
+
+
+def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool = False) -> VectorEnv:
+    """Returns the env that `env._target_` names."""
+    return cast(VectorEnv, load_target(config._target_)(config, num_envs, device, render_final))
+
+
+class EnvStage:
+    """Rolls out `env.chunks_per_rollout` chunk-steps of every row."""
+
+    def __init__(self, config: EnvStageConfig) -> None:
+        """Takes plain data; `setup` builds the simulator."""
+        self._config = config
+        self._size = config.env.block_size
+
+    def setup(self, context: StageContext) -> EnvSpec:
+        """Builds one env object per shard and returns the facts about it."""
+        self._parts = {}
+        for blocks in context.shards:
+            env = make_env(self._config.env, len(blocks) * self._size, context.device, self._config.keep_images)
+            ids = np.concatenate([np.arange(b * self._size, (b + 1) * self._size) for b in blocks])
+            self._parts[blocks] = _Part(blocks, env, ids, np.zeros(len(ids), dtype=bool))
+        return next(iter(self._parts.values())).env.spec
+
+    # ------------------------------------------------------------------------------------------------ rollout loop
+    def open(self, tick: Tick, blocks: Blocks) -> dict[int, Observation]:
+        """Starts an episode in every row, or goes on with the running ones, and shows what the policy sees first."""
+        part = self._parts[blocks]
+        part.results = []
+        part.started = np.zeros(len(part.env_ids), dtype=np.int64)
+        if part.observation is None or not self._config.env.carry_over:
+            part.observation = part.env.reset(self._seeds(part, tick).tolist())
+            part.running[:] = True
+        return self._by_block(part, part.observation)
+
+    def _seeds(self, part: _Part, tick: Tick) -> np.ndarray:
+        """Reset seeds of each row's next episode: keyed by its group, never by worker or shard."""
+        groups = part.env_ids // self._config.group_size
+        return reset_seed(self._config.seed, groups, tick.iteration, tick.round, part.started)
+
+    def step(self, tick: Tick, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
+        """Runs one chunk of actions [B, C, A] per block; None stands for a block whose rows are all frozen."""
+        part = self._parts[tuple(actions)]
+        if all(chunk is None for chunk in actions.values()):
+            return dict.fromkeys(actions)
+        spec = part.env.spec
+        idle = torch.zeros(self._size, spec.chunk, spec.action_dim)
+        chunk = torch.cat([idle if a is None else a for a in actions.values()])
+        part.started += 1
+        seeds = self._seeds(part, tick).tolist() if self._config.env.auto_reset else None
+        part.started -= 1
+        result = part.env.step_chunk(chunk, seeds)
+        part.started[list(result.final_rows)] += 1
+        if seeds is None:
+            part.running[list(result.final_rows)] = False
+        part.results.append(self._light(result))
+        part.observation = result.observation
+        return self._by_block(part, result.observation)
+
+    def _light(self, result: ChunkResult) -> ChunkResult:
+        """Forgets what nobody downstream reads: pictures stay with the policy that saw them."""
+        final = result.final_observation
+        if final is not None and not self._config.keep_images:
+            final = _without_images(final)
+        return ChunkResult(
+            result.rewards,
+            result.terminated,
+            result.truncated,
+            result.valid,
+            result.privileged,
+            result.final_rows,
+            final,
+            _without_images(result.observation),
+            result.episodes,
+        )
+
+    def _by_block(self, part: _Part, observation: Observation) -> dict[int, Observation | None]:
+        """Splits rows into blocks; a block of frozen rows has nothing to show."""
+        shown: dict[int, Observation | None] = {}
+        for i, block in enumerate(part.blocks):
+            rows = slice(i * self._size, (i + 1) * self._size)
+            shown[block] = observation.rows(rows) if part.running[rows].any() else None
+        return shown
+
+    def close(self, tick: Tick, blocks: Mapping[int, object]) -> Output:
+        """Returns each block's columns, and a report on the episodes that ended."""
+        part = self._parts[tuple(blocks)]
+        assert part.observation is not None
+        columns = {block: self._columns(part, i, tick) for i, block in enumerate(part.blocks)}
+        episodes = tuple(
+            Episode(int(part.env_ids[end.row]), end.seed, dict(end.metrics))
+            for result in part.results
+            for end in result.episodes
+        )
+        env_steps = sum(int(result.valid.sum()) for result in part.results)
+        part.results = []
+        return Output(columns, RolloutReport(episodes, env_steps, self._group_success(columns)))
+
+    def _columns(self, part: _Part, index: int, tick: Tick) -> EnvColumns:
+        low, high = index * self._size, (index + 1) * self._size
+        assert part.observation is not None
+        last = part.observation.rows(slice(low, high))
+        results = [r for r in part.results if bool(r.valid[low:high].any())]  # the policy was not asked for the others
+        stack = lambda name: torch.stack([getattr(r, name)[low:high] for r in results])  # noqa: E731
+        finals, final_index = [], []
+        for step, result in enumerate(results):
+            mine = [k for k, row in enumerate(result.final_rows) if low <= row < high]
+            if mine and result.final_observation is not None:
+                finals.append(result.final_observation.rows(mine))
+                final_index += [(step, result.final_rows[k] - low) for k in mine]
+        success = torch.zeros(self._size, dtype=torch.bool)
+        for result in results:
+            for end in result.episodes:
+                if low <= end.row < high and end.metrics["success_once"] > 0:
+                    success[end.row - low] = True
+        return EnvColumns(
+            rewards=stack("rewards"),
+            terminated=stack("terminated"),
+            truncated=stack("truncated"),
+            valid=stack("valid"),
+            privileged=None if results[0].privileged is None else stack("privileged"),
+            last=last if self._config.keep_images else _without_images(last),
+            final_index=torch.tensor(final_index, dtype=torch.long).reshape(-1, 2),
+            final=Observation.concatenate(finals) if finals else None,
+            success=success,
+            round=tick.round,
+        )
+
+    def _group_success(self, columns: Mapping[int, EnvColumns]) -> dict[int, tuple[bool, ...]]:
+        size = self._config.group_size
+        if size == 1:
+            return {}
+        groups = {}
+        for block, column in columns.items():
+            for k in range(self._size // size):
+                members = column.success[k * size : (k + 1) * size]
+                groups[block * (self._size // size) + k] = tuple(bool(value) for value in members)
+        return groups
+
+    # --------------------------------------------------------------------------------------------------- carry-over
+    def export_state(self, tick: Tick) -> dict[int, list[RunningEpisode | None]]:
+        """Returns the running episodes of each block as (seed, actions): all that an env carries over."""
+        if not self._config.env.carry_over:
+            return {}
+        state = {}
+        for part in self._parts.values():
+            running = part.env.running()
+            for i, block in enumerate(part.blocks):
+                state[block] = running[i * self._size : (i + 1) * self._size]
+        return state
+
+    def import_state(self, tick: Tick, state: Mapping[int, list[RunningEpisode | None]]) -> None:
+        """Brings every row to where `export_state` found it, by reset and replay."""
+        for part in self._parts.values():
+            if all(block in state for block in part.blocks):
+                episodes = [episode for block in part.blocks for episode in state[block]]
+                part.observation = part.env.restore(episodes)
+                part.running[:] = [episode is not None for episode in episodes]
+
+
+def _without_images(observation: Observation) -> Observation:
+    return Observation(observation.proprio, observation.instruction, None, observation.privileged)

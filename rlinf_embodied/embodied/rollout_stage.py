@@ -1,0 +1,109 @@
+"""The policy as a stage: it answers observations with action chunks and keeps what training will need of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_embodied.config import PolicyConfig
+from rlinf_embodied.embodied.batch import PolicyColumns
+from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.interfaces import Features, Observation, Policy, PolicyOutput, load_target
+from rlinf_embodied.learning.weights import WeightsMessage, install_weights
+from rlinf_embodied.randomness import uniform
+from rlinf_embodied.runtime.host import Output, StageContext, Tick
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStageConfig:
+    """What a stage that holds the policy needs to know."""
+
+    policy: PolicyConfig
+    folder: str  # the checkpoint folder it starts from
+    seed: int
+    block_size: int
+
+
+@dataclass(slots=True)
+class SharedPolicy:
+    """A worker's one copy of the policy; rollout and actor of one process use the same."""
+
+    policy: Policy
+    version: int = 0
+
+
+def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy:
+    """Returns the policy in a checkpoint folder, on its device.
+
+    Raises:
+        CheckpointError: the folder is missing or made for other settings.
+    """
+    if not (Path(folder) / "config.json").exists():
+        raise CheckpointError(f"{folder} holds no config.json: give a policy checkpoint folder")
+    policy = cast(Policy, load_target(config._target_ + ".load")(Path(folder), config))
+    policy.module.to(device)
+    return SharedPolicy(policy)
+
+
+@dataclass(slots=True)
+class _Rollout:
+    features: list[Features] = field(default_factory=list)
+    outputs: list[PolicyOutput] = field(default_factory=list)
+
+
+class RolloutStage:
+    """Samples actions with keyed noise, block by block, in fixed-size calls."""
+
+    def __init__(self, config: PolicyStageConfig) -> None:
+        """Takes plain data; `setup` loads the policy."""
+        self._config = config
+        self._rollouts: dict[int, _Rollout] = {}
+
+    def setup(self, context: StageContext) -> None:
+        """Loads the policy, or takes the one that this worker's actor uses."""
+        config = self._config
+        shared = context.share("policy", lambda: load_policy(config.policy, config.folder, context.device))
+        self._shared = cast(SharedPolicy, shared)
+        self._device = context.device
+
+    @torch.no_grad()
+    def step(self, tick: Tick, observations: Mapping[int, Observation | None]) -> dict[int, Tensor | None]:
+        """Returns an action chunk [B, C, A] per block; None where the block has nothing to show."""
+        if tick.chunk_step == 0:
+            self._rollouts |= {block: _Rollout() for block in observations}
+        return {block: None if o is None else self._act(tick, block, o) for block, o in observations.items()}
+
+    def _act(self, tick: Tick, block: int, observation: Observation) -> Tensor:
+        policy = self._shared.policy
+        size = self._config.block_size
+        assert len(observation) == size
+        ids = np.arange(block * size, (block + 1) * size)
+        shape = (policy.spec.chunk, policy.spec.action_dim)
+        noise = uniform(self._config.seed, "action", ids, tick.iteration, tick.round, tick.chunk_step, shape=shape)
+        features = policy.encode(observation)
+        output = policy.act(features, torch.from_numpy(noise).to(self._device), self._config.policy.temperature)
+        rollout = self._rollouts[block]
+        rollout.features.append(features)
+        rollout.outputs.append(output)
+        return output.actions
+
+    def close(self, tick: Tick, observations: Mapping[int, Observation | None]) -> Output:
+        """Returns each block's columns; they are heavy and stay here if the actor does."""
+        return Output({block: self._columns(self._rollouts.pop(block)) for block in observations})
+
+    def _columns(self, rollout: _Rollout) -> PolicyColumns:
+        features = {name: torch.stack([f[name] for f in rollout.features]) for name in rollout.features[0]}
+        tokens = torch.stack([output.tokens for output in rollout.outputs])
+        log_probs = torch.stack([output.log_probs for output in rollout.outputs])
+        return PolicyColumns(features, tokens, log_probs, self._shared.version)
+
+    def install_weights(self, tick: Tick, message: WeightsMessage) -> None:
+        """Installs a new version; checksum and names are verified first."""
+        install_weights(self._shared.policy.module, message)
+        self._shared.version = message.version

@@ -1,0 +1,1 @@
+"""Runs a plan tree of a workflow on a session."""

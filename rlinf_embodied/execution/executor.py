@@ -1,0 +1,260 @@
+"""Runs any plan tree of a workflow on a session; knows stages, edges and loops, and nothing of what they mean.
+
+One iteration, for `temporal: [loop(env, policy), leaf(actor)]`:
+
+    1. loop    every worker's blocks go round between opener and answerer.  Where both live in the same workers that is
+               one call per worker; otherwise a call per chunk-step, shard and worker, submitted all at once in the order
+               shard by shard, so that one shard's simulator runs while the other's policy does.
+    2. leaf    gets, block by block, what the edges into it brought; members of a collective stage start as a gang.
+    3. weights go to the workers of a weight edge's target that do not share a process with its source.
+
+The driver holds references; values move only between the workers that need them, or stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.flow.graph import Loop, Verdict, Workflow
+from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan
+from rlinf_embodied.learning.reduce import SoloGroup
+from rlinf_embodied.runtime.host import Call, Receipt, StageContext, Tick, WorkerSpec
+from rlinf_embodied.runtime.session import Ref, Session
+from rlinf_embodied.telemetry.trace import Span
+
+
+@dataclass(slots=True)
+class IterationResult:
+    """What the driver sees of an iteration: reports by stage (a list per round, in order of workers), and spans."""
+
+    reports: dict[str, list[list[object]]] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+
+
+class Executor:
+    """Runs iterations of one workflow under one plan."""
+
+    def __init__(self, workflow: Workflow, plan: Plan, session: Session, cluster: Cluster) -> None:
+        """Starts the workers and builds every stage where the plan puts it."""
+        self.workflow, self.plan, self._session = workflow, plan, session
+        self._owners = {stage: plan.owners(stage, workflow.num_blocks) for stage in workflow.stages}
+        self._shards = {
+            leaf.stage: 1 if self._fused(node) else node.shards for node in plan.loops().values() for leaf in node.stages
+        }
+        session.start([WorkerSpec(device, cluster.torch_device(device)) for device in plan.devices()])
+        self.facts = {name: self._add_stage(name, cluster) for name in workflow.order()}
+
+    # ------------------------------------------------------------------------------------------------------- set-up
+    def _workers(self, stage: str) -> list[int]:
+        return sorted(set(self._owners[stage]))
+
+    def _blocks(self, stage: str, worker: int) -> tuple[int, ...]:
+        return tuple(block for block, owner in enumerate(self._owners[stage]) if owner == worker)
+
+    def _add_stage(self, name: str, cluster: Cluster) -> list[object]:
+        workers = self._workers(name)
+        owners = tuple(workers.index(owner) for owner in self._owners[name])
+        contexts = []
+        for worker in workers:
+            blocks = self._blocks(name, worker)
+            shards = _split(blocks, self._shards.get(name, 1))
+            device = cluster.torch_device(worker)
+            num_blocks = self.workflow.num_blocks
+            contexts.append(StageContext(worker, device, blocks, shards, num_blocks, owners, SoloGroup(), {}))
+        return self._session.add_stage(self.workflow.stages[name], contexts)
+
+    def _fused(self, node: LoopNode) -> bool:
+        """Whether every block meets both stages of the loop in the same worker: then the loop is one call."""
+        first, second = (self._owners[leaf.stage] for leaf in node.stages)
+        return first == second
+
+    # ---------------------------------------------------------------------------------------------------- iteration
+    def run(self, tick: Tick) -> IterationResult:
+        """Runs one iteration of the workflow and returns when its weights are installed.
+
+        Raises:
+            RlinfError: what a worker raised, or a HangError.
+        """
+        state = _Iteration(tick)
+        self._run(self.plan.tree, state)
+        for edge in self.workflow.weight_edges:
+            self.sync_weights(edge.source, edge.target, state)
+        self._collect(state)
+        return state.result
+
+    def _run(self, node: Node, state: _Iteration) -> None:
+        if isinstance(node, Leaf):
+            self._leaf(node, state)
+        elif isinstance(node, LoopNode):
+            self._repeat(node, state)
+        else:
+            # Turns and streams are the same submission order: a worker runs its calls in sequence, and calls on
+            # disjoint devices overlap as far as their inputs allow.
+            for part in node.parts:
+                self._run(part, state)
+
+    def _leaf(self, leaf: Leaf, state: _Iteration) -> None:
+        sources = self.workflow.sources(leaf.stage)
+        calls = []
+        for worker in self._workers(leaf.stage):
+            blocks = self._blocks(leaf.stage, worker)
+            inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
+            keep = self._stays(leaf.stage)
+            calls.append(
+                (worker, Call(leaf.stage, "run", state.tick, blocks, len(inputs) // len(blocks), keep), inputs)
+            )
+        gang = self.workflow.stages[leaf.stage].collective
+        self._note(leaf.stage, calls, self._session.submit(calls, gang), state)
+
+    def _stays(self, stage: str) -> bool:
+        """Whether all consumers of a stage's data live where it was made: then it stays there."""
+        consumers = [edge.target for edge in self.workflow.edges if edge.source == stage]
+        return bool(consumers) and all(self._owners[consumer] == self._owners[stage] for consumer in consumers)
+
+    def _note(self, stage: str, calls: Sequence[tuple], answers: list[list[Ref]], state: _Iteration) -> None:
+        """Files block results as the stage's outputs and the receipts for later."""
+        outputs = state.outputs.setdefault(stage, {})
+        for (_, call, _), refs in zip(calls, answers, strict=True):
+            for block, ref in zip(call.blocks, refs, strict=False):
+                outputs.setdefault(block, []).append(ref)
+        state.receipts.append((stage, [refs[-1] for refs in answers]))
+
+    # --------------------------------------------------------------------------------------------------------- loops
+    def _repeat(self, node: LoopNode, state: _Iteration) -> None:
+        """Runs rounds of a loop until its judge has enough, or the bound is reached."""
+        loop = self.workflow.loops[node.loop]
+        base = state.tick
+        for number in range(loop.max_rounds):
+            state.tick = replace(base, round=number)
+            self._fused_loop(loop, state) if self._fused(node) else self._stepwise_loop(loop, node.shards, state)
+            if loop.judge is None:
+                break
+            self._collect(state)
+            verdict: Verdict = loop.judge(state.result.reports[loop.opener])
+            base = replace(base, message=verdict.message)
+            if verdict.enough:
+                break
+        state.tick = replace(base, round=0)
+
+    def _fused_loop(self, loop: Loop, state: _Iteration) -> None:
+        calls = []
+        keep = self._stays(loop.opener) and self._stays(loop.answerer)
+        for worker in self._workers(loop.opener):
+            blocks = self._blocks(loop.opener, worker)
+            call = Call(
+                loop.opener, "loop", state.tick, blocks, 0, keep, partner=loop.answerer, chunk_steps=loop.chunk_steps
+            )
+            calls.append((worker, call, []))
+        answers = self._session.submit(calls)
+        for (_, call, _), refs in zip(calls, answers, strict=True):
+            size = len(call.blocks)
+            for block, ours, theirs in zip(call.blocks, refs[:size], refs[size : 2 * size], strict=True):
+                state.outputs.setdefault(loop.opener, {}).setdefault(block, []).append(ours)
+                state.outputs.setdefault(loop.answerer, {}).setdefault(block, []).append(theirs)
+        state.receipts.append((loop.opener, [refs[-1] for refs in answers]))
+
+    def _stepwise_loop(self, loop: Loop, num_shards: int, state: _Iteration) -> None:
+        shards = self._shard_blocks(loop.opener, num_shards)
+        messages: dict[int, Ref] = {}
+        for shard in shards:
+            messages |= self._exchange(loop.opener, "open", shard, None, state)
+        for step in range(loop.chunk_steps):
+            tick = replace(state.tick, chunk_step=step)
+            for shard in shards:
+                answers = self._exchange(loop.answerer, "step", shard, messages, state, tick)
+                messages |= self._exchange(loop.opener, "step", shard, answers, state, tick)
+        for shard in shards:
+            self._exchange(loop.answerer, "close", shard, messages, state, final=True)
+            self._exchange(loop.opener, "close", shard, None, state, final=True)
+
+    def _shard_blocks(self, stage: str, num_shards: int) -> list[set[int]]:
+        parts = [_split(self._blocks(stage, worker), num_shards) for worker in self._workers(stage)]
+        return [{block for part in parts for block in part[k]} for k in range(num_shards)]
+
+    def _exchange(
+        self,
+        stage: str,
+        method: str,
+        shard: set[int],
+        inputs: dict[int, Ref] | None,
+        state: _Iteration,
+        tick: Tick | None = None,
+        final: bool = False,
+    ) -> dict[int, Ref]:
+        """Submits one call of a loop's stage for a shard to all workers that hold blocks of it."""
+        calls = []
+        for worker in self._workers(stage):
+            blocks = tuple(block for block in self._blocks(stage, worker) if block in shard)
+            if blocks:
+                payloads = [] if inputs is None else [inputs[block] for block in blocks]
+                keep = final and self._stays(stage)
+                call = Call(stage, method, tick or state.tick, blocks, 1 if payloads else 0, keep)
+                calls.append((worker, call, payloads))
+        answers = self._session.submit(calls)
+        if final:
+            self._note(stage, calls, answers, state)
+        else:
+            state.timings.extend(refs[-1] for refs in answers)
+        return {
+            block: ref
+            for (_, call, _), refs in zip(calls, answers, strict=True)
+            for block, ref in zip(call.blocks, refs, strict=False)
+        }
+
+    # ----------------------------------------------------------------------------------------------------- the rest
+    def _collect(self, state: _Iteration) -> None:
+        """Waits for everything submitted so far and files reports and spans."""
+        where = f"iteration {state.tick.iteration} of {self.workflow.name}"
+        by_stage: dict[str, list[object]] = {}
+        for stage, refs in state.receipts:
+            receipts = self._session.fetch(refs, f"{stage} in {where}")
+            by_stage.setdefault(stage, []).extend(receipt.report for receipt in receipts)
+            state.result.spans.extend(span for receipt in receipts for span in receipt.spans)
+        for stage, reports in by_stage.items():
+            state.result.reports.setdefault(stage, []).append(reports)
+        for receipt in self._session.fetch(state.timings, where):
+            assert isinstance(receipt, Receipt)
+            state.result.spans.extend(receipt.spans)
+        state.receipts, state.timings = [], []
+
+    def call(self, stage: str, method: str, tick: Tick, argument: object = None) -> list[object]:
+        """Calls a method on every worker of a stage, as a gang, and returns their answers in order of rank."""
+        calls = [(worker, Call(stage, method, tick, argument=argument), []) for worker in self._workers(stage)]
+        answers = self._session.submit(calls, gang=self.workflow.stages[stage].collective)
+        receipts = self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
+        return [receipt.report for receipt in receipts if isinstance(receipt, Receipt)]
+
+    def sync_weights(self, source: str, target: str, state: _Iteration | None = None) -> None:
+        """Sends the weights of `source` to those workers of `target` that do not host `source`."""
+        tick = state.tick if state else Tick(0)
+        missing = [worker for worker in self._workers(target) if worker not in self._workers(source)]
+        if missing:
+            self.send_weights(self._session, (self._workers(source)[0], source), [(w, target) for w in missing], tick)
+
+    @staticmethod
+    def send_weights(session: Session, source: tuple[int, str], targets: list[tuple[int, str]], tick: Tick) -> None:
+        """Exports weights at one stage and installs them at others, each of which verifies version and checksum."""
+        worker, stage = source
+        export = Call(stage, "export_weights", tick)
+        ((receipt,),) = session.submit([(worker, export, [])])
+        (exported,) = session.fetch([receipt], f"{stage}.export_weights")
+        calls = [(w, Call(s, "install_weights", tick, argument=exported.report), []) for w, s in targets]
+        session.fetch([refs[-1] for refs in session.submit(calls)], "install_weights")
+
+
+def _split(blocks: tuple[int, ...], parts: int) -> tuple[tuple[int, ...], ...]:
+    """Returns `blocks` in `parts` contiguous pieces, as even as possible."""
+    return tuple(blocks[len(blocks) * k // parts : len(blocks) * (k + 1) // parts] for k in range(parts))
+
+
+@dataclass(slots=True)
+class _Iteration:
+    """What is under way: references by stage and block, receipts still to be fetched, and what is known already."""
+
+    tick: Tick
+    outputs: dict[str, dict[int, list[Ref]]] = field(default_factory=dict)
+    receipts: list[tuple[str, list[Ref]]] = field(default_factory=list)
+    timings: list[Ref] = field(default_factory=list)
+    result: IterationResult = field(default_factory=IterationResult)

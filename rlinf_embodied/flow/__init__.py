@@ -1,0 +1,1 @@
+"""Workflows and plans as plain data (no torch, no ray)."""

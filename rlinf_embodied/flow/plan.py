@@ -1,0 +1,211 @@
+"""The micro flow: a plan is a tree of Leaf | Temporal | Spatial | Loop, read from a file and resolved for a cluster.
+
+In a file, devices are `all` or a range of fractions "a/b:c/d" of the cluster's devices; resolved, they are numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.flow.graph import Workflow
+
+Devices = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One stage on its devices."""
+
+    stage: str
+    devices: Devices
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNode:
+    """A loop of the workflow: each of its stages on its devices, with `shards` parts of the blocks in flight."""
+
+    loop: str
+    stages: tuple[Leaf, ...]
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Temporal:
+    """Parts that take turns; they may share devices."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spatial:
+    """Parts on disjoint devices that stream to each other."""
+
+    parts: tuple[Node, ...]
+
+
+Node = Leaf | LoopNode | Temporal | Spatial
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan tree for `num_devices` devices."""
+
+    name: str
+    num_devices: int
+    tree: Node
+
+    def leaves(self) -> dict[str, Leaf]:
+        """Returns each stage's leaf, in the order of the tree."""
+        return {leaf.stage: leaf for leaf in _leaves(self.tree)}
+
+    def loops(self) -> dict[str, LoopNode]:
+        """Returns each loop's node by its name."""
+        return {node.loop: node for node in _nodes(self.tree) if isinstance(node, LoopNode)}
+
+    def devices(self) -> Devices:
+        """Returns all devices that the plan uses."""
+        return tuple(sorted({device for leaf in _leaves(self.tree) for device in leaf.devices}))
+
+    def owners(self, stage: str, num_blocks: int) -> tuple[int, ...]:
+        """Returns the device that owns each block of a stage: contiguous, as even as possible."""
+        devices = self.leaves()[stage].devices
+        return tuple(devices[block * len(devices) // num_blocks] for block in range(num_blocks))
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the plan as JSON-ready data (what plan.json holds)."""
+        return {"name": self.name, "num_devices": self.num_devices, "tree": _to_dict(self.tree)}
+
+
+def _nodes(node: Node) -> Iterator[Node]:
+    yield node
+    if isinstance(node, (Temporal, Spatial)):
+        for part in node.parts:
+            yield from _nodes(part)
+
+
+def _leaves(node: Node) -> Iterator[Leaf]:
+    for inner in _nodes(node):
+        if isinstance(inner, Leaf):
+            yield inner
+        elif isinstance(inner, LoopNode):
+            yield from inner.stages
+
+
+def _to_dict(node: Node) -> dict[str, object]:
+    if isinstance(node, Leaf):
+        return {"leaf": {"stage": node.stage, "devices": list(node.devices)}}
+    if isinstance(node, LoopNode):
+        stages = {leaf.stage: list(leaf.devices) for leaf in node.stages}
+        return {"loop": {"name": node.loop, "shards": node.shards, "stages": stages}}
+    return {type(node).__name__.lower(): [_to_dict(part) for part in node.parts]}
+
+
+def parse_devices(text: object, num_devices: int, path: str) -> Devices:
+    """Returns device numbers for `all`, "a/b:c/d" (fractions of the devices) or a list of numbers.
+
+    Raises:
+        PlanError: not of that form, empty, or beyond the cluster.
+    """
+    if isinstance(text, (list, tuple)):
+        devices = tuple(int(number) for number in text)
+    elif text == "all":
+        devices = tuple(range(num_devices))
+    else:
+        try:
+            low, high = (Fraction(part) for part in str(text).split(":"))
+        except (ValueError, ZeroDivisionError):
+            raise PlanError(
+                f"{path}.devices is {text!r}, but it is `all`, a range like '0:1/2' or a list of numbers: mend the plan"
+            ) from None
+        devices = tuple(range(int(low * num_devices), int(high * num_devices)))
+    if not devices:
+        raise PlanError(f"{path}.devices is {text!r}, which is no device of {num_devices}: use a larger cluster or range")
+    if min(devices) < 0 or max(devices) >= num_devices:
+        raise PlanError(
+            f"{path}.devices is {text!r}, but the cluster has the devices 0..{num_devices - 1}: "
+            "set cluster.num_devices or use a plan made for this cluster"
+        )
+    return devices
+
+
+def _parse(data: object, num_devices: int, path: str) -> Node:
+    kinds = ("leaf", "loop", "temporal", "spatial")
+    if not isinstance(data, Mapping) or len(data) != 1 or next(iter(data)) not in kinds:
+        raise PlanError(f"{path} is {data!r}, but a node has exactly one key of {list(kinds)}: mend the plan file")
+    ((kind, body),) = data.items()
+    here = f"{path}.{kind}"
+    if kind in ("temporal", "spatial"):
+        parts = tuple(_parse(part, num_devices, f"{here}[{i}]") for i, part in enumerate(body))
+        return Temporal(parts) if kind == "temporal" else Spatial(parts)
+    try:
+        if kind == "leaf":
+            return Leaf(body["stage"], parse_devices(body["devices"], num_devices, here))
+        stages = tuple(Leaf(s, parse_devices(d, num_devices, f"{here}.{s}")) for s, d in body["stages"].items())
+        return LoopNode(body["name"], stages, int(body.get("shards", 1)))
+    except (KeyError, TypeError) as error:
+        raise PlanError(f"{here} is {body!r}, and {error} is missing or of the wrong kind: mend the plan file") from error
+
+
+def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, workflow: Workflow) -> Plan:
+    """Returns the plan for a cluster: the first variant that the devices suffice for, checked against the workflow.
+
+    Args:
+        name: for messages and plan.json.
+        trees: variants `{min_devices, tree}`; the one with the largest min_devices that fits is taken.
+        num_devices: devices of the cluster.
+        workflow: what the plan is for.
+
+    Raises:
+        PlanError: no variant fits, a stage is missing or unknown, or there are too few blocks.
+    """
+    fitting = [variant for variant in trees if int(variant.get("min_devices", 1)) <= num_devices]
+    if not fitting:
+        least = min(int(variant.get("min_devices", 1)) for variant in trees)
+        raise PlanError(
+            f"plan {name} needs at least {least} devices, but cluster.num_devices is {num_devices}: "
+            "use plan=collocated or a larger cluster"
+        )
+    variant = max(fitting, key=lambda v: int(v.get("min_devices", 1)))
+    plan = Plan(name, num_devices, _parse(variant["tree"], num_devices, f"plan.{name}"))
+    _check(plan, workflow)
+    return plan
+
+
+def _check(plan: Plan, workflow: Workflow) -> None:
+    placed = [leaf.stage for leaf in _leaves(plan.tree)]
+    if sorted(placed) != sorted(workflow.stages):
+        raise PlanError(
+            f"plan {plan.name} places the stages {sorted(placed)}, but the workflow {workflow.name} has "
+            f"{sorted(workflow.stages)}: every stage must be placed exactly once"
+        )
+    for stage, leaf in plan.leaves().items():
+        if len(leaf.devices) > workflow.num_blocks:
+            raise PlanError(
+                f"plan {plan.name} gives {stage} {len(leaf.devices)} devices, but there are only "
+                f"{workflow.num_blocks} blocks: use more env.num_envs, a smaller env.block_size or fewer devices"
+            )
+    for node in plan.loops().values():
+        _check_loop(plan, node, workflow)
+    for node in _nodes(plan.tree):
+        if isinstance(node, Spatial):
+            used = [device for part in node.parts for device in {d for leaf in _leaves(part) for d in leaf.devices}]
+            if len(set(used)) != len(used):
+                raise PlanError(f"plan {plan.name}: the parts of a spatial node share devices: give each its own")
+
+
+def _check_loop(plan: Plan, node: LoopNode, workflow: Workflow) -> None:
+    if node.loop not in workflow.loops:
+        raise PlanError(f"plan {plan.name} has a loop {node.loop!r}, but the workflow has {sorted(workflow.loops)}")
+    loop = workflow.loops[node.loop]
+    if sorted(leaf.stage for leaf in node.stages) != sorted((loop.opener, loop.answerer)):
+        raise PlanError(f"plan {plan.name}: loop {node.loop} is made of {loop.opener} and {loop.answerer}: place both")
+    for leaf in node.stages:
+        least = workflow.num_blocks // len(leaf.devices)
+        if not 1 <= node.shards <= least:
+            raise PlanError(
+                f"plan {plan.name}: loop {node.loop} has {node.shards} shards, but a worker of {leaf.stage} has only "
+                f"{least} block(s): use a smaller env.block_size, more env.num_envs, or shards: {least}"
+            )

@@ -1,0 +1,51 @@
+"""Weights on the wire: every message carries its version and a checksum, which the receiver verifies."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_embodied.errors import ObjectiveError
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsMessage:
+    """All parameters and buffers of a module."""
+
+    version: int
+    tensors: dict[str, Tensor]
+    checksum: int
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> int:
+    """Returns the CRC-32 over names and bytes, in the order of the names."""
+    value = 0
+    for name in sorted(tensors):
+        value = zlib.crc32(name.encode(), value)
+        data = tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        value = zlib.crc32(data.numpy().data, value)
+    return value
+
+
+def export_weights(module: nn.Module, version: int) -> WeightsMessage:
+    """Returns a copy of a module's state as a message."""
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
+    return WeightsMessage(version, tensors, checksum(tensors))
+
+
+def install_weights(module: nn.Module, message: WeightsMessage) -> None:
+    """Overwrites a module's state.
+
+    Raises:
+        ObjectiveError: the bytes are not those that were sent, or belong to another module.
+    """
+    if checksum(message.tensors) != message.checksum:
+        raise ObjectiveError(f"weights of version {message.version} arrived damaged: their checksum differs; send again")
+    missing = set(module.state_dict()) ^ set(message.tensors)
+    if missing:
+        raise ObjectiveError(f"weights of version {message.version} are of another module: {sorted(missing)[:5]} differ")
+    module.load_state_dict(message.tensors)

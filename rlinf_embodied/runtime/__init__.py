@@ -1,0 +1,1 @@
+"""Sessions, workers and the wires between them."""

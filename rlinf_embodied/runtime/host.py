@@ -1,0 +1,252 @@
+"""What runs inside a worker: it hosts stages, resolves what stays in the process, and times every call.
+
+    driver --Call--> WorkerHost --inputs by block--> Stage
+                        |  ^
+                        v  |  results that a stage of the same worker will consume never leave the process:
+                      store    the driver gets a LocalRef in their place
+
+A worker is called from one thread at a time, in the order in which the driver submitted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from rlinf_embodied.errors import RlinfError, WorkerError
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.interfaces import load_target
+from rlinf_embodied.learning.reduce import Group, SoloGroup
+from rlinf_embodied.telemetry.trace import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Which piece of work a call belongs to."""
+
+    iteration: int
+    attempt: int = 0  # results of an older attempt are dropped
+    round: int = 0  # of a repeated loop
+    chunk_step: int = 0
+    message: object = None  # a repeat's verdict, for the stages downstream
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a stage returns: data per block for the stages downstream, and a light report for the driver."""
+
+    blocks: Mapping[int, object] = field(default_factory=dict)
+    report: object = None
+
+
+@dataclass(slots=True)
+class StageContext:
+    """What a stage learns about its place when it is set up."""
+
+    worker: int
+    device: str  # torch's name
+    blocks: tuple[int, ...]  # the blocks of this stage that live in this worker, ascending
+    shards: tuple[tuple[int, ...], ...]  # the same blocks in the parts in which they arrive
+    num_blocks: int  # over all workers
+    owners: tuple[int, ...]  # rank, within the stage's group, that owns each block
+    group: Group  # the workers of this stage, for collectives
+    shared: dict[str, object]  # objects that several stages of one worker share
+
+    def share(self, key: str, make: Callable[[], object]) -> object:
+        """Returns the worker's one object of that name, made on first use."""
+        if key not in self.shared:
+            self.shared[key] = make()
+        return self.shared[key]
+
+
+@runtime_checkable
+class Stage(Protocol):
+    """The running object of a StageSpec.  Beside `setup` it has the methods that its place in the workflow calls for.
+
+    Leaf: `run(tick, {block: [payload, ...]}) -> Output`, payloads in the order of the edges, rounds within an edge.
+    Loop opener: `open(tick, blocks)`, `step(tick, {block: message})` -> {block: message}, `close(tick, {block: None})
+    -> Output`.  Loop answerer: `step`, `close(tick, {block: last message}) -> Output`.
+    Weight edge: `export_weights(tick) -> object`, `install_weights(tick, object)`.
+    """
+
+    def setup(self, context: StageContext) -> object:
+        """Builds what the stage needs and returns plain facts about it for the driver."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRef:
+    """Stands for a value in its worker's store."""
+
+    worker: int
+    key: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a stage's method for some blocks.
+
+    `payloads_per_block` payloads follow for each block.  With `keep`, results stay in the worker.  `method` "loop" runs a
+    whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns.
+    """
+
+    stage: str
+    method: str
+    tick: Tick
+    blocks: tuple[int, ...] = ()
+    payloads_per_block: int = 0
+    keep: bool = False
+    partner: str | None = None
+    chunk_steps: int = 0
+    argument: object = None
+
+    def __str__(self) -> str:
+        """Returns a short name for messages, for example "env.step (iteration 3, blocks 0-1)"."""
+        blocks = f", blocks {self.blocks[0]}-{self.blocks[-1]}" if self.blocks else ""
+        return f"{self.stage}.{self.method} (iteration {self.tick.iteration}{blocks})"
+
+    @property
+    def num_results(self) -> int:
+        """Number of block results: both sides of a loop answer for each block."""
+        return len(self.blocks) * (2 if self.method == "loop" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What comes back beside the block results: the stage's report, and what was timed."""
+
+    report: object
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One process and the stages it hosts."""
+
+    worker: int  # also the number of its device
+    device: str
+    threads: int = 1
+
+
+class WorkerHost:
+    """Hosts stages in one process; see the picture above."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        """Pins the process to its resources."""
+        self.spec = spec
+        self.stages: dict[str, Stage] = {}
+        self.shared: dict[str, object] = {}
+        self._store: dict[tuple[object, ...], object] = {}
+        self._spans: list[Span] = []
+        torch.set_num_threads(spec.threads)
+
+    def add_stage(self, spec: StageSpec, context: StageContext) -> object:
+        """Builds a stage and returns the facts that its `setup` reports."""
+        context.shared = self.shared
+        try:
+            stage = load_target(spec.target)(spec.config)
+            assert isinstance(stage, Stage)
+            self.stages[spec.name] = stage
+            return stage.setup(context)
+        except RlinfError:
+            raise
+        except Exception as error:
+            raise self._failure(f"{spec.name}.setup", error) from error
+
+    def invoke(self, call: Call, payloads: Sequence[object]) -> list[object]:
+        """Runs a call and returns its block results, then a Receipt.
+
+        Raises:
+            WorkerError: the stage raised something else than an RlinfError; says where.
+        """
+        self._forget_before(call.tick)
+        self._spans = []
+        try:
+            values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
+            count = call.payloads_per_block
+            inputs = {block: values[i * count : (i + 1) * count] for i, block in enumerate(call.blocks)}
+            results, report = self._loop(call) if call.method == "loop" else self._plain(call, inputs)
+        except RlinfError:
+            raise
+        except Exception as error:
+            raise self._failure(str(call), error) from error
+        if call.keep:
+            results = [self._keep(call, i, result) for i, result in enumerate(results)]
+        return [*results, Receipt(report, tuple(self._spans))]
+
+    def _plain(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
+        stage = self.stages[call.stage]
+        if call.method == "open":
+            output = self._timed(call, stage, call.blocks)
+        elif call.method in ("step", "close"):
+            output = self._timed(call, stage, {block: parts[0] if parts else None for block, parts in inputs.items()})
+        elif call.method == "run":
+            output = self._timed(call, stage, inputs)
+        else:
+            return [], self._timed(call, stage, *([] if call.argument is None else [call.argument]))
+        if isinstance(output, Output):
+            return [output.blocks[block] for block in call.blocks], output.report
+        return [output[block] for block in call.blocks], None
+
+    def _loop(self, call: Call) -> tuple[list[object], object]:
+        """Runs the whole loop in this process: the same calls, in the same order, as a driver would make."""
+        assert call.partner is not None
+        opener, answerer = self.stages[call.stage], self.stages[call.partner]
+        shown = self._timed(call, opener, call.blocks, method="open")
+        for step in range(call.chunk_steps):
+            tick = Tick(call.tick.iteration, call.tick.attempt, call.tick.round, step)
+            answers = self._timed(call, answerer, shown, method="step", stage_name=call.partner, tick=tick)
+            shown = self._timed(call, opener, answers, method="step", tick=tick)
+            if all(message is None for message in shown.values()):
+                break
+        theirs = self._timed(call, answerer, shown, method="close", stage_name=call.partner)
+        ours = self._timed(call, opener, dict.fromkeys(call.blocks), method="close")
+        results = [ours.blocks[b] for b in call.blocks] + [theirs.blocks[b] for b in call.blocks]
+        return results, ours.report
+
+    def _timed(
+        self,
+        call: Call,
+        stage: Stage,
+        *arguments: object,
+        method: str | None = None,
+        stage_name: str | None = None,
+        tick: Tick | None = None,
+    ):  # noqa: ANN202 - whatever the stage returns
+        method, tick = method or call.method, tick or call.tick
+        start = time.time()
+        result = getattr(stage, method)(tick, *arguments)
+        args = {"iteration": tick.iteration, "chunk_step": tick.chunk_step}
+        name = stage_name or call.stage
+        self._spans.append(
+            Span(f"{name}.{method}", name, self.spec.worker, self.spec.device, start, time.time(), args)
+        )
+        return result
+
+    def _keep(self, call: Call, index: int, value: object) -> LocalRef:
+        tick = call.tick
+        key = (tick.iteration, tick.attempt, call.stage, call.method, tick.round, tick.chunk_step, call.blocks, index)
+        self._store[key] = value
+        return LocalRef(self.spec.worker, key)
+
+    def _forget_before(self, tick: Tick) -> None:
+        """Drops what earlier iterations left: an iteration consumes only its own data."""
+        for key in [key for key in self._store if key[0] != tick.iteration]:
+            del self._store[key]
+
+    def _failure(self, where: str, error: Exception) -> WorkerError:
+        return WorkerError(
+            f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
+            f"{type(error).__name__}: {error}"
+        )
+
+
+def solo_context(blocks: Sequence[int], device: str = "cpu", shared: dict[str, object] | None = None) -> StageContext:
+    """Returns the context of a stage that has all blocks to itself (tests, tools)."""
+    every = tuple(blocks)
+    return StageContext(0, device, every, (every,), len(every), (0,) * len(every), SoloGroup(), shared or {})

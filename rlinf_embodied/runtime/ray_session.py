@@ -1,0 +1,160 @@
+"""Ray as the engine: the only module that imports it.
+
+    driver ----submit----> actor per device (WorkerHost) --refs--> actor ...
+       <----fetch-----
+
+An actor runs its calls in the order of submission; a call whose arguments are late holds up the ones behind it, so the
+driver's topological order of submission *is* the pipeline.  Nothing restarts by itself (`max_restarts=0`): a restarted
+actor would be empty and still take later calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import uuid
+from collections.abc import Sequence
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from rlinf_embodied.errors import HangError, RlinfError, WorkerError
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.learning.reduce import SoloGroup
+from rlinf_embodied.runtime import tensor_wire
+from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, WorkerHost, WorkerSpec
+from rlinf_embodied.runtime.session import Ref
+
+_LOG = logging.getLogger(__name__)
+_DEFAULT_STORE_BYTES = 2 << 30
+
+
+def _thread_variables(threads: int) -> dict[str, str]:
+    """One intra-op thread per worker: the same job ran 6-22 times slower when every process took every core."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
+    return {name: str(threads) for name in names} | {"TOKENIZERS_PARALLELISM": "false"}
+
+
+class _Worker:
+    """The Ray actor: a WorkerHost behind the wire's codec."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._host = WorkerHost(spec)
+
+    def add_stage(self, spec: StageSpec, context: StageContext, rendezvous: str | None, timeout_s: float) -> object:
+        if rendezvous is None:
+            context.group = SoloGroup()
+        else:
+            from rlinf_embodied.runtime.process_group import TorchGroup  # torch.distributed, only where it is needed
+
+            size = len(set(context.owners))
+            rank = context.owners[context.blocks[0]]
+            context.group = TorchGroup(rank, size, rendezvous, timeout_s=timeout_s)
+        return self._host.add_stage(spec, context)
+
+    def invoke(self, call: Call, *payloads: object) -> object:
+        results = self._host.invoke(call, [tensor_wire.unpack(payload) for payload in payloads])
+        packed = [r if isinstance(r, LocalRef | Receipt) else tensor_wire.pack(r) for r in results]
+        return packed if len(packed) > 1 else packed[0]
+
+
+class RaySession:
+    """Workers as Ray actors on this machine or cluster; see Session for the protocol."""
+
+    def __init__(self, timeout_s: float = 600.0, object_store_bytes: int | None = None) -> None:
+        """Connects to the running Ray of this process, or starts one."""
+        self._timeout_s = timeout_s
+        self._actors: dict[int, ray.actor.ActorHandle] = {}
+        self._waiting: dict[object, str] = {}
+        self._owns_ray = not ray.is_initialized()
+        self._folder = tempfile.TemporaryDirectory(prefix="rlinf-")
+        if self._owns_ray:
+            start_ray(object_store_bytes)
+
+    def start(self, workers: Sequence[WorkerSpec]) -> None:
+        """See Session."""
+        for spec in workers:
+            if spec.worker in self._actors:
+                continue
+            gpu = spec.device.startswith("cuda")
+            remote = ray.remote(_Worker).options(
+                num_cpus=0 if gpu else 1,
+                num_gpus=1 if gpu else 0,
+                max_restarts=0,
+                max_task_retries=0,
+                runtime_env={"env_vars": _thread_variables(spec.threads)},
+                name=None,
+            )
+            self._actors[spec.worker] = remote.remote(spec)
+
+    def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
+        """See Session; a collective stage gets a process group with a rendezvous of its own."""
+        rendezvous = None
+        if spec.collective and len(contexts) > 1:
+            rendezvous = f"file://{self._folder.name}/{spec.name}-{uuid.uuid4().hex}"
+        refs = []
+        for context in contexts:
+            context.shared = {}
+            actor = self._actors[context.worker]
+            refs.append(actor.add_stage.remote(spec, context, rendezvous, self._timeout_s))
+            self._waiting[refs[-1]] = f"worker {context.worker} ({spec.name}.setup)"
+        return self.fetch(refs, f"{spec.name}.setup")
+
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
+        """See Session; a gang needs nothing more than submission in one go, as each actor takes calls in order."""
+        answers = []
+        for worker, call, payloads in calls:
+            method = self._actors[worker].invoke.options(num_returns=call.num_results + 1)
+            refs = method.remote(call, *payloads)
+            refs = refs if isinstance(refs, list) else [refs]
+            self._waiting[refs[-1]] = f"worker {worker} ({call})"
+            answers.append(refs)
+        return answers
+
+    def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
+        """See Session."""
+        try:
+            values = ray.get(list(refs), timeout=self._timeout_s)
+        except GetTimeoutError:
+            ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=0)
+            who = ", ".join(self._waiting.get(ref, "a worker") for ref in late)
+            raise HangError(
+                f"the driver waited {self._timeout_s:.0f} s for {waiting}; no answer from {who} "
+                f"({len(ready)} of {len(refs)} answered): look at its log, or raise cluster.call_timeout_s"
+            ) from None
+        except RayTaskError as error:
+            cause = error.cause
+            raise (cause if isinstance(cause, RlinfError) else WorkerError(f"{waiting}: {cause}")) from None
+        except RayActorError as error:
+            who = ", ".join(sorted({self._waiting.get(ref, "a worker") for ref in refs}))
+            raise WorkerError(f"a worker died while the driver waited for {waiting} from {who}: {error}") from None
+        for ref in refs:
+            self._waiting.pop(ref, None)
+        return [tensor_wire.unpack(value) for value in values]
+
+    def close(self) -> None:
+        """See Session; ends Ray too if this session started it."""
+        for actor in self._actors.values():
+            ray.kill(actor, no_restart=True)
+        self._actors.clear()
+        self._folder.cleanup()
+        if self._owns_ray and ray.is_initialized():
+            ray.shutdown()
+
+
+def start_ray(object_store_bytes: int | None = None) -> None:
+    """Starts Ray in this process, quietly, or joins the cluster that RAY_ADDRESS names."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    ray.init(
+        num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
+        include_dashboard=False,
+        object_store_memory=object_store_bytes or _DEFAULT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=True,
+    )

@@ -1,0 +1,111 @@
+"""A session runs workers: one protocol for one process (here), Ray (ray_session.py), and emulation later.
+
+The driver submits calls and gets references; references are handed to other calls as payloads, and fetched where the
+driver itself needs a value.  A worker runs its calls in the order of submission.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from rlinf_embodied.errors import HangError
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.learning.reduce import SoloGroup, ThreadGroup
+from rlinf_embodied.runtime.host import Call, StageContext, WorkerHost, WorkerSpec
+
+Ref = object  # opaque to everyone but the session that made it
+
+
+class Session(Protocol):
+    """Workers, numbered by their device, and the calls to them."""
+
+    def start(self, workers: Sequence[WorkerSpec]) -> None:
+        """Starts these workers where they do not run yet."""
+        ...
+
+    def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
+        """Builds a stage in each of its workers (in the order of its group's ranks) and returns their facts.
+
+        `context.group` is filled in by the session.
+        """
+        ...
+
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
+        """Submits calls (worker, call, payloads); returns for each its block results, then its receipt, as references.
+
+        Calls of a gang exchange data with each other while they run.
+        """
+        ...
+
+    def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
+        """Waits for values.
+
+        Raises:
+            HangError: the limit passed; says who waits for whom.
+            RlinfError: what the worker raised.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the workers."""
+        ...
+
+
+class SerialSession:
+    """All workers in this process, one call at a time: for debuggers and unit tests."""
+
+    def __init__(self, timeout_s: float = 600.0) -> None:
+        """Takes the limit after which members of a gang stop waiting for each other."""
+        self._timeout_s = timeout_s
+        self._hosts: dict[int, WorkerHost] = {}
+
+    def start(self, workers: Sequence[WorkerSpec]) -> None:
+        """See Session."""
+        for spec in workers:
+            self._hosts.setdefault(spec.worker, WorkerHost(spec))
+
+    def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
+        """See Session."""
+        groups = [SoloGroup()]
+        if spec.collective and len(contexts) > 1:
+            groups = ThreadGroup.make(len(contexts), timeout_s=self._timeout_s)
+        facts = []
+        for rank, context in enumerate(contexts):
+            context.group = groups[rank] if len(groups) > 1 else SoloGroup()
+            facts.append(self._hosts[context.worker].add_stage(spec, context))
+        return facts
+
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
+        """See Session; calls of a gang run in threads of their own, all others at once, here."""
+        if not gang or len(calls) == 1:
+            return [self._hosts[worker].invoke(call, payloads) for worker, call, payloads in calls]
+        results: list[list[Ref]] = [[] for _ in calls]
+        errors: list[BaseException] = []
+
+        def member(index: int) -> None:
+            worker, call, payloads = calls[index]
+            try:
+                results[index] = self._hosts[worker].invoke(call, payloads)
+            except BaseException as error:  # noqa: BLE001 - raised again below, in the driver's thread
+                errors.append(error)
+
+        threads = [threading.Thread(target=member, args=(index,), daemon=True) for index in range(len(calls))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(self._timeout_s)
+        if errors:
+            raise next((e for e in errors if not isinstance(e, HangError)), errors[0])
+        if any(thread.is_alive() for thread in threads):
+            raise HangError(f"the driver waited {self._timeout_s:.0f} s for {calls[0][1]}: one of its workers hangs")
+        return results
+
+    def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
+        """See Session; everything has run already."""
+        return list(refs)
+
+    def close(self) -> None:
+        """See Session."""
+        self._hosts.clear()

@@ -1,0 +1,62 @@
+"""The codec of the wire: nested payloads keep their structure, tensors travel as numpy arrays.
+
+Ray pickles a torch CPU tensor at 0.24-0.35 GB/s and a numpy array at 4-7 GB/s (out of band, shared memory), so that is
+what crosses a process border.  A received array lies read-only in the shared store; it is copied once when unpacked,
+because an in-place write would otherwise fail, or change the stored object for every reader.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import torch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Packed:
+    array: np.ndarray
+    dtype: str
+
+
+def _pack_leaf(value: object) -> object:
+    if not isinstance(value, torch.Tensor):
+        return value
+    tensor = value.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return _Packed(tensor.view(torch.int16).numpy(), "bfloat16")
+    return _Packed(tensor.numpy(), "")
+
+
+def _unpack_leaf(value: object) -> object:
+    if not isinstance(value, _Packed):
+        return value
+    tensor = torch.from_numpy(np.array(value.array))
+    return tensor.view(torch.bfloat16) if value.dtype == "bfloat16" else tensor
+
+
+def map_leaves(value: object, function: Callable[[object], object]) -> object:
+    """Returns `value` with `function` applied to whatever is no dict, list, tuple or dataclass."""
+    if isinstance(value, _Packed):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: map_leaves(item, function) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_leaves(item, function) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [f.name for f in dataclasses.fields(value)]
+        changed = {name: map_leaves(getattr(value, name), function) for name in names}
+        return dataclasses.replace(cast("object", value), **changed)  # pyright: ignore[reportArgumentType]
+    return function(value)
+
+
+def pack(value: object) -> object:
+    """Returns a nested payload with every tensor replaced by a numpy array (bfloat16 by its bits)."""
+    return map_leaves(value, _pack_leaf)
+
+
+def unpack(value: object) -> object:
+    """Returns the payload that `pack` was given, tensors on the CPU."""
+    return map_leaves(value, _unpack_leaf)
