@@ -1,0 +1,106 @@
+"""What every script does around its work: read the command line, print help or the resolved config, exit truly.
+
+Exit codes: 0 done, 1 the work failed, 2 the input was wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import NoReturn, Protocol, TypeVar
+
+from rlinf_embodied.compose import EVALUATE_GROUPS, TRAIN_GROUPS, choices, compose_evaluate, compose_train, keys, to_yaml
+from rlinf_embodied.config import EvaluateConfig, RunConfig, TrainConfig
+from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError, SimulatorError
+
+USAGE_ERRORS = (ConfigError, PlanError, CheckpointError, SimulatorError)  # the input was wrong, not the machine
+MAIN_OVERRIDES = {
+    TrainConfig: {
+        "env.task=StackCube-v1": "any ManiSkill task id (with env=maniskill)",
+        "env.num_envs=64": "rows over all workers, a multiple of env.block_size",
+        "run.dir=runs/mine": "the run folder",
+        "run.seed=0": "everything that is drawn follows from it",
+        "run.num_iterations=60": "iterations of RL",
+        "run.dry=true": "print the resolved config and stop",
+        "warm_start.checkpoint=<dir>": "start from a checkpoint folder instead of cloning demonstrations",
+        "warm_start.num_demos=200": "demonstrations of the scripted expert",
+        "eval.num_episodes=200": "held-out episodes, before and after",
+        "checkpoint.every=10": "iterations between checkpoints",
+        "resume=auto": "auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint folder",
+        "plan=<file.yaml>": "a plan tree of your own, in the form of configs/plan/*.yaml",
+        "cluster.num_devices=1": "use fewer devices than the machine has",
+    },
+    EvaluateConfig: {
+        "checkpoint=<dir>": "what to evaluate, for example runs/demo/checkpoints/latest",
+        "policy=expert": "the scripted expert instead of a checkpoint; or policy=random",
+        "eval.num_episodes=100": "held-out episodes",
+        "eval.record_video=true": "film the first eval.num_videos episodes",
+        "eval.greedy=false": "sample at the policy's temperature",
+        "allow_mismatch=true": "evaluate although the checkpoint was made under other conditions",
+        "run.dir=runs/evaluation": "where eval_info.json and the videos go",
+    },
+}
+
+
+class HasRun(Protocol):
+    """A config with a run section."""
+
+    run: RunConfig
+
+
+_Config = TypeVar("_Config", bound=HasRun)
+
+
+def train_main(entry: Callable[[TrainConfig], int | None]) -> NoReturn:
+    """Runs a training script: `main` with TrainConfig."""
+    main(entry, compose_train, TrainConfig, TRAIN_GROUPS)
+
+
+def evaluate_main(entry: Callable[[EvaluateConfig], int | None]) -> NoReturn:
+    """Runs an evaluation script: `main` with EvaluateConfig."""
+    main(entry, compose_evaluate, EvaluateConfig, EVALUATE_GROUPS)
+
+
+def main(
+    entry: Callable[[_Config], int | None],
+    compose: Callable[[Sequence[str]], _Config],
+    schema: type[_Config],
+    groups: Sequence[str],
+) -> NoReturn:
+    """Composes the config from `sys.argv`, runs `entry` with it and exits; see the module for the exit codes.
+
+    `entry` imports what is heavy itself, so that a typing error is answered at once.  It returns an exit code, None for 0.
+    """
+    script, *overrides = sys.argv
+    if {"-h", "--help"} & set(overrides):
+        print(help_text(script, schema, groups))
+        sys.exit(0)
+    try:
+        config = compose(overrides)
+        if config.run.dry:
+            print(to_yaml(config), end="")
+            sys.exit(0)
+        sys.exit(entry(config) or 0)
+    except USAGE_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def help_text(script: str, schema: type, groups: Sequence[str]) -> str:
+    """Returns usage, the groups with their choices, the overrides most used, and the names of all keys."""
+    width = max(map(len, MAIN_OVERRIDES[schema])) + 2
+    lines = [f"usage: python {script} [group=choice ...] [key=value ...]", "", "groups:"]
+    lines += [f"  {group:<{width}}{' | '.join(choices(group))}" for group in groups]
+    lines += ["", "overrides most used:"]
+    lines += [f"  {text:<{width}}{meaning}" for text, meaning in MAIN_OVERRIDES[schema].items()]
+    lines += ["", "all keys (defaults and their meaning: rlinf_embodied/config.py):"]
+    known = keys(schema)
+    sections = [entry.name for entry in fields(schema) if any(key.startswith(f"{entry.name}.") for key in known)]
+    for section in sections:
+        inside = [key.removeprefix(f"{section}.") for key in known if key.startswith(f"{section}.")]
+        lines.append(f"  {section}.: {' '.join(inside)}")
+    return "\n".join(lines)

@@ -1,0 +1,259 @@
+"""The Hydra edge: command-line overrides and the files under configs/ become one typed, checked config.
+
+Order of events: the overrides are checked against the schemas (unknown groups, choices and keys are named with their
+neighbours), Hydra merges files and overrides into the typed tree (wrong types), and `OmegaConf.to_object` builds the
+dataclasses once (impossible combinations).  Nothing heavy is imported on the way: a typing error costs half a second.
+"""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlinf_embodied.config import EnvConfig, EvaluateConfig, PlanConfig, TrainConfig
+from rlinf_embodied.errors import ConfigError
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
+TRAIN_GROUPS = ("env", "policy", "algorithm", "plan", "cluster", "run")
+EVALUATE_GROUPS = ("env", "cluster", "run")
+PLAN_SUFFIXES = (".yaml", ".yml", ".json")
+
+_Config = TypeVar("_Config")
+
+
+def compose_train(overrides: Sequence[str]) -> TrainConfig:
+    """Returns the training config for overrides such as `["env=maniskill_push", "run.seed=1"]`.
+
+    Raises:
+        ConfigError: an unknown group, choice or key, a wrong type, or an impossible combination.
+    """
+    return _compose("train_vla", TrainConfig, TRAIN_GROUPS, overrides)
+
+
+def compose_evaluate(overrides: Sequence[str], env: EnvConfig | None = None) -> EvaluateConfig:
+    """Returns the evaluation config.
+
+    Args:
+        overrides: as for `compose_train`.
+        env: the section of a checkpoint; it stands where no `env=<choice>` is given, below overrides such as
+            `env.num_envs=8`.
+
+    Raises:
+        ConfigError: as for `compose_train`.
+    """
+    if env is not None and not any(text.startswith("env=") for text in overrides):
+        ConfigStore.instance().store(group="env", name="from_checkpoint", node=OmegaConf.structured(env))
+        overrides = ["env=from_checkpoint", *overrides]
+    return _compose("evaluate", EvaluateConfig, EVALUATE_GROUPS, overrides)
+
+
+def to_yaml(config: object) -> str:
+    """Returns a config (any dataclass of config.py) as YAML; `load` reads it back."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config), resolve=True)
+
+
+def load(path: Path, schema: type[_Config]) -> _Config:
+    """Returns the config in a YAML file, such as the config.yaml of a run.
+
+    Raises:
+        ConfigError: the file cannot be read, or does not fit the schema.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(schema), _read_mapping(path))
+        return typing.cast(_Config, OmegaConf.to_object(merged))
+    except OmegaConfBaseException as error:
+        raise _explained(error, schema, str(path)) from error
+
+
+def choices(group: str) -> list[str]:
+    """Returns the names of the files of a config group, sorted."""
+    return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
+
+
+def keys(schema: type) -> dict[str, object]:
+    """Returns every key of a schema by its dotted path, with its type; sections are included."""
+    return dict(_walk(schema, ""))
+
+
+def _walk(schema: type, prefix: str) -> Iterator[tuple[str, object]]:
+    hints = typing.get_type_hints(schema)
+    for entry in fields(schema):
+        kind = hints[entry.name]
+        yield prefix + entry.name, kind
+        if is_dataclass(kind):
+            yield from _walk(typing.cast(type, kind), f"{prefix}{entry.name}.")
+
+
+def _compose(name: str, schema: type[_Config], groups: Sequence[str], overrides: Sequence[str]) -> _Config:
+    """Composes configs/<name>.yaml over a schema and builds the dataclasses."""
+    store = ConfigStore.instance()
+    store.store(name=f"{name.split('_')[0]}_schema", node=schema)
+    OmegaConf.register_new_resolver("divide", lambda a, b: int(a) // int(b), replace=True)
+    try:
+        checked = [_checked(_stored_plan(text) if "plan" in groups else text, schema, groups) for text in overrides]
+        # Hydra takes any key that is also a folder under configs/ for a group; where it is a plain key it is set last
+        plain = [text for text in checked if _is_folder(_parsed(text).key_or_group) and text.split("=")[0] not in groups]
+        with initialize_config_dir(config_dir=str(CONFIG_DIR), version_base="1.3", job_name=name):
+            merged = compose(name, overrides=[text for text in checked if text not in plain])
+        for override in map(_parsed, plain):
+            OmegaConf.update(merged, override.key_or_group, override.value())
+        return typing.cast(_Config, OmegaConf.to_object(merged))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _explained(error, schema, "the command line") from error
+
+
+def _is_folder(key: str) -> bool:
+    return (CONFIG_DIR / key).is_dir()
+
+
+def _checked(text: str, schema: type, groups: Sequence[str]) -> str:
+    """Returns an override that names something; free-form keys (`dict` fields) get Hydra's sign for a new key."""
+    override = _parsed(text)
+    key = override.key_or_group
+    if override.is_sweep_override():
+        raise ConfigError(f"{text!r} gives {key} several values, but a run has one: use {key}=<value>, for lists {key}=[a,b]")
+    if key in groups and not override.is_delete():
+        _check_choice(key, override.value())
+        return text
+    known = keys(schema)
+    parent = next((k for k, kind in known.items() if typing.get_origin(kind) is dict and key.startswith(f"{k}.")), None)
+    if parent is not None:
+        return text if text[0] in "+~" else f"++{text}"
+    if key not in known:
+        raise _unknown_key(key, known, groups)
+    if override.is_delete():
+        raise ConfigError(f"{text} deletes {key}, but every key has a value: set {key}=<value> instead")
+    return text
+
+
+def _parsed(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(
+            f"{text!r} cannot be read as an override, which has the form key=value: "
+            "quote values with spaces, commas, '=' or brackets, as in 'key=\"a, b\"'"
+        ) from error
+
+
+def _check_choice(group: str, value: object) -> None:
+    """Raises where a group has no such choice; those of the store (plan files, checkpoints) count as well."""
+    names = choices(group)
+    stored = ConfigStore.instance().repo.get(group, {})
+    if isinstance(value, str) and (value in names or f"{value}.yaml" in stored):
+        return
+    hint = f"one of configs/{group}" + (", or a path to a .yaml file" if group == "plan" else "")
+    generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""
+    raise ConfigError(
+        f"{group} is {value!r}, but it must be {hint}:{_did_you_mean(str(value), names, f'{group}=')} "
+        f"choose from {', '.join(names)}{generic}"
+    )
+
+
+def _unknown_key(key: str, known: Mapping[str, object], groups: Sequence[str]) -> ConfigError:
+    section = key.rpartition(".")[0]
+    while section and not is_dataclass(known.get(section)):
+        section = section.rpartition(".")[0]
+    prefix = f"{section}." if section else ""
+    inside = [k.removeprefix(prefix) for k in known if k.startswith(prefix) and "." not in k.removeprefix(prefix)]
+    same_leaf = [k for k in known if "." in k and k.rpartition(".")[2] == key.rpartition(".")[2]]
+    guess = f" did you mean {same_leaf[0]}?" if same_leaf else _did_you_mean(key, [*known, *groups])
+    return ConfigError(
+        f"{key} is unknown: keys are checked against the schemas in rlinf_embodied/config.py;{guess} "
+        f"{section or 'the top level'} has {', '.join(inside)}"
+    )
+
+
+def _did_you_mean(word: str, names: Sequence[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(word, names, n=1)
+    return f" did you mean {prefix}{close[0]}?" if close else ""
+
+
+def _stored_plan(text: str) -> str:
+    """Makes a plan file a choice of the group: `plan=my/tree.yaml` is checked, stored and becomes `plan=file_<stem>`."""
+    value = text.removeprefix("plan=").strip("'\"")
+    if value == text or not (value.endswith(PLAN_SUFFIXES) or "/" in value):
+        return text
+    path = Path(value).expanduser()
+    data = _read_mapping(path)
+    if "tree" in data and "trees" not in data:  # the form of <run.dir>/plan.json: one tree for one number of devices
+        data = {"name": data.get("name"), "trees": [{"min_devices": data.get("num_devices", 1), "tree": data["tree"]}]}
+    data = {**data, "name": data.get("name") or path.stem, "file": str(path.resolve())}
+    if not data.get("trees"):
+        raise ConfigError(f"plan is {value!r}, but the file has no `trees`: see configs/plan/collocated.yaml for the form")
+    try:
+        node = OmegaConf.merge(OmegaConf.structured(PlanConfig), data)
+    except OmegaConfBaseException as error:
+        raise _explained(error, PlanConfig, str(path)) from error
+    name = "file_" + "".join(c if c.isalnum() else "_" for c in path.stem)
+    ConfigStore.instance().store(group="plan", name=name, node=node)
+    return f"plan={name}"
+
+
+def _read_mapping(path: Path) -> dict[str, object]:
+    """Returns the mapping in a YAML or JSON file."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): give the path of an existing YAML file") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no valid YAML: mend the file ({error})") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds {type(data).__name__}, but a mapping of keys to values is needed: mend the file")
+    return data
+
+
+def _explained(error: Exception, schema: type, source: str) -> ConfigError:
+    """Returns Hydra's or OmegaConf's error as one line; the reason for a wrong type sits in the cause only."""
+    reason: BaseException | None = error
+    while reason is not None and not isinstance(reason, OmegaConfBaseException):
+        reason = reason.__cause__ or reason.__context__
+    if reason is None:
+        first_lines = " ".join(line.strip() for line in str(error).splitlines()[:3])
+        return ConfigError(f"{source} cannot be composed: {first_lines}")
+    path = str(reason.full_key or source)
+    known = keys(schema)
+    kind = known.get(path) or _item_type(known.get(path.rpartition(".")[0]))
+    message = str(reason.msg or reason).splitlines()[0]
+    rule = f"it must be {_type_name(kind)}" if kind is not None else "the schema in rlinf_embodied/config.py forbids it"
+    action = f"use {_example(kind)}" if kind is not None else _did_you_mean(path, list(known)).strip() or "mend the key"
+    where = "" if source == "the command line" else f" in {source}"
+    return ConfigError(f"{path} is {reason.value!r}{where}, but {rule} ({message}): {action}")
+
+
+def _item_type(kind: object) -> object:
+    """Returns the type of the values of a dict or list type, None for any other."""
+    return typing.get_args(kind)[-1] if typing.get_origin(kind) in (dict, list) and typing.get_args(kind) else None
+
+
+def _type_name(kind: object) -> str:
+    names = getattr(kind, "__members__", None)
+    if names is not None:
+        return "one of " + ", ".join(names)
+    return kind.__name__ if isinstance(kind, type) and typing.get_origin(kind) is None else str(kind)
+
+
+def _example(kind: object) -> str:
+    """Returns what a value of this type looks like on the command line."""
+    names = getattr(kind, "__members__", None)
+    if names is not None:
+        return " or ".join(names)
+    if is_dataclass(kind):
+        return "a choice of the group, or <section>.<key>=<value>"
+    arms = typing.get_args(kind) if typing.get_origin(kind) not in (list, dict) else ()
+    samples = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null"}
+    origin = {list: "a list such as [a,b]", dict: "keys and values such as {a: 1}"}.get(typing.get_origin(kind) or object)
+    return origin or " or ".join(samples.get(arm, str(arm)) for arm in arms or (kind,))
