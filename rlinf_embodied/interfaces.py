@@ -134,11 +134,14 @@ class VectorEnv(Protocol):
         """
         ...
 
-    def step_chunk(self, actions: Tensor, next_seeds: Sequence[int] | None = None) -> ChunkResult:
+    def step_chunk(
+        self, actions: Tensor | Callable[[int], Tensor], next_seeds: Sequence[int] | None = None
+    ) -> ChunkResult:
         """Runs C env steps.
 
         Args:
-            actions: float32 [N, C, A], in [-1, 1] (clipped by the controllers).
+            actions: float32 [N, C, A], in [-1, 1] (clipped by the controllers); or a closed-loop controller: a function
+                that is called with each sub-step's number just before it runs and returns float32 [N, A].
             next_seeds: one seed per row; a row whose episode ends in this chunk starts the next one with it (partial
                 reset, at the end of the chunk).  None: such rows freeze.
 
@@ -161,6 +164,10 @@ class VectorEnv(Protocol):
         Raises:
             SimulatorError: this task has no expert.
         """
+        ...
+
+    def object_positions(self) -> Tensor | None:
+        """Returns where the object to handle is, float32 [N, 3] in metres (a helper target for cloning), or None."""
         ...
 
     def record(self, rows: Sequence[int], size: int = 256) -> None:

@@ -1,0 +1,1 @@
+"""RL training for embodied AI: workflows written once, planned and run anywhere."""

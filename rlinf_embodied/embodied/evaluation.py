@@ -1,0 +1,272 @@
+"""Evaluation as ManiSkill defines it: whole episodes, no partial resets, a fixed list of held-out seeds.
+
+Episode k has the reset seed `eval.seed + k`; round r evaluates the episodes r * num_envs ... in the rows 0 ... of all
+workers.  Evaluation seeds lie below 2^30, training seeds do not, so that the two sets are disjoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config import EnvConfig, EvalConfig
+from rlinf_embodied.embodied.batch import Episode, RolloutReport
+from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Part
+from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
+from rlinf_embodied.embodied.video import tile, write_mp4
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.graph import Loop, StageSpec, Verdict, Workflow
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.interfaces import EnvSpec, Observation
+from rlinf_embodied.randomness import uniform
+from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.telemetry.metrics import wilson
+
+ON_ALL_DEVICES = [{"tree": {"loop": {"name": "evaluation", "stages": {"eval_env": "all", "eval_policy": "all"}}}}]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEnvConfig(EnvStageConfig):
+    """An EnvStageConfig for held-out episodes."""
+
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    videos: str | None = None  # folder
+    expert: bool = False  # the scripted expert acts, in closed loop
+
+
+def evaluation_env(env: EnvConfig, num_envs: int) -> EnvConfig:
+    """Returns the env section for evaluation: whole episodes of fixed length."""
+    block = math.gcd(env.block_size, num_envs)
+    steps = env.horizon // env.chunk
+    return dataclasses.replace(
+        env,
+        num_envs=num_envs,
+        block_size=block,
+        auto_reset=False,
+        carry_over=False,
+        ends_at_success=False,
+        chunks_per_rollout=steps,
+    )
+
+
+class EvaluationEnvStage(EnvStage):
+    """Runs held-out episodes, films some of them, and reports their metrics."""
+
+    def __init__(self, config: EvaluationEnvConfig) -> None:
+        """Takes plain data."""
+        super().__init__(config)
+        self._eval = config
+
+    def _numbers(self, part: _Part, tick: Tick) -> np.ndarray:
+        return tick.round * self._eval.env.num_envs + part.env_ids
+
+    def open(self, tick: Tick, blocks: Blocks) -> dict[int, Observation | None]:
+        """Starts this round's episodes; rows beyond the last episode stay frozen."""
+        part = self._parts[blocks]
+        numbers = self._numbers(part, tick)
+        rows = np.nonzero(numbers < self._eval.eval.num_episodes)[0].tolist()
+        part.results = []
+        part.running[:] = False
+        part.running[rows] = True
+        filmed = [row for row in rows if numbers[row] < self._eval.eval.num_videos and self._eval.videos is not None]
+        part.env.record(filmed, self._eval.eval.video_size)
+        if rows:
+            part.observation = part.env.reset([self._eval.eval.seed + int(numbers[row]) for row in rows], rows)
+        return self._by_block(part, part.observation) if part.observation else dict.fromkeys(blocks)
+
+    def step(self, tick: Tick, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
+        """As in training; the expert, if it acts, sees the state before each of the chunk's steps."""
+        if not self._eval.expert or all(chunk is None for chunk in actions.values()):
+            return super().step(tick, actions)
+        part = self._parts[tuple(actions)]
+        result = part.env.step_chunk(lambda substep: part.env.expert_actions())
+        part.running[list(result.final_rows)] = False
+        part.results.append(self._light(result))
+        part.observation = result.observation
+        return self._by_block(part, result.observation)
+
+    def close(self, tick: Tick, blocks: Mapping[int, object]) -> Output:
+        """Returns no data, only the report; writes the videos."""
+        part = self._parts[tuple(blocks)]
+        ends = [end for result in part.results for end in result.episodes]
+        episodes = tuple(Episode(int(part.env_ids[end.row]), end.seed, dict(end.metrics)) for end in ends)
+        steps = sum(int(result.valid.sum()) for result in part.results)
+        self._write_videos(part, {end.row: end for end in ends}, tick)
+        part.results = []
+        return Output(dict.fromkeys(blocks), RolloutReport(episodes, steps, {}))
+
+    def _write_videos(self, part: _Part, ends: Mapping[int, object], tick: Tick) -> None:
+        filmed = {row: [f.cpu().numpy() for f in frames] for row, frames in part.env.take_frames().items() if frames}
+        if not filmed or self._eval.videos is None:
+            return
+        folder = Path(self._eval.videos) / f"step_{tick.iteration}"
+        for row, frames in filmed.items():
+            end = ends[row]
+            success = int(end.metrics["success_once"] > 0)
+            write_mp4(folder / f"{part.env.spec.task}--seed={end.seed}--success={success}.mp4", frames)
+        if 0 in part.env_ids[list(filmed)]:
+            write_mp4(folder / "tiled.mp4", tile(list(filmed.values())))
+
+
+class EvaluationPolicyStage(RolloutStage):
+    """Acts greedily, or samples with noise keyed by the episode; keeps nothing."""
+
+    def __init__(self, config: EvaluationPolicyConfig) -> None:
+        """Takes plain data."""
+        super().__init__(config)
+        self._eval = config
+
+    @torch.no_grad()
+    def _act(self, tick: Tick, block: int, observation: Observation) -> Tensor:
+        policy, size = self._shared.policy, self._config.block_size
+        noise = None
+        if not self._eval.eval.greedy:
+            numbers = tick.round * self._eval.num_envs + np.arange(block * size, (block + 1) * size)
+            shape = (policy.spec.chunk, policy.spec.action_dim)
+            noise = uniform(self._config.seed, "evaluate", numbers, tick.chunk_step, shape=shape)
+        features = policy.encode(observation)
+        drawn = None if noise is None else torch.from_numpy(noise).to(self._device)
+        return policy.act(features, drawn, self._config.policy.temperature).actions
+
+    def close(self, tick: Tick, observations: Mapping[int, Observation | None]) -> Output:
+        """Returns nothing."""
+        return Output(dict.fromkeys(observations))
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPolicyConfig(PolicyStageConfig):
+    """A PolicyStageConfig with what evaluation adds."""
+
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    num_envs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceConfig:
+    """A policy that needs no checkpoint."""
+
+    seed: int
+    num_envs: int
+    block_size: int
+    chunk: int
+    random: bool  # uniform actions; otherwise none (the expert acts inside the env stage)
+    action_dim: int = 7
+
+
+class ReferenceStage:
+    """Random actions, or placeholders where the expert acts."""
+
+    def __init__(self, config: ReferenceConfig) -> None:
+        """Takes plain data."""
+        self._config = config
+
+    def setup(self, context: StageContext) -> None:
+        """Needs nothing."""
+
+    def step(self, tick: Tick, observations: Mapping[int, Observation | None]) -> dict[int, Tensor | None]:
+        """Returns an action chunk per block."""
+        return {block: None if o is None else self._chunk(tick, block) for block, o in observations.items()}
+
+    def _chunk(self, tick: Tick, block: int) -> Tensor:
+        config = self._config
+        if not config.random:
+            return torch.zeros(config.block_size, config.chunk, config.action_dim)
+        size = config.block_size
+        numbers = tick.round * config.num_envs + np.arange(block * size, (block + 1) * size)
+        shape = (config.chunk, config.action_dim)
+        return torch.from_numpy(uniform(config.seed, "random", numbers, tick.chunk_step, shape=shape) * 2 - 1)
+
+    def close(self, tick: Tick, observations: Mapping[int, Observation | None]) -> Output:
+        """Returns nothing."""
+        return Output(dict.fromkeys(observations))
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """What evaluation found; `interval` is Wilson's for 95 %."""
+
+    success_once: float
+    interval: tuple[float, float]
+    success_at_end: float
+    mean_return: float
+    episode_len: float
+    episodes: tuple[Episode, ...]
+
+    def summary(self) -> dict[str, object]:
+        """Returns the JSON form (eval_info.json adds what was evaluated)."""
+        return {
+            "success_once": self.success_once,
+            "success_once_interval": list(self.interval),
+            "success_at_end": self.success_at_end,
+            "return": self.mean_return,
+            "episode_len": self.episode_len,
+            "num_episodes": len(self.episodes),
+        }
+
+    def __str__(self) -> str:
+        """Returns, for example, "63.0 % [56.1, 69.4] of 200 episodes"."""
+        low, high = self.interval
+        return f"{100 * self.success_once:.1f} % [{100 * low:.1f}, {100 * high:.1f}] of {len(self.episodes)} episodes"
+
+
+class Evaluation:
+    """The evaluation workflow on all devices of a session: env and policy in a loop, round by round."""
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        evaluation: EvalConfig,
+        policy: StageSpec,
+        session: Session,
+        cluster: Cluster,
+        seed: int,
+        videos: str | None,
+        expert: bool = False,
+    ) -> None:
+        """Builds the stages; `policy` is the stage that answers."""
+        rounds = -(-evaluation.num_episodes // env.num_envs)
+        loop = Loop(
+            "evaluation",
+            "eval_env",
+            "eval_policy",
+            chunk_steps=env.chunks_per_rollout,
+            max_rounds=rounds,
+            judge=lambda reports: Verdict(len(reports) == rounds),
+        )
+        env_config = EvaluationEnvConfig(env, seed, eval=evaluation, videos=videos, expert=expert)
+        stage = StageSpec("eval_env", f"{__name__}.EvaluationEnvStage", env_config)
+        stages = {"eval_env": stage, "eval_policy": policy}
+        workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop})
+        devices = min(cluster.num_devices, env.num_blocks)
+        self._executor = Executor(workflow, resolve("evaluation", ON_ALL_DEVICES, devices, workflow), session, cluster)
+        self.env_spec: EnvSpec = self._executor.facts["eval_env"][0]
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Workers that hold a copy of the policy."""
+        return self._executor.plan.devices()
+
+    def run(self, step: int) -> EvaluationResult:
+        """Evaluates every episode; `step` labels the videos."""
+        result = self._executor.run(Tick(step))
+        reports: Sequence[RolloutReport] = [r for round_ in result.reports["eval_env"] for r in round_]
+        episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
+        mean = lambda key: sum(e.metrics[key] for e in episodes) / len(episodes)  # noqa: E731
+        successes = sum(e.metrics["success_once"] > 0 for e in episodes)
+        return EvaluationResult(
+            successes / len(episodes),
+            wilson(successes, len(episodes)),
+            mean("success_at_end"),
+            mean("return"),
+            mean("episode_len"),
+            tuple(episodes),
+        )

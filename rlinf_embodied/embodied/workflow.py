@@ -1,0 +1,108 @@
+"""The embodied workflow: its graph, and what one iteration is, top to bottom.
+
+    env <==> policy     loop "rollout": H chunk-steps; GRPO repeats it until enough groups are useful
+     |         |
+     +-> actor <-+      rewards and what the policy saw, block by block
+           |
+           +~~> policy  new weights, where the policy does not share the actor's
+
+    run_iteration            driver     one Tick down the plan tree, then metrics of what came back
+      Executor._repeat       driver     the rollout loop: one call per worker, or one per chunk-step and shard
+        EnvStage.step        worker     C simulator steps of every row, one picture at the end
+        RolloutStage.step    worker     encode, sample with keyed noise, keep features, tokens and log-probs
+      Executor._leaf         driver     hands the columns on, by reference
+        ActorStage.run       worker     advantages, global statistics, epochs of minibatches over all blocks
+      Executor.sync_weights  driver     version and checksum, only to workers without an actor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlinf_embodied.config import AlgorithmName, Critic, TrainConfig
+from rlinf_embodied.embodied.actor_stage import ActorConfig
+from rlinf_embodied.embodied.batch import Episode, RolloutReport
+from rlinf_embodied.embodied.env_stage import EnvStageConfig
+from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
+from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.runtime.host import Tick
+
+_PACKAGE = "rlinf_embodied.embodied"
+
+
+def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
+    """Returns the graph; `policy_folder` is the checkpoint that every copy of the policy starts from."""
+    env, algorithm, seed = config.env, config.algorithm, config.run.seed
+    grpo = algorithm.name is AlgorithmName.grpo
+    held = PolicyStageConfig(config.policy, policy_folder, seed, env.block_size)
+    keep_images = not grpo and config.policy.critic is Critic.observation
+    group_size = algorithm.group_size if grpo else 1
+    stages = {
+        "env": StageSpec("env", f"{_PACKAGE}.env_stage.EnvStage", EnvStageConfig(env, seed, group_size, keep_images)),
+        "policy": StageSpec("policy", f"{_PACKAGE}.rollout_stage.RolloutStage", held),
+        "actor": StageSpec(
+            "actor",
+            f"{_PACKAGE}.actor_stage.ActorStage",
+            ActorConfig(held, algorithm, env, config.run.num_iterations, config.run.exact),
+            collective=True,
+        ),
+    }
+    loop = Loop("rollout", "env", "policy", chunk_steps=env.chunks_per_rollout)
+    if grpo:
+        num_groups = env.num_envs // algorithm.group_size
+        rounds = 1 + (algorithm.max_refills if algorithm.drop_uniform_groups else 0)
+        judge = GroupJudge(num_groups, algorithm.min_groups, algorithm.drop_uniform_groups)
+        loop = Loop("rollout", "env", "policy", env.chunks_per_rollout, max_rounds=rounds, judge=judge)
+    return Workflow(
+        name="embodied",
+        num_blocks=env.num_blocks,
+        stages=stages,
+        edges=(Edge("policy", "actor"), Edge("env", "actor")),
+        weight_edges=(WeightEdge("actor", "policy"),),
+        loops={"rollout": loop},
+    )
+
+
+class GroupJudge:
+    """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw task metric.
+
+    The message to the actor is the (round, group) pairs to train on: the first `num_groups` useful ones in that order.
+    """
+
+    def __init__(self, num_groups: int, min_groups: int, drop_uniform: bool) -> None:
+        """Takes how many groups a round has, how many suffice, and whether any are dropped at all."""
+        self._num_groups, self._min_groups, self._drop = num_groups, min_groups, drop_uniform
+
+    def __call__(self, rounds: Sequence[Sequence[RolloutReport]]) -> Verdict:
+        """Returns whether enough groups are useful, and which to train on."""
+        useful = [
+            (number, group)
+            for number, reports in enumerate(rounds)
+            for group, success in sorted((item for report in reports for item in report.group_success.items()))
+            if not self._drop or len(set(success)) > 1
+        ]
+        return Verdict(len(useful) >= self._min_groups, tuple(useful[: self._num_groups]))
+
+
+def run_iteration(executor: Executor, iteration: int) -> tuple[IterationResult, dict[str, float]]:
+    """Runs one iteration and returns what came back, and its metrics by name.
+
+    An iteration is a function of a snapshot: weights, optimizer state, counters and what the env carries over.
+    """
+    result = executor.run(Tick(iteration))
+    reports: list[RolloutReport] = [report for round_ in result.reports["env"] for report in round_]
+    updates = result.reports["actor"][0]
+    episodes = [episode for report in reports for episode in report.episodes]
+    metrics = {f"rollout/{key}": value for key, value in episode_means(episodes).items()}
+    metrics["rollout/episodes"] = float(len(episodes))
+    metrics["rollout/env_steps"] = float(sum(report.env_steps for report in reports))
+    metrics["rollout/rounds"] = float(len(result.reports["env"]))
+    return result, metrics | updates[0].metrics
+
+
+def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Returns the mean of each metric over episodes; nothing if there are none."""
+    if not episodes:
+        return {}
+    return {key: sum(e.metrics[key] for e in episodes) / len(episodes) for key in episodes[0].metrics}

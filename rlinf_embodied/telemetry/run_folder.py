@@ -1,0 +1,108 @@
+"""The run folder, one contract for people and scripts.
+
+    config.yaml  manifest.json  profile.json  plan.json  metrics.jsonl  summary.json  trace.json  videos/  checkpoints/
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.errors import ConfigError
+
+_PACKAGES = ("torch", "ray", "mani_skill", "sapien", "gymnasium", "timm", "transformers", "numpy", "hydra-core")
+
+
+def library_versions() -> dict[str, str]:
+    """Returns the installed versions of the libraries that results depend on."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def git_revision() -> str | None:
+    """Returns the revision of this checkout, with "+" if it has uncommitted changes; None outside of one."""
+    root = Path(__file__).parent
+    try:
+        ask = lambda *words: subprocess.run(  # noqa: E731
+            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        return ask("rev-parse", "HEAD") + ("+" if ask("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+class RunFolder:
+    """Paths and small files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes the folder.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"run.dir is {str(path)!r}, but it cannot be written ({error.strerror}): use another run.dir"
+            ) from error
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints lie."""
+        return self.path / "checkpoints"
+
+    @property
+    def videos(self) -> Path:
+        """Where videos lie."""
+        return self.path / "videos"
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Writes a small file so that readers see the old one or the new one, never half of it."""
+        target = self.path / name
+        partial = target.with_name(f".{name}.partial")
+        partial.write_text(text)
+        os.replace(partial, target)
+        return target
+
+    def write_json(self, name: str, content: object) -> Path:
+        """Writes JSON, indented."""
+        return self.write_text(name, json.dumps(content, indent=2) + "\n")
+
+    def write_manifest(self, seed: int, cluster: Cluster) -> None:
+        """Writes what the run ran on: versions, seed, git revision, hardware, command."""
+        hardware = {
+            "cluster": cluster.name,
+            "devices": cluster.num_devices,
+            "kind": cluster.kind,
+            "description": cluster.description,
+            "cores": cluster.num_cores,
+            "memory_bytes": cluster.memory_bytes,
+            "machine": platform.machine(),
+            "system": platform.platform(),
+        }
+        self.write_json(
+            "manifest.json",
+            {
+                "versions": library_versions(),
+                "seed": seed,
+                "git_revision": git_revision(),
+                "hardware": hardware,
+                "command": sys.argv,
+            },
+        )
