@@ -1,0 +1,62 @@
+# make setup   the virtual environment .venv with every version of constraints.txt, and software Vulkan where needed
+# make demo    a VLA learns to pick up a cube: results, plots and videos in runs/demo
+# make test    all tests that this machine can run
+# make check   format, lint, types, import directions
+# make clean   removes what setup, tests and checks made; runs/ stays
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+# One thread per process: worker processes use the cores, and threads on top of them slow everything down.
+export OMP_NUM_THREADS ?= 1
+export LP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.PHONY: setup demo test check clean
+.DEFAULT_GOAL := setup
+
+# A name on the PATH is not enough (a version manager's shim may refuse): the interpreter has to answer.
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; \
+	if [ ! -x $(BIN)/python ]; then \
+		for name in python3.11 python3.12 python3; do \
+			if $$name -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; \
+			then chosen=$$name; break; fi; \
+		done; \
+		if [ -z "$${chosen:-}" ]; then \
+			echo "error: no Python 3.11 or 3.12 with venv on the PATH: install one (Debian: apt-get install python3-venv)" >&2; \
+			exit 1; \
+		fi; \
+		$$chosen -m venv $(VENV); \
+	fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--no-build-isolation --editable '.[dev]'
+	@touch $@
+
+# Vulkan belongs to the machine, not to .venv: it is looked at each time, which takes half a second.
+setup: $(STAMP)
+	@$(BIN)/python experiments/setup_vulkan.py
+
+demo: setup
+	$(BIN)/python experiments/train_vla.py env=maniskill_pick run.dir=runs/demo $(DEMO_ARGS)
+
+# Ray tests share one cluster and use the cores themselves, so they run in one process after the others.
+test: setup
+	$(BIN)/python -m pytest -m "not ray" -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "ray" $(PYTEST_ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
