@@ -1,0 +1,1 @@
+"""Advantages, log-probabilities and losses as pure functions of tensors."""

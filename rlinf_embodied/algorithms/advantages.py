@@ -1,0 +1,207 @@
+"""Advantages: generalised advantage estimation per env step or chunk, group-relative advantages, global normalisation.
+
+Axes: H chunk-steps, C actions per chunk, T = H * C env steps, B rows, K groups, G members of a group, E episodes.
+"""
+# ruff: noqa: F722, UP037 - jaxtyping's axes are strings, not forward references
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+
+# --------------------------------------------------------------------------------------------------------------- layout
+def time_major(chunks: Shaped[Tensor, "H B C"]) -> Shaped[Tensor, "T B"]:
+    """Returns a rollout's columns in the order of env steps, T = H * C."""
+    return chunks.transpose(1, 2).reshape(-1, chunks.shape[1])
+
+
+def chunk_major(steps: Shaped[Tensor, "T B"], chunk: int) -> Shaped[Tensor, "H B C"]:
+    """Returns the inverse of `time_major` for chunks of `chunk` actions."""
+    assert len(steps) % chunk == 0, f"{len(steps)} steps are no whole number of chunks of {chunk}"
+    return steps.reshape(-1, chunk, steps.shape[1]).transpose(1, 2)
+
+
+def spread_final_values(
+    index: Int[Tensor, "F 2"], values: Float[Tensor, " F"], shape: tuple[int, int, int]
+) -> Float[Tensor, "H B C"]:
+    """Returns the values of final observations where `next_values` looks for them: in each sub-step of their chunk.
+
+    Args:
+        index: chunk-step and row of each episode that ended.
+        values: V of its final observation.
+        shape: (H, B, C).
+    """
+    spread = values.new_zeros(shape)
+    spread[index[:, 0], index[:, 1]] = values[:, None]
+    return spread
+
+
+def next_values(
+    values: Float[Tensor, "T B"],
+    final_values: Float[Tensor, "T B"],
+    last_values: Float[Tensor, " B"],
+    truncated: Bool[Tensor, "T B"],
+    valid: Bool[Tensor, "T B"],
+) -> Float[Tensor, "T B"]:
+    """Returns V_{t+1} for each valid step t, and 0 for the others.
+
+    That is the value of the final observation where the episode was truncated, else V of the row's next valid step,
+    else (the rollout ends) the value of the row's last observation.  Where an episode terminated the entry has no
+    meaning; `gae` does not read it.
+    """
+    result = torch.zeros_like(values)
+    following = last_values
+    for t in range(len(values) - 1, -1, -1):
+        chosen = torch.where(truncated[t], final_values[t], following)
+        result[t] = torch.where(valid[t], chosen, result[t])
+        following = torch.where(valid[t], values[t], following)
+    return result
+
+
+# ------------------------------------------------------------------------------------------------------------------ GAE
+def gae(
+    rewards: Float[Tensor, "T B"],
+    values: Float[Tensor, "T B"],
+    next_values: Float[Tensor, "T B"],
+    terminated: Bool[Tensor, "T B"],
+    truncated: Bool[Tensor, "T B"],
+    valid: Bool[Tensor, "T B"],
+    gamma: float | Float[Tensor, "T B"],
+    lam: float,
+) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
+    """Returns (advantages, returns) of valid steps, and 0 for the others.
+
+        delta_t = r_t + gamma V_{t+1} (1 - terminated_t) - V_t
+        A_t     = delta_t + gamma lambda (1 - terminated_t) (1 - truncated_t) A_{t+1}
+        return  = A_t + V_t
+
+    (Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation", arXiv 1506.02438.)
+    t + 1 is the row's next valid step: steps that are not valid give neither reward nor decay, whatever they hold.
+
+    Args:
+        rewards: r_t.
+        values: V_t.
+        next_values: V_{t+1}, see the function of that name.
+        terminated: the episode ended here by the task's own rule; nothing follows.
+        truncated: the episode ended here by the time limit; the row's next step belongs to another episode.
+        valid: whether the step was taken.
+        gamma: discount per step; one per step and row at chunk level (`ChunkSteps.discount`).
+        lam: lambda, per step.
+    """
+    bootstrap = torch.where(terminated, 0.0, next_values)
+    deltas = rewards + gamma * bootstrap - values
+    decay = gamma * lam * (~(terminated | truncated)).to(values.dtype)
+    advantages = torch.zeros_like(values)
+    following = values.new_zeros(values.shape[1])
+    for t in range(len(values) - 1, -1, -1):
+        following = torch.where(valid[t], deltas[t] + decay[t] * following, following)
+        advantages[t] = torch.where(valid[t], following, advantages[t])
+    returns = torch.where(valid, advantages + values, 0.0)
+    return advantages, returns
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSteps:
+    """A rollout in which a whole chunk counts as one step; every tensor is [H, B]."""
+
+    rewards: Tensor  # float32, sum_c gamma^c r_c
+    terminated: Tensor  # bool
+    truncated: Tensor  # bool
+    valid: Tensor  # bool
+    discount: Tensor  # float32, of the value after the chunk: gamma^C, or gamma^c where the episode ended after c steps
+
+
+def chunk_steps(
+    rewards: Float[Tensor, "H B C"],
+    terminated: Bool[Tensor, "H B C"],
+    truncated: Bool[Tensor, "H B C"],
+    valid: Bool[Tensor, "H B C"],
+    gamma: float,
+) -> ChunkSteps:
+    """Returns a rollout at chunk level; `gamma` is per env step, and valid sub-steps come first in each chunk."""
+    powers = torch.as_tensor([gamma**c for c in range(rewards.shape[-1])], dtype=rewards.dtype, device=rewards.device)
+    length = valid.sum(-1)
+    table = torch.as_tensor(
+        [gamma**c for c in range(rewards.shape[-1] + 1)], dtype=rewards.dtype, device=rewards.device
+    )
+    return ChunkSteps(
+        rewards=(torch.where(valid, rewards, 0.0) * powers).sum(-1),
+        terminated=(terminated & valid).any(-1),
+        truncated=(truncated & valid).any(-1),
+        valid=length > 0,
+        discount=table[length],
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- groups
+def group_advantages(returns: Float[Tensor, "K G"], eps: float = 1e-6) -> Float[Tensor, "K G"]:
+    """Returns (R - mean) / (std + eps) within each group; 0 in groups of one.
+
+    (Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1; std is that of a sample, with G - 1.)
+    """
+    if returns.shape[1] < 2:
+        return torch.zeros_like(returns)
+    centred = returns - returns.mean(dim=1, keepdim=True)
+    return centred / (returns.std(dim=1, keepdim=True) + eps)
+
+
+def group_advantages_by_id(
+    returns: Float[Tensor, " E"], group_ids: Int[Tensor, " E"], eps: float = 1e-6
+) -> Float[Tensor, " E"]:
+    """Returns `group_advantages` for groups of unequal size (episodes of a failed env are missing)."""
+    advantages = torch.zeros_like(returns)
+    for group in group_ids.unique().tolist():
+        members = group_ids == group
+        advantages[members] = group_advantages(returns[members][None], eps)[0]
+    return advantages
+
+
+def groups_with_spread(raw_metric: Shaped[Tensor, "K G"]) -> Bool[Tensor, " K"]:
+    """Returns which groups differ in the raw task metric; the others teach nothing (DAPO, arXiv 2503.14476, 3.2)."""
+    return (raw_metric != raw_metric[:, :1]).any(dim=1)
+
+
+def episode_weights(valid: Bool[Tensor, "T B"]) -> Float[Tensor, "T B"]:
+    """Returns weights that sum to 1 over the valid steps of each row: a long episode weighs as much as a short one.
+
+    For rollouts of one episode per row; rows without a valid step get 0.
+    """
+    length = valid.sum(0, keepdim=True).clamp(min=1)
+    return valid.to(torch.float32) / length
+
+
+# -------------------------------------------------------------------------------------------------------- normalisation
+# Two passes, each a sum per block: blocks are added in a fixed order (learning/reduce.py), so that mean and std have
+# the same bits however the blocks are spread over workers.
+def advantage_sums(advantages: Float[Tensor, "*axes"], valid: Bool[Tensor, "*axes"]) -> Float[Tensor, "2"]:
+    """Returns [count, sum] over valid entries, float64."""
+    kept = torch.where(valid, advantages, 0.0).to(torch.float64)
+    return torch.stack([valid.sum().to(torch.float64), kept.sum()])
+
+
+def squared_deviations(
+    advantages: Float[Tensor, "*axes"], valid: Bool[Tensor, "*axes"], mean: float
+) -> Float[Tensor, "1"]:
+    """Returns [sum of (A - mean)^2] over valid entries, float64."""
+    deviations = torch.where(valid, advantages.to(torch.float64) - mean, 0.0)
+    return deviations.square().sum()[None]
+
+
+def mean_of(sums: Float[Tensor, "2"]) -> float:
+    """Returns the mean from [count, sum] over all blocks; 0 without entries."""
+    count, total = sums.tolist()
+    return total / max(count, 1.0)
+
+
+def std_of(sums: Float[Tensor, "2"], deviations: Float[Tensor, "1"]) -> float:
+    """Returns the standard deviation (of the population) from the sums of both passes over all blocks."""
+    return (float(deviations[0]) / max(float(sums[0]), 1.0)) ** 0.5
+
+
+def normalize(advantages: Float[Tensor, "*axes"], mean: float, std: float, eps: float = 1e-8) -> Float[Tensor, "*axes"]:
+    """Returns (A - mean) / (std + eps)."""
+    return (advantages - mean) / (std + eps)

@@ -1,0 +1,106 @@
+"""Log-probabilities of discrete action tokens: exact ones, sampling by given noise, and sums up to a credit level.
+
+Axes: V values of a token, C actions per chunk, A tokens per action; `*batch` and `*axes` are any.
+"""
+# ruff: noqa: F722, UP037 - jaxtyping's axes are strings, not forward references
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlinf_embodied.config import Level
+from rlinf_embodied.errors import ObjectiveError
+
+
+def log_softmax(logits: Float[Tensor, "*axes V"], temperature: float) -> Float[Tensor, "*axes V"]:
+    """Returns log-probabilities of all values at a temperature, float32."""
+    return torch.log_softmax(logits.to(torch.float32) / temperature, dim=-1)
+
+
+def token_log_probs(
+    logits: Float[Tensor, "*axes V"], tokens: Int[Tensor, "*axes"], temperature: float
+) -> Float[Tensor, "*axes"]:
+    """Returns log p(token) under the distribution that was sampled from, temperature included."""
+    return log_softmax(logits, temperature).gather(-1, tokens[..., None])[..., 0]
+
+
+def token_log_probs_and_entropy(
+    logits: Float[Tensor, "*axes V"], tokens: Int[Tensor, "*axes"], temperature: float
+) -> tuple[Float[Tensor, "*axes"], Float[Tensor, "*axes"]]:
+    """Returns (log p(token), entropy in nats), sharing one softmax; same bits as the single functions."""
+    every = log_softmax(logits, temperature)
+    return every.gather(-1, tokens[..., None])[..., 0], _entropy(every)
+
+
+def token_entropy(logits: Float[Tensor, "*axes V"], temperature: float) -> Float[Tensor, "*axes"]:
+    """Returns -sum_v p_v log p_v in nats; values with logit -inf count as 0."""
+    return _entropy(log_softmax(logits, temperature))
+
+
+def _entropy(every: Tensor) -> Tensor:
+    # 0 * -inf is NaN; clamped, a forbidden value adds 0 and passes no gradient
+    return -(every.exp() * every.clamp(min=torch.finfo(every.dtype).min)).sum(-1)
+
+
+def sample_tokens(
+    logits: Float[Tensor, "*axes V"], uniforms: Float[Tensor, "*axes"], temperature: float
+) -> Int[Tensor, "*axes"]:
+    """Samples by inverting the cumulative distribution: the first value whose cumulated probability exceeds `uniforms`.
+
+    The sum runs in float64 and is scaled by its own total, so that rounding can neither run over the end nor pick a
+    value of probability 0.
+
+    Args:
+        logits: unnormalised log-probabilities; -inf forbids a value.
+        uniforms: in [0, 1].
+        temperature: divides the logits.
+
+    Raises:
+        ObjectiveError: logits that are NaN or +inf, or forbid every value.
+    """
+    cumulated = log_softmax(logits, temperature).exp().to(torch.float64).cumsum(-1)
+    total = cumulated[..., -1]
+    if not bool(torch.isfinite(total).all()):
+        rows = (~torch.isfinite(total)).sum().item()
+        raise ObjectiveError(
+            f"{rows} of {total.numel()} action tokens have logits that are NaN or infinite, so nothing can be sampled: "
+            "the policy has diverged; go back to a checkpoint and use a smaller learning rate"
+        )
+    below = torch.nextafter(total, torch.zeros_like(total))
+    target = torch.minimum(uniforms.to(torch.float64) * total, below)
+    return torch.searchsorted(cumulated, target[..., None], right=True)[..., 0]
+
+
+def likeliest_tokens(logits: Float[Tensor, "*axes V"]) -> Int[Tensor, "*axes"]:
+    """Returns the greedy choice; the first of equals."""
+    return logits.argmax(-1)
+
+
+# --------------------------------------------------------------------------------------------------------------- levels
+def to_level(
+    log_probs: Float[Tensor, "*batch C A"], valid: Bool[Tensor, "*batch C"], level: Level
+) -> Float[Tensor, "..."]:
+    """Returns log-probs summed up to a level: [*batch, C, A], [*batch, C] or [*batch].
+
+    Actions that are not valid add nothing, and their entries are 0.
+    """
+    kept = torch.where(valid[..., None], log_probs, 0.0)
+    if level is Level.token:
+        return kept
+    return kept.sum(-1) if level is Level.action else kept.sum((-2, -1))
+
+
+def mask_at_level(valid: Bool[Tensor, "*batch C"], level: Level, tokens_per_action: int) -> Bool[Tensor, "..."]:
+    """Returns which entries of `to_level` count; a chunk does if any of its actions is valid."""
+    if level is Level.token:
+        return valid[..., None].expand(*valid.shape, tokens_per_action)
+    return valid if level is Level.action else valid.any(-1)
+
+
+def weights_at_level(weights: Float[Tensor, "*batch C"], level: Level, tokens_per_action: int) -> Float[Tensor, "..."]:
+    """Returns weights of actions for the entries of `to_level`; their sum stays what it was."""
+    if level is Level.token:
+        return (weights / tokens_per_action)[..., None].expand(*weights.shape, tokens_per_action)
+    return weights if level is Level.action else weights.sum(-1)

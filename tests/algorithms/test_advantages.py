@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.buffers import RolloutBuffer
+from torch import Tensor
+
+from rlinf_embodied.algorithms import advantages as A
+
+
+def make_rollout(seed: int, steps: int, rows: int, end: float = 0.15, skip: float = 0.2) -> dict[str, Tensor]:
+    """Returns random columns; entries of invalid steps are garbage on purpose."""
+    draw = torch.Generator().manual_seed(seed)
+    uniform = lambda: torch.rand(steps, rows, generator=draw)  # noqa: E731
+    valid = uniform() >= skip
+    terminated = (uniform() < end) & valid
+    truncated = (uniform() < end) & valid & ~terminated
+    normal = lambda: torch.where(valid, torch.randn(steps, rows, generator=draw), torch.nan)  # noqa: E731
+    return {
+        "rewards": normal(),
+        "values": normal(),
+        "final_values": torch.randn(steps, rows, generator=draw),
+        "last_values": torch.randn(rows, generator=draw),
+        "terminated": terminated,
+        "truncated": truncated,
+        "valid": valid,
+    }
+
+
+def run_gae(rollout: dict[str, Tensor], gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    columns = {name: rollout[name] for name in ("values", "final_values", "last_values", "truncated", "valid")}
+    following = A.next_values(**columns)
+    names = ("rewards", "values", "terminated", "truncated", "valid")
+    return A.gae(next_values=following, gamma=gamma, lam=lam, **{name: rollout[name] for name in names})
+
+
+def naive_gae(rollout: dict[str, Tensor], gamma: float, lam: float) -> np.ndarray:
+    """The definition as a sum over the rest of each episode: A_t = sum_k (gamma lambda)^k delta_{t+k}."""
+    result = np.zeros(tuple(rollout["rewards"].shape))
+    for row in range(result.shape[1]):
+        steps = [t for t in range(len(result)) if rollout["valid"][t, row]]
+        deltas, ends = {}, {}
+        for position, t in enumerate(steps):
+            following = (
+                rollout["values"][steps[position + 1], row]
+                if position + 1 < len(steps)
+                else rollout["last_values"][row]
+            )
+            if rollout["truncated"][t, row]:
+                following = rollout["final_values"][t, row]
+            if rollout["terminated"][t, row]:
+                following = torch.tensor(0.0)
+            deltas[t] = float(rollout["rewards"][t, row] + gamma * following - rollout["values"][t, row])
+            ends[t] = bool(rollout["terminated"][t, row] | rollout["truncated"][t, row])
+        for position, start in enumerate(steps):
+            for k, t in enumerate(steps[position:]):
+                result[start, row] += (gamma * lam) ** k * deltas[t]
+                if ends[t]:
+                    break
+    return result
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gae_equals_the_sum_of_discounted_deltas_of_each_episode(seed):
+    rollout = make_rollout(seed, steps=23, rows=4)
+    advantages, returns = run_gae(rollout, 0.97, 0.9)
+    np.testing.assert_allclose(advantages.numpy(), naive_gae(rollout, 0.97, 0.9), atol=1e-5)
+    expected = torch.where(rollout["valid"], advantages + rollout["values"], 0.0)
+    torch.testing.assert_close(returns, expected)
+
+
+def test_gae_with_lambda_one_is_the_discounted_return_minus_the_value():
+    # one episode of 3 steps that terminates: returns 1 + .5 * 2 + .25 * 4 = 3, 2 + .5 * 4 = 4, and 4
+    column = lambda *entries: torch.tensor(entries)[:, None]  # noqa: E731
+    rollout = {
+        "rewards": column(1.0, 2.0, 4.0),
+        "values": column(0.5, 0.25, -1.0),
+        "final_values": torch.zeros(3, 1),
+        "last_values": torch.tensor([100.0]),
+        "terminated": column(False, False, True),
+        "truncated": column(False, False, False),
+        "valid": column(True, True, True),
+    }
+    advantages, returns = run_gae(rollout, 0.5, 1.0)
+    assert returns[:, 0].tolist() == [3.0, 4.0, 4.0]
+    assert advantages[:, 0].tolist() == [2.5, 3.75, 5.0]
+
+
+def sb3_advantages(rollout: dict[str, Tensor], rewards: Tensor, ends: Tensor, gamma: float, lam: float) -> np.ndarray:
+    steps, rows = rewards.shape
+    box = Box(-1, 1, (1,))
+    buffer = RolloutBuffer(steps, box, box, device="cpu", gae_lambda=lam, gamma=gamma, n_envs=rows)
+    buffer.rewards[:], buffer.values[:] = rewards.numpy(), rollout["values"].numpy()
+    buffer.episode_starts[1:] = ends[:-1].numpy()
+    buffer.compute_returns_and_advantage(rollout["last_values"], ends[-1].numpy())
+    return buffer.advantages
+
+
+@pytest.mark.parametrize("end", [0.0, 0.2])
+def test_gae_equals_stable_baselines3_where_every_end_is_terminal(end):
+    rollout = make_rollout(3, steps=40, rows=5, end=end, skip=0.0)
+    rollout["terminated"] |= rollout["truncated"]
+    rollout["truncated"] = torch.zeros_like(rollout["truncated"])
+    ours, _ = run_gae(rollout, 0.99, 0.95)
+    theirs = sb3_advantages(rollout, rollout["rewards"], rollout["terminated"], 0.99, 0.95)
+    np.testing.assert_allclose(ours.numpy(), theirs, atol=1e-5)
+
+
+def test_gae_equals_stable_baselines3_with_time_limits():
+    rollout = make_rollout(4, steps=40, rows=5, end=0.2, skip=0.0)
+    assert rollout["truncated"].any()
+    ours, _ = run_gae(rollout, 0.99, 0.95)
+    # Stable-Baselines3 adds the discounted value of the final observation to the reward and treats the end as terminal
+    rewards = rollout["rewards"] + 0.99 * rollout["final_values"] * rollout["truncated"]
+    theirs = sb3_advantages(rollout, rewards, rollout["terminated"] | rollout["truncated"], 0.99, 0.95)
+    np.testing.assert_allclose(ours.numpy(), theirs, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**31), st.integers(1, 12), st.floats(0, 1), st.floats(0, 1))
+def test_skipping_invalid_steps_equals_removing_them(seed, steps, gamma, lam):
+    rollout = make_rollout(seed, steps, rows=1, skip=0.4)
+    kept = rollout["valid"][:, 0]
+    packed = {name: value if name == "last_values" else value[kept] for name, value in rollout.items()}
+    for whole, part in zip(run_gae(rollout, gamma, lam), run_gae(packed, gamma, lam), strict=True):
+        assert torch.equal(whole[kept], part)
+        assert not whole[~kept].any()
+
+
+def test_termination_cuts_the_bootstrap_and_truncation_only_the_trace():
+    rollout = make_rollout(0, steps=2, rows=1, end=0.0, skip=0.0)
+    rollout["truncated"][0] = True
+    advantages, _ = run_gae(rollout, 0.9, 0.8)
+    expected = rollout["rewards"][0] + 0.9 * rollout["final_values"][0] - rollout["values"][0]
+    torch.testing.assert_close(advantages[0], expected)
+    rollout["truncated"][0], rollout["terminated"][0] = False, True
+    advantages, _ = run_gae(rollout, 0.9, 0.8)
+    torch.testing.assert_close(advantages[0], rollout["rewards"][0] - rollout["values"][0])
+
+
+def test_chunks_unfold_in_the_order_of_env_steps():
+    chunks = torch.arange(2 * 3 * 4).reshape(2, 3, 4)  # H B C
+    steps = A.time_major(chunks)
+    assert steps[:, 1].tolist() == [4, 5, 6, 7, 16, 17, 18, 19]
+    assert torch.equal(A.chunk_major(steps, 4), chunks)
+
+
+def test_final_values_stand_in_the_chunk_and_row_of_their_episode():
+    spread = A.spread_final_values(torch.tensor([[1, 0], [0, 2]]), torch.tensor([5.0, 7.0]), (2, 3, 2))
+    assert spread[1, 0].tolist() == [5.0, 5.0]
+    assert spread[0, 2].tolist() == [7.0, 7.0]
+    assert spread.sum() == 24
+
+
+def test_a_chunk_is_a_discounted_sum_and_its_bootstrap_is_discounted_by_its_length():
+    rewards = torch.tensor([[[1.0, 2.0, 4.0], [1.0, 2.0, 9.0], [9.0, 9.0, 9.0]]])
+    valid = torch.tensor([[[True, True, True], [True, True, False], [False, False, False]]])
+    truncated = torch.tensor([[[False] * 3, [False, True, False], [False] * 3]])
+    chunks = A.chunk_steps(rewards, torch.zeros_like(valid), truncated, valid, 0.5)
+    assert chunks.rewards.tolist() == [[3.0, 2.0, 0.0]]  # 1 + 1 + 1; 1 + 1; nothing
+    assert chunks.discount.tolist() == [[0.125, 0.25, 1.0]]
+    assert chunks.truncated.tolist() == [[False, True, False]]
+    assert chunks.valid.tolist() == [[True, True, False]]
+
+
+def test_chunk_level_returns_equal_those_of_single_steps_at_lambda_one():
+    # with lambda = 1 both are the Monte-Carlo return with a bootstrap, so chunking changes nothing
+    draw = torch.Generator().manual_seed(0)
+    rewards = torch.randn(6, 3, 4, generator=draw)
+    no, yes = torch.zeros(6, 3, 4, dtype=torch.bool), torch.ones(6, 3, 4, dtype=torch.bool)
+    values, last = torch.randn(24, 3, generator=draw), torch.randn(3, generator=draw)
+    steps = {
+        "rewards": A.time_major(rewards),
+        "values": values,
+        "final_values": torch.zeros(24, 3),
+        "last_values": last,
+        "terminated": A.time_major(no),
+        "truncated": A.time_major(no),
+        "valid": A.time_major(yes),
+    }
+    _, fine = run_gae(steps, 0.9, 1.0)
+    chunks = A.chunk_steps(rewards, no, no, yes, 0.9)
+    at_chunks = values[::4]
+    following = A.next_values(at_chunks, torch.zeros(6, 3), last, chunks.truncated, chunks.valid)
+    _, coarse = A.gae(
+        chunks.rewards, at_chunks, following, chunks.terminated, chunks.truncated, chunks.valid, chunks.discount, 1.0
+    )
+    torch.testing.assert_close(coarse, fine[::4])
+
+
+def test_group_advantages_have_no_mean_and_unit_deviation():
+    returns = torch.tensor([[1.0, 0.0, 0.0, 1.0], [3.0, 1.0, 2.0, 6.0], [0.5, 0.5, 0.5, 0.5]])
+    advantages = A.group_advantages(returns)
+    # group 0: mean 1/2, std sqrt(4 * 1/4 / 3) = 0.57735, so 0.5 / 0.57735 = 0.86603
+    torch.testing.assert_close(advantages[0], torch.tensor([0.86603, -0.86603, -0.86603, 0.86603]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(advantages[1].std(), torch.tensor(1.0), atol=1e-4, rtol=0)
+    assert advantages[2].tolist() == [0.0] * 4
+    assert A.group_advantages(torch.tensor([[7.0]])).tolist() == [[0.0]]
+
+
+def test_groups_by_id_equal_groups_by_row_and_may_differ_in_size():
+    returns = torch.tensor([1.0, 3.0, 0.0, 5.0, 2.0, 9.0])
+    ids = torch.tensor([4, 2, 4, 2, 2, 7])
+    advantages = A.group_advantages_by_id(returns, ids)
+    torch.testing.assert_close(advantages[ids == 4], A.group_advantages(torch.tensor([[1.0, 0.0]]))[0])
+    torch.testing.assert_close(advantages[ids == 2], A.group_advantages(torch.tensor([[3.0, 5.0, 2.0]]))[0])
+    assert advantages[5] == 0
+
+
+def test_groups_without_spread_in_the_raw_metric_are_named():
+    raw = torch.tensor([[True, True], [True, False], [False, False]])
+    assert A.groups_with_spread(raw).tolist() == [False, True, False]
+
+
+def test_each_episode_weighs_the_same():
+    valid = torch.tensor([[True, True, False], [True, False, False], [True, False, False], [True, False, False]])
+    weights = A.episode_weights(valid)
+    assert weights.sum(0).tolist() == [1.0, 1.0, 0.0]
+    assert weights[0].tolist() == [0.25, 1.0, 0.0]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**31), st.integers(1, 6))
+def test_statistics_from_block_sums_are_those_of_the_whole(seed, num_blocks):
+    draw = torch.Generator().manual_seed(seed)
+    advantages = torch.randn(7, 2 * num_blocks, generator=draw) * 3 + 1
+    valid = torch.rand(advantages.shape, generator=draw) < 0.7
+    valid[0] = True
+    garbage = torch.where(valid, advantages, torch.nan)
+    blocks = list(zip(garbage.chunk(num_blocks, 1), valid.chunk(num_blocks, 1), strict=True))
+    sums = torch.stack([A.advantage_sums(*block) for block in blocks]).sum(0)
+    mean = A.mean_of(sums)
+    std = A.std_of(sums, torch.stack([A.squared_deviations(*block, mean) for block in blocks]).sum(0))
+    kept = advantages[valid].double()
+    assert mean == pytest.approx(kept.mean().item(), abs=1e-6)
+    assert std == pytest.approx(kept.std(correction=0).item(), abs=1e-6)
+    normalized = A.normalize(advantages, mean, std)[valid]
+    assert normalized.mean().item() == pytest.approx(0, abs=1e-5)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributions import Categorical
+
+from rlinf_embodied.algorithms import log_probs as P
+from rlinf_embodied.config import Level
+from rlinf_embodied.errors import ObjectiveError
+
+
+def test_log_probs_and_entropy_are_those_of_a_categorical_at_the_temperature():
+    draw = torch.Generator().manual_seed(0)
+    logits, tokens = torch.randn(4, 3, 7, generator=draw), torch.randint(7, (4, 3), generator=draw)
+    reference = Categorical(logits=logits / 0.6)
+    torch.testing.assert_close(P.token_log_probs(logits, tokens, 0.6), reference.log_prob(tokens))
+    torch.testing.assert_close(P.token_entropy(logits, 0.6), reference.entropy())
+    log_probs, entropy = P.token_log_probs_and_entropy(logits, tokens, 0.6)
+    assert torch.equal(log_probs, P.token_log_probs(logits, tokens, 0.6))
+    assert torch.equal(entropy, P.token_entropy(logits, 0.6))
+
+
+def test_a_forbidden_value_adds_no_entropy_and_no_nan_gradient():
+    logits = torch.tensor([0.0, 0.0, -math.inf], requires_grad=True)
+    entropy = P.token_entropy(logits, 1.0)
+    assert entropy.item() == pytest.approx(math.log(2))
+    (entropy + P.token_log_probs(logits, torch.tensor(0), 1.0)).backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_sampling_inverts_the_cumulative_distribution():
+    logits = torch.tensor([0.2, 0.3, 0.5]).log().expand(6, 3)
+    uniforms = torch.tensor([0.0, 0.19, 0.21, 0.49, 0.51, 0.99])
+    assert P.sample_tokens(logits, uniforms, 1.0).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("num_values", [2, 33, 4096, 32000])
+def test_uniforms_near_one_neither_run_over_the_end_nor_pick_impossible_values(num_values):
+    logits = torch.zeros(3, num_values)
+    logits[:, num_values // 2 :] = -math.inf
+    logits[:, 0] = -math.inf if num_values > 2 else 0.0
+    uniforms = torch.tensor([0.0, 1 - 2.0**-24, 1.0])
+    tokens = P.sample_tokens(logits, uniforms, 1.0)
+    assert torch.isfinite(P.token_log_probs(logits, tokens, 1.0)).all()
+    assert tokens.tolist() == [1 if num_values > 2 else 0, *[num_values // 2 - 1] * 2]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**31), st.floats(0.05, 2.0), st.floats(0, 1, width=32))
+def test_a_sampled_token_is_possible_and_brackets_its_uniform(seed, temperature, uniform):
+    draw = torch.Generator().manual_seed(seed)
+    logits = 30 * torch.randn(5, 33, generator=draw)
+    logits[torch.rand(logits.shape, generator=draw) < 0.3] = -math.inf
+    logits[:, 7] = 0.0
+    tokens = P.sample_tokens(logits, torch.full((5,), uniform), temperature)
+    probs = P.log_softmax(logits, temperature).exp().double()
+    assert (probs.gather(1, tokens[:, None]) > 0).all()
+    cumulated = probs.cumsum(1) / probs.sum(1, keepdim=True)
+    above = cumulated.gather(1, tokens[:, None])[:, 0]
+    below = above - probs.gather(1, tokens[:, None])[:, 0]
+    assert (below <= uniform + 1e-6).all()
+    assert (above >= uniform - 1e-6).all()
+
+
+def test_frequencies_follow_the_probabilities():
+    probabilities = torch.tensor([0.1, 0.6, 0.3])
+    uniforms = (torch.arange(10_000) + 0.5) / 10_000  # stratified: frequencies are exact up to rounding
+    tokens = P.sample_tokens(probabilities.log().expand(10_000, 3), uniforms, 1.0)
+    assert (tokens.bincount() - torch.tensor([1000, 6000, 3000])).abs().max() <= 1
+    flat = P.sample_tokens(probabilities.log().expand(10_000, 3), uniforms, 1e4)
+    assert (flat.bincount() - 3333).abs().max() <= 2
+
+
+def test_a_row_is_sampled_alike_whatever_its_neighbours():
+    draw = torch.Generator().manual_seed(1)
+    logits, uniforms = torch.randn(8, 5, 33, generator=draw), torch.rand(8, 5, generator=draw)
+    together = P.sample_tokens(logits, uniforms, 0.6)
+    alone = torch.stack([P.sample_tokens(logits[i], uniforms[i], 0.6) for i in range(8)])
+    assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_refused(bad):
+    logits = torch.zeros(2, 3)
+    logits[1, 0] = bad
+    with pytest.raises(ObjectiveError, match="1 of 2 action tokens"):
+        P.sample_tokens(logits, torch.full((2,), 0.5), 1.0)
+
+
+def test_greedy_takes_the_likeliest():
+    assert P.likeliest_tokens(torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 1.0]])).tolist() == [1, 0]
+
+
+def test_levels_sum_what_is_valid():
+    log_probs = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [math.nan, 8.0]]])  # B=2, C=2, A=2
+    valid = torch.tensor([[True, True], [True, False]])
+    assert P.to_level(log_probs, valid, Level.token).tolist() == [[[1, 2], [3, 4]], [[5, 6], [0, 0]]]
+    assert P.to_level(log_probs, valid, Level.action).tolist() == [[3, 7], [11, 0]]
+    assert P.to_level(log_probs, valid, Level.chunk).tolist() == [10, 11]
+
+
+@pytest.mark.parametrize("level", list(Level))
+def test_masks_and_weights_have_the_shape_of_their_level_and_weights_keep_their_sum(level):
+    valid = torch.tensor([[True, True], [True, False], [False, False]])
+    weights = valid * torch.tensor([[0.5], [2.0], [1.0]])
+    at_level = P.to_level(torch.zeros(3, 2, 4), valid, level)
+    mask, moved = P.mask_at_level(valid, level, 4), P.weights_at_level(weights, level, 4)
+    assert mask.shape == moved.shape == at_level.shape
+    assert moved.sum() == weights.sum()
+    assert not moved[~mask].any()
