@@ -1,0 +1,315 @@
+"""The learner as a stage: advantages, critic epochs, policy epochs, and all the state that training has.
+
+    columns of every block -> advantages -> global mean and deviation -> critic epochs -> policy epochs -> new version
+                                                                                            |
+                                        before the first step the importance ratio must be 1 per token, or it stops
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from rlinf_embodied.algorithms.log_probs import mask_at_level, to_level, weights_at_level
+from rlinf_embodied.algorithms.losses import (
+    explained_variance,
+    explained_variance_sums,
+    masked_sum,
+    policy_loss,
+    require_unit_ratio,
+    value_loss,
+)
+from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Level, Reduction
+from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
+from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
+from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, SharedPolicy, load_policy
+from rlinf_embodied.errors import ObjectiveError
+from rlinf_embodied.interfaces import RunningEpisode
+from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
+from rlinf_embodied.learning.optimizer import FlatOptimizer, linear_decay
+from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, Reducer
+from rlinf_embodied.learning.update import LossSums, minibatch_step, slices
+from rlinf_embodied.learning.weights import WeightsMessage, export_weights
+from rlinf_embodied.runtime.host import Output, StageContext, Tick
+
+_RATIO_LIMIT = {"cpu": 1e-5, "cuda": 1e-2}  # of |log ratio| at unchanged weights; a GPU's kernels depend on the batch
+
+
+@dataclass(frozen=True, slots=True)
+class ActorConfig:
+    """What the stage needs to know."""
+
+    held: PolicyStageConfig
+    algorithm: AlgorithmConfig
+    env: EnvConfig
+    num_iterations: int
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ActorReport:
+    """What the driver learns of an update."""
+
+    metrics: dict[str, float]
+    version: int
+
+
+class ActorStage:
+    """Updates the policy by PPO or GRPO; data-parallel over the workers that host it."""
+
+    def __init__(self, config: ActorConfig) -> None:
+        """Takes plain data; `setup` loads the policy."""
+        self._config = config
+        self._algorithm = config.algorithm
+
+    def setup(self, context: StageContext) -> None:
+        """Loads the policy (or takes its worker's copy) and makes the optimizers.
+
+        Raises:
+            ObjectiveError: the policy has nothing to train.
+        """
+        held, algorithm = self._config.held, self._algorithm
+        shared = context.share("policy", lambda: load_policy(held.policy, held.folder, context.device))
+        self._shared = cast(SharedPolicy, shared)
+        self._policy = self._shared.policy
+        self._rank, self._device = context.group.rank, context.device
+        exact = algorithm.reduction is Reduction.exact
+        self._reducer: Reducer = (ExactReducer if exact else FastReducer)(context.group, context.owners)
+        if not self._policy.policy_parameters():
+            raise ObjectiveError("policy_parameters() is empty: the policy loss would train nothing; check policy.*")
+        self._optimizer = FlatOptimizer(
+            self._policy.policy_parameters(), algorithm.lr, eps=1e-5, max_grad_norm=algorithm.max_grad_norm
+        )
+        self._value_optimizer: FlatOptimizer | None = None
+        if algorithm.name is AlgorithmName.ppo:
+            self._value_optimizer = FlatOptimizer(
+                self._policy.value_parameters(),
+                algorithm.value_lr,
+                eps=1e-5,
+                max_grad_norm=algorithm.value_max_grad_norm,
+            )
+
+    # -------------------------------------------------------------------------------------------------------- update
+    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+        """Makes one iteration's update from (policy columns of all rounds, env columns of all rounds) per block.
+
+        Raises:
+            ObjectiveError: the ratio is not 1 at the start, or samples come from another version of the weights.
+        """
+        rollouts = {block: _pair(payloads) for block, payloads in inputs.items()}
+        self._require_version(rollouts)
+        metrics: dict[str, float] = {}
+        if self._algorithm.name is AlgorithmName.ppo:
+            raw = {block: ppo_block(self._policy, parts, self._algorithm) for block, parts in rollouts.items()}
+            blocks = normalize_blocks(raw, self._reducer)
+            metrics |= self._fit_value(tick, blocks)
+        else:
+            kept = set(cast("tuple[tuple[int, int], ...]", tick.message))
+            blocks = {b: grpo_block(parts, self._algorithm, b, kept) for b, parts in rollouts.items()}
+            metrics["rollout/useful_groups"] = float(len(kept))
+        metrics |= self._fit_policy(tick, blocks)
+        self._shared.version = tick.iteration + 1
+        return Output(dict.fromkeys(inputs), ActorReport(metrics, self._shared.version))
+
+    def _require_version(self, rollouts: Mapping[int, list[tuple[PolicyColumns, EnvColumns]]]) -> None:
+        versions = {columns.version for parts in rollouts.values() for columns, _ in parts}
+        if versions != {self._shared.version}:
+            raise ObjectiveError(
+                f"samples come from weights of version {sorted(versions)}, but the actor has {self._shared.version}: "
+                "the weights were not installed"
+            )
+
+    def _rows(self, tick: Tick, blocks: Mapping[int, TrainingBlock], purpose: str, epoch: int) -> list[dict[int, Tensor]]:
+        """Row indices of each minibatch of an epoch, by block."""
+        parts = self._algorithm.num_minibatches
+        seed = self._config.held.seed
+        cut = {b: slices(seed, purpose, tick.iteration, epoch, b, len(t), parts) for b, t in blocks.items()}
+        return [{block: pieces[k] for block, pieces in cut.items()} for k in range(parts)]
+
+    def _fit_value(self, tick: Tick, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
+        """Runs the critic's epochs on fixed targets."""
+        assert self._value_optimizer is not None
+
+        def loss(block: int, index: Tensor) -> LossSums:
+            rows = blocks[block].rows(index)
+            assert rows.returns is not None
+            values = self._policy.value(rows.features, rows.privileged)
+            terms = value_loss(values, rows.returns, rows.valid, rows.values, self._algorithm.value_clip)
+            count = terms.count.to(torch.float32)
+            return LossSums(terms.loss, count, terms.loss.detach().reshape(1))
+
+        total, count = 0.0, 0.0
+        for epoch in range(self._algorithm.value_epochs):
+            for rows in self._rows(tick, blocks, "value", epoch):
+                sums, weight, _ = minibatch_step(rows, loss, self._value_optimizer, 1, self._reducer)
+                total, count = total + float(sums[0]), count + weight
+        explained = self._reducer.sum_blocks(
+            {b: explained_variance_sums(t.values, t.returns, t.valid) for b, t in blocks.items()}
+        )
+        return {
+            "losses/value_loss": total / max(count, 1.0),
+            "losses/explained_variance": explained_variance(explained),
+        }
+
+    def _fit_policy(self, tick: Tick, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
+        """Runs the policy's epochs until they are over or a minibatch exceeds the target KL."""
+        algorithm = self._algorithm
+        self._check_ratio_of_first(tick, blocks)
+        if algorithm.name is AlgorithmName.ppo and tick.iteration < algorithm.critic_warmup_iterations:
+            return {"losses/initial_log_ratio": self._initial_log_ratio}
+        self._optimizer.lr = linear_decay(
+            tick.iteration, self._config.num_iterations, algorithm.lr, algorithm.lr_end_fraction
+        )
+        sums = _PolicySums()
+        for epoch in range(algorithm.epochs):
+            for rows in self._rows(tick, blocks, "policy", epoch):
+                statistics, weight, norm = minibatch_step(
+                    rows, lambda b, i: self._policy_loss(blocks[b], i), self._optimizer, 6, self._reducer, self._too_far
+                )
+                if norm is None:
+                    return self._policy_metrics(sums, stopped=weight > 0)
+                sums.add(statistics, weight, norm)
+        return self._policy_metrics(sums, stopped=False)
+
+    def _policy_loss(self, block: TrainingBlock, index: Tensor) -> LossSums:
+        rows, algorithm = block.rows(index), self._algorithm
+        level = algorithm.ratio_level
+        log_probs, entropy = self._policy.evaluate(rows.features, rows.tokens, self._config.held.policy.temperature)
+        tokens = log_probs.shape[-1]
+        counted = rows.weights > 0
+        terms = policy_loss(
+            to_level(log_probs, rows.valid, level),
+            to_level(rows.old_log_probs, rows.valid, level),
+            rows.advantages[:, 0] if level is Level.chunk else rows.advantages,
+            mask_at_level(counted, level, tokens),
+            algorithm.clip_low,
+            algorithm.clip_high,
+            weights_at_level(rows.weights, level, tokens),
+        )
+        per_action = entropy.sum(-1)
+        loss = terms.loss - algorithm.entropy_coef * (rows.weights * per_action).sum()
+        kl, count = terms.approx_kl
+        outside, _ = terms.clipfrac
+        statistics = [terms.loss, kl, outside, count, masked_sum(per_action, counted) / tokens, counted.sum()]
+        return LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics]))
+
+    def _too_far(self, statistics: Tensor, weight: float) -> bool:
+        limit = self._algorithm.target_kl
+        return limit is not None and float(statistics[1]) / max(float(statistics[3]), 1.0) > limit
+
+    @torch.no_grad()
+    def _check_ratio_of_first(self, tick: Tick, blocks: Mapping[int, TrainingBlock]) -> None:
+        """Measures max |log ratio| per token on the first minibatch, before any step."""
+        largest = {}
+        for block, index in self._rows(tick, blocks, "policy", 0)[0].items():
+            rows = blocks[block].rows(index)
+            difference = torch.zeros(1)
+            if len(rows):
+                now, _ = self._policy.evaluate(rows.features, rows.tokens, self._config.held.policy.temperature)
+                now, old = (torch.where(rows.valid[..., None], x, 0.0) for x in (now, rows.old_log_probs))
+                difference = (now - old).abs().max().reshape(1).cpu()
+            largest[block] = difference
+        self._initial_log_ratio = max(float(v[0]) for v in self._reducer.gather_blocks(largest).values())
+        require_unit_ratio(self._initial_log_ratio, _RATIO_LIMIT[self._device.split(":")[0]])
+
+    def _policy_metrics(self, sums: _PolicySums, stopped: bool) -> dict[str, float]:
+        count, steps = max(sums.count, 1.0), max(sums.steps, 1)
+        return {
+            "losses/policy_loss": sums.loss / max(sums.weight, 1e-8),
+            "losses/approx_kl": sums.kl / count,
+            "losses/clipfrac": sums.clipped / count,
+            "losses/entropy": sums.entropy / max(sums.actions, 1.0),
+            "losses/grad_norm": sums.norm / steps,
+            "losses/policy_steps": float(sums.steps),
+            "losses/stopped_by_kl": float(stopped),
+            "losses/initial_log_ratio": self._initial_log_ratio,
+            "charts/learning_rate": self._optimizer.lr,
+        }
+
+    # --------------------------------------------------------------------------------------------- weights and state
+    def export_weights(self, tick: Tick) -> WeightsMessage:
+        """Returns all weights with their version and checksum."""
+        return export_weights(self._policy.module, self._shared.version)
+
+    def weights_digest(self, tick: Tick) -> str:
+        """Returns the SHA-256 of all weights."""
+        return weights_sha256(self._policy.module.state_dict())
+
+    def save(self, tick: Tick, argument: tuple[str, int, int, dict[str, object], dict[int, list]]) -> None:
+        """Writes a checkpoint (the first worker does): (root, step, keep, JSON state, what the env carries over)."""
+        if self._rank != 0:
+            return
+        root, step, keep, state, carry_over = argument
+        tensors = {"policy_optimizer": self._optimizer.export_state()}
+        if self._value_optimizer is not None:
+            tensors["value_optimizer"] = self._value_optimizer.export_state()
+        if carry_over:
+            tensors["carry_over"] = _flatten_carry_over(carry_over)
+        state = state | {"version": self._shared.version, "blocks": sorted(carry_over)}
+        save(Path(root), step, policy_writer=self._policy.save, tensors=tensors, state=state, keep=keep)
+
+    def load(self, tick: Tick, folder: str) -> None:
+        """Restores optimizers and version; the weights were loaded with the policy."""
+        self._optimizer.import_state(load_tensors(Path(folder), "policy_optimizer"))
+        if self._value_optimizer is not None:
+            self._value_optimizer.import_state(load_tensors(Path(folder), "value_optimizer"))
+        self._shared.version = tick.iteration
+
+    def load_carry_over(self, tick: Tick, folder: str) -> dict[int, list[RunningEpisode | None]]:
+        """Returns what the env carried over, {} if nothing."""
+        return _unflatten_carry_over(load_tensors(Path(folder), "carry_over"), self._config.env.block_size)
+
+
+@dataclass(slots=True)
+class _PolicySums:
+    """Sums over the minibatches of an iteration."""
+
+    loss: float = 0.0
+    weight: float = 0.0
+    kl: float = 0.0
+    clipped: float = 0.0
+    count: float = 0.0
+    entropy: float = 0.0
+    actions: float = 0.0
+    norm: float = 0.0
+    steps: int = 0
+
+    def add(self, statistics: Tensor, weight: float, norm: float) -> None:
+        """Adds one minibatch."""
+        loss, kl, clipped, count, entropy, actions = statistics.tolist()
+        self.loss, self.kl, self.clipped = self.loss + loss, self.kl + kl, self.clipped + clipped
+        self.count, self.entropy, self.actions = self.count + count, self.entropy + entropy, self.actions + actions
+        self.weight, self.norm, self.steps = self.weight + weight, self.norm + norm, self.steps + 1
+
+
+def _pair(payloads: list[object]) -> list[tuple[PolicyColumns, EnvColumns]]:
+    """Splits [policy columns of each round, env columns of each round] into pairs."""
+    half = len(payloads) // 2
+    return [(cast(PolicyColumns, p), cast(EnvColumns, e)) for p, e in zip(payloads[:half], payloads[half:], strict=True)]
+
+
+def _flatten_carry_over(state: Mapping[int, list[RunningEpisode | None]]) -> dict[str, Tensor]:
+    """Returns seeds and actions of running episodes as named tensors."""
+    tensors = {}
+    for block, episodes in state.items():
+        for row, episode in enumerate(episodes):
+            if episode is not None:
+                tensors[f"{block}.{row}.seed"] = torch.tensor([episode.seed])
+                tensors[f"{block}.{row}.actions"] = episode.actions.cpu().contiguous()
+    return tensors
+
+
+def _unflatten_carry_over(tensors: Mapping[str, Tensor], block_size: int) -> dict[int, list[RunningEpisode | None]]:
+    blocks = sorted({int(name.split(".")[0]) for name in tensors})
+    state: dict[int, list[RunningEpisode | None]] = {block: [None] * block_size for block in blocks}
+    for name in tensors:
+        block, row, kind = name.split(".")
+        if kind == "seed":
+            actions = tensors[f"{block}.{row}.actions"]
+            state[int(block)][int(row)] = RunningEpisode(int(tensors[name][0]), actions)
+    return state

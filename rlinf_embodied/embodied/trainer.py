@@ -1,0 +1,309 @@
+"""One training run, from the configuration to the summary.
+
+    prepare   run folder, cluster, session                    nothing expensive has started
+    start     warm start or resume -> a policy folder; workers with env, policy and actor; evaluation before
+    iterate   run_iteration -> metrics -> checkpoint          an iteration is the transaction: what is interrupted is lost
+    finish    evaluation after, with videos; summary, trace, curve
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from rlinf_embodied.cluster.hardware import Cluster, local_cluster
+from rlinf_embodied.compose import to_yaml
+from rlinf_embodied.config import ClusterConfig, TrainConfig
+from rlinf_embodied.embodied.evaluation import (
+    Evaluation,
+    EvaluationPolicyConfig,
+    EvaluationResult,
+    evaluation_env,
+    evaluation_fingerprint,
+)
+from rlinf_embodied.embodied.report import plot_curve
+from rlinf_embodied.embodied.warm_start import WarmStartStageConfig, warm_start
+from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.flow.plan import Plan, resolve
+from rlinf_embodied.learning.checkpoint import find_latest, load_state
+from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.telemetry.live import LiveView
+from rlinf_embodied.telemetry.metrics import MetricsWriter
+from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.telemetry.trace import Span, write_trace
+
+_LOG = logging.getLogger(__name__)
+INTERRUPTED = 130  # the exit code after Ctrl-C
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run carries from iteration to iteration beside weights and optimizer; part of every checkpoint."""
+
+    iteration: int = 0  # the next one
+    env_steps: int = 0
+    rollout_s: float = 0.0  # seconds of RL so far
+    success_before: dict[str, object] | None = None
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """Set by Ctrl-C: the iteration under way is finished, a checkpoint is written."""
+
+    asked: bool = False
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[StopRequest]:
+    """Turns the first Ctrl-C into a request; the second one ends the process at once."""
+    request = StopRequest()
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if request.asked:
+            raise KeyboardInterrupt
+        request.asked = True
+        print("\ninterrupt: finishing this iteration, then writing a checkpoint (press again to stop at once)", flush=True)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield request
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def make_session(config: ClusterConfig) -> Session:
+    """Returns the session that `cluster.session` names."""
+    if config.session == "serial":
+        return SerialSession(config.call_timeout_s)
+    from rlinf_embodied.runtime.ray_session import RaySession  # ray takes half a second to import: only where it is used
+
+    return RaySession(config.call_timeout_s, config.object_store_bytes)
+
+
+class Trainer:
+    """Runs one training; `run` is the whole story."""
+
+    def __init__(self, config: TrainConfig, started: float | None = None) -> None:
+        """Checks what can be checked before anything expensive starts.
+
+        Raises:
+            ConfigError: the run folder cannot be written, or is in use and resume=never.
+            PlanError: the plan does not fit the cluster.
+            CheckpointError: the checkpoint to resume from, or to start from, is missing or foreign.
+        """
+        self._config = config
+        self._started = started or time.time()
+        self._resumed = self._find_resume()
+        self._warm_checkpoint(config.warm_start.checkpoint)
+        self._folder = RunFolder(Path(config.run.dir or _default_dir(config)))
+        self._cluster: Cluster = local_cluster(config.cluster.num_devices)
+        self._plan: Plan = resolve(
+            config.plan.name, config.plan.trees, self._cluster.num_devices, training_workflow(config, "")
+        )
+        self._spans: list[Span] = []
+        self._progress = Progress()
+
+    # ----------------------------------------------------------------------------------------------------- prepare
+    def _find_resume(self) -> Path | None:
+        config = self._config
+        if config.resume not in ("auto", "never"):
+            path = Path(config.resume)
+            return find_latest(path.parent) if path.name == "latest" else path
+        root = Path(config.run.dir) / "checkpoints" if config.run.dir else None
+        latest = find_latest(root) if root and root.exists() else None
+        if latest is not None and config.resume == "never":
+            raise ConfigError(
+                f"run.dir is {config.run.dir!r}, but it holds the checkpoint {latest.name} and resume=never: "
+                "use another run.dir, or resume=auto to go on"
+            )
+        return latest
+
+    @staticmethod
+    def _warm_checkpoint(path: str | None) -> None:
+        if path is not None and not (Path(path) / "config.json").exists():
+            raise CheckpointError(
+                f"warm_start.checkpoint is {path!r}, but it holds no config.json: give a policy or checkpoint folder"
+            )
+
+    # -------------------------------------------------------------------------------------------------------- run
+    def run(self) -> int:
+        """Runs the training and returns the exit code: 0, or 130 after Ctrl-C."""
+        config = self._config
+        self._folder.write_text("config.yaml", to_yaml(config))
+        self._folder.write_manifest(config.run.seed, self._cluster)
+        self._folder.write_json("plan.json", self._plan.to_dict())
+        session = make_session(config.cluster)
+        writer = MetricsWriter(self._folder.path, wandb=config.run.wandb, config=asdict(config))
+        try:
+            with LiveView(config.run.num_iterations, f"{config.env.task} · {config.algorithm.name}") as view:
+                return self._run(session, writer, view)
+        finally:
+            writer.close()
+            session.close()
+
+    def _run(self, session: Session, writer: MetricsWriter, view: LiveView) -> int:
+        policy_folder = self._resumed or self._warm_start(session, view)
+        executor = Executor(training_workflow(self._config, str(policy_folder)), self._plan, session, self._cluster)
+        if self._resumed is not None:
+            self._load(executor, self._resumed)
+        evaluation = self._evaluation(session, str(policy_folder))
+        with stop_on_interrupt() as stop:
+            if self._progress.success_before is None:
+                before = self._evaluate(evaluation, executor, session, 0, view, "before")
+                self._progress.success_before = before.summary()
+            self._iterate(executor, evaluation, session, writer, view, stop)
+        if stop.asked:
+            view.note(f"stopped after iteration {self._progress.iteration}; resume with the same command")
+            return INTERRUPTED
+        after = self._evaluate(evaluation, executor, session, self._config.run.num_iterations, view, "after")
+        self._finish(executor, after, view)
+        return 0
+
+    def _warm_start(self, session: Session, view: LiveView) -> Path:
+        config = self._config
+        if config.warm_start.checkpoint is not None:
+            return Path(config.warm_start.checkpoint)
+        stage = WarmStartStageConfig((config.env,), config.policy, config.warm_start, config.run.seed)
+        return warm_start(stage, session, self._cluster, view.progress)
+
+    def _evaluation(self, session: Session, policy_folder: str) -> Evaluation:
+        config = self._config
+        env = evaluation_env(config.env, min(config.eval.num_envs, config.eval.num_episodes))
+        policy = EvaluationPolicyConfig(
+            config.policy, policy_folder, config.run.seed, env.block_size, config.eval, env.num_envs
+        )
+        stage = StageSpec("eval_policy", "rlinf_embodied.embodied.evaluation.EvaluationPolicyStage", policy)
+        videos = str(self._folder.videos) if config.eval.record_video else None
+        return Evaluation(env, config.eval, stage, session, self._cluster, config.run.seed, videos)
+
+    def _evaluate(
+        self, evaluation: Evaluation, executor: Executor, session: Session, step: int, view: LiveView, label: str
+    ) -> EvaluationResult:
+        """Evaluates the actor's present weights on all devices."""
+        view.note(f"evaluating {label} ({self._config.eval.num_episodes} held-out episodes) ...")
+        hosts = executor.workers("actor")
+        missing = [(worker, "eval_policy") for worker in evaluation.workers if worker not in hosts]
+        if missing:
+            executor.send_weights(session, (hosts[0], "actor"), missing, Tick(step))
+        result = evaluation.run(step)
+        view.note(f"evaluation {label}: success {result}")
+        return result
+
+    # ---------------------------------------------------------------------------------------------------- iterate
+    def _iterate(
+        self,
+        executor: Executor,
+        evaluation: Evaluation,
+        session: Session,
+        writer: MetricsWriter,
+        view: LiveView,
+        stop: StopRequest,
+    ) -> None:
+        config, progress = self._config, self._progress
+        while progress.iteration < config.run.num_iterations and not stop.asked:
+            start = time.time()
+            result, metrics = run_iteration(executor, progress.iteration)
+            seconds = time.time() - start
+            self._account(result, metrics, seconds)
+            number = progress.iteration
+            if config.eval.every and number % config.eval.every == 0 and number < config.run.num_iterations:
+                evaluated = self._evaluate(evaluation, executor, session, number, view, f"at {number}")
+                metrics |= {"eval/success_once": evaluated.success_once, "eval/return": evaluated.mean_return}
+            writer.write(progress.env_steps, number, metrics)
+            view.update(number, metrics)
+            due = config.checkpoint.every and number % config.checkpoint.every == 0
+            if due or stop.asked or number == config.run.num_iterations:
+                self._save(executor)
+
+    def _account(self, result: IterationResult, metrics: dict[str, float], seconds: float) -> None:
+        progress = self._progress
+        if progress.iteration == 0 and self._resumed is None:
+            first = min(span.start_s for span in result.spans if span.stage == "env")
+            _LOG.info("first rollout step %.1f s after the command", first - self._started)
+        progress.iteration += 1
+        progress.env_steps += int(metrics["rollout/env_steps"])
+        progress.rollout_s += seconds
+        self._spans = [*self._spans, *result.spans][-20000:]
+        metrics["charts/SPS"] = metrics["rollout/env_steps"] / seconds
+        metrics["time/iteration_s"] = seconds
+        metrics["time/total_s"] = progress.rollout_s
+        metrics |= stage_seconds(result.spans)
+
+    def _save(self, executor: Executor) -> None:
+        carry_over: dict[int, object] = {}
+        for part in executor.call("env", "export_state", Tick(self._progress.iteration)):
+            carry_over |= part
+        state = {"progress": asdict(self._progress), "fingerprint": evaluation_fingerprint(self._config)}
+        keep = self._config.checkpoint.keep
+        argument = (str(self._folder.checkpoints), self._progress.iteration, keep, state, carry_over)
+        executor.call("actor", "save", Tick(self._progress.iteration), argument)
+
+    def _load(self, executor: Executor, path: Path) -> None:
+        state = load_state(path)
+        self._progress = Progress(**state["progress"])
+        executor.call("actor", "load", Tick(self._progress.iteration), str(path))
+        carry_over = executor.call("actor", "load_carry_over", Tick(self._progress.iteration), str(path))[0]
+        if carry_over:
+            executor.call("env", "import_state", Tick(self._progress.iteration), carry_over)
+
+    # ----------------------------------------------------------------------------------------------------- finish
+    def _finish(self, executor: Executor, after: EvaluationResult, view: LiveView) -> None:
+        config, progress = self._config, self._progress
+        digest = executor.call("actor", "weights_digest", Tick(progress.iteration))[0]
+        before = progress.success_before or {}
+        iterations = max(1, progress.iteration)
+        self._folder.write_json(
+            "summary.json",
+            {
+                "iterations": progress.iteration,
+                "success_rate_before": before.get("success_once"),
+                "success_rate_before_interval": before.get("success_once_interval"),
+                "success_rate_after": after.success_once,
+                "success_rate_after_interval": list(after.interval),
+                "num_eval_episodes": len(after.episodes),
+                "before": before,
+                "after": after.summary(),
+                "env_steps": progress.env_steps,
+                "env_steps_per_s": progress.env_steps / progress.rollout_s if progress.rollout_s else None,
+                "rl_s": progress.rollout_s,
+                "wall_s": time.time() - self._started,
+                "plan": self._plan.name,
+                "predicted_s_per_iteration": None,
+                "measured_s_per_iteration": progress.rollout_s / iterations,
+                "weights_sha256": digest,
+                "backend": executor.facts["env"][0].backend,
+            },
+        )
+        write_trace(self._folder.path / "trace.json", self._spans)
+        curve = plot_curve(self._folder.path)
+        view.note(f"videos   {self._folder.videos}" if config.eval.record_video else "videos   off")
+        view.note(f"curve    {curve}")
+        view.note(f"summary  {self._folder.path / 'summary.json'}")
+        low, high = before.get("success_once_interval", (0.0, 1.0))
+        view.last_line(
+            f"success before {100 * before.get('success_once', 0.0):.1f} % [{100 * low:.1f}, {100 * high:.1f}], "
+            f"after {after} ({progress.rollout_s / 60:.1f} min of RL)"
+        )
+
+
+def stage_seconds(spans: list[Span]) -> dict[str, float]:
+    """Returns time/<stage>_s: seconds that the busiest worker spent in each stage."""
+    by_worker: dict[str, dict[int, float]] = {}
+    for span in spans:
+        workers = by_worker.setdefault(span.stage, {})
+        workers[span.worker] = workers.get(span.worker, 0.0) + span.end_s - span.start_s
+    return {f"time/{stage}_s": max(workers.values()) for stage, workers in by_worker.items()}
+
+
+def _default_dir(config: TrainConfig) -> str:
+    return f"runs/{config.env.task}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"

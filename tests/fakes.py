@@ -1,0 +1,89 @@
+"""Fake stages: integers instead of tensors, so that what a plan computes can be checked against plain arithmetic."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+
+from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.runtime.host import Output, StageContext, Tick
+
+
+class Counter:
+    """Opens the loop: shows block * 1000, then adds the answers; fails or sleeps on demand (config)."""
+
+    def __init__(self, config: dict | None) -> None:
+        self.config = config or {}
+
+    def setup(self, context: StageContext) -> tuple[int, tuple[int, ...]]:
+        self.values: dict[int, int] = {}
+        self.history: dict[int, list[int]] = {}
+        return os.getpid(), context.blocks
+
+    def open(self, tick: Tick, blocks: tuple[int, ...]) -> dict[int, torch.Tensor]:
+        for block in blocks:
+            self.values[block] = 1000 * block + 100 * tick.iteration + 10 * tick.round
+            self.history[block] = []
+        return {block: torch.tensor([self.values[block]]) for block in blocks}
+
+    def step(self, tick: Tick, answers: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        if self.config.get("fail_at") == tick.chunk_step:
+            raise ValueError("the fake failed")
+        if self.config.get("hang_at") == tick.chunk_step:
+            time.sleep(60)
+        for block, answer in answers.items():
+            self.values[block] += int(answer)
+            self.history[block].append(self.values[block])
+        return {block: torch.tensor([self.values[block]]) for block in answers}
+
+    def close(self, tick: Tick, blocks: dict[int, object]) -> Output:
+        return Output({b: {"history": torch.tensor(self.history[b])} for b in blocks}, sum(len(self.history[b]) for b in blocks))
+
+
+class Doubler:
+    """Answers twice what it is shown modulo 97, plus its weight."""
+
+    def __init__(self, config: object) -> None:
+        self.weight = 0
+
+    def setup(self, context: StageContext) -> int:
+        self.shared = context.share("weight", lambda: {"value": 0, "version": 0})
+        self.seen: dict[int, int] = {}
+        return os.getpid()
+
+    def step(self, tick: Tick, shown: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        self.seen |= {block: self.seen.get(block, 0) + int(value) for block, value in shown.items()}
+        return {block: (value * 2) % 97 + self.shared["value"] for block, value in shown.items()}
+
+    def close(self, tick: Tick, last: dict[int, torch.Tensor]) -> Output:
+        return Output({block: self.seen.pop(block, 0) + int(value) for block, value in last.items()})
+
+    def install_weights(self, tick: Tick, message: dict) -> None:
+        self.shared |= message
+
+
+class Summer:
+    """The actor: sums everything over all blocks, in a gang, and makes that its weight."""
+
+    def __init__(self, config: object) -> None:
+        pass
+
+    def setup(self, context: StageContext) -> int:
+        self.shared = context.share("weight", lambda: {"value": 0, "version": 0})
+        self.reducer = ExactReducer(context.group, context.owners)
+        return os.getpid()
+
+    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
+        local = {}
+        for block, payloads in inputs.items():
+            half = len(payloads) // 2
+            seen, histories = payloads[:half], payloads[half:]
+            local[block] = torch.tensor([float(sum(seen) + sum(int(h["history"].sum()) for h in histories))])
+        total = float(self.reducer.sum_blocks(local)[0])
+        self.shared |= {"value": int(total) % 89, "version": tick.iteration + 1}
+        return Output(dict.fromkeys(inputs), {"total": total, "message": tick.message})
+
+    def export_weights(self, tick: Tick) -> dict:
+        return dict(self.shared)

@@ -1,0 +1,97 @@
+"""Plans are data: what a file says, and what it may not say."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.flow.plan import Leaf, LoopNode, Temporal, parse_devices, resolve
+
+
+def workflow(num_blocks: int = 4) -> Workflow:
+    stages = {name: StageSpec(name, f"fakes.{name}", None) for name in ("env", "policy", "actor")}
+    return Workflow(
+        "test",
+        num_blocks,
+        stages,
+        (Edge("policy", "actor"), Edge("env", "actor")),
+        (WeightEdge("actor", "policy"),),
+        {"rollout": Loop("rollout", "env", "policy", 3)},
+    )
+
+
+def tree(env: object = "all", policy: object = "all", actor: object = "all", shards: int = 1) -> dict:
+    loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
+    return {"temporal": [{"loop": loop}, {"leaf": {"stage": "actor", "devices": actor}}]}
+
+
+def test_a_plan_file_becomes_a_tree_with_device_numbers() -> None:
+    plan = resolve("p", [{"tree": tree("0:1/2", "1/2:1", "1/2:1", shards=2)}], 4, workflow())
+    loop = LoopNode("rollout", (Leaf("env", (0, 1)), Leaf("policy", (2, 3))), 2)
+    assert plan.tree == Temporal((loop, Leaf("actor", (2, 3))))
+    assert plan.owners("env", 4) == (0, 0, 1, 1)
+    assert plan.devices() == (0, 1, 2, 3)
+
+
+def test_a_resolved_plan_written_out_reads_back_as_itself() -> None:
+    plan = resolve("p", [{"tree": tree("0:1/2", "1/2:1", "1/2:1", shards=2)}], 4, workflow())
+    assert resolve("p", [{"tree": plan.to_dict()["tree"]}], 4, workflow()) == plan
+
+
+def test_the_largest_variant_that_fits_is_taken() -> None:
+    variants = [{"min_devices": 1, "tree": tree()}, {"min_devices": 3, "tree": tree("0:1/3", "1/3:2/3", "2/3:1")}]
+    assert resolve("p", variants, 2, workflow()).owners("actor", 4) == (0, 0, 1, 1)
+    assert resolve("p", variants, 3, workflow()).owners("actor", 4) == (2, 2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("variants", "devices", "message"),
+    [
+        ([{"min_devices": 2, "tree": tree()}], 1, "needs at least 2 devices"),
+        ([{"tree": tree(shards=5)}], 1, "5 shards"),
+        ([{"tree": tree(env="0:1/9")}], 2, "no device of 2"),
+        ([{"tree": tree(env=[7])}], 2, "cluster has the devices 0..1"),
+        ([{"tree": tree(env="half")}], 2, "a range like"),
+        ([{"tree": {"leaf": {"stage": "actor", "devices": "all"}}}], 1, "every stage must be placed exactly once"),
+        ([{"tree": {"sideways": []}}], 1, "exactly one key"),
+        ([{"tree": {"leaf": {"devices": "all"}}}], 1, "missing"),
+        ([{"tree": tree()}], 8, "only 4 blocks"),
+    ],
+)
+def test_a_plan_that_cannot_run_says_what_is_wrong(variants: list, devices: int, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        resolve("p", variants, devices, workflow())
+
+
+def test_spatial_parts_may_not_share_devices() -> None:
+    spatial = {"spatial": [tree("all", "all", [0])["temporal"][0], {"leaf": {"stage": "actor", "devices": [0]}}]}
+    with pytest.raises(PlanError, match="share devices"):
+        resolve("p", [{"tree": spatial}], 2, workflow())
+
+
+def test_a_dangling_edge_a_cycle_and_an_unbounded_loop_are_refused() -> None:
+    stage = {"a": StageSpec("a", "fakes.a", None), "b": StageSpec("b", "fakes.b", None)}
+    with pytest.raises(PlanError, match="names the stage 'c'"):
+        Workflow("w", 1, stage, (Edge("a", "c"),))
+    with pytest.raises(PlanError, match="form a cycle"):
+        Workflow("w", 1, stage, (Edge("a", "b"), Edge("b", "a")))
+    with pytest.raises(PlanError, match="bounded"):
+        Workflow("w", 1, stage, loops={"l": Loop("l", "a", "b", 0)})
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_blocks_are_spread_contiguously_and_evenly(num_devices: int, num_blocks: int) -> None:
+    num_devices = min(num_devices, num_blocks)
+    stages = {"a": StageSpec("a", "fakes.a", None)}
+    plan = resolve("p", [{"tree": {"leaf": {"stage": "a", "devices": "all"}}}], num_devices, Workflow("w", num_blocks, stages))
+    owners = plan.owners("a", num_blocks)
+    counts = [owners.count(device) for device in range(num_devices)]
+    assert list(owners) == sorted(owners)
+    assert max(counts) - min(counts) <= 1
+
+
+@given(st.integers(2, 64))
+def test_halves_are_disjoint_and_cover_all_devices(num_devices: int) -> None:
+    low, high = (parse_devices(text, num_devices, "plan") for text in ("0:1/2", "1/2:1"))
+    assert sorted(low + high) == list(range(num_devices))
