@@ -97,7 +97,9 @@ def check_libraries() -> Finding:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            return Finding("Libraries", State.broken, f"{name} is not installed", "make setup, then use .venv/bin/python")
+            return Finding(
+                "Libraries", State.broken, f"{name} is not installed", "make setup, then use .venv/bin/python"
+            )
     lines = (Path(__file__).parents[1] / "constraints.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if "==" in line)
     other = [f"{name} {version}" for name, version in versions.items() if pinned.get(name, version) != version]
@@ -128,7 +130,9 @@ def check_vulkan() -> Finding:
         return Finding("Vulkan", State.broken, rendering.output, f"{nvidia_hint()} {fix}".strip())
     software = "llvmpipe" in rendering.device
     found = f"{rendering.device}{' (software: a CPU renders)' if software else ''}"
-    return Finding("Vulkan", State.slow if nvidia_hint() and software else State.ok, found, nvidia_hint() if software else "")
+    return Finding(
+        "Vulkan", State.slow if nvidia_hint() and software else State.ok, found, nvidia_hint() if software else ""
+    )
 
 
 def check_maniskill() -> Finding:

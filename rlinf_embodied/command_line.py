@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import NoReturn, Protocol, TypeVar
 
-from rlinf_embodied.compose import EVALUATE_GROUPS, TRAIN_GROUPS, choices, compose_evaluate, compose_train, keys, to_yaml
+from rlinf_embodied.compose import (
+    EVALUATE_GROUPS,
+    TRAIN_GROUPS,
+    choices,
+    compose_evaluate,
+    compose_train,
+    keys,
+    to_yaml,
+)
 from rlinf_embodied.config import EvaluateConfig, RunConfig, TrainConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError, SimulatorError
 

@@ -105,7 +105,9 @@ def _compose(name: str, schema: type[_Config], groups: Sequence[str], overrides:
     try:
         checked = [_checked(_stored_plan(text) if "plan" in groups else text, schema, groups) for text in overrides]
         # Hydra takes any key that is also a folder under configs/ for a group; where it is a plain key it is set last
-        plain = [text for text in checked if _is_folder(_parsed(text).key_or_group) and text.split("=")[0] not in groups]
+        plain = [
+            text for text in checked if _is_folder(_parsed(text).key_or_group) and text.split("=")[0] not in groups
+        ]
         with initialize_config_dir(config_dir=str(CONFIG_DIR), version_base="1.3", job_name=name):
             merged = compose(name, overrides=[text for text in checked if text not in plain])
         for override in map(_parsed, plain):
@@ -124,7 +126,9 @@ def _checked(text: str, schema: type, groups: Sequence[str]) -> str:
     override = _parsed(text)
     key = override.key_or_group
     if override.is_sweep_override():
-        raise ConfigError(f"{text!r} gives {key} several values, but a run has one: use {key}=<value>, for lists {key}=[a,b]")
+        raise ConfigError(
+            f"{text!r} gives {key} several values, but a run has one: use {key}=<value>, for lists {key}=[a,b]"
+        )
     if key in groups and not override.is_delete():
         _check_choice(key, override.value())
         return text
@@ -193,7 +197,9 @@ def _stored_plan(text: str) -> str:
         data = {"name": data.get("name"), "trees": [{"min_devices": data.get("num_devices", 1), "tree": data["tree"]}]}
     data = {**data, "name": data.get("name") or path.stem, "file": str(path.resolve())}
     if not data.get("trees"):
-        raise ConfigError(f"plan is {value!r}, but the file has no `trees`: see configs/plan/collocated.yaml for the form")
+        raise ConfigError(
+            f"plan is {value!r}, but the file has no `trees`: see configs/plan/collocated.yaml for the form"
+        )
     try:
         node = OmegaConf.merge(OmegaConf.structured(PlanConfig), data)
     except OmegaConfBaseException as error:
@@ -212,7 +218,9 @@ def _read_mapping(path: Path) -> dict[str, object]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is no valid YAML: mend the file ({error})") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} holds {type(data).__name__}, but a mapping of keys to values is needed: mend the file")
+        raise ConfigError(
+            f"{path} holds {type(data).__name__}, but a mapping of keys to values is needed: mend the file"
+        )
     return data
 
 
@@ -255,5 +263,7 @@ def _example(kind: object) -> str:
         return "a choice of the group, or <section>.<key>=<value>"
     arms = typing.get_args(kind) if typing.get_origin(kind) not in (list, dict) else ()
     samples = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null"}
-    origin = {list: "a list such as [a,b]", dict: "keys and values such as {a: 1}"}.get(typing.get_origin(kind) or object)
+    origin = {list: "a list such as [a,b]", dict: "keys and values such as {a: 1}"}.get(
+        typing.get_origin(kind) or object
+    )
     return origin or " or ".join(samples.get(arm, str(arm)) for arm in arms or (kind,))

@@ -1,0 +1,73 @@
+"""What all tests share: array types checked while they run, and skips that name what the machine lacks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CHECKED_PACKAGES = ["rlinf_embodied.algorithms", "rlinf_embodied.interfaces"]
+
+# Before any test imports them: the check costs 60 microseconds a call, so only tests pay for it.
+install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
+
+# Fixtures of the Ray cluster that all `ray` tests of a process share belong below `pytest_collection_modifyitems`.
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what needs hardware or a renderer that is not here; asks only where such a test was collected."""
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    sim = [item for item in items if item.get_closest_marker("sim")]
+    if gpu and not _has_gpu():
+        _skip(gpu, "needs a CUDA device")
+    if sim and (reason := _missing_renderer()):
+        _skip(sim, reason)
+
+
+def _skip(items: list[pytest.Item], reason: str) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _missing_renderer() -> str:
+    """Returns why SAPIEN cannot render here, an empty text if it can; under RLINF_REQUIRE_SIM=1 it must."""
+    found = load_script("setup_vulkan").probe_rendering()
+    if found.works:
+        return ""
+    reason = f"SAPIEN finds no Vulkan device ({found.output}): run make setup"
+    if os.environ.get("RLINF_REQUIRE_SIM") == "1":
+        raise pytest.UsageError(reason)
+    return reason
+
+
+def load_script(name: str):
+    """Returns experiments/<name>.py as a module, without its folder on sys.path."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "experiments" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def setup_vulkan():
+    """The script that makes rendering work."""
+    return load_script("setup_vulkan")
+
+
+@pytest.fixture(scope="session")
+def doctor(setup_vulkan):
+    """The script that examines the machine."""
+    return load_script("doctor")

@@ -1,0 +1,97 @@
+"""The house stands as drawn: imports point one way, heavy libraries have one door each."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("rlinf_embodied", "envs", "policies", "experiments")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+LONGEST_FUNCTION_LINES = 100
+
+
+def imported_names(path: Path) -> set[str]:
+    """Every top-level package that a file imports, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.add((node.module or "").split(".")[0])
+    return names
+
+
+def importers_of(library: str) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in SOURCES if library in imported_names(path)]
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Top-level modules of a fresh interpreter after a statement."""
+    code = f"import json, sys\n{statement}\nprint(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_imports_point_one_way():
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("library", "door"),
+    [("ray", "rlinf_embodied/runtime/ray_session.py"), ("hydra", "rlinf_embodied/compose.py")],
+)
+def test_a_heavy_library_has_one_door(library, door):
+    assert importers_of(library) == [door]
+
+
+def test_planning_and_configuration_load_neither_torch_nor_ray_nor_hydra():
+    folders = ("rlinf_embodied/flow", "rlinf_embodied/cluster")
+    files = [path for folder in folders for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"]
+    modules = [str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in files]
+    assert modules
+    modules += ["rlinf_embodied.config", "rlinf_embodied.errors", "rlinf_embodied.randomness"]
+    assert loaded_after("import " + ", ".join(modules)) & {"torch", "ray", "hydra", "omegaconf"} == set()
+
+
+def test_composition_loads_nothing_heavy():
+    statement = (
+        "from rlinf_embodied import command_line\n"
+        "assert command_line.compose_train(['algorithm=grpo', 'run.seed=3']).run.seed == 3"
+    )
+    heavy = {"torch", "ray", "transformers", "timm", "mani_skill", "sapien", "gymnasium", "matplotlib"}
+    loaded = loaded_after(statement)
+    assert "hydra" in loaded
+    assert loaded & heavy == set()
+
+
+def test_no_script_shadows_a_module():
+    stems = [path.stem for path in (ROOT / "experiments").glob("*.py")]
+    assert stems
+    # a module of this name that can be found without the folder of the scripts would be hidden by the script
+    code = f"import importlib.util as u, json\nprint(json.dumps([s for s in {stems!r} if u.find_spec(s)]))"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, cwd="/", check=True)
+    assert json.loads(done.stdout) == []
+
+
+def test_functions_are_short_enough_to_read():
+    long = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > LONGEST_FUNCTION_LINES:
+                    long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {lines} lines")
+    assert long == []
+
+
+def test_every_version_is_pinned_without_naming_a_source():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) > 100
+    assert [line for line in lines if line.count("==") != 1 or "/" in line or "@" in line] == []
