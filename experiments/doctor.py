@@ -1,7 +1,7 @@
 """Looks at this machine and says what a run will find: one line per part, and for each problem its fix.
 
-`python experiments/doctor.py`; exit code 0: a run can start; 1: at least one line is a problem.  Warnings cost speed only.
-Parts that may crash (drivers) or take long (Ray) are tried in processes of their own.
+`python experiments/doctor.py`; exit code 0: a run can start; 1: at least one line says `broken`.  What is
+`slow` costs speed only.  Parts that may crash (drivers) or take long (Ray) are tried in processes of their own.
 """
 
 from __future__ import annotations
@@ -128,11 +128,10 @@ def check_vulkan() -> Finding:
     if not rendering.works:
         fix = f"make setup, or {manual_instructions(read_system())}"
         return Finding("Vulkan", State.broken, rendering.output, f"{nvidia_hint()} {fix}".strip())
-    software = "llvmpipe" in rendering.device
-    found = f"{rendering.device}{' (software: a CPU renders)' if software else ''}"
-    return Finding(
-        "Vulkan", State.slow if nvidia_hint() and software else State.ok, found, nvidia_hint() if software else ""
-    )
+    if "llvmpipe" not in rendering.device:
+        return Finding("Vulkan", State.ok, rendering.device)
+    found = f"{rendering.device} (software: a CPU renders)"
+    return Finding("Vulkan", State.slow if nvidia_hint() else State.ok, found, nvidia_hint())
 
 
 def check_maniskill() -> Finding:

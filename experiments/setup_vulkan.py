@@ -1,10 +1,11 @@
 """Makes sure that SAPIEN can render: finds a Vulkan device, or installs Mesa's software one (llvmpipe).
 
-`python experiments/setup_vulkan.py` checks, installs where it may (root on Debian or Ubuntu) and checks again by rendering a
-picture; `--dry-run` says what it would do.  Exit code 0: rendering works; 1: it does not, and the last lines say what to run.
+`python experiments/setup_vulkan.py` checks, installs where it may (root on Debian or Ubuntu) and checks again by
+rendering a picture; `--dry-run` says what it would do.  Exit code 0: rendering works; 1: it does not, and the last
+lines say what to run.
 
-SAPIEN needs descriptor indexing, which Mesa's llvmpipe has from 23.1 on.  Debian 12 ships 22.3.6, so there the package comes
-from bookworm-backports, taken from the same mirror as the machine's other packages and only for this one call of apt.
+SAPIEN needs descriptor indexing, which Mesa's llvmpipe has from 23.1 on.  Debian 12 ships 22.3.6, so there the package
+comes from bookworm-backports, taken from the same mirror as the machine's other packages and for this call of apt only.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def read_system(path: Path = Path("/etc/os-release")) -> System:
 
 
 def find_mirror(apt_root: Path = APT_ROOT) -> str | None:
-    """Returns the address that this machine's apt takes Debian 12's main archive from, None if there is no such source."""
+    """Returns the address that this machine's apt takes Debian 12 from, None if there is no such source."""
     for path in [apt_root / "sources.list", *sorted((apt_root / "sources.list.d").glob("*"))]:
         if path.suffix == ".sources":
             for stanza in path.read_text().split("\n\n"):
@@ -138,8 +139,8 @@ def nvidia_hint() -> str:
     if not any(Path("/dev").glob("nvidia[0-9]*")):
         return ""
     return (
-        "An NVIDIA GPU is here, but its Vulkan driver is not. On a host install the libnvidia-gl package of the driver's "
-        "version; for a container set NVIDIA_DRIVER_CAPABILITIES=all. Until then a CPU renders."
+        "An NVIDIA GPU is here, but its Vulkan driver is not. On a host install the libnvidia-gl package of the "
+        "driver's version; for a container set NVIDIA_DRIVER_CAPABILITIES=all. Until then a CPU renders."
     )
 
 

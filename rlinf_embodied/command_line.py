@@ -78,7 +78,8 @@ def main(
 ) -> NoReturn:
     """Composes the config from `sys.argv`, runs `entry` with it and exits; see the module for the exit codes.
 
-    `entry` imports what is heavy itself, so that a typing error is answered at once.  It returns an exit code, None for 0.
+    `entry` imports what is heavy itself, so that a typing error is answered at once.  It returns an exit code, None
+    for 0.
     """
     script, *overrides = sys.argv
     if {"-h", "--help"} & set(overrides):

@@ -105,9 +105,8 @@ def _compose(name: str, schema: type[_Config], groups: Sequence[str], overrides:
     try:
         checked = [_checked(_stored_plan(text) if "plan" in groups else text, schema, groups) for text in overrides]
         # Hydra takes any key that is also a folder under configs/ for a group; where it is a plain key it is set last
-        plain = [
-            text for text in checked if _is_folder(_parsed(text).key_or_group) and text.split("=")[0] not in groups
-        ]
+        named = {text: _parsed(text).key_or_group for text in checked}
+        plain = [text for text, key in named.items() if key not in groups and (CONFIG_DIR / key).is_dir()]
         with initialize_config_dir(config_dir=str(CONFIG_DIR), version_base="1.3", job_name=name):
             merged = compose(name, overrides=[text for text in checked if text not in plain])
         for override in map(_parsed, plain):
@@ -115,10 +114,6 @@ def _compose(name: str, schema: type[_Config], groups: Sequence[str], overrides:
         return typing.cast(_Config, OmegaConf.to_object(merged))
     except (HydraException, OmegaConfBaseException) as error:
         raise _explained(error, schema, "the command line") from error
-
-
-def _is_folder(key: str) -> bool:
-    return (CONFIG_DIR / key).is_dir()
 
 
 def _checked(text: str, schema: type, groups: Sequence[str]) -> str:
@@ -187,7 +182,7 @@ def _did_you_mean(word: str, names: Sequence[str], prefix: str = "") -> str:
 
 
 def _stored_plan(text: str) -> str:
-    """Makes a plan file a choice of the group: `plan=my/tree.yaml` is checked, stored and becomes `plan=file_<stem>`."""
+    """Makes a plan file a choice of the group: `plan=my/tree.yaml` is stored and becomes `plan=file_tree`."""
     value = text.removeprefix("plan=").strip("'\"")
     if value == text or not (value.endswith(PLAN_SUFFIXES) or "/" in value):
         return text
@@ -261,9 +256,8 @@ def _example(kind: object) -> str:
         return " or ".join(names)
     if is_dataclass(kind):
         return "a choice of the group, or <section>.<key>=<value>"
-    arms = typing.get_args(kind) if typing.get_origin(kind) not in (list, dict) else ()
+    origin = typing.get_origin(kind)
+    if origin in (list, dict):
+        return "a list such as [a,b]" if origin is list else "keys and values such as {a: 1}"
     samples = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null"}
-    origin = {list: "a list such as [a,b]", dict: "keys and values such as {a: 1}"}.get(
-        typing.get_origin(kind) or object
-    )
-    return origin or " or ".join(samples.get(arm, str(arm)) for arm in arms or (kind,))
+    return " or ".join(samples.get(arm, str(arm)) for arm in typing.get_args(kind) or (kind,))

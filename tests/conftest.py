@@ -54,7 +54,8 @@ def _missing_renderer() -> str:
 def load_script(name: str):
     """Returns experiments/<name>.py as a module, without its folder on sys.path."""
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / "experiments" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

@@ -9,6 +9,7 @@ from rlinf_embodied.randomness import normal, permutation, reset_seed, uniform, 
 
 seeds = st.integers(0, 2**31 - 1)
 ids = st.lists(st.integers(0, 2**40), min_size=1, max_size=20)
+few = st.lists(st.integers(0, 1000), min_size=1, max_size=5)
 
 
 @given(seeds, ids, st.integers(0, 1000), st.data())
