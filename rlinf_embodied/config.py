@@ -147,6 +147,7 @@ class PolicyConfig:
     num_bins: int = 33  # values per action dimension
     stem_width: int = 64  # channels of the convolutional stem
     keypoints: int = 32  # spatial-softmax keypoints per camera
+    instruction_length: int = 8  # word tokens; the rest of a longer instruction is folded into the last one
     hidden_size: int = 128  # of the causal transformer
     num_layers: int = 2
     num_heads: int = 4

@@ -1,0 +1,116 @@
+"""A policy as a Hugging Face folder: config.json, model.safetensors, dataset_statistics.json.
+
+config.json               what the policy is: its settings, and the env facts its shapes come from
+model.safetensors         its parameters
+dataset_statistics.json   what it standardises its inputs with, {task: {column: {"mean": [..], "std": [..]}}}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.interfaces import EnvSpec
+
+CONFIG, WEIGHTS, STATISTICS = "config.json", "model.safetensors", "dataset_statistics.json"
+_SCALE = "_scale"  # modules of this name ending hold statistics in `mean` and `std`
+_FREE = ("temperature", "freeze_stem", "_target_")  # settings of use, not of shape
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPolicy:
+    """What a folder holds."""
+
+    folder: Path
+    config: PolicyConfig
+    env: EnvSpec
+    tensors: dict[str, Tensor]
+
+    def restore(self, module: nn.Module) -> None:
+        """Overwrites a module's state.
+
+        Raises:
+            CheckpointError: tensors are missing, unknown, or of another shape.
+        """
+        try:
+            module.load_state_dict(self.tensors)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{self.folder / WEIGHTS} does not fit its {CONFIG}: {error}; make the checkpoint anew"
+            ) from error
+
+
+def write_folder(folder: Path, config: PolicyConfig, env: EnvSpec, module: nn.Module) -> None:
+    """Writes the three files; an existing folder's are overwritten."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+    statistics = {name: tensor for name, tensor in state.items() if _is_statistic(name)}
+    weights = {name: tensor.clone() for name, tensor in state.items() if name not in statistics}
+    columns: dict[str, dict[str, list[float]]] = {}
+    for name, tensor in statistics.items():
+        scale, kind = name.rsplit(".", 1)
+        columns.setdefault(scale.removesuffix(_SCALE), {})[kind] = tensor.tolist()
+    described = {"model_type": config.name, "architectures": [config._target_.rpartition(".")[2]]}
+    _write_json(folder / CONFIG, described | {"policy": asdict(config), "env": asdict(env)})
+    _write_json(folder / STATISTICS, {env.task: columns})
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def read_folder(folder: Path, wanted: PolicyConfig | None = None) -> SavedPolicy:
+    """Returns what a folder holds, with the settings of use of `wanted` where it is given.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the policy differs from `wanted` in its shape.
+    """
+    described = _read_json(folder / CONFIG)
+    try:
+        env = EnvSpec(**{**described["env"], "cameras": tuple(described["env"]["cameras"])})
+        settings = described["policy"]
+        config = PolicyConfig(**{**settings, "critic": Critic(settings["critic"])})
+        columns = _read_json(folder / STATISTICS)[env.task]
+        tensors = load_file(folder / WEIGHTS)
+        for column, values in columns.items():
+            for kind in ("mean", "std"):
+                tensors[f"{column}{_SCALE}.{kind}"] = torch.tensor(values[kind], dtype=torch.float32)
+    except (KeyError, TypeError, ValueError, ConfigError, OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} holds no usable policy ({error!r}): give another checkpoint folder") from error
+    if wanted is not None:
+        config = _adopt(folder, config, wanted)
+    return SavedPolicy(folder, config, env, tensors)
+
+
+def _adopt(folder: Path, saved: PolicyConfig, wanted: PolicyConfig) -> PolicyConfig:
+    theirs, ours = asdict(saved), asdict(wanted)
+    for name, value in theirs.items():
+        if name not in _FREE and ours[name] != value:
+            raise CheckpointError(
+                f"policy.{name} is {ours[name]!r}, but the policy in {folder} was made with {value!r}: "
+                f"set policy.{name}={value} or give another checkpoint"
+            )
+    return replace(saved, **{name: ours[name] for name in _FREE})
+
+
+def _is_statistic(name: str) -> bool:
+    return name.rpartition(".")[0].endswith(_SCALE)
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): give a policy checkpoint folder") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no JSON object: give a policy checkpoint folder")
+    return value

@@ -1,0 +1,256 @@
+"""A small vision-language-action policy, trained from scratch: a causal transformer that decodes a chunk in parallel.
+
+    instruction --words--> embeddings ------------------------\
+    images --stem (frozen in RL)--> maps --pool--> per camera --+--> [words | cameras | body | C queries] --> transformer
+    proprioception ---------------- standardise --------------/                               |
+                                                             logits [B, C, A, bins] <--head-- C hidden states
+
+All C actions come from one forward pass: query c sees everything before it, and no sampled token is fed back, so the
+chunk's log-prob is the exact sum over its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaModel
+
+from policies.checkpoint_folder import read_folder, write_folder
+from policies.critic import Standardise, ValueHead
+from policies.tokenizer import WordTokenizer
+from policies.vision import Pool, Stem
+from rlinf_embodied.algorithms.log_probs import likeliest_tokens, sample_tokens, token_log_probs
+from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces import EnvSpec, Features, Observation, PolicyOutput, PolicySpec
+from rlinf_embodied.randomness import words
+
+_FLOORS = {"proprio": 0.01, "vision": 1e-3, "privileged": 0.01}  # least deviations that inputs are divided by
+_LIMIT = 10.0  # deviations; RL leaves the demonstrations' range, and a frozen scale must not blow up there
+
+
+def _adapter(in_features: int, hidden_size: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(in_features, hidden_size), nn.GELU(), nn.Linear(hidden_size, hidden_size))
+
+
+class TinyVLANet(nn.Module):
+    """All parameters of the policy: stem, pooling, adapters, transformer, action head, value head, helper head."""
+
+    def __init__(self, config: PolicyConfig, env: EnvSpec) -> None:
+        """Builds the modules for an env's cameras, proprioception and chunk."""
+        super().__init__()
+        num_cameras, d = len(env.cameras), config.hidden_size
+        map_size = env.obs_size
+        for _ in range(3):  # the stem halves three times, rounding up
+            map_size = (map_size + 1) // 2
+        self.stem = Stem(num_cameras, config.stem_width)
+        self.pool = Pool(num_cameras, config.stem_width, config.keypoints, map_size)
+        self.vision_scale = Standardise(num_cameras * self.pool.out_features, _LIMIT)
+        self.proprio_scale = Standardise(env.proprio_dim, _LIMIT)
+        self.words = nn.Embedding(WordTokenizer(config.instruction_length).size, d)
+        self.cameras = nn.ModuleList([_adapter(self.pool.out_features, d) for _ in range(num_cameras)])
+        self.body = _adapter(env.proprio_dim, d)
+        self.queries = nn.Parameter(torch.randn(env.chunk, d))
+        self.transformer = LlamaModel(_transformer_config(config, 1 + num_cameras + env.chunk))
+        self.head = nn.Linear(d, env.action_dim * config.num_bins)
+        self.object_position = nn.Linear(num_cameras * self.pool.out_features, 3)
+        privileged = config.critic is Critic.privileged
+        self.privileged_scale = Standardise(env.privileged_dim if privileged else 0, _LIMIT)
+        self.value = ValueHead(env.privileged_dim if privileged else d, config.critic_hidden_size)
+
+    def hidden(self, pooled: Tensor, proprio: Tensor, tokens: Tensor) -> Tensor:
+        """Returns the queries' hidden states [B, C, d] of pooled vision [B, K, D], proprioception and word numbers."""
+        vision = self.vision_scale(pooled.flatten(1)).view_as(pooled)
+        cameras = [adapter(vision[:, k]) for k, adapter in enumerate(self.cameras)]
+        body = self.body(self.proprio_scale(proprio))
+        state = torch.stack([*cameras, body], dim=1)
+        queries = self.queries.expand(len(proprio), -1, -1)
+        sequence = torch.cat([self.words(tokens), state, queries], dim=1)
+        output = self.transformer(inputs_embeds=sequence, use_cache=False).last_hidden_state
+        return output[:, -self.queries.shape[0] :]
+
+
+def _transformer_config(config: PolicyConfig, num_other_tokens: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=1,  # everything enters as embeddings
+        bos_token_id=None,
+        eos_token_id=None,
+        hidden_size=config.hidden_size,
+        intermediate_size=2 * config.hidden_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        max_position_embeddings=config.instruction_length + num_other_tokens,
+        attn_implementation="sdpa",
+        use_cache=False,
+    )
+
+
+class TinyVLA:
+    """The policy behind the `Policy` protocol.
+
+    Features: "proprio" [B, P], "tokens" int64 [B, L], and either "maps" [B, K, W, M, M] (stem frozen) or the raw
+    "images" [B, K, S, S, 3].
+    """
+
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
+        """Builds a policy with weights that are a function of the seed; the global generator is left as it was.
+
+        Raises:
+            ConfigError: the env has no cameras, or a privileged critic has no privileged state to look at.
+        """
+        _check(config, env)
+        self.config, self.env = config, env
+        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, config.num_bins, env.action_dim)
+        self._tokenizer = WordTokenizer(config.instruction_length)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
+            net = TinyVLANet(config, env)
+        self.module: TinyVLANet = net.eval()
+
+    # ------------------------------------------------------------------------------------------------------ inference
+    def encode(self, observation: Observation) -> Features:
+        """Returns what RL caches: feature maps where the stem is frozen, else the pictures themselves."""
+        return self.encode_frozen(observation) if self.config.freeze_stem else self.encode_trainable(observation)
+
+    @torch.no_grad()
+    def encode_frozen(self, observation: Observation) -> Features:
+        """Returns features that hold the stem's maps; the stem gets no gradient through them."""
+        features = self.encode_trainable(observation)
+        return {"maps": self.module.stem(features.pop("images")), **features}
+
+    def encode_trainable(self, observation: Observation) -> Features:
+        """Returns features that hold the pictures, so that the stem runs, and learns, with the rest."""
+        assert observation.images is not None, "a vision policy was handed an observation without pictures"
+        tokens = self._tokenizer(observation.instruction).to(observation.proprio.device)
+        return {"images": observation.images, "proprio": observation.proprio, "tokens": tokens}
+
+    def pooled(self, features: Features) -> Tensor:
+        """Returns pooled vision before it is standardised, float32 [B, K * D]."""
+        return self._pool(features).flatten(1)
+
+    def _pool(self, features: Features) -> Tensor:
+        maps = features["maps"] if "maps" in features else self.module.stem(features["images"])
+        return self.module.pool(maps)
+
+    def _hidden(self, features: Features) -> Tensor:
+        return self.module.hidden(self._pool(features), features["proprio"], features["tokens"])
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.module.head(hidden).unflatten(-1, (self.spec.action_dim, self.spec.num_bins))
+
+    @torch.no_grad()
+    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
+        """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A]; None: the likeliest."""
+        logits = self._logits(self._hidden(features))
+        tokens = likeliest_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
+        actions = tokens.to(torch.float32) * (2.0 / (self.spec.num_bins - 1)) - 1.0
+        return PolicyOutput(actions, tokens, token_log_probs(logits, tokens, temperature))
+
+    def evaluate(self, features: Features, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Returns (log_probs, entropy), both float32 [B, C, A], of given tokens, differentiable."""
+        return log_probs_and_entropy(self._logits(self._hidden(features)), tokens, temperature)
+
+    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
+        """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q].
+
+        A critic on the policy's own hidden states reads them without a gradient: the value loss trains its head only.
+        """
+        if self.config.critic is Critic.privileged:
+            assert privileged is not None, "a privileged critic was handed no privileged state"
+            return self.module.value(self.module.privileged_scale(privileged))
+        with torch.no_grad():
+            hidden = self._hidden(features)
+        return self.module.value(hidden)
+
+    # ------------------------------------------------------------------------------------------------------- training
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Returns what the policy loss trains in RL: all but value head, helper head and a frozen stem."""
+        return self._parameters(
+            exclude=("value.", "object_position.", *(("stem.",) if self.config.freeze_stem else ()))
+        )
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Returns the parameters of the value head."""
+        return list(self.module.value.parameters())
+
+    def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
+        """Returns what cloning trains: the whole policy with its helper head, or all of the policy but the stem."""
+        return self._parameters(exclude=("value.",) if whole else ("value.", "object_position.", "stem."))
+
+    def _parameters(self, exclude: tuple[str, ...]) -> list[nn.Parameter]:
+        return [p for name, p in self.module.named_parameters() if not name.startswith(exclude)]
+
+    def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
+        """Sets what inputs are standardised with.
+
+        Args:
+            name: "proprio" [P], "vision" [K * D] (see `pooled`) or "privileged" [Q]; the last one is ignored by a critic
+                that does not see privileged state.
+            mean: of the data that the policy starts from.
+            std: likewise.
+        """
+        scale = getattr(self.module, f"{name}_scale")
+        if scale.mean.numel() > 0:
+            scale.set(mean, std, _FLOORS[name])
+
+    def imitation_loss(
+        self, observation: Observation | Features, actions: Tensor, targets: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Returns the summed behaviour-cloning loss over the B rows (scalar).
+
+        Cross-entropy against soft labels (a normal around the action, half a bin wide), averaged over the C * A tokens of a
+        row; plus, where `targets` has "object_position" [B, 3] in metres, the squared error of reading that position off
+        the pooled vision, in decimetres: it makes the keypoints settle on the object.
+
+        Args:
+            observation: B rows, or their features.
+            actions: float32 [B, C, A] in [-1, 1].
+            targets: helper targets.
+        """
+        features = self.encode_trainable(observation) if isinstance(observation, Observation) else observation
+        pooled = self._pool(features)
+        hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
+        log_probs = self._logits(hidden).log_softmax(-1)
+        loss = -(self._soft_labels(actions) * log_probs).sum(-1).mean((1, 2)).sum()
+        if "object_position" in targets:
+            error = self.module.object_position(pooled.flatten(1)) - targets["object_position"] * 10.0
+            loss = loss + error.square().mean(-1).sum()
+        return loss
+
+    def _soft_labels(self, actions: Tensor) -> Tensor:
+        last = self.spec.num_bins - 1
+        place = (actions.clamp(-1.0, 1.0) + 1.0) * (last / 2.0)
+        distance = place[..., None] - torch.arange(self.spec.num_bins, device=actions.device)
+        return F.softmax(-2.0 * distance.square(), dim=-1)
+
+    # ---------------------------------------------------------------------------------------------------------- files
+    def save(self, folder: Path) -> None:
+        """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
+        write_folder(folder, self.config, self.env, self.module)
+
+    @classmethod
+    def load(cls, folder: Path, config: PolicyConfig | None = None) -> TinyVLA:
+        """Returns the policy of a folder; `config` may change how it is used (temperature, freeze_stem), not what it is.
+
+        Raises:
+            CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
+        """
+        saved = read_folder(folder, config)
+        policy = cls(saved.config, saved.env, seed=0)
+        saved.restore(policy.module)
+        return policy
+
+
+def _check(config: PolicyConfig, env: EnvSpec) -> None:
+    if not env.cameras:
+        raise ConfigError(f"env.cameras is empty, but policy.name={config.name} sees: name at least one camera")
+    if config.critic is Critic.privileged and env.privileged_dim == 0:
+        raise ConfigError(
+            f"policy.critic is {config.critic.value}, but {env.task} shows no privileged state: "
+            "set policy.critic=observation"
+        )
