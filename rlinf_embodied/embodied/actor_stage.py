@@ -27,7 +27,8 @@ from rlinf_embodied.algorithms.losses import (
 from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Level, Reduction
 from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
-from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, SharedPolicy, load_policy
+from rlinf_embodied.embodied.policy_folder import SharedPolicy, load_policy, save_policy
+from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces import RunningEpisode
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
@@ -251,7 +252,12 @@ class ActorStage:
         if carry_over:
             tensors["carry_over"] = _flatten_carry_over(carry_over)
         state = state | {"version": self._shared.version, "blocks": sorted(carry_over)}
-        save(Path(root), step, policy_writer=self._policy.save, tensors=tensors, state=state, keep=keep)
+        policy, config = self._policy, self._config
+
+        def write_policy(folder: Path) -> None:
+            save_policy(policy, folder, config.env, config.held.policy)
+
+        save(Path(root), step, policy_writer=write_policy, tensors=tensors, state=state, keep=keep)
 
     def load(self, tick: Tick, folder: str) -> None:
         """Restores optimizers and version; the weights were loaded with the policy."""

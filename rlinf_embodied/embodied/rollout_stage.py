@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.embodied.batch import PolicyColumns
-from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.interfaces import Features, Observation, Policy, PolicyOutput, load_target
+from rlinf_embodied.embodied.policy_folder import SharedPolicy, load_policy
+from rlinf_embodied.interfaces import Features, Observation, PolicyOutput
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
@@ -28,27 +27,6 @@ class PolicyStageConfig:
     folder: str  # the checkpoint folder it starts from
     seed: int
     block_size: int
-
-
-@dataclass(slots=True)
-class SharedPolicy:
-    """A worker's one copy of the policy; rollout and actor of one process use the same."""
-
-    policy: Policy
-    version: int = 0
-
-
-def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy:
-    """Returns the policy in a checkpoint folder, on its device.
-
-    Raises:
-        CheckpointError: the folder is missing or made for other settings.
-    """
-    if not (Path(folder) / "config.json").exists():
-        raise CheckpointError(f"{folder} holds no config.json: give a policy checkpoint folder")
-    policy = cast(Policy, load_target(config._target_ + ".load")(Path(folder), config))
-    policy.module.to(device)
-    return SharedPolicy(policy)
 
 
 @dataclass(slots=True)

@@ -25,12 +25,12 @@ from rlinf_embodied.embodied.evaluation import (
     EvaluationPolicyConfig,
     EvaluationResult,
     evaluation_env,
-    evaluation_fingerprint,
 )
+from rlinf_embodied.embodied.policy_folder import require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.warm_start import WarmStartStageConfig, warm_start
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
-from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.flow.plan import Plan, resolve
@@ -104,7 +104,8 @@ class Trainer:
         self._config = config
         self._started = started or time.time()
         self._resumed = self._find_resume()
-        self._warm_checkpoint(config.warm_start.checkpoint)
+        if config.warm_start.checkpoint is not None:
+            require_policy_folder("warm_start.checkpoint", config.warm_start.checkpoint)
         self._folder = RunFolder(Path(config.run.dir or _default_dir(config)))
         self._cluster: Cluster = local_cluster(config.cluster.num_devices)
         self._plan: Plan = resolve(
@@ -127,13 +128,6 @@ class Trainer:
                 "use another run.dir, or resume=auto to go on"
             )
         return latest
-
-    @staticmethod
-    def _warm_checkpoint(path: str | None) -> None:
-        if path is not None and not (Path(path) / "config.json").exists():
-            raise CheckpointError(
-                f"warm_start.checkpoint is {path!r}, but it holds no config.json: give a policy or checkpoint folder"
-            )
 
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
@@ -243,7 +237,7 @@ class Trainer:
         carry_over: dict[int, object] = {}
         for part in executor.call("env", "export_state", Tick(self._progress.iteration)):
             carry_over |= part
-        state = {"progress": asdict(self._progress), "fingerprint": evaluation_fingerprint(self._config)}
+        state = {"progress": asdict(self._progress), "config": to_yaml(self._config)}
         keep = self._config.checkpoint.keep
         argument = (str(self._folder.checkpoints), self._progress.iteration, keep, state, carry_over)
         executor.call("actor", "save", Tick(self._progress.iteration), argument)

@@ -25,6 +25,7 @@ from torch import Tensor
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, PolicyConfig, WarmStartConfig
 from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import StageSpec, Workflow
@@ -269,7 +270,7 @@ class WarmStartStage:
     def save(self, tick: Tick, folder: str) -> None:
         """Writes the clone (the first worker does)."""
         if 0 in self._blocks:
-            self._policy.save(Path(folder))
+            save_policy(self._policy, Path(folder), self._config.envs[0], self._config.policy)
 
 
 def _for_demonstrations(env: EnvConfig) -> EnvConfig:

@@ -47,14 +47,15 @@ class Executor:
         self.facts = {name: self._add_stage(name, cluster) for name in workflow.order()}
 
     # ------------------------------------------------------------------------------------------------------- set-up
-    def _workers(self, stage: str) -> list[int]:
+    def workers(self, stage: str) -> list[int]:
+        """Returns the workers that host a stage, in the order of its group's ranks."""
         return sorted(set(self._owners[stage]))
 
     def _blocks(self, stage: str, worker: int) -> tuple[int, ...]:
         return tuple(block for block, owner in enumerate(self._owners[stage]) if owner == worker)
 
     def _add_stage(self, name: str, cluster: Cluster) -> list[object]:
-        workers = self._workers(name)
+        workers = self.workers(name)
         owners = tuple(workers.index(owner) for owner in self._owners[name])
         contexts = []
         for worker in workers:
@@ -98,7 +99,7 @@ class Executor:
     def _leaf(self, leaf: Leaf, state: _Iteration) -> None:
         sources = self.workflow.sources(leaf.stage)
         calls = []
-        for worker in self._workers(leaf.stage):
+        for worker in self.workers(leaf.stage):
             blocks = self._blocks(leaf.stage, worker)
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
             keep = self._stays(leaf.stage)
@@ -141,7 +142,7 @@ class Executor:
     def _fused_loop(self, loop: Loop, state: _Iteration) -> None:
         calls = []
         keep = self._stays(loop.opener) and self._stays(loop.answerer)
-        for worker in self._workers(loop.opener):
+        for worker in self.workers(loop.opener):
             blocks = self._blocks(loop.opener, worker)
             call = Call(
                 loop.opener, "loop", state.tick, blocks, 0, keep, partner=loop.answerer, chunk_steps=loop.chunk_steps
@@ -170,7 +171,7 @@ class Executor:
             self._exchange(loop.opener, "close", shard, None, state, final=True)
 
     def _shard_blocks(self, stage: str, num_shards: int) -> list[set[int]]:
-        parts = [_split(self._blocks(stage, worker), num_shards) for worker in self._workers(stage)]
+        parts = [_split(self._blocks(stage, worker), num_shards) for worker in self.workers(stage)]
         return [{block for part in parts for block in part[k]} for k in range(num_shards)]
 
     def _exchange(
@@ -185,7 +186,7 @@ class Executor:
     ) -> dict[int, Ref]:
         """Submits one call of a loop's stage for a shard to all workers that hold blocks of it."""
         calls = []
-        for worker in self._workers(stage):
+        for worker in self.workers(stage):
             blocks = tuple(block for block in self._blocks(stage, worker) if block in shard)
             if blocks:
                 payloads = [] if inputs is None else [inputs[block] for block in blocks]
@@ -221,7 +222,7 @@ class Executor:
 
     def call(self, stage: str, method: str, tick: Tick, argument: object = None) -> list[object]:
         """Calls a method on every worker of a stage, as a gang, and returns their answers in order of rank."""
-        calls = [(worker, Call(stage, method, tick, argument=argument), []) for worker in self._workers(stage)]
+        calls = [(worker, Call(stage, method, tick, argument=argument), []) for worker in self.workers(stage)]
         answers = self._session.submit(calls, gang=self.workflow.stages[stage].collective)
         receipts = self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
         return [receipt.report for receipt in receipts if isinstance(receipt, Receipt)]
@@ -229,9 +230,9 @@ class Executor:
     def sync_weights(self, source: str, target: str, state: _Iteration | None = None) -> None:
         """Sends the weights of `source` to those workers of `target` that do not host `source`."""
         tick = state.tick if state else Tick(0)
-        missing = [worker for worker in self._workers(target) if worker not in self._workers(source)]
+        missing = [worker for worker in self.workers(target) if worker not in self.workers(source)]
         if missing:
-            self.send_weights(self._session, (self._workers(source)[0], source), [(w, target) for w in missing], tick)
+            self.send_weights(self._session, (self.workers(source)[0], source), [(w, target) for w in missing], tick)
 
     @staticmethod
     def send_weights(session: Session, source: tuple[int, str], targets: list[tuple[int, str]], tick: Tick) -> None:

@@ -1,0 +1,20 @@
+"""Trains a vision-language-action policy by reinforcement learning: demonstrations, cloning, PPO or GRPO, videos.
+
+python experiments/train_vla.py env=maniskill_pick policy=tiny_vla algorithm=ppo plan=collocated run.dir=runs/mine
+"""
+
+import time
+
+from rlinf_embodied.command_line import train_main
+from rlinf_embodied.config import TrainConfig
+
+
+def train(config: TrainConfig) -> int:
+    from rlinf_embodied.embodied.trainer import Trainer  # imports torch: only once the input is known to be right
+
+    return Trainer(config, started=STARTED).run()
+
+
+if __name__ == "__main__":
+    STARTED = time.time()
+    train_main(train)

@@ -1,0 +1,103 @@
+"""What experiments/evaluate.py does: check the fingerprint, run the episodes, write eval_info.json."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from rlinf_embodied.cluster.hardware import local_cluster
+from rlinf_embodied.compose import compose_evaluate
+from rlinf_embodied.config import EnvConfig, EvaluateConfig, PolicyConfig
+from rlinf_embodied.embodied.evaluation import (
+    Evaluation,
+    EvaluationPolicyConfig,
+    EvaluationResult,
+    ReferenceConfig,
+    evaluation_env,
+)
+from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under
+from rlinf_embodied.embodied.trainer import make_session
+from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
+
+_PACKAGE = "rlinf_embodied.embodied.evaluation"
+
+
+def evaluate_command(config: EvaluateConfig, overrides: Sequence[str]) -> int:
+    """Evaluates what the config names; prints the result and returns the exit code.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or foreign, or was trained under other conditions.
+    """
+    policy = None
+    if config.policy == "checkpoint":
+        assert config.checkpoint is not None
+        under = trained_under(config.checkpoint)
+        config = compose_evaluate(overrides, env=under.env)
+        policy = under.policy
+        _require_same(config, under.policy)
+    folder = RunFolder(Path(config.run.dir or _default_dir(config)))
+    cluster = local_cluster(config.cluster.num_devices)
+    env = evaluation_env(config.env, min(config.eval.num_envs, config.eval.num_episodes))
+    session = make_session(config.cluster)
+    try:
+        videos = str(folder.videos) if config.eval.record_video else None
+        stage = _policy_stage(config, env, policy)
+        expert = config.policy == "expert"
+        evaluation = Evaluation(env, config.eval, stage, session, cluster, config.run.seed, videos, expert)
+        result = evaluation.run(0)
+        _write(folder, config, result, evaluation.env_spec.backend)
+    finally:
+        session.close()
+    print(f"{config.env.task}: success_once {result}")
+    print(
+        f"success_at_end {100 * result.success_at_end:.1f} %, return {result.mean_return:.2f}, "
+        f"episode_len {result.episode_len:.1f}; seeds {config.eval.seed}..{config.eval.seed + len(result.episodes) - 1}"
+    )
+    print(f"written to {folder.path / 'eval_info.json'}" + (f", videos in {folder.videos}" if videos else ""))
+    return 0
+
+
+def _require_same(config: EvaluateConfig, policy: PolicyConfig) -> None:
+    assert config.checkpoint is not None
+    differences = trained_under(config.checkpoint).fingerprint.differences(fingerprint(config.env, policy))
+    if differences and not config.allow_mismatch:
+        listed = "; ".join(str(difference) for difference in differences)
+        raise CheckpointError(
+            f"checkpoint {config.checkpoint} was trained under other conditions than this evaluation: {listed}. "
+            "Its number would not mean what it seems to: use the checkpoint's own settings, or allow_mismatch=true"
+        )
+
+
+def _policy_stage(config: EvaluateConfig, env: EnvConfig, policy: PolicyConfig | None) -> StageSpec:
+    if policy is None:
+        reference = ReferenceConfig(
+            config.run.seed, env.num_envs, env.block_size, env.chunk, random=config.policy == "random"
+        )
+        return StageSpec("eval_policy", f"{_PACKAGE}.ReferenceStage", reference)
+    held = EvaluationPolicyConfig(
+        policy, str(config.checkpoint), config.run.seed, env.block_size, config.eval, env.num_envs
+    )
+    return StageSpec("eval_policy", f"{_PACKAGE}.EvaluationPolicyStage", held)
+
+
+def _write(folder: RunFolder, config: EvaluateConfig, result: EvaluationResult, backend: str) -> None:
+    episodes = [{"seed": e.seed, **e.metrics} for e in result.episodes]
+    content = result.summary() | {
+        "policy": config.policy,
+        "checkpoint": config.checkpoint,
+        "greedy": config.eval.greedy,
+        "first_seed": config.eval.seed,
+        "env": asdict(replace(config.env)),
+        "backend": backend,
+        "versions": library_versions(),
+        "episodes": episodes,
+    }
+    folder.write_json("eval_info.json", content)
+
+
+def _default_dir(config: EvaluateConfig) -> str:
+    return f"runs/evaluate-{config.env.task}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"

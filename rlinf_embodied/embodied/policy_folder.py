@@ -1,0 +1,113 @@
+"""A policy folder: weights in Hugging Face form, and under which conditions they were trained.
+
+    config.json  model.safetensors  dataset_statistics.json      what the policy writes
+    evaluation.json                                              env and policy sections, evaluation fingerprint
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import cast
+
+from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Reward
+from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.interfaces import Policy, load_target
+from rlinf_embodied.learning.checkpoint import Fingerprint
+from rlinf_embodied.telemetry.run_folder import library_versions
+
+_FILE = "evaluation.json"
+
+
+@dataclass(slots=True)
+class SharedPolicy:
+    """A worker's one copy of the policy; rollout and actor of one process use the same."""
+
+    policy: Policy
+    version: int = 0
+
+
+def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy:
+    """Returns the policy in a folder, on its device.
+
+    Raises:
+        CheckpointError: the folder is missing, or made for other settings.
+    """
+    require_policy_folder("checkpoint", folder)
+    policy = cast(Policy, load_target(config._target_ + ".load")(Path(folder), config))
+    policy.module.to(device)
+    return SharedPolicy(policy)
+
+
+def require_policy_folder(path: str, folder: str) -> None:
+    """Checks that a folder holds a policy; `path` is the config path to name.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    if not (Path(folder) / "config.json").exists():
+        raise CheckpointError(
+            f"{path} is {folder!r}, but there is no {Path(folder) / 'config.json'}: give a checkpoint folder, "
+            "for example <run.dir>/checkpoints/latest"
+        )
+
+
+def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConfig) -> None:
+    """Writes a policy with the conditions of its training."""
+    policy.save(folder)
+    content = {"env": asdict(env), "policy": asdict(config), "fingerprint": asdict(fingerprint(env, config))}
+    (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def fingerprint(env: EnvConfig, policy: PolicyConfig) -> Fingerprint:
+    """Returns what an evaluation must share with the training for its number to mean anything."""
+    libraries = {k: v for k, v in library_versions().items() if k in ("torch", "mani_skill", "sapien", "transformers")}
+    return Fingerprint(
+        task=env.task,
+        control_mode=env.control_mode,
+        robot=env.robot or "default",
+        cameras=tuple(env.cameras),
+        camera_fov=env.camera_fov,
+        obs_size=env.obs_size,
+        chunk=env.chunk,
+        horizon=env.horizon,
+        num_bins=policy.num_bins,
+        action_head=policy.name,
+        libraries=libraries,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedUnder:
+    """What evaluation.json says."""
+
+    env: EnvConfig
+    policy: PolicyConfig
+    fingerprint: Fingerprint
+
+
+def trained_under(folder: str) -> TrainedUnder:
+    """Returns the conditions under which the policy in a folder was trained.
+
+    Raises:
+        CheckpointError: the folder is missing, foreign, or damaged.
+    """
+    require_policy_folder("checkpoint", folder)
+    path = Path(folder) / _FILE
+    if not path.exists():
+        raise CheckpointError(
+            f"checkpoint is {folder!r}, but it holds no {_FILE}: it was not written by this project; "
+            "evaluate it with the code that made it"
+        )
+    try:
+        content = json.loads(path.read_text())
+        env, policy = dict(content["env"]), dict(content["policy"])
+        env["backend"], env["reward"] = Backend(env["backend"]), Reward(env["reward"])
+        policy["critic"] = Critic(policy["critic"])
+        saved = dict(content["fingerprint"])
+        known = {f.name for f in fields(Fingerprint)}
+        saved = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items() if k in known}
+        return TrainedUnder(EnvConfig(**env), PolicyConfig(**policy), Fingerprint(**saved))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): the checkpoint is damaged; use another one") from error
