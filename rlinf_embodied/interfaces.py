@@ -242,8 +242,34 @@ class Policy(Protocol):
         """Returns what the value loss trains in RL, in a fixed order; disjoint from `policy_parameters`."""
         ...
 
-    def imitation_loss(self, observation: Observation, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns the summed behaviour-cloning loss over the B rows (scalar); actions float32 [B, C, A] in [-1, 1]."""
+    def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
+        """Returns what cloning trains: the whole policy, or all but what `encode_frozen` computes."""
+        ...
+
+    def encode_trainable(self, observation: Observation) -> Features:
+        """Returns features through which every parameter gets a gradient."""
+        ...
+
+    def encode_frozen(self, observation: Observation) -> Features:
+        """Returns features that hold what the frozen part computes, without a gradient."""
+        ...
+
+    def pooled(self, features: Features) -> Tensor:
+        """Returns what the statistics "vision" standardise, float32 [B, D]."""
+        ...
+
+    def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
+        """Sets what an input is standardised with: "proprio", "privileged" or "vision", each [D]."""
+        ...
+
+    def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Returns the summed behaviour-cloning loss over the B rows (scalar).
+
+        Args:
+            features: of B rows.
+            actions: float32 [B, C, A] in [-1, 1].
+            targets: helper targets, for example "object_position" [B, 3] in metres.
+        """
         ...
 
     def save(self, folder: Path) -> None:

@@ -229,7 +229,7 @@ class WarmStartStage:
 
     def _encode(self, observation: Observation, size: int = 64) -> Features:
         parts = [
-            self._policy.encode(observation.rows(range(k, min(k + size, len(observation)))))
+            self._policy.encode_frozen(observation.rows(range(k, min(k + size, len(observation)))))
             for k in range(0, len(observation), size)
         ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
