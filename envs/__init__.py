@@ -1,0 +1,1 @@
+"""Simulators behind the `VectorEnv` protocol of `rlinf_embodied.interfaces`."""

@@ -1,0 +1,15 @@
+"""N CPU PhysX scenes in one process behind ManiSkill's batched (GPU) code path.
+
+ManiSkill has two code paths: one scene with per-object getters (CPU), or N scenes whose state lies in [rows, ...] tensors
+of one `PhysxGpuSystem` (GPU).  Here `physics.PhysicsBatch` plays the GPU system but owns one `PhysxCpuSystem` per scene, so
+that controllers, evaluation, reward and observations run once for all N rows while the physics of every row is bit for bit
+that of a stock single env.
+
+    task.BatchedTask          a ManiSkill task class with N rows: seeds, partial resets, rows at rest
+      scene.BatchedScene      its ManiSkillScene
+        physics.PhysicsBatch    steps, reads and writes N PhysX systems (layout: where a value lies in SAPIEN's packs)
+          buffers.CellBuffer      tensors that remember which cells were assigned since they were last handed to PhysX
+        rendering.RenderBatch   one renderer per scene, pictures of chosen rows
+    decimate                  lighter visual meshes
+    patches                   the changes to ManiSkill itself, inert outside batched scenes
+"""

@@ -1,0 +1,101 @@
+"""Tensors that remember which of their cells were assigned, standing in for SAPIEN's CUDA arrays."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+POSE, LINEAR, ANGULAR = slice(7), slice(7, 10), slice(10, 13)  # columns of a rigid-body row: p q v w
+
+
+class CellBuffer(Tensor):
+    """A CPU tensor that plays a SAPIEN CudaArray and remembers the cells assigned since they were last applied.
+
+    SAPIEN must be given exactly the assigned cells, unchanged values included: assigning wakes a body up, so comparing
+    values with those of the last step would not do.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # results of operations are plain tensors
+
+    values: Tensor
+    np: np.ndarray
+    dirty: Tensor
+    touched: bool
+
+    @classmethod
+    def zeros(cls, *shape: int) -> Self:
+        """Returns a buffer of zeros, float32, no cell assigned."""
+        self = torch.zeros(shape).as_subclass(cls)
+        self.values = self.as_subclass(Tensor)
+        self.np = self.values.numpy()
+        self.dirty = torch.zeros(shape, dtype=torch.bool)
+        self.touched = False
+        return self
+
+    def torch(self) -> Self:
+        """Returns itself (the interface of a CudaArray)."""
+        return self
+
+    def __getitem__(self, key: object) -> Tensor:
+        return self.values[key]
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self.values[key] = value
+        self.dirty[key] = True
+        self.touched = True
+
+    def refresh(self, cells: np.ndarray, values: np.ndarray) -> None:
+        """Overwrites flat cells with the simulation's values, except those assigned and not yet applied."""
+        flat = self.np.reshape(-1)
+        if self.touched:
+            keep = self.dirty.numpy().reshape(-1)[cells]
+            values = np.where(keep, flat[cells], values)
+        flat[cells] = values
+
+    def take_dirty_rows(self, columns: slice = slice(None), among: Tensor | None = None) -> list[int]:
+        """Returns the rows with assigned cells in these columns and forgets those assignments."""
+        if not self.touched:
+            return []
+        rows = self.dirty[:, columns].any(1)
+        if among is not None:
+            rows &= among
+        self.dirty[rows, columns] = False
+        return rows.nonzero()[:, 0].tolist()
+
+    def take_dirty_cells(self) -> list[int]:
+        """Returns all assigned flat cells, ascending, and forgets the assignments."""
+        if not self.touched:
+            return []
+        cells = self.dirty.view(-1).nonzero()[:, 0].tolist()
+        self.forget()
+        return cells
+
+    def forget(self, rows: Tensor | None = None) -> None:
+        """Forgets the assignments of these rows (default: all)."""
+        if rows is None:
+            self.dirty.zero_()
+        else:
+            self.dirty[rows] = False
+        self.touched = rows is not None and bool(self.dirty.any())
+
+
+class BodyBuffer(CellBuffer):
+    """Rows of position, quaternion, linear and angular velocity, one per rigid body.
+
+    SAPIEN's packs lack the velocities of links below an articulation's root; they are gathered when somebody reads them.
+    """
+
+    links: dict[int, object]  # row -> link below a root
+
+    def __getitem__(self, key: object) -> Tensor:
+        rows, columns = key if isinstance(key, tuple) else (key, LINEAR)
+        if isinstance(rows, Tensor) and columns != POSE:
+            for row in rows.tolist():
+                link = self.links.get(row)
+                if link is not None:
+                    self.np[row, LINEAR] = link.linear_velocity
+                    self.np[row, ANGULAR] = link.angular_velocity
+        return self.values[key]

@@ -1,0 +1,167 @@
+"""Every change to ManiSkill itself: inert for envs that are not batched, applied once per process.
+
+1. `parse_sim_and_render_backend`, while a batched env is built: CPU tensors, yet several rows and a simulation device that
+   says "cuda", because BaseEnv refuses N > 1 on the CPU and applies drive targets only where `_sim_device.is_cuda()`.
+2. The row numbers of bodies, articulations and joints: CPU components have no gpu index.
+3. `PDEEPosController.set_action`: the CPU's inverse kinematics to a target pose, row by row, instead of one batched Jacobian
+   step, which gives other joint targets.
+4. `Actor.hide_visual` and `show_visual`: visibility as on the CPU, instead of moving the actor away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, wraps
+from importlib.metadata import version
+from types import SimpleNamespace
+
+import sapien
+import torch
+from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController
+from mani_skill.envs import sapien_env
+from mani_skill.utils.structs import Actor, Articulation, ArticulationJoint
+from mani_skill.utils.structs.base import PhysxRigidBodyComponentStruct
+from torch import Tensor
+
+from envs.batched.rendering import set_visible
+from envs.batched.scene import BatchedScene
+from rlinf_embodied.errors import SimulatorError
+
+KNOWN_VERSIONS = {"mani_skill": ("3.0.",), "sapien": ("3.0.",)}
+_INTERNALS = (  # what the batched route relies on beside the public interface
+    (sapien_env.BaseEnv, ("_set_main_rng", "_set_episode_rng", "_initialize_episode", "_reconfigure", "_setup_scene")),
+    (sapien_env.BaseEnv, ("_step_action", "_before_control_step", "_after_control_step", "_set_scene_config")),
+    (PDEEPosController, ("set_action", "compute_target_pose", "_preprocess_action", "set_drive_targets")),
+    (PhysxRigidBodyComponentStruct, ("_body_data_index",)),
+    (Articulation, ("_data_index",)),
+    (ArticulationJoint, ("_data_index",)),
+    (Actor, ("hide_visual", "show_visual")),
+    (sapien.physx.PhysxCpuSystem, ("pack", "get_contacts")),
+    (sapien.Scene, ("pack_poses", "add_entity", "remove_entity")),
+)
+_patched = "_rlinf_embodied_patched"
+
+
+def check_versions() -> None:
+    """Checks that ManiSkill and SAPIEN are as the batched route expects them.
+
+    Raises:
+        SimulatorError: another version, or an internal that is used here is gone.
+    """
+    for package, prefixes in KNOWN_VERSIONS.items():
+        found = version(package)
+        if not found.startswith(prefixes):
+            raise SimulatorError(
+                f"{package} {found} is installed, but the batched CPU backend knows {prefixes[0]}x only: install the pinned "
+                "version (constraints.txt), or use env.backend=stock"
+            )
+    for owner, names in _INTERNALS:
+        for name in names:
+            if not hasattr(owner, name):
+                raise SimulatorError(
+                    f"{owner.__name__}.{name} is missing, but the batched CPU backend needs it: install the pinned "
+                    "versions of mani_skill and sapien (constraints.txt), or use env.backend=stock"
+                )
+
+
+@contextmanager
+def batched_backend() -> Iterator[None]:
+    """Within it, ManiSkill envs are built with N CPU rows."""
+    stock = sapien_env.parse_sim_and_render_backend
+
+    def parse(sim_backend: str, render_backend: str) -> SimpleNamespace:
+        info = stock("physx_cpu", render_backend)
+        info.sim_backend = "physx_cpu_batched"
+        info.sim_device = SimpleNamespace(is_cuda=lambda: True)
+        return info
+
+    sapien_env.parse_sim_and_render_backend = parse
+    try:
+        yield
+    finally:
+        sapien_env.parse_sim_and_render_backend = stock
+
+
+def patch_maniskill() -> None:
+    """Applies the changes, once per process; a second call does nothing."""
+    if getattr(PDEEPosController, _patched, False):
+        return
+    setattr(PDEEPosController, _patched, True)
+    _patch_index(PhysxRigidBodyComponentStruct, "_body_data_index", _body_rows, torch.int64)
+    _patch_index(Articulation, "_data_index", lambda s: [s.px.articulation_row[a] for a in s._objs], torch.int32)
+    _patch_index(ArticulationJoint, "_data_index", _joint_rows, torch.int32)
+    _patch_method(PDEEPosController, "set_action", _set_ee_action)
+    _patch_method(Actor, "hide_visual", lambda actor: _set_visible(actor, False))
+    _patch_method(Actor, "show_visual", lambda actor: _set_visible(actor, True))
+
+
+def _is_batched(struct: object) -> bool:
+    return isinstance(struct.scene, BatchedScene)
+
+
+def _patch_index(cls: type, name: str, rows: Callable[[object], list[int]], dtype: torch.dtype) -> None:
+    stock = cls.__dict__[name].func
+
+    def index(self: object) -> Tensor:
+        return torch.tensor(rows(self), dtype=dtype) if _is_batched(self) else stock(self)
+
+    prop = cached_property(index)
+    prop.__set_name__(cls, name)
+    setattr(cls, name, prop)
+
+
+def _patch_method(cls: type, name: str, batched: Callable) -> None:
+    stock = getattr(cls, name)
+
+    @wraps(stock)
+    def method(self: object, *args: object) -> object:
+        return (batched if _is_batched(self) else stock)(self, *args)
+
+    setattr(cls, name, method)
+
+
+def _body_rows(struct: PhysxRigidBodyComponentStruct) -> list[int]:
+    return [struct.px.body_row[body] for body in struct._bodies]
+
+
+def _joint_rows(joint: ArticulationJoint) -> list[int]:
+    return [joint.px.articulation_row[articulation] for articulation in joint._physx_articulations]
+
+
+def _set_visible(actor: Actor, visible: bool) -> None:
+    actor.hidden = not visible
+    for entity in actor._objs:
+        set_visible(entity, visible)
+
+
+def _set_ee_action(controller: PDEEPosController, action: Tensor) -> None:
+    """Sets drive targets from end-effector actions [N, A] as ManiSkill's CPU path does, for the active rows."""
+    action = controller._preprocess_action(action)
+    controller._step = 0
+    controller._start_qpos = controller.qpos
+    previous = controller._target_pose if controller.config.use_target else controller.ee_pose_at_base
+    controller._target_pose = controller.compute_target_pose(previous, action)
+    controller._target_qpos = _solve(controller)
+    if controller.config.interpolate:
+        controller._step_size = (controller._target_qpos - controller._start_qpos) / controller._sim_steps
+    else:
+        controller.set_drive_targets(controller._target_qpos)
+
+
+def _solve(controller: PDEEPosController) -> Tensor:
+    """Returns joint targets [N, joints] for the target poses; a row without solution, or at rest, stays where it is."""
+    solver = controller.kinematics
+    targets = controller._start_qpos.numpy().copy()
+    start = controller.articulation.get_qpos()[:, solver.pmodel_active_joint_indices].numpy()
+    controlled, mask = solver.pmodel_controlled_joint_indices.numpy(), solver.qmask.numpy()
+    poses = controller._target_pose.raw_pose.numpy()
+    solve = solver.pmodel.compute_inverse_kinematics
+    for row in controller.scene.px.active:
+        pose = sapien.Pose(poses[row, :3], poses[row, 3:])
+        result, success, _ = solve(
+            solver.end_link_idx, pose, initial_qpos=start[row], active_qmask=mask, max_iterations=100
+        )
+        if success:
+            targets[row] = result[controlled]
+    return torch.from_numpy(targets)

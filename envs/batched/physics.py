@@ -1,0 +1,319 @@
+"""N `PhysxCpuSystem`s behind the part of `PhysxGpuSystem`'s interface that ManiSkill uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+
+import numpy as np
+import sapien
+import torch
+from sapien import physx
+from torch import Tensor
+
+from envs.batched.buffers import ANGULAR, LINEAR, POSE, BodyBuffer, CellBuffer
+from envs.batched.contacts import ContactTable
+from envs.batched.layout import index_packs
+
+
+class PhysicsBatch:
+    """Plays one PhysxGpuSystem with one CPU system per scene.
+
+    Reads: each changed scene is packed once per state, the packs are joined and spread by one index operation into the
+    `cuda_*` tensors.  Writes: `gpu_apply_*` hands the assigned cells to SAPIEN with the calls that ManiSkill's CPU path
+    would make.  Scenes that are not in `active` are neither stepped nor given drive targets.
+    """
+
+    def __init__(self, scenes: list[sapien.Scene], rendering: bool) -> None:
+        """`scenes`, each with a renderer if `rendering`, is shared with the ManiSkillScene; `renew` replaces its items."""
+        self.scenes, self.rendering = scenes, rendering
+        self.systems: list[physx.PhysxCpuSystem] = [scene.physx_system for scene in scenes]
+        self.num_scenes = len(scenes)
+        self.active = list(range(self.num_scenes))
+        self.contacts = ContactTable(self.systems, self._scene_of)
+        self._packs, self._pose_packs = [b""] * self.num_scenes, [b""] * self.num_scenes
+        self._stale: set[int] = set()
+        self._bodies_old = self._joints_old = True
+        self._invalidate(range(self.num_scenes))
+
+    @property
+    def __class__(self) -> type:
+        """Satisfies ManiSkill's isinstance(px, PhysxGpuSystem)."""
+        return physx.PhysxGpuSystem
+
+    def _invalidate(self, scenes: Iterable[int]) -> None:
+        """Marks what was read from these scenes as out of date."""
+        self._stale.update(scenes)
+        self.contacts.invalidate(scenes)
+        self._bodies_old = self._joints_old = True
+
+    # ------------------------------------------------------------------------------------ properties of a physx system
+    @property
+    def timestep(self) -> float:
+        """Seconds of simulated time per step."""
+        return self.systems[0].timestep
+
+    @timestep.setter
+    def timestep(self, value: float) -> None:
+        for system in self.systems:
+            system.timestep = value
+
+    @property
+    def rigid_dynamic_components(self) -> list[physx.PhysxRigidDynamicComponent]:
+        """Dynamic bodies of all scenes."""
+        return [body for system in self.systems for body in system.rigid_dynamic_components]
+
+    @property
+    def rigid_static_components(self) -> list[physx.PhysxRigidStaticComponent]:
+        """Static bodies of all scenes."""
+        return [body for system in self.systems for body in system.rigid_static_components]
+
+    @property
+    def articulation_link_components(self) -> list[physx.PhysxArticulationLinkComponent]:
+        """Links of all scenes."""
+        return [link for system in self.systems for link in system.articulation_link_components]
+
+    def get_scene_offset(self, scene: sapien.Scene) -> np.ndarray:
+        """Returns zeros: every scene has a space of its own."""
+        return np.zeros(3, dtype=np.float32)
+
+    # ---------------------------------------------------------------------------------------------------- construction
+    def gpu_init(self) -> None:
+        """Numbers bodies and articulations and allocates the tensors."""
+        self._number_components()
+        links = [isinstance(body, physx.PhysxArticulationLinkComponent) for body in self.bodies]
+        roots = [link and body.is_root for link, body in zip(links, self.bodies, strict=True)]
+        self._is_actor = ~torch.tensor(links, dtype=torch.bool)
+        self._is_root = torch.tensor(roots, dtype=torch.bool)
+        self._is_dynamic = torch.tensor([not (link or b.kinematic) for link, b in zip(links, self.bodies, strict=True)])
+        self.cuda_rigid_body_data = BodyBuffer.zeros(len(self.bodies), 13)
+        self.cuda_rigid_body_data.links = {
+            row: body for row, body in enumerate(self.bodies) if links[row] and not roots[row]
+        }
+        self.cuda_rigid_body_force = CellBuffer.zeros(len(self.bodies), 3)
+        self.dof = max((articulation.dof for articulation in self.articulations), default=0)
+        for name in ("qpos", "qvel", "qf", "target_qpos", "target_qvel"):
+            setattr(self, f"cuda_articulation_{name}", CellBuffer.zeros(len(self.articulations), self.dof))
+        self._joints = [j for a in self.articulations for j in [*a.active_joints, *[None] * (self.dof - a.dof)]]
+        self._set_position = [joint and joint.set_drive_target for joint in self._joints]
+        self._set_velocity = [joint and joint.set_drive_velocity_target for joint in self._joints]
+        self._index()
+
+    def _number_components(self) -> None:
+        self.bodies, self.body_row, self.body_scene = [], {}, []
+        self.articulations, self.articulation_row, self.articulation_scene = [], {}, []
+        for i, system in enumerate(self.systems):
+            for body in [*system.rigid_dynamic_components, *system.articulation_link_components]:
+                self.body_row[body] = len(self.bodies)
+                self.bodies.append(body)
+                self.body_scene.append(i)
+            for link in system.articulation_link_components:
+                if link.is_root:
+                    self.articulation_row[link.articulation] = len(self.articulations)
+                    self.articulations.append(link.articulation)
+                    self.articulation_scene.append(i)
+
+    def _index(self) -> None:
+        self._layout = index_packs(self.scenes, self.body_row, self.articulation_row, self.dof)
+
+    def renew(self, i: int) -> None:
+        """Moves everything of scene i into a new scene with a new PhysX system: the same world without a past."""
+        self.scenes[i] = renewed(self.scenes[i], self.rendering)
+        self.systems[i] = self.scenes[i].physx_system
+        self._invalidate([i])
+
+    # -------------------------------------------------------------------------------------------------------- stepping
+    def step(self, count: int = 1) -> None:
+        """Steps every active scene `count` times; scenes are independent, so each runs its steps while it is in cache."""
+        self.gpu_apply_articulation_target_position()  # interpolating controllers set targets before each step
+        self.gpu_apply_articulation_target_velocity()
+        for i in self.active:
+            step = self.systems[i].step
+            for _ in range(count):
+                step()
+        self._invalidate(self.active)
+
+    def gpu_update_articulation_kinematics(self) -> None:
+        """Does nothing: SAPIEN updates link poses when a CPU articulation is written."""
+
+    # --------------------------------------------------------------------------------------------------------- reading
+    def _pack(self) -> None:
+        if not self._stale:
+            return
+        for i in self._stale:
+            self._packs[i] = self.systems[i].pack()
+            self._pose_packs[i] = self.scenes[i].pack_poses()
+        self._stale.clear()
+        self._flat = np.frombuffer(b"".join(self._packs), np.float32)
+        self._pose_flat = np.frombuffer(b"".join(self._pose_packs), np.float32)
+        if len(self._pose_flat) != self._layout.pose_pack_size:
+            self._index()  # entities were added, for example cameras
+        assert len(self._flat) == self._layout.pack_size, "the PhysX pack has another layout than layout.py describes"
+        assert len(self._pose_flat) == self._layout.pose_pack_size, "the pose pack has another layout than described"
+
+    def gpu_fetch_rigid_dynamic_data(self) -> None:
+        """Brings poses and velocities of bodies up to date."""
+        if self._bodies_old:
+            self._pack()
+            self.cuda_rigid_body_data.refresh(self._layout.pose_cells, self._pose_flat[self._layout.pose_source])
+            self.cuda_rigid_body_data.refresh(self._layout.body_cells, self._flat[self._layout.body_source])
+            self._bodies_old = False
+
+    gpu_fetch_articulation_link_pose = gpu_fetch_articulation_link_velocity = gpu_fetch_rigid_dynamic_data
+
+    def gpu_fetch_articulation_qpos(self) -> None:
+        """Brings positions, velocities and drive targets of joints up to date."""
+        if self._joints_old:
+            self._pack()
+            for name, source in self._layout.joint_source.items():
+                getattr(self, f"cuda_articulation_{name}").refresh(self._layout.joint_cells, self._flat[source])
+            self._joints_old = False
+
+    gpu_fetch_articulation_qvel = gpu_fetch_articulation_qpos
+    gpu_fetch_articulation_target_qpos = gpu_fetch_articulation_target_qvel = gpu_fetch_articulation_qpos
+
+    def gpu_fetch_articulation_qacc(self) -> None:
+        """Does nothing: accelerations and joint forces are gathered when they are read."""
+
+    gpu_fetch_articulation_link_incoming_joint_forces = gpu_fetch_articulation_qacc
+
+    @property
+    def cuda_articulation_qacc(self) -> SimpleNamespace:
+        """Joint accelerations [articulations, dof]."""
+        return self._gathered(lambda articulation: articulation.qacc)
+
+    @property
+    def cuda_articulation_link_incoming_joint_forces(self) -> SimpleNamespace:
+        """Incoming joint forces [articulations, links, 6]."""
+        return self._gathered(lambda articulation: articulation.get_link_incoming_joint_forces())
+
+    def _gathered(self, get: Callable[[physx.PhysxArticulation], np.ndarray]) -> SimpleNamespace:
+        rows = [torch.from_numpy(np.array(get(articulation))) for articulation in self.articulations]
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return SimpleNamespace(torch=lambda: padded)
+
+    # --------------------------------------------------------------------------------------------------------- writing
+    def _apply_poses(self, among: Tensor) -> None:
+        data = self.cuda_rigid_body_data
+        for row in data.take_dirty_rows(POSE, among):
+            self.bodies[row].entity_pose = sapien.Pose(data.np[row, :3], data.np[row, 3:7])
+            self._invalidate([self.body_scene[row]])
+
+    def _apply_velocities(self, among: Tensor, columns: slice, setter: Callable[[object, np.ndarray], None]) -> None:
+        data = self.cuda_rigid_body_data
+        for row in data.take_dirty_rows(columns, among):
+            setter(self.bodies[row], data.np[row, columns])
+            self._invalidate([self.body_scene[row]])
+
+    def gpu_apply_rigid_dynamic_data(self) -> None:
+        """Hands assigned poses and velocities of free bodies to PhysX."""
+        self._apply_poses(self._is_actor)
+        self._apply_velocities(self._is_dynamic, LINEAR, lambda body, v: body.set_linear_velocity(v))
+        self._apply_velocities(self._is_dynamic, ANGULAR, lambda body, w: body.set_angular_velocity(w))
+        self.cuda_rigid_body_data.forget(self._is_actor)  # a kinematic body has no velocity to set
+
+    def gpu_apply_rigid_dynamic_force(self) -> None:
+        """Hands assigned forces to PhysX, at the bodies' centres of mass."""
+        force = self.cuda_rigid_body_force
+        for row in force.take_dirty_rows():
+            body = self.bodies[row]
+            body.add_force_at_point(force.np[row], (body.entity_pose * body.cmass_local_pose).p)
+
+    def gpu_apply_articulation_root_pose(self) -> None:
+        """Hands assigned root poses to PhysX."""
+        self._apply_poses(self._is_root)
+
+    def gpu_apply_articulation_root_velocity(self) -> None:
+        """Hands assigned root velocities to PhysX."""
+        self._apply_velocities(self._is_root, LINEAR, lambda link, v: link.articulation.set_root_linear_velocity(v))
+        self._apply_velocities(self._is_root, ANGULAR, lambda link, w: link.articulation.set_root_angular_velocity(w))
+        self.cuda_rigid_body_data.forget(~self._is_actor)  # poses and velocities of links follow from the joints
+
+    def _apply_joint_values(self, name: str) -> None:
+        buffer = getattr(self, f"cuda_articulation_{name}")
+        for row in buffer.take_dirty_rows():
+            articulation = self.articulations[row]
+            setattr(articulation, name, buffer.np[row, : articulation.dof])
+            self._invalidate([self.articulation_scene[row]])
+        buffer.touched = False
+
+    def gpu_apply_articulation_qpos(self) -> None:
+        """Hands assigned joint positions to PhysX."""
+        self._apply_joint_values("qpos")
+
+    def gpu_apply_articulation_qvel(self) -> None:
+        """Hands assigned joint velocities to PhysX."""
+        self._apply_joint_values("qvel")
+
+    def gpu_apply_articulation_qf(self) -> None:
+        """Hands assigned joint forces to PhysX."""
+        self._apply_joint_values("qf")
+
+    def _apply_targets(self, buffer: CellBuffer, setters: list[Callable[[float], None]]) -> None:
+        """Sets assigned drive targets; those of scenes at rest are dropped, their next episode sets its own."""
+        cells = buffer.take_dirty_cells()
+        if not cells:
+            return
+        values = buffer.np.reshape(-1)
+        active = set(self.active)
+        everywhere = len(active) == self.num_scenes
+        for cell, value in zip(cells, values[cells].tolist(), strict=True):
+            if everywhere or self.articulation_scene[cell // self.dof] in active:
+                setters[cell](value)
+
+    def gpu_apply_articulation_target_position(self) -> None:
+        """Hands assigned position targets to the drives of active scenes."""
+        self._apply_targets(self.cuda_articulation_target_qpos, self._set_position)
+
+    def gpu_apply_articulation_target_velocity(self) -> None:
+        """Hands assigned velocity targets to the drives of active scenes."""
+        self._apply_targets(self.cuda_articulation_target_qvel, self._set_velocity)
+
+    # -------------------------------------------------------------------------------------------------------- contacts
+    def _scene_of(self, *bodies: physx.PhysxRigidBaseComponent) -> int:
+        return next(self.body_scene[self.body_row[body]] for body in bodies if body in self.body_row)
+
+    def gpu_create_contact_pair_impulse_query(self, body_pairs: list[tuple]) -> SimpleNamespace:
+        """Returns a query for the impulses between pairs of bodies."""
+        return self.contacts.create_query(body_pairs)
+
+    def gpu_create_contact_body_impulse_query(self, bodies: list) -> SimpleNamespace:
+        """Returns a query for the impulses on single bodies."""
+        return self.contacts.create_query(bodies)
+
+    def gpu_query_contact_pair_impulses(self, query: SimpleNamespace) -> None:
+        """Runs a query."""
+        self.contacts.run_query(query)
+
+    def gpu_query_contact_body_impulses(self, query: SimpleNamespace) -> None:
+        """Runs a query."""
+        self.contacts.run_query(query)
+
+
+def renewed(old: sapien.Scene, rendering: bool) -> sapien.Scene:
+    """Moves the entities of a CPU scene into a new one: contact caches, warm starts and sleep counters start afresh.
+
+    Component objects stay valid; drive targets are zeroed, as those of a newly built articulation are.
+    """
+    physx.set_scene_config(old.physx_system.config)
+    system = physx.PhysxCpuSystem()
+    system.timestep = old.physx_system.timestep
+    systems = [system]
+    if rendering:
+        renderer = sapien.render.RenderSystem(old.render_system.device)
+        renderer.ambient_light = old.render_system.ambient_light
+        if old.render_system.cubemap is not None:
+            renderer.cubemap = old.render_system.cubemap
+        systems.append(renderer)
+    new = sapien.Scene(systems)
+    entities = old.entities
+    for entity in entities:
+        old.remove_entity(entity)
+    for entity in entities:
+        new.add_entity(entity)
+    for link in system.articulation_link_components:
+        if link.is_root:
+            for joint in link.articulation.active_joints:
+                joint.set_drive_target(0.0)
+                joint.set_drive_velocity_target(0.0)
+    return new

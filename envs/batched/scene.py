@@ -1,0 +1,41 @@
+"""ManiSkill's scene object over N CPU scenes."""
+
+from __future__ import annotations
+
+import sapien
+from mani_skill.envs.scene import ManiSkillScene
+from mani_skill.utils.building.actor_builder import ActorBuilder
+from sapien import physx
+
+from envs.batched.physics import PhysicsBatch
+from envs.batched.rendering import RenderGroup
+
+
+def make_scenes(num_scenes: int, render_device: sapien.Device | None) -> list[sapien.Scene]:
+    """Returns empty CPU scenes, each with its own PhysX system and, given a device, its own renderer."""
+    scenes = []
+    for _ in range(num_scenes):
+        systems: list[sapien.System] = [physx.PhysxCpuSystem()]
+        if render_device is not None:
+            systems.append(sapien.render.RenderSystem(render_device))
+        scenes.append(sapien.Scene(systems))
+    return scenes
+
+
+class BatchedScene(ManiSkillScene):
+    """A ManiSkillScene whose physics is a `PhysicsBatch` and whose renderers are one per scene."""
+
+    def __init__(self, sub_scenes: list[sapien.Scene], **kwargs: object) -> None:
+        """Arguments are ManiSkillScene's."""
+        super().__init__(sub_scenes, **kwargs)
+        self.px = PhysicsBatch(sub_scenes, self.can_render())
+        self.gpu_sim_enabled = True
+
+    def create_actor_builder(self) -> ActorBuilder:
+        """Returns a builder that gives every scene its ground plane (on a GPU the plane of scene 0 serves all)."""
+        builder = super().create_actor_builder()
+        builder.set_allow_overlapping_plane_collisions(True)
+        return builder
+
+    def _setup_gpu_rendering(self) -> None:
+        self.render_system_group = RenderGroup(self.sub_scenes)

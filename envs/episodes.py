@@ -1,0 +1,296 @@
+"""Episodes over a simulator: chunks of steps, shaped rewards, freezing, partial resets, replay and films."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from envs.experts import Expert
+from envs.simulators import Simulator
+from envs.tasks import Measurement
+from rlinf_embodied.config import EnvConfig, Reward
+from rlinf_embodied.errors import SimulatorError
+from rlinf_embodied.interfaces import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What one env step gave; entries of rows that did not step are zero / False."""
+
+    reward: Tensor  # float32 [N]
+    terminated: Tensor  # bool [N]
+    truncated: Tensor  # bool [N]
+
+
+class EpisodeEnv:
+    """N rows of a task as a `VectorEnv`; see rlinf_embodied.interfaces for the contract of every method."""
+
+    def __init__(
+        self, config: EnvConfig, simulator: Simulator, instruction: str, expert: Expert | None, render_final: bool
+    ) -> None:
+        """`render_final`: whether final observations have pictures."""
+        self._config, self._sim, self._expert, self._render_final = config, simulator, expert, render_final
+        self._instruction = (instruction,) * simulator.num_rows
+        n, device = simulator.num_rows, simulator.device
+        self._no_actions = torch.zeros(n, simulator.action_dim, device=device)
+        self._state = simulator.measure(self._no_actions)
+        self._running = torch.zeros(n, dtype=torch.bool, device=device)
+        self._steps = torch.zeros(n, dtype=torch.long, device=device)
+        self._return = torch.zeros(n, device=device)
+        self._last_reward = torch.zeros(n, device=device)
+        self._solved_once = torch.zeros(n, dtype=torch.bool, device=device)
+        self._history = torch.zeros(n, config.horizon, simulator.action_dim, device=device)
+        self._seeds = [0] * n
+        size = config.obs_size
+        self._images = torch.zeros(n, len(config.cameras), size, size, 3, dtype=torch.uint8, device=device)
+        self._unseen = set(range(n))  # rows whose state changed since they were last rendered
+        self._film_rows: tuple[int, ...] = ()
+        self._film_size = 0
+        self._frames: dict[int, list[Tensor]] = {}
+        self.spec = EnvSpec(
+            task=config.task,
+            num_envs=n,
+            chunk=config.chunk,
+            horizon=config.horizon,
+            action_dim=simulator.action_dim,
+            proprio_dim=self._state.proprio.shape[1],
+            privileged_dim=self._privileged().shape[1],
+            obs_size=size,
+            cameras=tuple(config.cameras),
+            backend=simulator.backend,
+        )
+
+    # -------------------------------------------------------------------------------------------------------- protocol
+    def reset(self, seeds: Sequence[int], rows: Sequence[int] | None = None) -> Observation:
+        """Starts an episode in each of `rows` (default: all) from its own seed; see VectorEnv.
+
+        Raises:
+            SimulatorError: the number of seeds differs from that of the rows, or a row does not exist or comes twice.
+        """
+        rows = list(range(self.spec.num_envs)) if rows is None else [int(row) for row in rows]
+        if len(seeds) != len(rows):
+            raise SimulatorError(f"reset got {len(seeds)} seeds for {len(rows)} rows: give one seed per row")
+        if len(set(rows)) != len(rows) or not all(0 <= row < self.spec.num_envs for row in rows):
+            raise SimulatorError(f"reset got rows {rows}: each must be one of 0..{self.spec.num_envs - 1}, and once")
+        self._begin(rows, seeds)
+        return self._observe()
+
+    def step_chunk(self, actions: Tensor, next_seeds: Sequence[int] | None = None) -> ChunkResult:
+        """Runs C env steps; see VectorEnv."""
+        actions = self._checked(actions, next_seeds)
+        n, c = self.spec.num_envs, self.spec.chunk
+        started = self._running.clone()
+        valid, columns, privileged = [], [], []
+        for k in range(c):
+            mask = self._running.clone()
+            valid.append(mask)
+            privileged.append(torch.where(mask[:, None], self._privileged(), 0.0))
+            columns.append(self._step(actions[:, k], mask))
+            self._running &= ~(columns[-1].terminated | columns[-1].truncated)
+        final = (started & ~self._running).nonzero()[:, 0].tolist()
+        episodes = tuple(self._episode_end(row) for row in final)
+        final_observation = self._observe_final(final) if final else None
+        if final and next_seeds is not None:
+            self._begin(final, [next_seeds[row] for row in final])
+        assert len(valid) == c and n == len(started)
+        return ChunkResult(
+            rewards=torch.stack([column.reward for column in columns], 1),
+            terminated=torch.stack([column.terminated for column in columns], 1),
+            truncated=torch.stack([column.truncated for column in columns], 1),
+            valid=torch.stack(valid, 1),
+            privileged=torch.stack(privileged, 1),
+            final_rows=tuple(final),
+            final_observation=final_observation,
+            observation=self._observe(),
+            episodes=episodes,
+        )
+
+    def running(self) -> list[RunningEpisode | None]:
+        """Returns the running episode of each row, None for frozen rows."""
+        return [
+            RunningEpisode(self._seeds[row], self._history[row, : int(self._steps[row])].cpu().clone()) if runs else None
+            for row, runs in enumerate(self._running.tolist())
+        ]
+
+    def restore(self, episodes: Sequence[RunningEpisode | None]) -> Observation:
+        """Brings every row to the given point by reset and replay (None: frozen); bit-equal on CPU.
+
+        Raises:
+            SimulatorError: not one entry per row, or an episode that is already over.
+        """
+        if len(episodes) != self.spec.num_envs:
+            raise SimulatorError(f"restore got {len(episodes)} episodes for {self.spec.num_envs} rows: give one per row")
+        rows = [row for row, episode in enumerate(episodes) if episode is not None]
+        lengths = torch.tensor([0 if e is None else len(e.actions) for e in episodes], device=self._steps.device)
+        if int(lengths.max()) >= self.spec.horizon:
+            raise SimulatorError(
+                f"restore got an episode of {int(lengths.max())} actions, but episodes end after {self.spec.horizon}: "
+                "restore running episodes only"
+            )
+        self._running[:] = False
+        if rows:
+            self._begin(rows, [episodes[row].seed for row in rows])
+        replay = torch.zeros_like(self._history)
+        for row in rows:
+            replay[row, : len(episodes[row].actions)] = episodes[row].actions.to(replay.device)
+        for k in range(int(lengths.max())):
+            self._step(replay[:, k], lengths > k)
+        return self._observe()
+
+    def expert_actions(self) -> Tensor:
+        """Returns the scripted expert's next single action for every row [N, A]; see VectorEnv."""
+        if self._expert is None:
+            raise SimulatorError(
+                f"env.task={self.spec.task} with env.control_mode={self._config.control_mode} has no scripted expert: use "
+                "warm_start.checkpoint instead of demonstrations, or a task and control mode of envs/experts.py"
+            )
+        return self._sim.apply(self._expert)
+
+    def record(self, rows: Sequence[int], size: int = 256) -> None:
+        """From now on keeps one picture per env step of each of these rows (original meshes, goal shown)."""
+        self._film_rows, self._film_size = tuple(rows), size
+
+    def take_frames(self) -> dict[int, list[Tensor]]:
+        """Returns the pictures kept since the last call by row, and forgets them."""
+        frames, self._frames = self._frames, {}
+        return frames
+
+    def close(self) -> None:
+        """Frees the simulator."""
+        self._sim.close()
+
+    # ----------------------------------------------------------------------------------------------------------- steps
+    def _begin(self, rows: list[int], seeds: Sequence[int]) -> None:
+        """Resets rows and their episodes' accounts."""
+        self._sim.reset(rows, seeds)
+        self._state = self._sim.measure(self._no_actions)
+        index = torch.as_tensor(rows, device=self._running.device)
+        self._running[index] = True
+        self._steps[index] = 0
+        self._return[index] = 0.0
+        self._solved_once[index] = False
+        self._last_reward[index] = self._state.reward[index]
+        for row, seed in zip(rows, seeds, strict=True):
+            self._seeds[row] = int(seed)
+        self._unseen.update(rows)
+
+    def _step(self, actions: Tensor, mask: Tensor) -> _Outcome:
+        """Runs one env step of the rows in `mask` [N] and keeps the episodes' accounts."""
+        rows = mask.nonzero()[:, 0].tolist()
+        nothing = torch.zeros_like(mask)
+        if not rows:
+            return _Outcome(torch.zeros_like(self._return), nothing, nothing)
+        actions = torch.where(mask[:, None], actions, 0.0)
+        self._history[mask, self._steps[mask]] = actions[mask]
+        self._sim.step(actions, rows)
+        self._unseen.update(rows)
+        self._state = state = self._sim.measure(actions)
+        self._steps += mask
+        reward = torch.where(mask, self._shaped_reward(state), 0.0)
+        self._return += torch.where(mask, state.reward, 0.0)
+        self._solved_once |= state.success & mask
+        self._last_reward = torch.where(mask, state.reward, self._last_reward)
+        if self._config.ends_at_success:
+            terminated = (state.success | state.fail) & mask
+        else:
+            terminated = nothing
+        truncated = mask & (self._steps >= self.spec.horizon) & ~terminated
+        self._keep_frames(rows)
+        return _Outcome(reward, terminated, truncated)
+
+    def _shaped_reward(self, state: Measurement) -> Tensor:
+        """Returns what training sees [N]; `_last_reward` and `_solved_once` are still those before this step."""
+        bonus = self._config.success_bonus * (state.success & ~self._solved_once)
+        if self._config.reward is Reward.sparse:
+            return bonus
+        if self._config.reward is Reward.dense:
+            return state.reward + bonus
+        return state.reward - self._last_reward + bonus
+
+    def _episode_end(self, row: int) -> EpisodeEnd:
+        """Returns ManiSkill's metrics of a row's finished episode; its last state is still the current one."""
+        length = int(self._steps[row])
+        total = float(self._return[row])
+        return EpisodeEnd(
+            row=row,
+            seed=self._seeds[row],
+            metrics={
+                "success_once": float(self._solved_once[row]),
+                "success_at_end": float(self._state.success[row]),
+                "return": total,
+                "episode_len": float(length),
+                "reward": total / length,
+            },
+        )
+
+    def _keep_frames(self, rows: list[int]) -> None:
+        filmed = [row for row in self._film_rows if row in rows]
+        if filmed:
+            for row, picture in self._sim.film(filmed, self._film_size).items():
+                self._frames.setdefault(row, []).append(picture)
+
+    # ---------------------------------------------------------------------------------------------------- observations
+    def _privileged(self) -> Tensor:
+        """Returns the critic's state [N, Q]: the task's, the time in the episode and the phase in the chunk, in [-1, 1]."""
+        time = self._steps / self._config.horizon * 2 - 1
+        phase = (self._steps % self._config.chunk) / self._config.chunk * 2 - 1
+        return torch.cat([self._state.privileged, time[:, None], phase[:, None]], 1)
+
+    def _observe(self) -> Observation:
+        """Returns the observation of all rows; running rows that changed are rendered, frozen ones are black."""
+        runs = self._running.tolist()
+        rows = sorted(row for row in self._unseen if runs[row])
+        if rows:
+            self._images[rows] = self._sim.pictures(rows)
+            self._unseen.difference_update(rows)
+        self._images[~self._running] = 0
+        self._unseen.update(row for row in range(len(runs)) if not runs[row])
+        return Observation(
+            proprio=self._state.proprio.clone(),
+            instruction=self._instruction,
+            images=self._images.clone(),
+            privileged=self._privileged(),
+        )
+
+    def _observe_final(self, rows: list[int]) -> Observation:
+        return Observation(
+            proprio=self._state.proprio[rows],
+            instruction=self._instruction[: len(rows)],
+            images=self._sim.pictures(rows) if self._render_final else None,
+            privileged=self._privileged()[rows],
+        )
+
+    # ---------------------------------------------------------------------------------------------------------- checks
+    def _checked(self, actions: Tensor, next_seeds: Sequence[int] | None) -> Tensor:
+        """Returns the actions as float32 on the simulator's device.
+
+        Raises:
+            SimulatorError: wrong shape, not finite in running rows, or not one next seed per row.
+        """
+        expected = (self.spec.num_envs, self.spec.chunk, self.spec.action_dim)
+        if tuple(actions.shape) != expected:
+            raise SimulatorError(
+                f"actions have shape {tuple(actions.shape)}, but {expected} (rows, chunk, dimensions) are needed: "
+                "nothing was stepped, rows " + _short(range(self.spec.num_envs)) + " wait"
+            )
+        actions = actions.to(self._running.device, torch.float32)
+        bad = (~actions.isfinite()).flatten(1).any(1) & self._running
+        if bad.any():
+            raise SimulatorError(
+                f"actions of rows {_short(bad.nonzero()[:, 0].tolist())} are not finite: nothing was stepped; check the "
+                "policy's outputs for NaN"
+            )
+        if next_seeds is not None and len(next_seeds) != self.spec.num_envs:
+            raise SimulatorError(
+                f"next_seeds has {len(next_seeds)} entries for {self.spec.num_envs} rows: give one per row, or None"
+            )
+        return actions
+
+
+def _short(rows: Sequence[int]) -> str:
+    """Returns row numbers as text, the first ten."""
+    shown = ", ".join(str(row) for row in rows[:10])
+    return shown + (f" and {len(rows) - 10} more" if len(rows) > 10 else "")

@@ -1,0 +1,203 @@
+"""Any ManiSkill task behind the `VectorEnv` protocol.
+
+    make_env              config -> simulator -> EpisodeEnv
+      episodes.EpisodeEnv   chunks, shaped reward, freezing, partial resets, replay, films
+        simulators          physics and pictures of N rows: batched CPU, stock CPU, or one CUDA env
+          tasks.TaskView      what is read from a task's state
+      experts               scripted experts
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+
+import mani_skill.envs  # noqa: F401  (registers the tasks)
+import sapien
+import torch
+from mani_skill.agents.registration import REGISTERED_AGENTS
+from mani_skill.utils import assets
+from mani_skill.utils.registration import REGISTERED_ENVS
+
+from envs.episodes import EpisodeEnv
+from envs.experts import CONTROL_MODE, EXPERTS
+from envs.simulators import (
+    BatchedSimulator,
+    GpuSimulator,
+    Simulator,
+    SimulatorOptions,
+    StockSimulator,
+    build_task,
+)
+from envs.tasks import instruction_of
+from rlinf_embodied.config import Backend, EnvConfig, Reward
+from rlinf_embodied.errors import ConfigError, RlinfError, SimulatorError
+
+logger = logging.getLogger(__name__)
+
+# What ManiSkill and SAPIEN were seen to raise while a task is built that the batched route cannot take.
+_BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+
+def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
+    """Returns `num_envs` rows of a ManiSkill task.
+
+    Args:
+        config: the task, its cameras, rewards and backend.
+        num_envs: rows N of this env object.
+        device: "cpu", or a CUDA device for the gpu backend; with backend=auto it decides between the two.
+        render_final: whether final observations have pictures.
+
+    Raises:
+        ConfigError: unknown task, robot, camera or control mode, or a reward that the task does not have.
+        SimulatorError: no usable renderer, missing assets, or a task that cannot be built.
+    """
+    _check_names(config)
+    _check_assets(config.task)
+    _check_renderer(device)
+    if config.reward is not Reward.sparse:
+        _check_dense_reward(config)
+    simulator = _make_simulator(config, num_envs, device)
+    expert = EXPERTS.get(config.task) if config.control_mode == CONTROL_MODE else None
+    return EpisodeEnv(config, simulator, config.instruction or instruction_of(config.task), expert, render_final)
+
+
+def _check_names(config: EnvConfig) -> None:
+    """Checks the names of the task and the robot, with suggestions."""
+    for path, value, known in (
+        ("env.task", config.task, REGISTERED_ENVS),
+        ("env.robot", config.robot, REGISTERED_AGENTS),
+    ):
+        if value is not None and value not in known:
+            close = difflib.get_close_matches(value, list(known), n=3, cutoff=0.5)
+            meant = f"did you mean {' or '.join(close)}?" if close else f"use one of {', '.join(sorted(known)[:10])}, ..."
+            raise ConfigError(f"{path} is {value!r}, but ManiSkill knows no such name: {meant}")
+
+
+def _check_assets(task_id: str) -> None:
+    """Checks that a task's assets are on this machine; ManiSkill would ask on the terminal."""
+    wanted = REGISTERED_ENVS[task_id].asset_download_ids or []
+    sources = [source for wanted_id in wanted for source in _asset_sources(wanted_id)]
+    missing = [source for source in sources if not assets.is_data_source_downloaded(source)]
+    if missing:
+        raise SimulatorError(
+            f"env.task={task_id} needs assets that are not on this machine ({', '.join(missing[:3])}): run "
+            f"`python -m mani_skill.utils.download_asset {task_id}`, or use a task whose assets ship with ManiSkill, for "
+            "example PickCube-v1"
+        )
+
+
+def _asset_sources(asset_id: str) -> list[str]:
+    if asset_id in assets.DATA_GROUPS:
+        return list(assets.expand_data_group_into_individual_data_source_ids(asset_id))
+    return [asset_id]
+
+
+def _check_renderer(device: str) -> None:
+    """Checks that a Vulkan device can render for this physics device."""
+    try:
+        sapien.render.RenderSystem(sapien.Device("cuda" if device.startswith("cuda") else "cpu"))
+    except RuntimeError as error:
+        raise SimulatorError(
+            f"no Vulkan device can render for device={device} ({error}): run `make setup`, or on Debian 12 as root `apt-get "
+            "install -t bookworm-backports mesa-vulkan-drivers libvulkan1` (Ubuntu 24.04: its own mesa-vulkan-drivers)"
+        ) from error
+
+
+def _has_dense_reward(task_id: str) -> bool:
+    """Whether the task defines a normalized dense reward of its own."""
+    cls = REGISTERED_ENVS[task_id].cls
+    base = mani_skill.envs.sapien_env.BaseEnv
+    own = any(
+        getattr(cls, name) is not getattr(base, name)
+        for name in ("compute_dense_reward", "compute_normalized_dense_reward")
+    )
+    return own and "normalized_dense" in cls.SUPPORTED_REWARD_MODES
+
+
+def _check_dense_reward(config: EnvConfig) -> None:
+    if not _has_dense_reward(config.task):
+        raise ConfigError(
+            f"env.reward is {config.reward.value}, but {config.task} has no dense reward: use env.reward=sparse"
+        )
+
+
+def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
+    backend = config.backend
+    if backend is Backend.auto:
+        backend = Backend.gpu if device.startswith("cuda") else Backend.batched
+    options = SimulatorOptions(
+        cameras=tuple(config.cameras),
+        decimate=backend is not Backend.gpu if config.decimate is None else config.decimate,
+        show_goal=config.show_goal,
+        goal_in_proprio=config.goal_in_proprio,
+    )
+    kwargs = _task_kwargs(config)
+    try:
+        if backend is Backend.gpu:
+            return _make_gpu(config, num_envs, device, options, kwargs)
+        if backend is Backend.batched and (simulator := _try_batched(config, num_envs, options, kwargs)):
+            return simulator
+        return StockSimulator(config.task, num_envs, options, kwargs)
+    except _BUILD_ERRORS as error:
+        raise SimulatorError(
+            f"env.task={config.task} cannot be built with env.robot={config.robot}, env.control_mode={config.control_mode}, "
+            f"env.cameras={list(config.cameras)} ({type(error).__name__}: {error}): check these against the task"
+        ) from error
+
+
+def _try_batched(
+    config: EnvConfig, num_envs: int, options: SimulatorOptions, kwargs: dict[str, object]
+) -> BatchedSimulator | None:
+    """Returns the batched simulator, None (and why, in the log) if the route cannot take this task."""
+    try:
+        simulator = BatchedSimulator(config.task, num_envs, options, kwargs)
+        simulator.reset([num_envs - 1], [0])  # some tasks build well but index all rows when a part of them is reset
+        simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
+        return simulator
+    except RlinfError as error:
+        if config.backend is Backend.batched:
+            raise
+        reason: Exception = error
+    except _BUILD_ERRORS as error:
+        reason = error
+    logger.warning(
+        "%s does not run on the batched CPU backend (%s: %s): one stock env object per row is used, which is slower",
+        config.task,
+        type(reason).__name__,
+        reason,
+    )
+    return None
+
+
+def _make_gpu(
+    config: EnvConfig, num_envs: int, device: str, options: SimulatorOptions, kwargs: dict[str, object]
+) -> GpuSimulator:
+    if not torch.cuda.is_available():
+        raise SimulatorError("env.backend=gpu needs a CUDA device, and torch sees none: use env.backend=batched")
+    index = device.partition(":")[2] or "0"
+    task = build_task(
+        config.task,
+        **{
+            **kwargs,
+            "num_envs": num_envs,
+            "sim_backend": f"physx_cuda:{index}",
+            "render_backend": f"sapien_cuda:{index}",
+        },
+    )
+    return GpuSimulator(task, options)
+
+
+def _task_kwargs(config: EnvConfig) -> dict[str, object]:
+    """Returns the arguments of the task class."""
+    sensors: dict[str, object] = {"width": config.obs_size, "height": config.obs_size}
+    if config.camera_fov is not None:
+        sensors[config.cameras[0]] = {"fov": config.camera_fov}
+    kwargs: dict[str, object] = {
+        "control_mode": config.control_mode,
+        "reward_mode": "normalized_dense" if _has_dense_reward(config.task) else "sparse",
+        "sensor_configs": sensors,
+    }
+    if config.robot is not None:
+        kwargs["robot_uids"] = config.robot
+    return kwargs

@@ -1,0 +1,292 @@
+"""Three ways to run N rows of a ManiSkill task, behind one small protocol: batched CPU, stock CPU, one CUDA env."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import gymnasium as gym
+import torch
+from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
+from mani_skill.sensors.base_sensor import BaseSensor
+from mani_skill.utils.registration import REGISTERED_ENVS
+from mani_skill.utils.structs import Actor
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from envs.batched.decimate import decimate_visuals
+from envs.batched.physics import renewed
+from envs.batched.rendering import set_visible, take_pictures
+from envs.batched.task import CONSTRUCTION_SEED, make_batched_task
+from envs.filming import Film
+from envs.tasks import Measurement, TaskView
+
+@dataclass(frozen=True, slots=True)
+class SimulatorOptions:
+    """How a simulator is set up, beside the arguments of the task class."""
+
+    cameras: tuple[str, ...]
+    decimate: bool
+    show_goal: bool
+    goal_in_proprio: bool
+
+
+class Simulator(Protocol):
+    """N rows of a task, without any notion of an episode."""
+
+    num_rows: int
+    backend: str
+    device: torch.device
+    action_dim: int
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        """Brings each of these rows to the initial state of its seed."""
+        ...
+
+    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
+        """Runs one control step of these rows; actions float32 [N, A], entries of other rows are ignored."""
+        ...
+
+    def measure(self, actions: Tensor) -> Measurement:
+        """Returns the state of all N rows, reached by `actions` [N, A]."""
+        ...
+
+    def pictures(self, rows: Sequence[int]) -> Tensor:
+        """Returns what the policy's cameras see, uint8 [len(rows), K, S, S, 3]."""
+        ...
+
+    def apply(self, function: Callable[[TaskView], Tensor]) -> Tensor:
+        """Returns a function of the task's state for all N rows [N, ...]."""
+        ...
+
+    def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
+        """Returns a picture uint8 [size, size, 3] of each of these rows for a video."""
+        ...
+
+    def close(self) -> None:
+        """Frees the simulator."""
+        ...
+
+
+def build_task(task_id: str, **kwargs: object) -> BaseEnv:
+    """Returns a stock ManiSkill env object without wrappers; `kwargs` go to the task class."""
+    spec = REGISTERED_ENVS[task_id]
+    fixed = {"obs_mode": "none", "render_backend": "cpu", "reconfiguration_freq": 0}
+    return spec.cls(**{**(spec.default_kwargs or {}), **fixed, **kwargs})
+
+
+def _action_dim(task: BaseEnv) -> int:
+    space = task.single_action_space
+    parts = space.values() if isinstance(space, gym.spaces.Dict) else [space]
+    return sum(part.shape[0] for part in parts)
+
+
+def _task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
+    """Returns actions [N, A] as the task takes them: by robot where there are several."""
+    space = task.single_action_space
+    if not isinstance(space, gym.spaces.Dict):
+        return actions
+    sizes = [part.shape[0] for part in space.values()]
+    return dict(zip(space, actions.split(sizes, 1), strict=True))
+
+
+def _sensors(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
+    return [task._sensors[name] for name in cameras]
+
+
+def _hidden_actors(task: BaseEnv, view: TaskView, show_goal: bool) -> list[Actor]:
+    """Returns what policies must not see: what the task hides, and its goal marker."""
+    hidden = [actor for actor in task._hidden_objects if actor is not view.goal]
+    return hidden if show_goal or view.goal is None else [*hidden, view.goal]
+
+
+class _CpuRenderer:
+    """Pictures from one CPU scene per row; `tasks` is one batched task, or one stock task per row."""
+
+    def __init__(self, views: Sequence[TaskView], options: SimulatorOptions) -> None:
+        tasks = [view.env for view in views]
+        self._scene_lists = [task.scene.sub_scenes for task in tasks]  # the lists stay, a renewal replaces their items
+        sensors = [_sensors(task, options.cameras) for task in tasks]
+        self._cameras = [list(row) for per_task in sensors for row in zip(*(s.camera._render_cameras for s in per_task))]
+        swaps = [decimate_visuals(scene) if options.decimate else [] for scene in self._scenes()]
+        hidden = []
+        for task, view in zip(tasks, views, strict=True):
+            actors = _hidden_actors(task, view, options.show_goal)
+            for row in range(task.num_envs):
+                hidden.append([actor._objs[row] for actor in actors])
+        for entity in (entity for row in hidden for entity in row):
+            set_visible(entity, False)
+        self._film = Film(tasks[0], swaps, hidden)
+
+    def _scenes(self) -> list:
+        return [scene for scenes in self._scene_lists for scene in scenes]
+
+    def pictures(self, rows: Sequence[int]) -> Tensor:
+        scenes = self._scenes()
+        return take_pictures([scenes[row] for row in rows], [self._cameras[row] for row in rows])
+
+    def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
+        scenes = self._scenes()
+        return {row: self._film.picture(scenes[row], row, size) for row in rows}
+
+
+class BatchedSimulator:
+    """One batched CPU task (envs/batched): the default without a GPU."""
+
+    backend = "physx_cpu (batched)"
+    device = torch.device("cpu")
+
+    def __init__(self, task_id: str, num_rows: int, options: SimulatorOptions, kwargs: dict[str, object]) -> None:
+        """Builds N rows; `kwargs` go to the task class."""
+        self.num_rows = num_rows
+        self._task = make_batched_task(task_id, num_rows, render=True, **kwargs)
+        self.action_dim = _action_dim(self._task)
+        self._view = TaskView(self._task, options.goal_in_proprio)
+        self._renderer = _CpuRenderer([self._view], options)
+        self.pictures, self.film = self._renderer.pictures, self._renderer.film
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        """See Simulator."""
+        self._task.reset(seed=seeds, options={"env_idx": torch.as_tensor(list(rows))})
+
+    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
+        """See Simulator."""
+        self._task.advance(_task_actions(self._task, actions), rows)
+
+    def measure(self, actions: Tensor) -> Measurement:
+        """See Simulator."""
+        return self._view.measure(_task_actions(self._task, actions))
+
+    def apply(self, function: Callable[[TaskView], Tensor]) -> Tensor:
+        """See Simulator."""
+        return function(self._view)
+
+    def close(self) -> None:
+        """See Simulator."""
+        self._task.close()
+
+
+class StockSimulator:
+    """One stock ManiSkill env object per row: slower, but takes every task."""
+
+    backend = "physx_cpu (stock)"
+    device = torch.device("cpu")
+
+    def __init__(self, task_id: str, num_rows: int, options: SimulatorOptions, kwargs: dict[str, object]) -> None:
+        """Builds N rows; `kwargs` go to the task class."""
+        self.num_rows = num_rows
+        self._tasks = [build_task(task_id, num_envs=1, sim_backend="physx_cpu", **kwargs) for _ in range(num_rows)]
+        self.action_dim = _action_dim(self._tasks[0])
+        self._views = [TaskView(task, options.goal_in_proprio) for task in self._tasks]
+        self._measured: list[Measurement | None] = [None] * num_rows
+        self._renderer = _CpuRenderer(self._views, options)
+        self.pictures, self.film = self._renderer.pictures, self._renderer.film
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        """See Simulator."""
+        for row, seed in zip(rows, seeds, strict=True):
+            task = self._tasks[row]
+            scene = renewed(task.scene.sub_scenes[0], rendering=True)
+            task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
+            task.reset(seed=int(seed))
+            self._measured[row] = None
+
+    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
+        """See Simulator."""
+        for row in rows:
+            self._tasks[row]._step_action(_task_actions(self._tasks[row], actions[row : row + 1]))
+            self._measured[row] = None
+
+    def measure(self, actions: Tensor) -> Measurement:
+        """See Simulator."""
+        for row, view in enumerate(self._views):
+            if self._measured[row] is None:
+                self._measured[row] = view.measure(_task_actions(view.env, actions[row : row + 1]))
+        return Measurement.concatenate(self._measured)
+
+    def apply(self, function: Callable[[TaskView], Tensor]) -> Tensor:
+        """See Simulator."""
+        return torch.cat([function(view) for view in self._views])
+
+    def close(self) -> None:
+        """See Simulator."""
+        for task in self._tasks:
+            task.close()
+
+
+class GpuSimulator:
+    """One batched physx_cuda env; tensors stay on the device, and all rows step together whether they run or not."""
+
+    backend = "physx_cuda"
+
+    def __init__(self, task: BaseEnv, options: SimulatorOptions) -> None:
+        """Takes a task whose scenes are simulated and rendered as one batch."""
+        self.num_rows, self.device = task.num_envs, task.device
+        self._task, self._options = task, options
+        self.action_dim = _action_dim(task)
+        self._view = TaskView(task, options.goal_in_proprio)
+        task._hidden_objects = _hidden_actors(task, self._view, options.show_goal)
+        self._rgb = parse_obs_mode_to_struct("rgb")
+        self._seeds = [CONSTRUCTION_SEED] * self.num_rows
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        """Resets rows; rows with equal seeds get equal states.
+
+        A batched reset draws for all rows at once, from a generator seeded with the first entry of the seed list.
+        """
+        for row, seed in zip(rows, seeds, strict=True):
+            self._seeds[row] = int(seed)
+        index = torch.as_tensor(list(rows), device=self.device)
+        drawn = [int(seeds[0]), *self._seeds[1:]] if 0 not in rows else self._seeds
+        self._task.reset(seed=drawn, options={"env_idx": index})
+        self._copy_leaders(rows, seeds)
+
+    def _copy_leaders(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        """Gives every row the state of the first row with its seed (groups of GRPO start from one state)."""
+        leaders: dict[int, int] = {}
+        pairs = [(row, leaders.setdefault(int(seed), row)) for row, seed in zip(rows, seeds, strict=True)]
+        pairs = [(row, leader) for row, leader in pairs if row != leader]
+        if pairs:
+            followers, sources = (torch.as_tensor(part, device=self.device) for part in zip(*pairs, strict=True))
+            state = tree_map(lambda value: value[sources].clone(), self._task.get_state_dict())
+            self._task.set_state_dict(state, followers)
+
+    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
+        """See Simulator."""
+        self._task._step_action(_task_actions(self._task, actions))
+
+    def measure(self, actions: Tensor) -> Measurement:
+        """See Simulator."""
+        return self._view.measure(_task_actions(self._task, actions))
+
+    def pictures(self, rows: Sequence[int]) -> Tensor:
+        """See Simulator."""
+        task = self._task
+        before = task._obs_mode, task.obs_mode_struct
+        task._obs_mode, task.obs_mode_struct = "rgb", self._rgb
+        try:
+            seen = task._get_obs_sensor_data()
+        finally:
+            task._obs_mode, task.obs_mode_struct = before
+        index = torch.as_tensor(list(rows), device=self.device)
+        return torch.stack([seen[name]["rgb"][index] for name in self._options.cameras], 1)
+
+    def apply(self, function: Callable[[TaskView], Tensor]) -> Tensor:
+        """See Simulator."""
+        return function(self._view)
+
+    def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
+        """See Simulator."""
+        shown = self._task.render_rgb_array()
+        for actor in self._task._hidden_objects:  # ManiSkill leaves them shown where there is one camera only
+            actor.hide_visual()
+        index = torch.as_tensor(list(rows), device=self.device)
+        scaled = torch.nn.functional.interpolate(shown[index].permute(0, 3, 1, 2).float(), (size, size), mode="area")
+        pictures = scaled.round().to(torch.uint8).permute(0, 2, 3, 1)
+        return {row: picture.cpu() for row, picture in zip(rows, pictures, strict=True)}
+
+    def close(self) -> None:
+        """See Simulator."""
+        self._task.close()
