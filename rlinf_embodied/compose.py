@@ -213,9 +213,7 @@ def _read_mapping(path: Path) -> dict[str, object]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is no valid YAML: mend the file ({error})") from error
     if not isinstance(data, dict):
-        raise ConfigError(
-            f"{path} holds {type(data).__name__}, but a mapping of keys to values is needed: mend the file"
-        )
+        raise ConfigError(f"{path} holds a {type(data).__name__}, but keys with values are needed: mend the file")
     return data
 
 

@@ -1,0 +1,52 @@
+"""The doctor tells a machine on which a run would fail from one on which it would only be slow."""
+
+import sys
+
+import pytest
+
+
+def test_what_is_broken_decides_the_exit_code(doctor, monkeypatch, capsys):
+    ok = doctor.Finding("Python", doctor.State.ok, "3.11")
+    slow = doctor.Finding("Threads", doctor.State.slow, "2 cores", "set [OMP_NUM_THREADS]")
+    broken = doctor.Finding("Vulkan", doctor.State.broken, "no device", "make setup")
+    monkeypatch.setattr(doctor, "examine", lambda: [ok, slow])
+    assert doctor.main() == 0
+    assert "[OMP_NUM_THREADS]" in capsys.readouterr().out  # a fix in brackets is no markup
+    monkeypatch.setattr(doctor, "examine", lambda: [ok, broken])
+    assert doctor.main() == 1
+    assert "problems: Vulkan" in capsys.readouterr().out
+
+
+def test_threads_above_one_are_slow(doctor, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.delenv("LP_NUM_THREADS", raising=False)
+    found = doctor.check_threads()
+    assert found.state is doctor.State.slow
+    assert "OMP_NUM_THREADS" in found.fix
+    assert "LP_NUM_THREADS" not in found.fix
+
+
+def test_a_process_that_dies_is_reported_not_raised(doctor):
+    assert doctor.ask("import os; os.abort()") == ({}, "the process ended with code -6")
+    assert doctor.ask("raise OSError('no driver')") == ({}, "OSError: no driver")
+    assert doctor.ask("import time; time.sleep(60)", timeout_s=0.2) == ({}, "no answer within 0 s")
+    assert doctor.ask("print('noise'); print('{\"a\": 1}')") == ({"a": 1}, "")
+
+
+def test_versions_are_compared_with_the_pinned_ones(doctor, monkeypatch):
+    assert doctor.check_libraries().state is doctor.State.ok
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "0.0.1")
+    assert doctor.check_libraries().state is doctor.State.slow
+
+
+def test_a_missing_library_is_broken(doctor, monkeypatch):
+    monkeypatch.setattr(doctor, "LIBRARIES", ("no-such-library",))
+    found = doctor.check_libraries()
+    assert found.state is doctor.State.broken
+    assert "make setup" in found.fix
+
+
+@pytest.mark.parametrize(("version", "state"), [((3, 11, 7), "ok"), ((3, 13, 0), "broken"), ((3, 10, 1), "broken")])
+def test_the_interpreter_must_be_a_supported_one(doctor, monkeypatch, version, state):
+    monkeypatch.setattr(sys, "version_info", version)
+    assert doctor.check_python().state == state

@@ -1,0 +1,85 @@
+"""Scripts answer on the right stream and leave with true exit codes."""
+
+import sys
+
+import pytest
+import yaml
+
+from rlinf_embodied.command_line import evaluate_main, help_text, train_main
+from rlinf_embodied.compose import EVALUATE_GROUPS, TRAIN_GROUPS, choices
+from rlinf_embodied.config import EvaluateConfig, TrainConfig
+from rlinf_embodied.errors import CheckpointError, PlanError, WorkerError
+
+
+def exit_code(monkeypatch, script_main, entry, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["script.py", *arguments])
+    with pytest.raises(SystemExit) as left:
+        script_main(entry)
+    return left.value.code
+
+
+def never(config):
+    raise AssertionError("the work must not start")
+
+
+def test_the_work_gets_the_config_and_gives_the_exit_code(monkeypatch):
+    seen = []
+    assert exit_code(monkeypatch, train_main, lambda config: seen.append(config.run.seed), "run.seed=7") == 0
+    assert seen == [7]
+    assert exit_code(monkeypatch, train_main, lambda config: 3) == 3
+
+
+def test_a_dry_run_prints_the_resolved_config_only(monkeypatch, capsys):
+    assert exit_code(monkeypatch, train_main, never, "run.dry=true", "algorithm=grpo") == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["algorithm"]["name"] == "grpo"
+    assert printed["env"]["chunks_per_rollout"] == 10  # resolved, not an interpolation
+    assert exit_code(monkeypatch, evaluate_main, never, "run.dry=true", "policy=random") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["policy"] == "random"
+
+
+def test_bad_input_is_one_line_on_the_error_stream(monkeypatch, capsys):
+    assert exit_code(monkeypatch, train_main, never, "env=manskill_pick") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: env is 'manskill_pick'")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [PlanError("too few devices"), CheckpointError("foreign")])
+def test_input_that_proves_wrong_later_exits_with_2_as_well(monkeypatch, capsys, error):
+    def work(config):
+        raise error
+
+    assert exit_code(monkeypatch, train_main, work) == 2
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_a_failure_of_the_work_keeps_its_traceback(monkeypatch):
+    def work(config):
+        raise WorkerError("worker 1 died")
+
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    with pytest.raises(WorkerError):
+        train_main(work)
+
+
+def test_an_interrupt_exits_with_130(monkeypatch):
+    def work(config):
+        raise KeyboardInterrupt
+
+    assert exit_code(monkeypatch, train_main, work) == 130
+
+
+@pytest.mark.parametrize(("schema", "groups"), [(TrainConfig, TRAIN_GROUPS), (EvaluateConfig, EVALUATE_GROUPS)])
+def test_help_lists_every_choice_of_every_group(schema, groups):
+    text = help_text("script.py", schema, groups)
+    for group in groups:
+        line = next(line for line in text.splitlines() if line.startswith(f"  {group} "))
+        assert [name for name in choices(group) if name not in line] == []
+    assert "run.dry=true" in text or schema is EvaluateConfig
+
+
+def test_help_exits_with_0_before_anything_is_checked(monkeypatch, capsys):
+    assert exit_code(monkeypatch, train_main, never, "env=nonsense", "--help") == 0
+    assert capsys.readouterr().out.startswith("usage: python script.py")

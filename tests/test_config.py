@@ -1,0 +1,201 @@
+"""Every file under configs/ composes; every kind of bad input is answered with path, value, rule and next action."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlinf_embodied.compose import (
+    CONFIG_DIR,
+    EVALUATE_GROUPS,
+    TRAIN_GROUPS,
+    choices,
+    compose_evaluate,
+    compose_train,
+    load,
+    to_yaml,
+)
+from rlinf_embodied.config import AlgorithmName, Backend, EnvConfig, EvaluateConfig, TrainConfig
+from rlinf_embodied.errors import ConfigError
+
+ALL_CHOICES = [(group, name) for group in TRAIN_GROUPS for name in choices(group)]
+
+
+@pytest.mark.parametrize(("group", "name"), ALL_CHOICES, ids=lambda part: part)
+def test_every_choice_composes(group, name):
+    config = compose_train([f"{group}={name}"])
+    assert isinstance(config, TrainConfig)
+    assert config.env.num_blocks * config.env.block_size == config.env.num_envs
+
+
+def test_every_file_under_configs_is_a_choice_or_a_main_config():
+    files = {str(path.relative_to(CONFIG_DIR)) for path in CONFIG_DIR.rglob("*") if path.is_file()}
+    expected = {f"{group}/{name}.yaml" for group, name in ALL_CHOICES} | {"train_vla.yaml", "evaluate.yaml"}
+    assert files == expected
+
+
+@pytest.mark.parametrize("group", EVALUATE_GROUPS)
+def test_evaluation_takes_the_choices_of_its_groups(group):
+    for name in choices(group):
+        assert isinstance(compose_evaluate(["policy=expert", f"{group}={name}"]), EvaluateConfig)
+
+
+def test_the_default_is_the_demo():
+    config = compose_train([])
+    assert (config.env.task, config.policy.name) == ("PickCube-v1", "tiny_vla")
+    assert (config.algorithm.name, config.plan.name, config.cluster.session) == (AlgorithmName.ppo, "collocated", "ray")
+    assert len(config.env.cameras) == 2
+
+
+def test_overrides_reach_every_section_with_their_types():
+    config = compose_train(
+        [
+            "run.dir=/tmp/some run",
+            "run.seed=3",
+            "run.exact=false",
+            "env.backend=stock",
+            "env.cameras=[base_camera]",
+            "env.options.crash=0.5",
+            "algorithm.reduction=fast",
+            "algorithm.target_kl=null",
+            "eval.num_episodes=10",
+            "checkpoint.keep=1",
+            "warm_start.checkpoint=a/b-c_1.2",
+            "cluster.num_devices=2",
+            "resume=runs/x/checkpoints/step_000010",
+        ]
+    )
+    assert (config.run.dir, config.run.seed, config.run.exact) == ("/tmp/some run", 3, False)
+    assert config.env.backend is Backend.stock
+    assert config.env.cameras == ["base_camera"]
+    assert config.env.options == {"crash": 0.5}
+    assert config.algorithm.target_kl is None
+    assert config.warm_start.checkpoint == "a/b-c_1.2"
+    assert config.resume == "runs/x/checkpoints/step_000010"
+
+
+def test_grpo_brings_whole_episodes_and_follows_the_horizon():
+    config = compose_train(["algorithm=grpo", "env.horizon=60", "env.chunk=4"])
+    assert config.algorithm.name is AlgorithmName.grpo
+    assert not config.env.auto_reset
+    assert config.env.chunks_per_rollout == 15  # 60 / 4
+
+
+# override -> what the message must hold: path, value, rule or neighbours, next action
+BAD_INPUT = [
+    ("env=manskill_pick", ["env is 'manskill_pick'", "did you mean env=maniskill_pick?", "maniskill_pick"]),
+    ("plan=colocated", ["plan is 'colocated'", "did you mean plan=collocated?", "disaggregated", ".yaml file"]),
+    ("algorithm=pp0", ["algorithm is 'pp0'", "did you mean algorithm=ppo?", "grpo"]),
+    ("env=3", ["env is 3", "choose from"]),
+    ("env.num_env=1", ["env.num_env is unknown", "did you mean env.num_envs?", "horizon"]),
+    ("num_envs=1", ["num_envs is unknown", "did you mean env.num_envs?"]),
+    ("+env.num_env=1", ["env.num_env is unknown"]),
+    ("resume.x=1", ["resume.x is unknown", "did you mean resume?", "the top level has env, policy"]),
+    ("hydra.run.dir=x", ["hydra.run.dir is unknown"]),
+    ("~env.num_envs", ["deletes env.num_envs", "env.num_envs=<value>"]),
+    ("env.num_envs", ["'env.num_envs' cannot be read", "key=value"]),
+    ("run.dir=[", ["cannot be read", "quote"]),
+    ("env.chunk=1,2", ["several values", "env.chunk=[a,b]"]),
+    ("env.num_envs=abc", ["env.num_envs is 'abc'", "int", "use a whole number"]),
+    ("env.num_envs=1.5", ["env.num_envs is 1.5", "int", "use a whole number"]),
+    ("env.num_envs=null", ["env.num_envs is None", "not Optional"]),
+    ("run.dry=maybe", ["run.dry is 'maybe'", "bool", "true or false"]),
+    ("env.cameras=3", ["env.cameras is 3", "list[str]", "[a,b]"]),
+    ("env.options.crash=x", ["env.options.crash is 'x'", "float", "a number"]),
+    ("env.backend=gpuu", ["env.backend is 'gpuu'", "auto, batched, stock, gpu"]),
+    ("algorithm.target_kl=x", ["algorithm.target_kl is 'x'", "float | None", "a number or null"]),
+    ("env.horizon=${nope}", ["env.horizon", "nope", "use a whole number"]),
+    ("env.num_envs=70", ["env.num_envs is 70", "multiple of env.block_size=16", "use 64"]),
+    ("env.chunk=51", ["env.chunk is 51", "env.horizon=50", "smaller env.chunk"]),
+    ("env.chunk=7", ["env.horizon is 50", "multiple of env.chunk=7", "use 49"]),
+    ("algorithm.gamma=1.5", ["algorithm.gamma is 1.5", "[0, 1]"]),
+    ("algorithm.reduction=fast", ["algorithm.reduction is 'fast'", "run.exact=true", "set run.exact=false"]),
+    ("policy.hidden_size=30", ["policy.hidden_size is 30", "policy.num_heads=4"]),
+    ("eval.seed=1073741824", ["eval.seed is 1073741824", "2^30"]),
+    ("cluster.session=threads", ["cluster.session is 'threads'", "ray or serial"]),
+    ("checkpoint.keep=0", ["checkpoint.keep is 0", "use 1 or more"]),
+    ("plan=/nowhere/plan.yaml", ["/nowhere/plan.yaml cannot be read", "existing YAML file"]),
+]
+
+
+@pytest.mark.parametrize(("override", "parts"), BAD_INPUT, ids=[override for override, _ in BAD_INPUT])
+def test_bad_input_is_named_with_its_rule_and_the_next_action(override, parts):
+    with pytest.raises(ConfigError) as caught:
+        compose_train([override])
+    assert [part for part in parts if part not in str(caught.value)] == [], str(caught.value)
+
+
+def test_impossible_combinations_of_grpo_are_refused():
+    with pytest.raises(ConfigError, match=r"env\.block_size is 4, .* make the block a multiple of the group"):
+        compose_train(["algorithm=grpo", "env.block_size=4"])
+    with pytest.raises(ConfigError, match=r"env\.auto_reset is True.*set env\.auto_reset=false"):
+        compose_train(["algorithm=grpo", "env.auto_reset=true"])
+    with pytest.raises(ConfigError, match=r"algorithm\.min_groups is 8.*hold 4 groups"):
+        compose_train(["algorithm=grpo", "env.num_envs=32"])
+
+
+def test_a_plan_file_is_an_override(tmp_path: Path):
+    path = tmp_path / "my plan.yaml"
+    trees = [{"min_devices": 2, "tree": {"leaf": {"stage": "actor", "devices": "all"}}}]
+    path.write_text(yaml.safe_dump({"trees": trees}))
+    config = compose_train([f"plan={path}"])
+    assert (config.plan.name, config.plan.file, config.plan.trees) == ("my plan", str(path), trees)
+    assert compose_train(["plan=collocated"]).plan.file is None
+
+
+def test_the_plan_json_of_a_run_is_a_plan_file(tmp_path: Path):
+    path = tmp_path / "plan.json"
+    tree = {"temporal": [{"leaf": {"stage": "actor", "devices": [0, 1]}}]}
+    path.write_text(json.dumps({"name": "collocated", "num_devices": 2, "tree": tree}))
+    plan = compose_train([f"plan={path}"]).plan
+    assert (plan.name, plan.trees) == ("collocated", [{"min_devices": 2, "tree": tree}])
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("nmae: x\ntrees: [{min_devices: 1}]", ["nmae", "did you mean name?", "plan.yaml"]),
+        ("name: x", ["no `trees`"]),
+        ("- a\n- b", ["holds a list"]),
+        ("a: [", ["no valid YAML"]),
+        ("trees: 3", ["trees is 3", "plan.yaml"]),
+    ],
+)
+def test_a_bad_plan_file_is_refused(tmp_path: Path, text, parts):
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        compose_train([f"plan={path}"])
+    assert [part for part in parts if part not in str(caught.value)] == [], str(caught.value)
+
+
+@pytest.mark.parametrize("overrides", [[], ["algorithm=grpo", "plan=disaggregated", "cluster=serial", "run.seed=5"]])
+def test_a_config_survives_its_yaml(tmp_path: Path, overrides):
+    config = compose_train(overrides)
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config))
+    assert load(path, TrainConfig) == config
+
+
+def test_a_saved_config_with_a_foreign_key_names_file_and_key(tmp_path: Path):
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(compose_train([])).replace("num_envs: 64", "num_env: 64", 1))
+    with pytest.raises(ConfigError, match=r"env\.num_env is .*config\.yaml.* did you mean env\.num_envs\?"):
+        load(path, TrainConfig)
+
+
+def test_evaluation_takes_the_env_of_the_checkpoint_below_its_own_overrides():
+    of_checkpoint = EnvConfig(task="PushCube-v1", obs_size=48, robot="panda_wristcam")
+    mine = ["checkpoint=/some/where", "env.num_envs=16"]
+    env = compose_evaluate(mine, env=of_checkpoint).env
+    assert (env.task, env.obs_size, env.num_envs, env.robot) == ("PushCube-v1", 48, 16, "panda_wristcam")
+    assert compose_evaluate([*mine, "env=maniskill_pick"], env=of_checkpoint).env.task == "PickCube-v1"
+
+
+def test_evaluation_needs_a_policy():
+    with pytest.raises(ConfigError, match="a checkpoint folder is needed"):
+        compose_evaluate([])
+    with pytest.raises(ConfigError, match="policy is 'exprt'"):
+        compose_evaluate(["policy=exprt"])
+    assert compose_evaluate(["policy=random"]).policy == "random"
