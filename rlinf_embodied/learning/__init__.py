@@ -1,0 +1,1 @@
+"""How weights change: gradient sums, optimizers, checkpoints, weights on the wire."""

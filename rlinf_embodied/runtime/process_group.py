@@ -1,0 +1,129 @@
+"""Collectives between processes over torch.distributed: gloo on CPU, nccl on GPU; nothing global is touched.
+
+A TorchGroup owns its own store and backend.  `torch.distributed`'s default group stays unset, so a process may hold
+several groups, close one, and build another after a peer has died.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
+
+from rlinf_embodied.errors import ConfigError, HangError, WorkerError
+
+_Result = TypeVar("_Result")
+_SLACK = 0.9  # a failure this close to the limit is a timeout, whatever the backend calls it
+
+
+class TorchGroup:
+    """One member of a group of processes; see learning/reduce.py for the protocol.
+
+    After a HangError or WorkerError the group is spent: close it and build a new one with another rendezvous.
+    """
+
+    def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float = 600.0, device: str = "cpu") -> None:
+        """Meets the other members.
+
+        Args:
+            rank: of this process, 0 <= rank < size.
+            size: number of members.
+            rendezvous: "file:///shared/path" (a file that does not exist yet) or "tcp://host:port" (rank 0 listens).
+            timeout_s: limit of this meeting and of every later operation.
+            device: torch's name; "cuda..." takes nccl.
+
+        Raises:
+            HangError: not everyone came in time.
+            ConfigError: a rendezvous of another form.
+        """
+        assert 0 <= rank < size, f"rank {rank} is not in a group of {size}"
+        self.rank, self.size = rank, size
+        self._timeout_s = timeout_s
+        self._device = torch.device(device)
+        self._store = self._guarded("rendezvous", lambda: _store(rank, size, rendezvous, timeout_s))
+        self._backend = self._guarded("rendezvous", self._connect)
+
+    def _connect(self) -> dist.ProcessGroup:
+        limit = timedelta(seconds=self._timeout_s)
+        self._store.set_timeout(limit)
+        if self._device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            torch.cuda.set_device(self._device)
+            return cast(dist.ProcessGroup, dist.ProcessGroupNCCL(self._store, self.rank, self.size, options))
+        return cast(dist.ProcessGroup, dist.ProcessGroupGloo(self._store, self.rank, self.size, limit))
+
+    def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
+        """See Group; ranks that give fewer tensors than others pad, since the backends gather equal sizes only."""
+        assert counts[self.rank] == len(tensors) > 0, f"rank {self.rank} gives {len(tensors)} of {counts} tensors"
+        first = tensors[0]
+        width = first.numel() * first.element_size()
+        sent = torch.zeros(max(counts), width, dtype=torch.uint8, device=self._device)
+        for row, tensor in zip(sent, tensors, strict=False):
+            row.copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))  # as bytes: any dtype, bit for bit
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        self._run("exchange", lambda: self._backend.allgather([received], [sent]))
+        back = lambda row: row.clone().view(first.dtype).reshape(first.shape).to(first.device)  # noqa: E731
+        return [[back(part[k]) for k in range(count)] for part, count in zip(received, counts, strict=True)]
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See Group."""
+        summed = tensor.detach().to(self._device, copy=True).contiguous()
+        self._run("all_reduce", lambda: self._backend.allreduce([summed]))
+        return summed.to(tensor.device)
+
+    def close(self) -> None:
+        """Gives sockets and threads back; the group cannot be used afterwards."""
+        self._backend.shutdown()
+        del self._backend, self._store
+
+    def _run(self, operation: str, start: Callable[[], dist.Work]) -> None:
+        def complete() -> None:
+            start().wait(timedelta(seconds=self._timeout_s))
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+
+        self._guarded(operation, complete)
+
+    def _guarded(self, operation: str, action: Callable[[], _Result]) -> _Result:
+        """Runs `action`; a timeout becomes a HangError, a lost connection a WorkerError."""
+        start = time.monotonic()
+        try:
+            return action()
+        except RuntimeError as error:  # torch raises DistError, its child, and the plain one
+            who = f"rank {self.rank} of {self.size}"
+            reason = str(error).splitlines()[0]
+            if "timeout" in reason.lower() or "timed out" in reason.lower() or self._is_late(start):
+                raise HangError(
+                    f"{who} waited {self._timeout_s:g} s for the others in {operation}: one of them hangs, died, or "
+                    f"makes other calls; look at its log, or raise cluster.call_timeout_s ({reason})"
+                ) from error
+            raise WorkerError(
+                f"{who} lost the others in {operation}: one of them died; close this group and build a new one "
+                f"({reason})"
+            ) from error
+
+    def _is_late(self, start: float) -> bool:
+        return time.monotonic() - start > _SLACK * self._timeout_s
+
+
+def _store(rank: int, size: int, rendezvous: str, timeout_s: float) -> Store:
+    kind, _, place = rendezvous.partition("://")
+    if kind == "file" and place:
+        return dist.FileStore(place, size)  # pyright: ignore[reportPrivateImportUsage]
+    host, _, port = place.rpartition(":")
+    if kind == "tcp" and host and port.isdigit():
+        limit = timedelta(seconds=timeout_s)
+        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            host, int(port), size, is_master=rank == 0, timeout=limit
+        )
+    raise ConfigError(
+        f"the rendezvous is {rendezvous!r}, but it must be file://<path> or tcp://<host>:<port>: "
+        "use file:// on one node"
+    )

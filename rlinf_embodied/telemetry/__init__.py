@@ -1,0 +1,1 @@
+"""What happened: spans, metrics, the run folder, the live view."""

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlinf_embodied.errors import HangError
+from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, Group, SoloGroup, ThreadGroup
+
+
+def on_threads(size: int, work: Callable[[Group], object], timeout_s: float = 20.0) -> list[object]:
+    """Returns what `work` returned or raised on each rank of a new group."""
+    results: list[object] = [None] * size
+
+    def member(group: ThreadGroup) -> None:
+        try:
+            results[group.rank] = work(group)
+        except Exception as error:  # noqa: BLE001 - handed to the test
+            results[group.rank] = error
+
+    threads = [threading.Thread(target=member, args=(group,)) for group in ThreadGroup.make(size, timeout_s)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def make_blocks(num_blocks: int, seed: int = 0) -> dict[int, Tensor]:
+    """Returns vectors of very unlike magnitudes, so that another order of addition gives other bits."""
+    draw = torch.Generator().manual_seed(seed)
+    scale = 10.0 ** torch.randint(-4, 5, (num_blocks, 1), generator=draw)
+    return dict(enumerate(torch.randn(num_blocks, 64, generator=draw) * scale))
+
+
+@st.composite
+def ownerships(draw: st.DrawFn) -> list[int]:
+    """Any ownership of 1 to 13 blocks by 1 to 4 ranks in which nobody is left out."""
+    size = draw(st.integers(1, 4))
+    others = draw(st.lists(st.integers(0, size - 1), min_size=0, max_size=13 - size))
+    return draw(st.permutations([*range(size), *others]))
+
+
+@settings(deadline=None, max_examples=60)
+@given(ownerships(), st.integers(0, 1000))
+def test_an_exact_sum_has_the_same_bits_for_every_ownership(owners, seed):
+    blocks = make_blocks(len(owners), seed)
+    alone = ExactReducer(SoloGroup(), [0] * len(owners)).sum_blocks(blocks)
+
+    def work(group: Group) -> Tensor:
+        own = {block: blocks[block] for block, owner in enumerate(owners) if owner == group.rank}
+        return ExactReducer(group, owners).sum_blocks(own)
+
+    for result in on_threads(max(owners) + 1, work):
+        assert isinstance(result, Tensor), result
+        assert torch.equal(result, alone)
+
+
+def test_the_brackets_of_the_tree_are_those_of_the_picture():
+    blocks = make_blocks(5)
+    expected = ((blocks[0] + blocks[1]) + (blocks[2] + blocks[3])) + blocks[4]
+    assert torch.equal(ExactReducer(SoloGroup(), [0] * 5).sum_blocks(blocks), expected)
+    from_left = sum(blocks[k] for k in range(5))
+    assert not torch.equal(from_left, expected), "these numbers would not show another order"
+
+
+def test_only_roots_of_whole_subtrees_travel():
+    sent = []
+
+    class Counting(ThreadGroup):
+        def exchange(self, tensors, counts):
+            sent.append((self.rank, len(tensors), tuple(counts)))
+            return super().exchange(tensors, counts)
+
+    owners, blocks = [0, 0, 0, 0, 1, 1, 1, 1], make_blocks(8)
+
+    def work(group: ThreadGroup) -> Tensor:
+        group.__class__ = Counting
+        return ExactReducer(group, owners).sum_blocks({b: blocks[b] for b in range(8) if owners[b] == group.rank})
+
+    on_threads(2, work)
+    assert sorted(sent) == [(0, 1, (1, 1)), (1, 1, (1, 1))]
+
+
+@settings(deadline=None, max_examples=20)
+@given(ownerships())
+def test_a_fast_sum_is_close_to_the_exact_one_and_the_same_everywhere(owners):
+    blocks = make_blocks(len(owners))
+    exact = ExactReducer(SoloGroup(), [0] * len(owners)).sum_blocks({b: t.double() for b, t in blocks.items()})
+
+    def work(group: Group) -> Tensor:
+        own = {block: blocks[block] for block, owner in enumerate(owners) if owner == group.rank}
+        return FastReducer(group, owners).sum_blocks(own)
+
+    results = on_threads(max(owners) + 1, work)
+    for result in results:
+        torch.testing.assert_close(result.double(), exact, rtol=1e-4, atol=1e-6 * float(exact.abs().max() + 1e4))
+        assert torch.equal(result, results[0])
+
+
+@settings(deadline=None, max_examples=20)
+@given(ownerships(), st.booleans())
+def test_gathering_gives_everyone_all_blocks_in_order(owners, exact):
+    blocks = {block: torch.tensor([block, 7 * block]) for block in range(len(owners))}
+
+    def work(group: Group) -> dict[int, Tensor]:
+        own = {block: blocks[block] for block, owner in enumerate(owners) if owner == group.rank}
+        return (ExactReducer if exact else FastReducer)(group, owners).gather_blocks(own)
+
+    for result in on_threads(max(owners) + 1, work):
+        assert list(result) == list(blocks)
+        assert all(torch.equal(result[block], blocks[block]) for block in blocks)
+
+
+def test_sums_leave_their_inputs_alone_and_give_each_thread_its_own_result():
+    blocks = make_blocks(3)
+    copies = {block: tensor.clone() for block, tensor in blocks.items()}
+
+    def work(group: Group) -> Tensor:
+        own = {0: blocks[0], 2: blocks[2]} if group.rank == 0 else {1: blocks[1]}
+        total = ExactReducer(group, [0, 1, 0]).sum_blocks(own)
+        result = FastReducer(group, [0, 1, 0]).sum_blocks(own)
+        return total.clone(), total.add_(1e9), result
+
+    first, second = on_threads(2, work)
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[2], second[2])
+    assert all(torch.equal(blocks[block], copies[block]) for block in blocks)
+
+
+def test_a_missing_thread_is_a_hang_that_names_who_waits_where():
+    def work(group: Group) -> Tensor | None:
+        return None if group.rank == 1 else group.all_reduce(torch.ones(2))
+
+    waiting, absent, other = on_threads(3, work, timeout_s=0.2)
+    assert absent is None
+    for rank, error in ((0, waiting), (2, other)):
+        assert isinstance(error, HangError)
+        assert f"rank {rank} of 3 waited 0.2 s for the others in all_reduce" in str(error)
+
+
+def test_passing_blocks_of_others_is_a_broken_invariant():
+    reducer = ExactReducer(SoloGroup(), [0, 0])
+    with pytest.raises(AssertionError, match="rank 0 owns blocks"):
+        reducer.sum_blocks({0: torch.ones(1)})
+    with pytest.raises(AssertionError, match="at least once"):
+        ExactReducer(SoloGroup(), [0, 1])
