@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from envs.experts import Expert
 from envs.simulators import Simulator
-from envs.tasks import Measurement
+from envs.tasks import Measurement, TaskView
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode
@@ -23,6 +23,7 @@ class _Outcome:
     reward: Tensor  # float32 [N]
     terminated: Tensor  # bool [N]
     truncated: Tensor  # bool [N]
+    success: Tensor  # bool [N]
 
 
 class EpisodeEnv:
@@ -78,29 +79,32 @@ class EpisodeEnv:
         self._begin(rows, seeds)
         return self._observe()
 
-    def step_chunk(self, actions: Tensor, next_seeds: Sequence[int] | None = None) -> ChunkResult:
+    def step_chunk(
+        self, actions: Tensor | Callable[[int], Tensor], next_seeds: Sequence[int] | None = None
+    ) -> ChunkResult:
         """Runs C env steps; see VectorEnv."""
-        actions = self._checked(actions, next_seeds)
-        n, c = self.spec.num_envs, self.spec.chunk
+        self._check_seeds(next_seeds)
+        whole = self._checked(actions, (self.spec.chunk,)) if isinstance(actions, Tensor) else None
         started = self._running.clone()
         valid, columns, privileged = [], [], []
-        for k in range(c):
+        for k in range(self.spec.chunk):
             mask = self._running.clone()
             valid.append(mask)
             privileged.append(torch.where(mask[:, None], self._privileged(), 0.0))
-            columns.append(self._step(actions[:, k], mask))
+            action = self._checked(actions(k), ()) if whole is None else whole[:, k]
+            columns.append(self._step(action, mask))
             self._running &= ~(columns[-1].terminated | columns[-1].truncated)
         final = (started & ~self._running).nonzero()[:, 0].tolist()
         episodes = tuple(self._episode_end(row) for row in final)
         final_observation = self._observe_final(final) if final else None
         if final and next_seeds is not None:
             self._begin(final, [next_seeds[row] for row in final])
-        assert len(valid) == c and n == len(started)
         return ChunkResult(
             rewards=torch.stack([column.reward for column in columns], 1),
             terminated=torch.stack([column.terminated for column in columns], 1),
             truncated=torch.stack([column.truncated for column in columns], 1),
             valid=torch.stack(valid, 1),
+            success=torch.stack([column.success for column in columns], 1),
             privileged=torch.stack(privileged, 1),
             final_rows=tuple(final),
             final_observation=final_observation,
@@ -149,6 +153,11 @@ class EpisodeEnv:
             )
         return self._sim.apply(self._expert)
 
+    def object_positions(self) -> Tensor | None:
+        """Returns the position of the task's first movable object [N, 3], None where it has none; see VectorEnv."""
+        positions = self._sim.apply(TaskView.object_position)
+        return None if positions.isnan().any() else positions.clone()
+
     def record(self, rows: Sequence[int], size: int = 256) -> None:
         """From now on keeps one picture per env step of each of these rows (original meshes, goal shown)."""
         self._film_rows, self._film_size = tuple(rows), size
@@ -182,7 +191,7 @@ class EpisodeEnv:
         rows = mask.nonzero()[:, 0].tolist()
         nothing = torch.zeros_like(mask)
         if not rows:
-            return _Outcome(torch.zeros_like(self._return), nothing, nothing)
+            return _Outcome(torch.zeros_like(self._return), nothing, nothing, nothing)
         actions = torch.where(mask[:, None], actions, 0.0)
         self._history[mask, self._steps[mask]] = actions[mask]
         self._sim.step(actions, rows)
@@ -199,7 +208,7 @@ class EpisodeEnv:
             terminated = nothing
         truncated = mask & (self._steps >= self.spec.horizon) & ~terminated
         self._keep_frames(rows)
-        return _Outcome(reward, terminated, truncated)
+        return _Outcome(reward, terminated, truncated, state.success & mask)
 
     def _shaped_reward(self, state: Measurement) -> Tensor:
         """Returns what training sees [N]; `_last_reward` and `_solved_once` are still those before this step."""
@@ -264,13 +273,13 @@ class EpisodeEnv:
         )
 
     # ---------------------------------------------------------------------------------------------------------- checks
-    def _checked(self, actions: Tensor, next_seeds: Sequence[int] | None) -> Tensor:
-        """Returns the actions as float32 on the simulator's device.
+    def _checked(self, actions: Tensor, chunk: tuple[int, ...]) -> Tensor:
+        """Returns actions [N, *chunk, A] as float32 on the simulator's device.
 
         Raises:
-            SimulatorError: wrong shape, not finite in running rows, or not one next seed per row.
+            SimulatorError: wrong shape, or not finite in running rows.
         """
-        expected = (self.spec.num_envs, self.spec.chunk, self.spec.action_dim)
+        expected = (self.spec.num_envs, *chunk, self.spec.action_dim)
         if tuple(actions.shape) != expected:
             raise SimulatorError(
                 f"actions have shape {tuple(actions.shape)}, but {expected} (rows, chunk, dimensions) are needed: "
@@ -283,11 +292,13 @@ class EpisodeEnv:
                 f"actions of rows {_short(bad.nonzero()[:, 0].tolist())} are not finite: nothing was stepped; check the "
                 "policy's outputs for NaN"
             )
+        return actions
+
+    def _check_seeds(self, next_seeds: Sequence[int] | None) -> None:
         if next_seeds is not None and len(next_seeds) != self.spec.num_envs:
             raise SimulatorError(
                 f"next_seeds has {len(next_seeds)} entries for {self.spec.num_envs} rows: give one per row, or None"
             )
-        return actions
 
 
 def _short(rows: Sequence[int]) -> str:

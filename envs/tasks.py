@@ -80,6 +80,12 @@ class TaskView:
             privileged=self._privileged(info, qpos, tcp),
         )
 
+    def object_position(self) -> Tensor:
+        """Returns where the first movable object is, float32 [B, 3] in metres; NaN for a task without one."""
+        if not self.objects:
+            return torch.full((self.env.num_envs, 3), torch.nan, device=self.env.device)
+        return self.objects[0].pose.p
+
     def _flag(self, info: Mapping[str, object], name: str) -> Tensor:
         if name not in info:
             return torch.zeros(self.env.num_envs, dtype=torch.bool, device=self.env.device)

@@ -106,6 +106,7 @@ class ChunkResult:
     terminated: Tensor  # bool [N, C], the episode ended in this sub-step by the task's own rule
     truncated: Tensor  # bool [N, C], the episode ended in this sub-step by the time limit (and not by the task)
     valid: Tensor  # bool [N, C]
+    success: Tensor  # bool [N, C], the task is solved after this sub-step
     privileged: Tensor | None  # float32 [N, C, Q], simulator state before each action
     final_rows: tuple[int, ...]  # rows whose episode ended in this chunk, ascending
     final_observation: Observation | None  # of final_rows, before any reset; None if there are none

@@ -109,6 +109,7 @@ class EnvStage:
             result.terminated,
             result.truncated,
             result.valid,
+            result.success,
             result.privileged,
             result.final_rows,
             final,

@@ -140,7 +140,7 @@ class WarmStartStage:
                 if not solved[row]:
                     where = None if positions is None else positions[row].cpu()
                     seen[row].append((before.rows([row]), actions[row].cpu(), where))
-            solved |= torch.tensor([bool((result.rewards[row] > 0.5).any()) for row in rows])
+            solved |= result.success[: len(rows)].any(1).cpu()
             if solved.all():
                 break
         return [_join(parts) if solved[row] else None for row, parts in enumerate(seen)]
