@@ -47,6 +47,8 @@ demo: setup
 	$(BIN)/python experiments/train_vla.py env=maniskill_pick run.dir=runs/demo $(DEMO_ARGS)
 
 # Ray tests share one cluster and use the cores themselves, so they run in one process after the others.
+# Set-up has seen to it that rendering works, so no test may be skipped for want of it.
+test: export RLINF_REQUIRE_SIM = 1
 test: setup
 	$(BIN)/python -m pytest -m "not ray" -n 2 --dist loadfile $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "ray" $(PYTEST_ARGS)
