@@ -36,15 +36,12 @@ class ValueHead(nn.Module):
     def __init__(self, in_features: int, hidden_size: int) -> None:
         """Takes the sizes of input and hidden layers."""
         super().__init__()
+        last = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
         self.layers = nn.Sequential(
-            nn.Linear(in_features, hidden_size),
-            nn.Tanh(),
-            nn.Linear(hidden_size, hidden_size),
-            nn.Tanh(),
-            nn.Linear(hidden_size, 1),
+            nn.Linear(in_features, hidden_size), nn.Tanh(), nn.Linear(hidden_size, hidden_size), nn.Tanh(), last
         )
-        nn.init.zeros_(self.layers[-1].weight)
-        nn.init.zeros_(self.layers[-1].bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., in_features] to values [...]."""

@@ -1,9 +1,9 @@
 """A small vision-language-action policy, trained from scratch: a causal transformer that decodes a chunk in parallel.
 
-    instruction --words--> embeddings ------------------------\
-    images --stem (frozen in RL)--> maps --pool--> per camera --+--> [words | cameras | body | C queries] --> transformer
-    proprioception ---------------- standardise --------------/                               |
-                                                             logits [B, C, A, bins] <--head-- C hidden states
+    instruction --words--> embeddings -----------------------\
+    images --stem (frozen in RL)--> maps --pool--> per camera --+--> [words | cameras | body | C queries]
+    proprioception --standardise--> body ---------------------/                  |  transformer
+                                                 logits [B, C, A, bins] <--head-- C hidden states
 
 All C actions come from one forward pass: query c sees everything before it, and no sampled token is fed back, so the
 chunk's log-prob is the exact sum over its tokens.
@@ -85,7 +85,6 @@ def _transformer_config(config: PolicyConfig, num_other_tokens: int) -> LlamaCon
         num_hidden_layers=config.num_layers,
         num_attention_heads=config.num_heads,
         max_position_embeddings=config.instruction_length + num_other_tokens,
-        attn_implementation="sdpa",
         use_cache=False,
     )
 
@@ -145,7 +144,7 @@ class TinyVLA:
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A]; None: the likeliest."""
+        """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A]; None: greedy."""
         logits = self._logits(self._hidden(features))
         tokens = likeliest_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
         actions = tokens.to(torch.float32) * (2.0 / (self.spec.num_bins - 1)) - 1.0
@@ -189,8 +188,8 @@ class TinyVLA:
         """Sets what inputs are standardised with.
 
         Args:
-            name: "proprio" [P], "vision" [K * D] (see `pooled`) or "privileged" [Q]; the last one is ignored by a critic
-                that does not see privileged state.
+            name: "proprio" [P], "vision" [K * D] (see `pooled`) or "privileged" [Q]; the last one is ignored by a
+                critic that does not see privileged state.
             mean: of the data that the policy starts from.
             std: likewise.
         """
@@ -203,9 +202,9 @@ class TinyVLA:
     ) -> Tensor:
         """Returns the summed behaviour-cloning loss over the B rows (scalar).
 
-        Cross-entropy against soft labels (a normal around the action, half a bin wide), averaged over the C * A tokens of a
-        row; plus, where `targets` has "object_position" [B, 3] in metres, the squared error of reading that position off
-        the pooled vision, in decimetres: it makes the keypoints settle on the object.
+        Cross-entropy against soft labels (a normal around the action, half a bin wide), averaged over the C * A tokens
+        of a row; plus, where `targets` has "object_position" [B, 3] in metres, the squared error of reading that
+        position off the pooled vision, in decimetres: it makes the keypoints settle on the object.
 
         Args:
             observation: B rows, or their features.
@@ -235,7 +234,7 @@ class TinyVLA:
 
     @classmethod
     def load(cls, folder: Path, config: PolicyConfig | None = None) -> TinyVLA:
-        """Returns the policy of a folder; `config` may change how it is used (temperature, freeze_stem), not what it is.
+        """Returns the policy of a folder; `config` may change its use (temperature, freeze_stem), not its shape.
 
         Raises:
             CheckpointError: the folder is missing, damaged, or holds a policy of another shape.

@@ -11,19 +11,20 @@ from torch import Tensor
 
 PAD = 0
 NUM_BUCKETS = 64  # shared by all unknown words, so that two unknown instructions still differ
-WORDS = (
-    "pick up lift grasp take put place push pull move slide turn roll poke stack insert press open close reach bring "
-    "pour hang rotate the a an to of on in into onto from with at and then it its robot gripper arm hand tool object "
-    "cube block box ball sphere peg hole plate bowl cup can carrot spoon towel drawer door button handle charger goal "
-    "target region table bin basket point marker red green blue yellow white black orange purple left right front back "
-    "side top bottom middle upright near far small large"
-).split()
+_VOCABULARY = """
+    pick up lift grasp take put place push pull move slide turn roll poke stack insert press open close reach bring
+    pour hang rotate the a an to of on in into onto from with at and then it its robot gripper arm hand tool object
+    cube block box ball sphere peg hole plate bowl cup can carrot spoon towel drawer door button handle charger goal
+    target region table bin basket point marker red green blue yellow white black orange purple left right front back
+    side top bottom middle upright near far small large
+"""
+WORDS = tuple(_VOCABULARY.split())
 
 
 class WordTokenizer:
     """Gives each word of an instruction a number; upper case and punctuation do not matter.
 
-    Numbers: 0 is padding, 1 .. len(WORDS) are known words, the last NUM_BUCKETS numbers hold the hashes of unknown words.
+    Numbers: 0 is padding, 1 .. len(WORDS) are known words, the last NUM_BUCKETS ones are hashes of unknown words.
     """
 
     def __init__(self, length: int) -> None:

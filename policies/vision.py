@@ -7,7 +7,7 @@ images [B, K, S, S, 3] --stem--> maps [B, K, W, S/8, S/8] --pool--> [B, K, W + 2
 from __future__ import annotations
 
 import torch
-from timm.layers import ConvNormAct
+from timm.layers.conv_bn_act import ConvNormAct
 from torch import Tensor, nn
 
 _STRIDES = (2, 2, 2, 1)
