@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlinf_embodied.errors import CheckpointError, ObjectiveError
+from rlinf_embodied.learning.optimizer import FlatOptimizer, flatten_gradients, linear_decay, one_cycle
+
+
+def make_net(seed: int = 0) -> nn.Module:
+    draw = torch.Generator().manual_seed(seed)
+    net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    for parameter in net.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=draw)
+    return net
+
+
+def gradient_of(net: nn.Module, step: int) -> Tensor:
+    """Leaves a gradient that depends on the weights in the net and returns it flat."""
+    draw = torch.Generator().manual_seed(100 + step)
+    net.zero_grad()
+    net(torch.randn(4, 5, generator=draw)).square().sum().backward()
+    return flatten_gradients(list(net.parameters()))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("max_norm", [None, 0.5])
+def test_steps_equal_those_of_torch(weight_decay, max_norm):
+    ours, theirs = make_net(), make_net()
+    optimizer = FlatOptimizer(
+        list(ours.parameters()), 1e-2, eps=1e-5, weight_decay=weight_decay, max_grad_norm=max_norm
+    )
+    reference = torch.optim.AdamW(theirs.parameters(), 1e-2, eps=1e-5, weight_decay=weight_decay)
+    for step in range(20):
+        optimizer.lr = reference.param_groups[0]["lr"] = 1e-2 / (step + 1)
+        norm = optimizer.step(gradient_of(ours, step))
+        gradient_of(theirs, step)
+        expected = nn.utils.clip_grad_norm_(theirs.parameters(), math.inf if max_norm is None else max_norm)
+        reference.step()
+        assert norm == pytest.approx(float(expected), rel=1e-4)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_clipping_keeps_the_direction_and_the_callers_gradient():
+    weights = nn.Parameter(torch.zeros(2))
+    optimizer = FlatOptimizer([weights], 1.0, betas=(0.0, 0.0), eps=1.0, max_grad_norm=1.0)
+    gradient = torch.tensor([3.0, 4.0])
+    assert optimizer.step(gradient) == 5.0
+    assert gradient.tolist() == [3.0, 4.0]
+    # clipped to (.6, .8); without memory a step is g / (|g| + 1)
+    torch.testing.assert_close(weights.data, torch.tensor([-0.6 / 1.6, -0.8 / 1.8]))
+
+
+def test_a_restored_optimizer_goes_on_bit_for_bit():
+    straight, resumed = make_net(), make_net()
+    first = FlatOptimizer(list(straight.parameters()), 1e-2)
+    other = FlatOptimizer(list(resumed.parameters()), 1e-2)
+    for step in range(3):
+        first.step(gradient_of(straight, step))
+        other.step(gradient_of(resumed, step))
+    state = other.export_state()
+    other.step(gradient_of(resumed, 99))  # what is exported is a copy
+    resumed.load_state_dict(straight.state_dict())
+    other = FlatOptimizer(list(resumed.parameters()), 1e-2)
+    other.import_state(state)
+    for step in range(3, 6):
+        first.step(gradient_of(straight, step))
+        other.step(gradient_of(resumed, step))
+    for a, b in zip(straight.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(bad):
+    net = make_net()
+    optimizer = FlatOptimizer(list(net.parameters()), 1e-2)
+    optimizer.step(gradient_of(net, 0))
+    weights, state = [p.clone() for p in net.parameters()], optimizer.export_state()
+    gradient = gradient_of(net, 1)
+    gradient[3] = bad
+    with pytest.raises(ObjectiveError, match="in step 2"):
+        optimizer.step(gradient)
+    assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters(), strict=True))
+    assert all(torch.equal(state[name], tensor) for name, tensor in optimizer.export_state().items())
+
+
+def test_state_of_other_parameters_is_refused():
+    optimizer = FlatOptimizer([nn.Parameter(torch.zeros(3))], 1e-2)
+    for state in ({}, FlatOptimizer([nn.Parameter(torch.zeros(4))], 1e-2).export_state()):
+        with pytest.raises(CheckpointError, match="another policy or algorithm"):
+            optimizer.import_state(state)
+
+
+def test_what_cannot_be_trained_is_refused():
+    weights = nn.Parameter(torch.zeros(2))
+    for parameters, reason in (
+        ([], "is empty"),
+        ([nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))], "bfloat16"),
+        ([weights, weights], "twice"),
+    ):
+        with pytest.raises(ObjectiveError, match=reason):
+            FlatOptimizer(parameters, 1e-2)
+
+
+def test_parameters_without_a_gradient_count_as_zero():
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1, 2))
+    (used * 3).sum().backward()
+    assert flatten_gradients([unused, used]).tolist() == [0, 0, 3, 3]
+
+
+def test_linear_decay_goes_from_lr_to_its_fraction_at_the_last_iteration():
+    assert [linear_decay(k, 11, 2.0, 0.1) for k in (0, 5, 10)] == pytest.approx([2.0, 1.1, 0.2])
+    assert linear_decay(0, 1, 2.0, 0.1) == 2.0
+    assert linear_decay(50, 11, 2.0, 0.1) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("num_steps", [2, 11, 97])
+@pytest.mark.parametrize("warmup", [0.1, 0.3])
+def test_one_cycle_is_that_of_torch(num_steps, warmup):
+    weights = nn.Parameter(torch.zeros(1))
+    reference = torch.optim.SGD([weights], 1.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(reference, 0.01, total_steps=num_steps, pct_start=warmup)
+    for step in range(num_steps):
+        assert one_cycle(step, num_steps, 0.01, warmup) == pytest.approx(reference.param_groups[0]["lr"], rel=1e-6), (
+            step
+        )
+        reference.step()
+        if step + 1 < num_steps:
+            schedule.step()
