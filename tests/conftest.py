@@ -16,8 +16,6 @@ CHECKED_PACKAGES = ["rlinf_embodied.algorithms", "rlinf_embodied.interfaces"]
 # Before any test imports them: the check costs 60 microseconds a call, so only tests pay for it.
 install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 
-# Fixtures of the Ray cluster that all `ray` tests of a process share belong below `pytest_collection_modifyitems`.
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what needs hardware or a renderer that is not here; asks only where such a test was collected."""
@@ -72,3 +70,35 @@ def setup_vulkan():
 def doctor(setup_vulkan):
     """The script that examines the machine."""
     return load_script("doctor")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """One Ray for all `ray` tests of this process."""
+    import ray
+
+    from rlinf_embodied.runtime.ray_session import start_ray
+
+    start_ray(object_store_bytes=256 << 20)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def ray_session(ray_cluster):
+    """A session of its own on the shared Ray."""
+    from rlinf_embodied.runtime.ray_session import RaySession
+
+    session = RaySession(timeout_s=60)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def impatient_ray_session(ray_cluster):
+    """A session that takes a call of twenty seconds for a hang."""
+    from rlinf_embodied.runtime.ray_session import RaySession
+
+    session = RaySession(timeout_s=20)
+    yield session
+    session.close()

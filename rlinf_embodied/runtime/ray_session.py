@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
@@ -30,10 +31,15 @@ _LOG = logging.getLogger(__name__)
 _DEFAULT_STORE_BYTES = 2 << 30
 
 
-def _thread_variables(threads: int) -> dict[str, str]:
-    """One intra-op thread per worker: the same job ran 6-22 times slower when every process took every core."""
+def _variables(threads: int) -> dict[str, str]:
+    """Environment of a worker process.
+
+    One intra-op thread per worker: the same job ran 6-22 times slower when every process took every core.  Workers import
+    from where the driver does, so that stages, envs and policies outside of the installed packages are found.
+    """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
-    return {name: str(threads) for name in names} | {"TOKENIZERS_PARALLELISM": "false"}
+    own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
+    return {name: str(threads) for name in names} | {"PYTHONPATH": os.pathsep.join(own)}
 
 
 class _Worker:
@@ -83,7 +89,7 @@ class RaySession:
                 num_gpus=1 if gpu else 0,
                 max_restarts=0,
                 max_task_retries=0,
-                runtime_env={"env_vars": _thread_variables(spec.threads)},
+                runtime_env={"env_vars": _variables(spec.threads)},
                 name=None,
             )
             self._actors[spec.worker] = remote.remote(spec)
@@ -146,6 +152,7 @@ class RaySession:
 def start_ray(object_store_bytes: int | None = None) -> None:
     """Starts Ray in this process, quietly, or joins the cluster that RAY_ADDRESS names."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # every receipt is fetched, so every error is raised
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         return
