@@ -57,6 +57,7 @@ class TinyVLANet(nn.Module):
         self.body = _adapter(env.proprio_dim, d)
         self.queries = nn.Parameter(torch.randn(env.chunk, d))
         self.transformer = LlamaModel(_transformer_config(config, 1 + num_cameras + env.chunk))
+        self.transformer.set_input_embeddings(nn.Identity())  # everything enters as embeddings: no table to train
         self.head = nn.Linear(d, env.action_dim * config.num_bins)
         self.object_position = nn.Linear(num_cameras * self.pool.out_features, 3)
         privileged = config.critic is Critic.privileged
@@ -77,7 +78,7 @@ class TinyVLANet(nn.Module):
 
 def _transformer_config(config: PolicyConfig, num_other_tokens: int) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=1,  # everything enters as embeddings
+        vocab_size=1,
         bos_token_id=None,
         eos_token_id=None,
         hidden_size=config.hidden_size,

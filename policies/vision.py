@@ -46,7 +46,7 @@ class Pool(nn.Module):
     def __init__(self, num_cameras: int, width: int, keypoints: int, map_size: int) -> None:
         """Takes K, W, the number of keypoints per camera, and the width and height of a map in cells."""
         super().__init__()
-        self.keypoints = nn.ModuleList([nn.Conv2d(width, keypoints, 1) for _ in range(num_cameras)])
+        self.keypoints = nn.ModuleList([nn.Conv2d(width, keypoints, 1, bias=False) for _ in range(num_cameras)])
         axis = torch.linspace(-1.0, 1.0, map_size)
         y, x = torch.meshgrid(axis, axis, indexing="ij")
         self.register_buffer("grid", torch.stack([x.reshape(-1), y.reshape(-1)], dim=1), persistent=False)

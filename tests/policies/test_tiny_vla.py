@@ -1,0 +1,322 @@
+"""What the tiny VLA promises: the protocol, exact log-probs, keyed sampling, independent rows, files that restore."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from policies.tiny_vla import TinyVLA
+from policies.tokenizer import PAD, WORDS, WordTokenizer
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.interfaces import EnvSpec, Observation, Policy
+
+ENV = EnvSpec("PickCube-v1", 16, 5, 50, 7, 19, 45, 64, ("base_camera", "hand_camera"), "physx_cpu")
+ROWS, CHUNK, ACTION, BINS = 8, 5, 7, 33
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def policy() -> TinyVLA:
+    return TinyVLA(PolicyConfig(), ENV, seed=3)
+
+
+def observe(rows: int = ROWS, text: str = "pick up the cube", seed: int = 0) -> Observation:
+    g = torch.Generator().manual_seed(seed)
+    return Observation(
+        proprio=torch.randn(rows, 19, generator=g),
+        instruction=(text,) * rows,
+        images=torch.randint(0, 256, (rows, 2, 64, 64, 3), dtype=torch.uint8, generator=g),
+        privileged=torch.randn(rows, 45, generator=g),
+    )
+
+
+def noise(rows: int = ROWS, seed: int = 1) -> torch.Tensor:
+    return torch.rand(rows, CHUNK, ACTION, generator=torch.Generator().manual_seed(seed)).clamp(1e-6, 1 - 1e-6)
+
+
+def state_of(policy: TinyVLA) -> dict[str, torch.Tensor]:
+    return policy.module.state_dict()
+
+
+# ------------------------------------------------------------------------------------------------------------- protocol
+def test_policy_implements_the_protocol_with_the_promised_shapes(policy: TinyVLA) -> None:
+    assert isinstance(policy, Policy)
+    features = policy.encode(observe())
+    output = policy.act(features, noise(), 0.6)
+    log_probs, entropy = policy.evaluate(features, output.tokens, 0.6)
+    shape = (ROWS, CHUNK, ACTION)
+    assert output.actions.shape == output.tokens.shape == output.log_probs.shape == shape
+    assert log_probs.shape == entropy.shape == shape
+    assert output.actions.dtype == output.log_probs.dtype == torch.float32
+    assert output.tokens.dtype == torch.int64
+    assert output.actions.abs().max() <= 1.0
+    assert policy.value(features, torch.randn(ROWS, CHUNK, 45)).shape == (ROWS, CHUNK)
+    assert all(len(tensor) == ROWS for tensor in features.values())
+
+
+def test_policy_has_between_0_3_and_1_million_parameters(policy: TinyVLA) -> None:
+    assert 300_000 < sum(p.numel() for p in policy.module.parameters()) < 1_000_000
+
+
+def test_building_and_sampling_leave_the_global_generator_alone() -> None:
+    before = torch.get_rng_state()
+    policy = TinyVLA(PolicyConfig(), ENV, seed=5)
+    features = policy.encode(observe())
+    policy.act(features, noise(), 0.6)
+    policy.imitation_loss(observe(), torch.zeros(ROWS, CHUNK, ACTION), {})
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_initial_weights_are_a_function_of_the_seed_alone() -> None:
+    first = state_of(TinyVLA(PolicyConfig(), ENV, seed=5))
+    torch.manual_seed(12345)
+    second = state_of(TinyVLA(PolicyConfig(), ENV, seed=5))
+    other = state_of(TinyVLA(PolicyConfig(), ENV, seed=6))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+# ------------------------------------------------------------------------------------------------------------- sampling
+def test_log_probs_of_sampled_tokens_equal_their_evaluation(policy: TinyVLA) -> None:
+    for temperature in (0.6, 1.0, 1.6):
+        features = policy.encode(observe())
+        output = policy.act(features, noise(), temperature)
+        log_probs, _ = policy.evaluate(features, output.tokens, temperature)
+        assert (log_probs - output.log_probs).abs().max() <= 1e-6
+
+
+def test_log_probs_and_entropy_are_those_of_a_normalised_distribution(policy: TinyVLA) -> None:
+    features = policy.encode(observe(2))
+    every = torch.stack(
+        [policy.evaluate(features, torch.full((2, CHUNK, ACTION), v), 0.6)[0] for v in range(BINS)], dim=-1
+    )
+    _, entropy = policy.evaluate(features, torch.zeros(2, CHUNK, ACTION, dtype=torch.long), 0.6)
+    assert torch.allclose(every.exp().sum(-1), torch.ones(2, CHUNK, ACTION), atol=1e-5)
+    assert torch.allclose(entropy, -(every.exp() * every).sum(-1), atol=1e-4)
+
+
+def test_sampling_follows_the_distribution(policy: TinyVLA) -> None:
+    rows = 2048
+    one = policy.encode(observe(1))
+    features = {name: value.expand(rows, *value.shape[1:]) for name, value in one.items()}
+    tokens = policy.act(features, noise(rows), 0.6).tokens[:, 0, 0]
+    expected = torch.tensor(
+        [policy.evaluate(one, torch.full((1, CHUNK, ACTION), v), 0.6)[0][0, 0, 0].exp().item() for v in range(BINS)]
+    )
+    seen = torch.bincount(tokens, minlength=BINS) / rows
+    # five standard deviations of a binomial share
+    assert ((seen - expected).abs() <= 5 * (expected * (1 - expected) / rows).sqrt() + 1e-6).all()
+    assert (tokens[:64] != tokens[0]).any()
+
+
+def test_without_noise_the_likeliest_token_is_chosen(policy: TinyVLA) -> None:
+    features = policy.encode(observe(2))
+    greedy = policy.act(features, None, 0.6)
+    other = (greedy.tokens + 1) % BINS
+    assert (greedy.log_probs >= policy.evaluate(features, other, 0.6)[0]).all()
+
+
+def test_actions_are_the_centres_of_their_bins(policy: TinyVLA) -> None:
+    output = policy.act(policy.encode(observe()), noise(), 1.0)
+    assert torch.allclose(output.actions, torch.linspace(-1, 1, BINS)[output.tokens], atol=1e-6)
+
+
+# -------------------------------------------------------------------------------------------------- what rows depend on
+def test_a_row_depends_neither_on_its_neighbours_nor_on_its_position(policy: TinyVLA) -> None:
+    block, others = observe(16), observe(16, text="push the ball far away", seed=9)
+    order = [5, 11, *[k for k in range(16) if k not in (5, 11)]]
+    mixed = Observation.concatenate([block.rows([5, 11]), others.rows(range(2, 16))])
+    plain = policy.act(policy.encode(block), noise(16), 0.6)
+    for scene, rows in ((block.rows(order), noise(16)[order]), (mixed, noise(16)[order])):
+        output = policy.act(policy.encode(scene), rows, 0.6)
+        for name in ("actions", "tokens", "log_probs"):
+            assert torch.equal(getattr(output, name)[:2], getattr(plain, name)[[5, 11]])
+
+
+def test_instruction_picture_of_each_camera_and_body_change_the_distribution(policy: TinyVLA) -> None:
+    base = observe(2)
+    assert base.images is not None
+    wrist, third = base.images.clone(), base.images.clone()
+    third[:, 0], wrist[:, 1] = 255 - third[:, 0], 255 - wrist[:, 1]
+    tokens = torch.zeros(2, CHUNK, ACTION, dtype=torch.long)
+    reference = policy.evaluate(policy.encode(base), tokens, 0.6)[0]
+    for change in (
+        {"instruction": ("push the cube to the goal",) * 2},
+        {"images": third},
+        {"images": wrist},
+        {"proprio": base.proprio + 0.5},
+    ):
+        changed = policy.evaluate(policy.encode(replace(base, **change)), tokens, 0.6)[0]
+        assert (changed - reference).abs().max() > 1e-4, change.keys()
+
+
+def test_privileged_state_never_reaches_the_policy(policy: TinyVLA) -> None:
+    blind = replace(observe(), privileged=None)
+    first, second = (policy.act(policy.encode(o), noise(), 0.6) for o in (observe(), blind))
+    assert torch.equal(first.log_probs, second.log_probs)
+
+
+# ------------------------------------------------------------------------------------------------------------ gradients
+@pytest.mark.parametrize("freeze", [True, False])
+def test_the_policy_loss_reaches_every_policy_parameter(freeze: bool) -> None:
+    policy = TinyVLA(PolicyConfig(freeze_stem=freeze), ENV, seed=0)
+    features = policy.encode(observe())
+    tokens = torch.randint(0, BINS, (ROWS, CHUNK, ACTION), generator=torch.Generator().manual_seed(0))
+    policy.evaluate(features, tokens, 0.6)[0].sum().backward()
+    trained = {id(p) for p in policy.policy_parameters()}
+    reached = {id(p) for p in policy.module.parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    assert trained == reached
+    stem = {id(p) for p in policy.module.stem.parameters()}
+    assert bool(stem & {id(p) for p in policy.policy_parameters()}) is not freeze
+
+
+@pytest.mark.parametrize("critic", list(Critic))
+def test_the_value_loss_trains_the_value_head_and_nothing_else(critic: Critic) -> None:
+    policy = TinyVLA(PolicyConfig(critic=critic), ENV, seed=0)
+    torch.nn.init.normal_(policy.value_parameters()[-2], generator=torch.Generator().manual_seed(0))
+    (policy.value(policy.encode(observe()), torch.randn(ROWS, CHUNK, 45)) - 1.0).square().sum().backward()
+    values = {id(p) for p in policy.value_parameters()}
+    assert not values & {id(p) for p in policy.policy_parameters()}
+    for parameter in policy.module.parameters():
+        trained = parameter.grad is not None and bool(parameter.grad.abs().max() > 0)
+        assert trained is (id(parameter) in values)
+
+
+def test_cached_maps_and_pictures_give_the_same_distribution(policy: TinyVLA) -> None:
+    tokens = torch.zeros(ROWS, CHUNK, ACTION, dtype=torch.long)
+    cached = policy.evaluate(policy.encode_frozen(observe()), tokens, 0.6)[0]
+    fresh = policy.evaluate(policy.encode_trainable(observe()), tokens, 0.6)[0]
+    assert torch.equal(cached, fresh)
+
+
+def test_cloning_makes_the_shown_action_the_greedy_one() -> None:
+    policy = TinyVLA(PolicyConfig(), ENV, seed=0)
+    observation = observe(4)
+    actions = torch.linspace(-1, 1, BINS)[torch.randint(0, BINS, (4, CHUNK, ACTION), generator=torch.manual_seed(0))]
+    targets = {"object_position": torch.rand(4, 3)}
+    optimizer = torch.optim.Adam(policy.imitation_parameters(True), 3e-3)
+    losses = []
+    for _ in range(120):
+        loss = policy.imitation_loss(observation, actions, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]
+    assert (policy.act(policy.encode(observation), None, 1.0).actions - actions).abs().max() < 1e-6
+
+
+def test_the_imitation_loss_is_a_sum_over_rows(policy: TinyVLA) -> None:
+    observation, actions = observe(), noise() * 2 - 1
+    targets = {"object_position": torch.rand(ROWS, 3)}
+    whole = policy.imitation_loss(observation, actions, targets)
+    halves = [
+        policy.imitation_loss(
+            observation.rows(rows), actions[rows], {"object_position": targets["object_position"][rows]}
+        )
+        for rows in (slice(0, 3), slice(3, ROWS))
+    ]
+    assert torch.allclose(whole, halves[0] + halves[1], rtol=1e-5)
+
+
+def test_soft_labels_peak_at_the_action_and_sum_to_one(policy: TinyVLA) -> None:
+    labels = policy._soft_labels(torch.tensor([[[-1.0], [0.0], [1.0], [7.0]]]))[0, :, 0]
+    assert labels.argmax(-1).tolist() == [0, 16, 32, 32]
+    assert torch.allclose(labels.sum(-1), torch.ones(4))
+    # a normal half a bin wide: its neighbour's share is exp(-2) of the peak's
+    assert torch.allclose(labels[1, 15] / labels[1, 16], torch.tensor(-2.0).exp())
+
+
+# ----------------------------------------------------------------------------------------------------------- statistics
+def test_statistics_standardise_and_spare_constant_columns() -> None:
+    policy = TinyVLA(PolicyConfig(), ENV, seed=0)
+    mean, std = torch.arange(19.0), torch.full((19,), 2.0)
+    std[3], std[4] = 0.0, 1e-5
+    policy.set_statistics("proprio", mean, std)
+    x = mean + 2.0
+    scaled = policy.module.proprio_scale(x)
+    assert scaled[0] == 1.0
+    assert scaled[3] == 2.0  # a constant column is not scaled
+    assert scaled[4] == 10.0  # a nearly constant one does not blow up
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+def test_a_saved_policy_loads_bit_equal(tmp_path: Path) -> None:
+    policy = TinyVLA(PolicyConfig(), ENV, seed=1)
+    policy.set_statistics("proprio", torch.randn(19), torch.rand(19) + 0.1)
+    policy.set_statistics("privileged", torch.randn(45), torch.rand(45) + 0.1)
+    policy.save(tmp_path)
+    loaded = TinyVLA.load(tmp_path)
+    assert state_of(policy).keys() == state_of(loaded).keys()
+    assert all(torch.equal(value, state_of(loaded)[name]) for name, value in state_of(policy).items())
+    assert (loaded.config, loaded.env, loaded.spec) == (policy.config, policy.env, policy.spec)
+    outputs = [p.act(p.encode(observe()), noise(), 0.6).log_probs for p in (policy, loaded)]
+    assert torch.equal(*outputs)
+
+
+def test_the_folder_has_the_hugging_face_form(tmp_path: Path, policy: TinyVLA) -> None:
+    policy.save(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["TinyVLA"]
+    statistics = json.loads((tmp_path / "dataset_statistics.json").read_text())["PickCube-v1"]
+    assert set(statistics) == {"proprio", "vision", "privileged"}
+    assert len(statistics["proprio"]["mean"]) == 19
+    assert "head.weight" in load_file(tmp_path / "model.safetensors")
+
+
+def test_settings_of_use_may_change_on_loading_but_not_the_shape(tmp_path: Path, policy: TinyVLA) -> None:
+    policy.save(tmp_path)
+    loaded = TinyVLA.load(tmp_path, PolicyConfig(temperature=1.3, freeze_stem=False))
+    assert loaded.config.temperature == 1.3
+    assert "images" in loaded.encode(observe(1))
+    with pytest.raises(CheckpointError, match=r"policy\.hidden_size is 64.*was made with 128"):
+        TinyVLA.load(tmp_path, PolicyConfig(hidden_size=64))
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "foreign"])
+def test_a_damaged_folder_is_a_checkpoint_error_that_names_it(tmp_path: Path, policy: TinyVLA, damage: str) -> None:
+    policy.save(tmp_path)
+    if damage == "missing":
+        (tmp_path / "config.json").unlink()
+    elif damage == "truncated":
+        weights = tmp_path / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:1000])
+    else:
+        (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        TinyVLA.load(tmp_path)
+
+
+def test_a_privileged_critic_needs_privileged_state() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.critic.*set policy\.critic=observation"):
+        TinyVLA(PolicyConfig(), replace(ENV, privileged_dim=0), seed=0)
+    TinyVLA(PolicyConfig(critic=Critic.observation), replace(ENV, privileged_dim=0), seed=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------- words
+def test_words_are_numbered_alike_whatever_their_case_and_punctuation() -> None:
+    tokenizer = WordTokenizer(6)
+    first, second = tokenizer(["pick up the cube", "Pick up the Cube!"])
+    assert torch.equal(first, second)
+    assert first[4:].tolist() == [PAD, PAD]
+    assert len(set(WORDS)) == len(WORDS)
+
+
+def test_unknown_words_and_the_ends_of_long_instructions_still_count() -> None:
+    tokenizer = WordTokenizer(4)
+    rows = tokenizer(
+        ["grasp the zorp", "grasp the blick", "move the red cube to the left", "move the red cube to the right"]
+    )
+    assert not torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[2], rows[3])
+    assert int(rows.max()) < tokenizer.size
