@@ -123,12 +123,7 @@ class RaySession:
         try:
             values = ray.get(list(refs), timeout=self._timeout_s)
         except GetTimeoutError:
-            ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=0)
-            who = ", ".join(self._waiting.get(ref, "a worker") for ref in late)
-            raise HangError(
-                f"the driver waited {self._timeout_s:.0f} s for {waiting}; no answer from {who} "
-                f"({len(ready)} of {len(refs)} answered): look at its log, or raise cluster.call_timeout_s"
-            ) from None
+            raise HangError(f"the driver waited {self._timeout_s:.0f} s for {waiting}; {self._oldest()}") from None
         except RayTaskError as error:
             cause = error.cause
             raise (cause if isinstance(cause, RlinfError) else WorkerError(f"{waiting}: {cause}")) from None
@@ -138,6 +133,14 @@ class RaySession:
         for ref in refs:
             self._waiting.pop(ref, None)
         return [tensor_wire.unpack(value) for value in values]
+
+    def _oldest(self) -> str:
+        """Says which call is the oldest without an answer: whatever else is late waits for it."""
+        pending = list(self._waiting)
+        answered, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
+        late = [self._waiting[ref] for ref in pending if ref not in set(answered)]
+        behind = f", {len(late) - 1} calls wait behind it (the next: {late[1]})" if len(late) > 1 else ""
+        return f"no answer from {late[0]}{behind}: look at that worker, or raise cluster.call_timeout_s"
 
     def close(self) -> None:
         """See Session; ends Ray too if this session started it."""
