@@ -34,8 +34,9 @@ $(STAMP): pyproject.toml constraints.txt
 		fi; \
 		$$chosen -m venv $(VENV); \
 	fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	@echo "installing into $(VENV) (6 GB, some minutes)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt setuptools
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt \
 		--no-build-isolation --editable '.[dev]'
 	@touch $@
 
