@@ -1,0 +1,308 @@
+"""Checkpoints that are whole or not there: written aside, sealed with checksums, renamed, then pointed at.
+
+    <root>/step_000010/  config.json model.safetensors ...     the policy's own files: the folder loads like a policy
+                         state.json                            counters and other plain values
+                         training_state/<name>.safetensors     optimizer moments, carry-over
+                         manifest.json  COMPLETE               SHA-256 of every file; SHA-256 of the manifest
+           latest -> step_000010
+
+What fails on the way (a full disk, a killed process) leaves older checkpoints and `latest` as they were.  One process
+writes below a root at a time; any number may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlinf_embodied.errors import CheckpointError
+
+_LOG = logging.getLogger(__name__)
+_FORMAT = "rlinf_embodied checkpoint 1"
+_STATE, _MANIFEST, _COMPLETE, _TENSORS = "state.json", "manifest.json", "COMPLETE", "training_state"
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+def save(
+    root: Path,
+    step: int,
+    *,
+    policy_writer: Callable[[Path], None],
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, object],
+    keep: int = 3,
+) -> Path:
+    """Writes <root>/step_<step>, points `latest` at it, drops all but the `keep` newest, and returns its path.
+
+    A checkpoint of the same step is replaced; newest is what was written last, whatever its step.
+
+    Args:
+        root: folder of all checkpoints of a run.
+        step: number of finished iterations.
+        policy_writer: writes the policy's files into the folder that it is given.
+        tensors: groups of named tensors, for example {"policy_optimizer": {"mean": ...}}.
+        state: plain values that JSON can hold.
+        keep: how many checkpoints stay, at least one.
+
+    Raises:
+        CheckpointError: it could not be written, and was removed again; older ones are untouched.
+    """
+    target = root / f"step_{step:06d}"
+    partial = root / f".{target.name}.partial"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _tidy(root)
+        partial.mkdir()
+        policy_writer(partial)
+        _write_state(partial, tensors, state)
+        _seal(partial, step, 1 + max((manifest.sequence for _, manifest in _complete(root)), default=0))
+        _install(partial, target)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"checkpoint {target} could not be written ({error}) and was removed; older ones are untouched: free space "
+            "on the disk or use another run.dir, then resume"
+        ) from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    try:  # the checkpoint is safe, and `find_latest` does without the link
+        _point_latest(target)
+        _prune(root, keep)
+    except OSError as error:
+        _LOG.warning("checkpoint %s is written, but latest or old checkpoints are not up to date: %s", target, error)
+    return target
+
+
+def _write_state(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, object]) -> None:
+    (folder / _TENSORS).mkdir()
+    for name, group in tensors.items():
+        copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in group.items()}
+        save_file(copies, folder / _TENSORS / f"{name}.safetensors")
+    (folder / _STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+
+
+def _seal(folder: Path, step: int, sequence: int) -> None:
+    """Writes manifest and marker once everything else has reached the disk."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        _sync(path)
+    content = {"format": _FORMAT, "step": step, "sequence": sequence, "files": files}
+    manifest = folder / _MANIFEST
+    manifest.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _sync(manifest)
+    (folder / _COMPLETE).write_text(_sha256(manifest) + "\n", encoding="utf-8")
+    _sync(folder / _COMPLETE)
+    for path in (folder / _TENSORS, folder):
+        _sync(path)
+
+
+def _install(partial: Path, target: Path) -> None:
+    """Renames; a folder cannot be replaced in one step, so an old one of that name waits aside (see `_tidy`)."""
+    aside = target.with_name(f".{target.name}.replaced")
+    if target.exists():
+        target.rename(aside)
+    partial.rename(target)
+    _sync(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _point_latest(target: Path) -> None:
+    link = target.with_name("latest")
+    fresh = target.with_name(".latest.partial")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target.name, target_is_directory=True)
+    os.replace(fresh, link)
+    _sync(target.parent)
+
+
+def _prune(root: Path, keep: int) -> None:
+    for path, _ in _complete(root)[:-keep]:
+        dropped = path.with_name(f".{path.name}.dropped")
+        path.rename(dropped)
+        shutil.rmtree(dropped)
+
+
+def _tidy(root: Path) -> None:
+    """Undoes what a killed writer left."""
+    _take_back(root)
+    for pattern in (".step_*.partial", ".step_*.replaced", ".step_*.dropped"):
+        for path in root.glob(pattern):
+            shutil.rmtree(path)
+
+
+def _take_back(root: Path) -> None:
+    """Gives checkpoints their name back whose writer was killed between the two renames of a replacement."""
+    for aside in root.glob(".step_*.replaced"):
+        original = root / aside.name.removeprefix(".").removesuffix(".replaced")
+        if not original.exists():
+            aside.rename(original)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file or folder has reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What manifest.json says."""
+
+    step: int
+    sequence: int  # counts the checkpoints written below a root
+    files: dict[str, dict[str, object]]  # relative path -> {"bytes", "sha256"}
+
+
+def find_latest(root: Path) -> Path | None:
+    """Returns the checkpoint below `root` that was written last and is complete; None if there is none."""
+    with contextlib.suppress(OSError):  # a reader may lack the right to write
+        _take_back(root)
+    found = _complete(root)
+    return found[-1][0] if found else None
+
+
+def verify(path: Path) -> Manifest:
+    """Checks that a checkpoint is ours, complete and undamaged, every byte of it.
+
+    Raises:
+        CheckpointError: it is not; says what is wrong and what to use instead.
+    """
+    manifest = _read_manifest(path)
+    for name in manifest.files:
+        _verify_file(path, manifest, name)
+    return manifest
+
+
+def load_state(path: Path) -> dict[str, object]:
+    """Returns the plain values of a checkpoint after checking all of it.
+
+    Raises:
+        CheckpointError: see `verify`.
+    """
+    verify(path)
+    return json.loads((path / _STATE).read_text(encoding="utf-8"))
+
+
+def load_tensors(path: Path, name: str) -> dict[str, Tensor]:
+    """Returns a group of tensors of a checkpoint, on CPU; {} if the checkpoint has no such group.
+
+    Raises:
+        CheckpointError: the checkpoint is not complete, or this file is damaged.
+    """
+    manifest = _read_manifest(path)
+    relative = f"{_TENSORS}/{name}.safetensors"
+    if relative not in manifest.files:
+        return {}
+    _verify_file(path, manifest, relative)
+    return load_file(path / relative)
+
+
+def _complete(root: Path) -> list[tuple[Path, Manifest]]:
+    """Returns the complete checkpoints below a root, oldest first."""
+    found = []
+    for path in root.glob("step_*"):
+        with contextlib.suppress(CheckpointError):
+            found.append((path, _read_manifest(path)))
+    return sorted(found, key=lambda item: item[1].sequence)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    if not path.is_dir():
+        raise CheckpointError(f"checkpoint {path} does not exist or is no folder: {_instead(path)}")
+    try:
+        data = (path / _MANIFEST).read_bytes()
+        seal = (path / _COMPLETE).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        missing = Path(str(error.filename)).name
+        ours = (path / _MANIFEST).exists() or (path / _STATE).exists()
+        what = "is incomplete" if ours else "is not a training checkpoint of this project"
+        raise CheckpointError(f"checkpoint {path} {what} (no {missing}): {_instead(path)}") from error
+    if hashlib.sha256(data).hexdigest() != seal:
+        raise CheckpointError(f"checkpoint {path} is damaged ({_MANIFEST} was changed): {_instead(path)}")
+    content = cast(dict, json.loads(data))
+    if content.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"checkpoint {path} has the format {content.get('format')!r}, but {_FORMAT!r} is needed: load it with the "
+            "version that wrote it"
+        )
+    return Manifest(content["step"], content["sequence"], content["files"])
+
+
+def _verify_file(path: Path, manifest: Manifest, name: str) -> None:
+    file, expected = path / name, manifest.files[name]
+    if not file.is_file():
+        raise CheckpointError(f"checkpoint {path} is damaged ({name} is missing): {_instead(path)}")
+    if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
+        raise CheckpointError(f"checkpoint {path} is damaged (the checksum of {name} differs): {_instead(path)}")
+
+
+def _instead(path: Path) -> str:
+    """Returns the next action: which other checkpoints there are."""
+    place = path.resolve()
+    others = sorted(
+        (p.name for p in place.parent.glob("step_*") if p != place and (p / _COMPLETE).exists()), reverse=True
+    )
+    if others:
+        return f"use {' or '.join(others)} in {place.parent}"
+    return "give a folder such as <run.dir>/checkpoints/latest"
+
+
+# ------------------------------------------------------------------------------------------------------------ identity
+def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Returns the SHA-256 over names, dtypes, shapes and bytes, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What an evaluation must share with the training for its number to mean anything."""
+
+    task: str
+    control_mode: str
+    robot: str
+    cameras: tuple[str, ...]
+    camera_fov: float | None  # radians
+    obs_size: int
+    chunk: int
+    horizon: int
+    num_bins: int
+    action_head: str
+    libraries: Mapping[str, str] = field(default_factory=dict)  # versions by name
+
+    def differences(self, other: Fingerprint) -> list[str]:
+        """Returns what differs, for example "obs_size is 64 there and 128 here"; self is there, `other` here."""
+        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "libraries"}
+        for name in sorted({*self.libraries, *other.libraries}):
+            pairs[f"version of {name}"] = (self.libraries.get(name), other.libraries.get(name))
+        return [
+            f"{name} is {there!r} there and {here!r} here" for name, (there, here) in pairs.items() if there != here
+        ]

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.learning import checkpoint as C
+
+STATE = {"iteration": 10, "success": 0.5, "nested": {"names": ["a", "b"], "none": None}}
+
+
+def write_policy(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    save_file({"w": torch.arange(3.0)}, folder / "model.safetensors")
+
+
+def save(root: Path, step: int, keep: int = 3, writer: Callable[[Path], None] = write_policy, size: int = 5) -> Path:
+    moments = {"mean": torch.full((size,), float(step)), "steps": torch.tensor([step])}
+    tensors = {"policy_optimizer": moments, "carry_over": {}}
+    return C.save(root, step, policy_writer=writer, tensors=tensors, state=STATE | {"iteration": step}, keep=keep)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_what_is_saved_comes_back_and_the_folder_loads_like_a_policy(tmp_path):
+    path = save(tmp_path, 10)
+    assert path == tmp_path / "step_000010"
+    assert C.load_state(path) == STATE
+    tensors = C.load_tensors(path, "policy_optimizer")
+    assert tensors["mean"].tolist() == [10.0] * 5
+    assert tensors["steps"].dtype == torch.int64
+    assert C.load_tensors(path, "carry_over") == C.load_tensors(path, "value_optimizer") == {}
+    assert load_file(path / "model.safetensors")["w"].tolist() == [0, 1, 2]
+    assert C.verify(path).step == 10
+
+
+def test_latest_points_at_the_newest_and_only_k_are_kept(tmp_path):
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step, keep=2)
+    assert names(tmp_path) == ["latest", "step_000003", "step_000004"]
+    assert (tmp_path / "latest").resolve().name == "step_000004"
+    assert C.find_latest(tmp_path) == tmp_path / "step_000004"
+    assert C.load_state(tmp_path / "latest")["iteration"] == 4
+
+
+def test_newest_is_what_was_written_last_whatever_its_step(tmp_path):
+    # someone resumed from step 2 and wrote step 3 again: step 9 belongs to another history
+    for step in (2, 9, 3):
+        save(tmp_path, step, keep=2)
+    assert names(tmp_path) == ["latest", "step_000003", "step_000009"]
+    assert C.find_latest(tmp_path) == tmp_path / "step_000003"
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    save(tmp_path, 5, size=4)
+    save(tmp_path, 5, size=7)
+    assert names(tmp_path) == ["latest", "step_000005"]
+    assert len(C.load_tensors(tmp_path / "latest", "policy_optimizer")["mean"]) == 7
+
+
+def test_without_checkpoints_there_is_no_latest(tmp_path):
+    assert C.find_latest(tmp_path) is None
+    assert C.find_latest(tmp_path / "nowhere") is None
+    (tmp_path / "step_000001").mkdir()
+    assert C.find_latest(tmp_path) is None
+
+
+def break_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda p: break_byte(p / "model.safetensors"), "damaged .the checksum of model.safetensors differs"),
+        (lambda p: break_byte(p / "training_state/policy_optimizer.safetensors"), "checksum of training_state/policy"),
+        (lambda p: (p / "config.json").unlink(), "damaged .config.json is missing"),
+        (lambda p: (p / "state.json").write_text("{}"), "checksum of state.json differs"),
+        (lambda p: (p / "manifest.json").write_text("{}"), "manifest.json was changed"),
+        (lambda p: (p / "COMPLETE").unlink(), "incomplete .no COMPLETE"),
+        (lambda p: (p / "manifest.json").unlink(), "incomplete .no manifest.json"),
+        (shutil.rmtree, "does not exist"),
+    ],
+)
+def test_harm_is_named_together_with_what_to_use_instead(tmp_path, harm, message):
+    save(tmp_path, 1)
+    path = save(tmp_path, 2)
+    harm(path)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        C.load_state(path)
+    assert f"use step_000001 in {tmp_path}" in str(caught.value)
+
+
+def test_damaged_moments_are_found_without_reading_the_rest(tmp_path):
+    path = save(tmp_path, 1)
+    break_byte(path / "model.safetensors")
+    assert len(C.load_tensors(path, "policy_optimizer")) == 2
+    break_byte(path / "training_state/policy_optimizer.safetensors")
+    with pytest.raises(CheckpointError, match="damaged"):
+        C.load_tensors(path, "policy_optimizer")
+
+
+def test_folders_of_others_are_refused(tmp_path):
+    write_policy(tmp_path)
+    with pytest.raises(CheckpointError, match="not a training checkpoint of this project"):
+        C.load_state(tmp_path)
+    path = save(tmp_path / "root", 1)
+    content = json.loads((path / "manifest.json").read_text()) | {"format": "rlinf_embodied checkpoint 99"}
+    (path / "manifest.json").write_text(json.dumps(content))
+    (path / "COMPLETE").write_text(C._sha256(path / "manifest.json"))
+    with pytest.raises(CheckpointError, match=r"format 'rlinf_embodied checkpoint 99'.*version that wrote it"):
+        C.load_state(path)
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """Makes the kernel refuse to grow any file beyond a size, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def no_space(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_older_checkpoints_and_latest_intact(tmp_path):
+    save(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*older ones are untouched: free space"):
+        save(tmp_path, 2, writer=no_space)
+    with largest_file(20_000), pytest.raises(CheckpointError, match="could not be written"):
+        save(tmp_path, 3, size=10_000)  # 40 kB of moments: safetensors itself runs into it
+    assert names(tmp_path) == ["latest", "step_000001"]
+    assert C.load_state(tmp_path / "latest")["iteration"] == 1
+
+
+def fail(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("operation", ["fsync", "rename"])
+def test_a_disk_that_fails_at_a_late_point_loses_nothing_older(tmp_path, monkeypatch, operation):
+    save(tmp_path, 1)
+    monkeypatch.setattr(os, operation, fail)
+    with pytest.raises(CheckpointError, match="was removed"):
+        save(tmp_path, 2)
+    monkeypatch.undo()
+    assert names(tmp_path) == ["latest", "step_000001"]
+    assert C.load_state(tmp_path / "latest")["iteration"] == 1
+    save(tmp_path, 3)
+    assert C.find_latest(tmp_path) == tmp_path / "step_000003"
+    assert not [name for name in names(tmp_path) if name.startswith(".")]
+
+
+def test_a_link_that_cannot_be_set_costs_no_checkpoint(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    monkeypatch.setattr(os, "replace", fail)
+    path = save(tmp_path, 2)
+    assert C.find_latest(tmp_path) == path
+    assert C.load_state(tmp_path / "latest")["iteration"] == 1
+
+
+def test_an_interrupt_while_writing_leaves_no_trace(tmp_path):
+    def interrupted(folder: Path) -> None:
+        write_policy(folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 1, writer=interrupted)
+    assert names(tmp_path) == []
+
+
+def test_what_a_killed_writer_left_is_cleared_and_a_half_replaced_checkpoint_comes_back(tmp_path):
+    path = save(tmp_path, 1)
+    path.rename(tmp_path / ".step_000001.replaced")  # killed between the two renames
+    (tmp_path / ".step_000002.partial").mkdir()
+    assert C.find_latest(tmp_path) == path
+    save(tmp_path, 3)
+    assert names(tmp_path) == ["latest", "step_000001", "step_000003"]
+
+
+def test_the_hash_of_weights_depends_on_names_types_shapes_and_bytes_but_not_on_order():
+    tensors = {"a": torch.arange(6.0), "b": torch.ones(2, dtype=torch.bfloat16)}
+    digest = C.weights_sha256(tensors)
+    assert C.weights_sha256(dict(reversed(tensors.items()))) == digest
+    assert C.weights_sha256({name: tensor.clone() for name, tensor in tensors.items()}) == digest
+    others = [
+        {"a": tensors["a"].reshape(2, 3), "b": tensors["b"]},
+        {"a": tensors["a"].view(torch.int32), "b": tensors["b"]},
+        {"c": tensors["a"], "b": tensors["b"]},
+        {"a": torch.nextafter(tensors["a"], torch.tensor(9.0)), "b": tensors["b"]},
+        {"a": tensors["a"]},
+    ]
+    assert len({digest, *map(C.weights_sha256, others)}) == 6
+    assert C.weights_sha256({"t": torch.arange(6.0).reshape(2, 3).T}) == C.weights_sha256(
+        {"t": torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]])}
+    )
+
+
+def test_fingerprints_name_every_difference():
+    trained = C.Fingerprint(
+        "PickCube-v1", "pd_ee_delta_pose", "panda", ("base",), 0.8, 64, 5, 50, 33, "tiny_vla", {"torch": "2", "x": "1"}
+    )
+    assert trained.differences(replace(trained)) == []
+    other = replace(trained, obs_size=128, camera_fov=None, libraries={"torch": "3"})
+    assert trained.differences(other) == [
+        "camera_fov is 0.8 there and None here",
+        "obs_size is 64 there and 128 here",
+        "version of torch is '2' there and '3' here",
+        "version of x is '1' there and None here",
+    ]
