@@ -11,6 +11,7 @@ from torch import Tensor
 
 from envs.batched.decimate import Swap
 from envs.batched.rendering import set_visible, take_pictures
+from envs.batched.shaders import camera_shaders
 from rlinf_embodied.errors import SimulatorError
 
 
@@ -41,14 +42,14 @@ class Film:
     def _camera(self, scene: sapien.Scene, row: int, size: int) -> sapien.render.RenderCameraComponent:
         """Returns the row's camera; its entity stays in the scene and moves on with the others when that is renewed."""
         if (row, size) not in self._cameras:
-            sapien.render.set_camera_shader_dir("default")
             camera = sapien.render.RenderCameraComponent(size, size)
             camera.set_fovy(float(self._config.fov), compute_x=True)
             camera.near, camera.far = float(self._config.near), float(self._config.far)
             entity = sapien.Entity()
             entity.name = f"film_camera_{row}_{size}"
             entity.add_component(camera)
-            scene.add_entity(entity)
+            with camera_shaders(scene):
+                scene.add_entity(entity)
             entity.pose = self._config.pose.sp
             self._cameras[row, size] = camera
         return self._cameras[row, size]

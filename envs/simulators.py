@@ -109,7 +109,9 @@ class _CpuRenderer:
         tasks = [view.env for view in views]
         self._scene_lists = [task.scene.sub_scenes for task in tasks]  # the lists stay, a renewal replaces their items
         sensors = [_sensors(task, options.cameras) for task in tasks]
-        self._cameras = [list(row) for per_task in sensors for row in zip(*(s.camera._render_cameras for s in per_task))]
+        self._cameras = [
+            list(row) for part in sensors for row in zip(*(s.camera._render_cameras for s in part), strict=True)
+        ]
         swaps = [decimate_visuals(scene) if options.decimate else [] for scene in self._scenes()]
         hidden = []
         for task, view in zip(tasks, views, strict=True):
@@ -143,6 +145,8 @@ class BatchedSimulator:
         self.num_rows = num_rows
         self._task = make_batched_task(task_id, num_rows, render=True, **kwargs)
         self.action_dim = _action_dim(self._task)
+        for row in range(num_rows):  # gives the cameras their shaders
+            self._task.scene.px.renew(row)
         self._view = TaskView(self._task, options.goal_in_proprio)
         self._renderer = _CpuRenderer([self._view], options)
         self.pictures, self.film = self._renderer.pictures, self._renderer.film
@@ -178,6 +182,8 @@ class StockSimulator:
         """Builds N rows; `kwargs` go to the task class."""
         self.num_rows = num_rows
         self._tasks = [build_task(task_id, num_envs=1, sim_backend="physx_cpu", **kwargs) for _ in range(num_rows)]
+        for task in self._tasks:  # gives the cameras their shaders
+            _renew(task)
         self.action_dim = _action_dim(self._tasks[0])
         self._views = [TaskView(task, options.goal_in_proprio) for task in self._tasks]
         self._measured: list[Measurement | None] = [None] * num_rows
@@ -187,10 +193,8 @@ class StockSimulator:
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """See Simulator."""
         for row, seed in zip(rows, seeds, strict=True):
-            task = self._tasks[row]
-            scene = renewed(task.scene.sub_scenes[0], rendering=True)
-            task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
-            task.reset(seed=int(seed))
+            _renew(self._tasks[row])
+            self._tasks[row].reset(seed=int(seed))
             self._measured[row] = None
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
@@ -214,6 +218,12 @@ class StockSimulator:
         """See Simulator."""
         for task in self._tasks:
             task.close()
+
+
+def _renew(task: BaseEnv) -> None:
+    """Gives a stock CPU task a physics without a past."""
+    scene = renewed(task.scene.sub_scenes[0], rendering=True)
+    task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
 
 
 class GpuSimulator:
