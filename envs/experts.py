@@ -1,8 +1,8 @@
 """Scripted experts: proportional control on privileged state, for end-effector deltas (pd_ee_delta_pose).
 
-Each expert is a pure function of the current state, batched over rows, so that it can take over at any point of an episode
-(after noise, for example).  Actions are [dx dy dz, three rotations, gripper] in [-1, 1]; 1 means 0.1 m of target offset per
-control step, and gripper 1 is open.
+Each expert is a pure function of the current state, batched over rows, so that it can take over at any point of an
+episode (after noise, for example).  Actions are [dx dy dz, three rotations, gripper] in [-1, 1]; 1 means 0.1 m of
+target offset per control step, and gripper 1 is open.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from envs.tasks import TaskView
-from rlinf_embodied.errors import SimulatorError
 
 CONTROL_MODE = "pd_ee_delta_pose"
 STEP_M = 0.1  # metres of target offset at action 1
@@ -23,18 +22,11 @@ OPEN, CLOSED = 1.0, -1.0
 Expert = Callable[[TaskView], Tensor]
 
 
-def expert_of(task_id: str, control_mode: str) -> Expert:
-    """Returns the scripted expert of a task.
-
-    Raises:
-        SimulatorError: there is none.
-    """
-    if task_id not in EXPERTS or control_mode != CONTROL_MODE:
-        raise SimulatorError(
-            f"env.task={task_id} with env.control_mode={control_mode} has no scripted expert: experts exist for "
-            f"{', '.join(EXPERTS)} with {CONTROL_MODE}; give demonstrations by warm_start.checkpoint instead"
-        )
-    return EXPERTS[task_id]
+def expert_of(task_id: str, view: TaskView) -> Expert | None:
+    """Returns the scripted expert of a task, None where there is none for it, its robot or its control mode."""
+    agent = view.agents[0]
+    known = agent.control_mode == CONTROL_MODE and hasattr(agent, "is_grasping") and hasattr(agent, "tcp")
+    return EXPERTS.get(task_id) if known else None
 
 
 def _actions(move: Tensor, gripper: Tensor) -> Tensor:

@@ -18,8 +18,10 @@ from rlinf_embodied.errors import SimulatorError
 class Film:
     """One film camera per filmed row, made when it is first used; nothing here touches the physics."""
 
-    def __init__(self, task: BaseEnv, swaps: Sequence[Sequence[Swap]], hidden: Sequence[Sequence[sapien.Entity]]) -> None:
-        """`swaps` and `hidden` hold, for each row, the decimated visuals and the entities that policies must not see."""
+    def __init__(
+        self, task: BaseEnv, swaps: Sequence[Sequence[Swap]], hidden: Sequence[Sequence[sapien.Entity]]
+    ) -> None:
+        """`swaps` and `hidden` hold, by row, the decimated visuals and the entities that policies must not see."""
         self._config = _film_config(task)
         self._swaps, self._hidden = swaps, hidden
         self._cameras: dict[tuple[int, int], sapien.render.RenderCameraComponent] = {}
@@ -62,5 +64,5 @@ def _film_config(task: BaseEnv) -> CameraConfig:
         if config.mount is None and config.entity_uid is None and config.fov is not None:
             return config
     raise SimulatorError(
-        f"{type(task).__name__} has no fixed camera to film with: set eval.record_video=false, or add a camera to the task"
+        f"{type(task).__name__} has no fixed camera to film with: use eval.record_video=false, or give it one"
     )

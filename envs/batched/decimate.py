@@ -109,7 +109,7 @@ def _build(shapes: list[RenderMesh], names: list[str]) -> RenderBody | None:
 
 
 def _stored_meshes(name: str, shape: RenderMesh) -> tuple[int, list[Mesh]]:
-    """Returns a shape's number of triangles and its decimated parts, from the disk cache, where they are put if missing."""
+    """Returns a shape's number of triangles and its decimated parts, from the disk cache or for it."""
     settings = (KEPT_FRACTION, MIN_TRIANGLES, MAX_TRIANGLES, WELD_M, SOUP, GRID_CELLS)
     digest = hashlib.blake2b(f"{name}|{settings}".encode(), digest_size=16).hexdigest()
 

@@ -18,8 +18,8 @@ def cache_folder() -> Path:
 def cached(name: str, write: Callable[[Path], None]) -> Path:
     """Returns the path of a cached file or folder; `write` makes it where it is missing.
 
-    It is written aside and renamed, so that processes that start together never see half of it.  Where the cache cannot be
-    written (a read-only home), it is made anew in a temporary folder.
+    It is written aside and renamed, so that processes that start together never see half of it.  Where the cache cannot
+    be written (a read-only home), it is made anew in a temporary folder.
     """
     final = cache_folder() / name
     if final.exists():

@@ -27,7 +27,7 @@ class PhysicsBatch:
     """
 
     def __init__(self, scenes: list[sapien.Scene], rendering: bool) -> None:
-        """`scenes`, each with a renderer if `rendering`, is shared with the ManiSkillScene; `renew` replaces its items."""
+        """`scenes` is shared with the ManiSkillScene, `renew` replaces its items; `rendering`: they have renderers."""
         self.scenes, self.rendering = scenes, rendering
         self.systems: list[physx.PhysxCpuSystem] = [scene.physx_system for scene in scenes]
         self.num_scenes = len(scenes)
@@ -126,7 +126,7 @@ class PhysicsBatch:
 
     # -------------------------------------------------------------------------------------------------------- stepping
     def step(self, count: int = 1) -> None:
-        """Steps every active scene `count` times; scenes are independent, so each runs its steps while it is in cache."""
+        """Steps every active scene `count` times, each on end while it is in cache (scenes are independent)."""
         self.gpu_apply_articulation_target_position()  # interpolating controllers set targets before each step
         self.gpu_apply_articulation_target_velocity()
         for i in self.active:
@@ -295,8 +295,8 @@ class PhysicsBatch:
 def renewed(old: sapien.Scene, rendering: bool) -> sapien.Scene:
     """Moves the entities of a CPU scene into a new one: contact caches, warm starts and sleep counters start afresh.
 
-    Component objects stay valid; drive targets are zeroed, as those of a newly built articulation are.  Cameras take their
-    shaders anew, see `shaders.camera_shaders`.
+    Component objects stay valid; drive targets are zeroed, as those of a newly built articulation are.  Cameras take
+    their shaders anew, see `shaders.camera_shaders`.
     """
     physx.set_scene_config(old.physx_system.config)
     system = physx.PhysxCpuSystem()

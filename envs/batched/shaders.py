@@ -1,8 +1,8 @@
 """The shaders of the cameras: SAPIEN's own, less a table that takes a CPU seven seconds to fill and is multiplied by 0.
 
 SAPIEN's lighting looks reflections up in an environment map, weighted by a table (the BRDF's integral) that it fills by
-sampling when the first picture of a process is taken.  A scene without an environment map reflects black whatever the table
-says, so the pictures are bit for bit the same without it.
+sampling when the first picture of a process is taken.  A scene without an environment map reflects black whatever the
+table says, so the pictures are bit for bit the same without it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def _adapted() -> dict[str, str] | None:
 
 @cache
 def shader_folder() -> str:
-    """Returns the shader pack to render scenes without an environment map with: a folder, or the name of SAPIEN's own."""
+    """Returns the shader pack for scenes without an environment map: a folder, or the name of SAPIEN's own."""
     adapted = _adapted()
     if adapted is None:
-        logger.warning("SAPIEN's shaders are not the known ones: the first picture of each process takes seconds longer")
+        logger.warning("SAPIEN's shaders are not the known ones: each process's first picture takes seconds longer")
         return PACK
     digest = hashlib.blake2b("".join(adapted.values()).encode(), digest_size=8).hexdigest()
 
