@@ -34,7 +34,7 @@ def expert_of(task_id: str, view: TaskView) -> Expert | None:
 
 
 def _actions(move: Tensor, gripper: Tensor, turn: Tensor | None = None) -> Tensor:
-    """Assembles actions [B, 7] from offsets [B, 3] in metres, gripper commands [B, 1] and turns about z [B] in radians."""
+    """Assembles actions [B, 7] of offsets [B, 3] (metres), gripper commands [B, 1] and turns about z [B] (radians)."""
     rotation = torch.zeros_like(move)
     if turn is not None:
         rotation[:, 2] = (-turn / TURN_RAD).clamp(-1, 1)  # ManiSkill scales rotations by the negative bound
