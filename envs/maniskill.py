@@ -30,12 +30,14 @@ from envs.simulators import (
 )
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
-from rlinf_embodied.errors import ConfigError, RlinfError, SimulatorError
+from rlinf_embodied.errors import ConfigError, SimulatorError
 
 logger = logging.getLogger(__name__)
 
 # What ManiSkill and SAPIEN were seen to raise while a task is built that the batched route cannot take.
 _BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+_UNSUPPORTED_MODE = "not in supported modes"  # in ManiSkill's assertion on control modes
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
@@ -145,6 +147,8 @@ def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
             return simulator
         return StockSimulator(config.task, num_envs, options, kwargs)
     except _BUILD_ERRORS as error:
+        if isinstance(error, AssertionError) and _UNSUPPORTED_MODE in str(error):
+            raise ConfigError(f"env.control_mode is {error}: use one of these") from error
         raise SimulatorError(
             f"env.task={config.task} cannot be built with env.robot={config.robot}, env.control_mode="
             f"{config.control_mode}, env.cameras={list(config.cameras)} ({type(error).__name__}: {error}): check these "
@@ -161,11 +165,13 @@ def _try_batched(
         simulator.reset([num_envs - 1], [0])  # some tasks build well but index all rows when a part of them is reset
         simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
         return simulator
-    except RlinfError as error:
+    except SimulatorError as error:
         if config.backend is Backend.batched:
             raise
         reason: Exception = error
     except _BUILD_ERRORS as error:
+        if isinstance(error, AssertionError) and _UNSUPPORTED_MODE in str(error):
+            raise
         reason = error
     logger.warning(
         "%s does not run on the batched CPU backend (%s: %s): one stock env object per row is used, which is slower",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import gymnasium as gym
+import numpy as np
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
@@ -24,6 +25,7 @@ from envs.experts import expert_of
 from envs.filming import Film
 from envs.simulator import Measurement
 from envs.tasks import TaskView
+from rlinf_embodied.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,11 @@ def _task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
 
 
 def _sensors(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
+    unknown = [name for name in cameras if name not in task._sensors]
+    if unknown:
+        raise ConfigError(
+            f"env.cameras has {', '.join(unknown)}, but this task and robot have {', '.join(task._sensors)}: use these"
+        )
     return [task._sensors[name] for name in cameras]
 
 
@@ -121,7 +128,9 @@ class BatchedSimulator:
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """See Simulator."""
-        self._task.reset(seed=seeds, options={"env_idx": torch.as_tensor(list(rows))})
+        everywhere = np.zeros(self.num_rows, dtype=np.int64)
+        everywhere[list(rows)] = seeds
+        self._task.reset(seed=everywhere, options={"env_idx": torch.as_tensor(list(rows))})
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         """See Simulator."""
@@ -210,6 +219,7 @@ class GpuSimulator:
         self._view = TaskView(task, options.goal_in_proprio)
         expert = expert_of(task_id, self._view)
         self.expert = expert and partial(expert, self._view)
+        _sensors(task, options.cameras)
         task._hidden_objects = _hidden_actors(task, self._view, options.show_goal)
         self._rgb = parse_obs_mode_to_struct("rgb")
         self._seeds = [CONSTRUCTION_SEED] * self.num_rows

@@ -51,13 +51,13 @@ class BatchedTask:
 
     # ----------------------------------------------------------------------------------------------------------- reset
     def reset(self, seed: Sequence[int], options: dict | None = None) -> tuple[object, dict]:
-        """Resets the rows options["env_idx"] (default: all), each with its own entry of `seed`."""
+        """Resets the rows options["env_idx"] (default: all); `seed` has N entries, those of other rows are ignored."""
         options = options or {}
         rows = options.get("env_idx", torch.arange(self.num_envs))
         if self._row_seeds is None:  # construction
             self._row_seeds = np.full(self.num_envs, CONSTRUCTION_SEED)
         else:
-            self._row_seeds[rows.numpy()] = seed
+            self._row_seeds[rows.numpy()] = np.asarray(seed)[rows.numpy()]
         self._being_reset = torch.zeros(self.num_envs, dtype=torch.bool)
         self._being_reset[rows] = True
         if not options.get("reconfigure"):
