@@ -1,8 +1,8 @@
 """The learner as a stage: advantages, critic epochs, policy epochs, and all the state that training has.
 
-    columns of every block -> advantages -> global mean and deviation -> critic epochs -> policy epochs -> new version
-                                                                                            |
-                                        before the first step the importance ratio must be 1 per token, or it stops
+columns of every block -> advantages -> global mean and deviation -> critic epochs -> policy epochs -> new version
+                                                                                        |
+                                    before the first step the importance ratio must be 1 per token, or it stops
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ class ActorStage:
                 "the weights were not installed"
             )
 
-    def _rows(self, tick: Tick, blocks: Mapping[int, TrainingBlock], purpose: str, epoch: int) -> list[dict[int, Tensor]]:
+    def _rows(
+        self, tick: Tick, blocks: Mapping[int, TrainingBlock], purpose: str, epoch: int
+    ) -> list[dict[int, Tensor]]:
         """Row indices of each minibatch of an epoch, by block."""
         parts = self._algorithm.num_minibatches
         seed = self._config.held.seed
@@ -296,7 +298,9 @@ class _PolicySums:
 def _pair(payloads: list[object]) -> list[tuple[PolicyColumns, EnvColumns]]:
     """Splits [policy columns of each round, env columns of each round] into pairs."""
     half = len(payloads) // 2
-    return [(cast(PolicyColumns, p), cast(EnvColumns, e)) for p, e in zip(payloads[:half], payloads[half:], strict=True)]
+    return [
+        (cast(PolicyColumns, p), cast(EnvColumns, e)) for p, e in zip(payloads[:half], payloads[half:], strict=True)
+    ]
 
 
 def _flatten_carry_over(state: Mapping[int, list[RunningEpisode | None]]) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """A policy folder: weights in Hugging Face form, and under which conditions they were trained.
 
-    config.json  model.safetensors  dataset_statistics.json      what the policy writes
-    evaluation.json                                              env and policy sections, evaluation fingerprint
+config.json  model.safetensors  dataset_statistics.json      what the policy writes
+evaluation.json                                              env and policy sections, evaluation fingerprint
 """
 
 from __future__ import annotations

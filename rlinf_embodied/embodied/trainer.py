@@ -1,9 +1,9 @@
 """One training run, from the configuration to the summary.
 
-    prepare   run folder, cluster, session                    nothing expensive has started
-    start     warm start or resume -> a policy folder; workers with env, policy and actor; evaluation before
-    iterate   run_iteration -> metrics -> checkpoint          an iteration is the transaction: what is interrupted is lost
-    finish    evaluation after, with videos; summary, trace, curve
+prepare   run folder, cluster, session                    nothing expensive has started
+start     warm start or resume -> a policy folder; workers with env, policy and actor; evaluation before
+iterate   run_iteration -> metrics -> checkpoint          an iteration is the transaction: what dies in it is lost
+finish    evaluation after, with videos; summary, trace, curve
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def stop_on_interrupt() -> Iterator[StopRequest]:
         if request.asked:
             raise KeyboardInterrupt
         request.asked = True
-        print("\ninterrupt: finishing this iteration, then writing a checkpoint (press again to stop at once)", flush=True)
+        print("\ninterrupt: finishing this iteration, then writing a checkpoint (again: stop at once)", flush=True)
 
     before = signal.signal(signal.SIGINT, handle)
     try:
@@ -85,7 +85,8 @@ def make_session(config: ClusterConfig) -> Session:
     """Returns the session that `cluster.session` names."""
     if config.session == "serial":
         return SerialSession(config.call_timeout_s)
-    from rlinf_embodied.runtime.ray_session import RaySession  # ray takes half a second to import: only where it is used
+    # ray takes half a second to import: only where it is used
+    from rlinf_embodied.runtime.ray_session import RaySession
 
     return RaySession(config.call_timeout_s, config.object_store_bytes)
 

@@ -122,7 +122,9 @@ def parse_devices(text: object, num_devices: int, path: str) -> Devices:
             ) from None
         devices = tuple(range(int(low * num_devices), int(high * num_devices)))
     if not devices:
-        raise PlanError(f"{path}.devices is {text!r}, which is no device of {num_devices}: use a larger cluster or range")
+        raise PlanError(
+            f"{path}.devices is {text!r}, which is no device of {num_devices}: use a larger cluster or range"
+        )
     if min(devices) < 0 or max(devices) >= num_devices:
         raise PlanError(
             f"{path}.devices is {text!r}, but the cluster has the devices 0..{num_devices - 1}: "
@@ -146,7 +148,9 @@ def _parse(data: object, num_devices: int, path: str) -> Node:
         stages = tuple(Leaf(s, parse_devices(d, num_devices, f"{here}.{s}")) for s, d in body["stages"].items())
         return LoopNode(body["name"], stages, int(body.get("shards", 1)))
     except (KeyError, TypeError) as error:
-        raise PlanError(f"{here} is {body!r}, and {error} is missing or of the wrong kind: mend the plan file") from error
+        raise PlanError(
+            f"{here} is {body!r}, and {error} is missing or of the wrong kind: mend the plan file"
+        ) from error
 
 
 def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, workflow: Workflow) -> Plan:

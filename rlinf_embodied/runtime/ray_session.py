@@ -34,8 +34,8 @@ _DEFAULT_STORE_BYTES = 2 << 30
 def _variables(threads: int) -> dict[str, str]:
     """Environment of a worker process.
 
-    One intra-op thread per worker: the same job ran 6-22 times slower when every process took every core.  Workers import
-    from where the driver does, so that stages, envs and policies outside of the installed packages are found.
+    One intra-op thread per worker: the same job ran 6-22 times slower when every process took every core.  Workers
+    import from where the driver does, so that stages, envs and policies outside of the installed packages are found.
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
     own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
