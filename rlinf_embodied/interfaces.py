@@ -226,7 +226,7 @@ class Policy(Protocol):
         ...
 
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Samples by inverting the cumulative distribution at `noise` [B, C, A] in (0, 1); None: takes the likeliest."""
+        """Samples by inverting the cumulative distribution at `noise` [B, C, A] in (0, 1); None takes the likeliest."""
         ...
 
     def evaluate(self, features: Features, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -95,7 +95,8 @@ class WarmStartStage:
         self._blocks = context.blocks
         self._todo = [(e, block, number) for block in context.blocks for e, number in self._episodes(block)]
         self._attempts = self._successes = 0
-        return -(-len(self._todo) // ROWS)
+        of_env = [sum(item[0] == e for item in self._todo) for e in range(len(config.envs))]
+        return sum(-(-number // ROWS) for number in of_env)
 
     def _episodes(self, block: int) -> Iterator[tuple[int, int]]:
         """Yields (env index, episode number) of a data block; env by env, so that a round has one env."""
@@ -148,7 +149,6 @@ class WarmStartStage:
         self, env: VectorEnv, numbers: Sequence[int], chunk_step: int, labels: list[Tensor]
     ) -> Callable[[int], Tensor]:
         """Returns a controller that executes the expert's action plus noise, and files the clean one as the label."""
-        config = self._config.warm_start
         chunk = env.spec.chunk
 
         def act(substep: int) -> Tensor:
@@ -156,11 +156,11 @@ class WarmStartStage:
             labels.append(clean)
             step = chunk_step * chunk + substep
             noise = torch.zeros_like(clean)
-            drawn = normal(self._config.seed, "demonstration", list(numbers), step, shape=(3,))
-            noise[: len(numbers), :3] = torch.from_numpy(drawn).to(noise) * self._noise_levels(numbers, step, noise)
+            moved = min(3, clean.shape[1])  # where the hand goes is disturbed, not how it turns or grips
+            drawn = normal(self._config.seed, "demonstration", list(numbers), step, shape=(moved,))
+            noise[: len(numbers), :moved] = torch.from_numpy(drawn).to(noise) * self._noise_levels(numbers, step, noise)
             return (clean + noise).clamp(-1.0, 1.0)
 
-        assert config.noise
         return act
 
     def _noise_levels(self, numbers: Sequence[int], step: int, like: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class _Worker:
 
             size = len(set(context.owners))
             rank = context.owners[context.blocks[0]]
-            context.group = TorchGroup(rank, size, rendezvous, timeout_s=timeout_s)
+            context.group = TorchGroup(rank, size, rendezvous, timeout_s=timeout_s, device=context.device)
         return self._host.add_stage(spec, context)
 
     def invoke(self, call: Call, *payloads: object) -> object:
