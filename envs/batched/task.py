@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -30,6 +30,7 @@ class BatchedTask:
 
     _row_seeds: np.ndarray | None = None  # int64 [N], of the current episodes
     _being_reset: Tensor  # bool [N]
+    _task_reset: Callable  # of the task class
 
     def _setup_scene(self) -> None:
         self._set_scene_config()
@@ -50,8 +51,11 @@ class BatchedTask:
         self.scene._reset_mask = everywhere
 
     # ----------------------------------------------------------------------------------------------------------- reset
-    def reset(self, seed: Sequence[int], options: dict | None = None) -> tuple[object, dict]:
-        """Resets the rows options["env_idx"] (default: all); `seed` has N entries, those of other rows are ignored."""
+    def reset(self, seed: Sequence[int], options: dict | None = None) -> tuple[dict, dict]:
+        """Resets the rows options["env_idx"] (default: all); `seed` has N entries, those of other rows are ignored.
+
+        Returns an empty observation and info: nothing is evaluated before somebody asks.
+        """
         options = options or {}
         rows = options.get("env_idx", torch.arange(self.num_envs))
         if self._row_seeds is None:  # construction
@@ -60,11 +64,36 @@ class BatchedTask:
             self._row_seeds[rows.numpy()] = np.asarray(seed)[rows.numpy()]
         self._being_reset = torch.zeros(self.num_envs, dtype=torch.bool)
         self._being_reset[rows] = True
-        if not options.get("reconfigure"):
-            for row in rows.tolist():
-                self.scene.px.renew(row)
-            self.scene.px.active = rows.tolist()
-        return super().reset(seed=self._row_seeds, options=options)
+        if options.get("reconfigure"):
+            return super().reset(seed=self._row_seeds, options=options)
+        for row in rows.tolist():
+            self.scene.px.renew(row)
+        self.scene.px.active = rows.tolist()
+        if type(self)._task_reset is BaseEnv.reset:
+            self._reset_rows(rows, options)
+        else:
+            super().reset(seed=self._row_seeds, options=options)
+        return {}, {}
+
+    def _reset_rows(self, rows: Tensor, options: dict) -> None:
+        """Does what BaseEnv.reset does for these rows, less its evaluation and its global seeding.
+
+        BaseEnv asks for the number of CUDA devices and queues a seed for each, which takes longer than the rest.
+        """
+        self._set_episode_rng(self._row_seeds, rows)
+        self._elapsed_steps[rows] = 0
+        generator = torch.default_generator.get_state()
+        self.scene._reset_mask = self._being_reset.clone()
+        self._clear_sim_state()
+        if self.agent is not None:
+            self.agent.reset()
+        self._initialize_episode(rows, options)
+        self.scene._reset_mask = torch.ones(self.num_envs, dtype=torch.bool)
+        torch.default_generator.set_state(generator)
+        self.scene._gpu_apply_all()
+        self.scene._gpu_fetch_all()
+        for controller in _controllers(self.agent):
+            controller.reset()
 
     def _set_main_rng(self, seed: object) -> None:
         """Does nothing: the main generator only draws seeds, and here they are always given."""
@@ -146,7 +175,7 @@ def make_batched_task(task_id: str, num_envs: int, render: bool, **kwargs: objec
     check_versions()
     patch_maniskill()
     spec = REGISTERED_ENVS[task_id]
-    cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), {})
+    cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), {"_task_reset": spec.cls.reset})
     with batched_backend():
         return cls(
             **{
