@@ -208,14 +208,16 @@ class ActorStage:
     @torch.no_grad()
     def _check_ratio_of_first(self, tick: Tick, blocks: Mapping[int, TrainingBlock]) -> None:
         """Measures max |log ratio| per token on the first minibatch, before any step."""
+        size = self._config.held.block_size
         largest = {}
         for block, index in self._rows(tick, blocks, "policy", 0)[0].items():
-            rows = blocks[block].rows(index)
             difference = torch.zeros(1)
-            if len(rows):
+            for part in index.split(size):
+                # in calls of the rollout's size: a row's last bits depend on the size of its batch
+                rows = blocks[block].rows(torch.cat([part, part[:1].expand(size - len(part))]))
                 now, _ = self._policy.evaluate(rows.features, rows.tokens, self._config.held.policy.temperature)
                 now, old = (torch.where(rows.valid[..., None], x, 0.0) for x in (now, rows.old_log_probs))
-                difference = (now - old).abs().max().reshape(1).cpu()
+                difference = torch.maximum(difference, (now - old).abs().max().reshape(1).cpu())
             largest[block] = difference
         self._initial_log_ratio = max(float(v[0]) for v in self._reducer.gather_blocks(largest).values())
         require_unit_ratio(self._initial_log_ratio, _RATIO_LIMIT[self._device.split(":")[0]])
