@@ -90,7 +90,9 @@ class EvaluationEnvStage(EnvStage):
         if self._eval.acting == "policy" or all(chunk is None for chunk in actions.values()):
             return super().step(tick, actions)
         part = self._parts[tuple(actions)]
-        chosen = self._random(part, tick) if self._eval.acting == "random" else lambda substep: part.env.expert_actions()
+        chosen = (
+            self._random(part, tick) if self._eval.acting == "random" else lambda substep: part.env.expert_actions()
+        )
         result = part.env.step_chunk(chosen)
         part.running[list(result.final_rows)] = False
         part.results.append(self._light(result))
