@@ -212,7 +212,7 @@ class ActorStage:
         largest = {}
         for block, index in self._rows(tick, blocks, "policy", 0)[0].items():
             difference = torch.zeros(1)
-            for part in index.split(size):
+            for part in index.split(size) if len(index) else ():
                 # in calls of the rollout's size: a row's last bits depend on the size of its batch
                 rows = blocks[block].rows(torch.cat([part, part[:1].expand(size - len(part))]))
                 now, _ = self._policy.evaluate(rows.features, rows.tokens, self._config.held.policy.temperature)

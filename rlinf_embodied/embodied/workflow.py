@@ -93,7 +93,8 @@ def run_iteration(executor: Executor, iteration: int) -> tuple[IterationResult, 
     result = executor.run(Tick(iteration))
     reports: list[RolloutReport] = [report for round_ in result.reports["env"] for report in round_]
     updates = result.reports["actor"][0]
-    episodes = [episode for report in reports for episode in report.episodes]
+    # in an order that no plan changes: floating-point means depend on it
+    episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.env_id)
     metrics = {f"rollout/{key}": value for key, value in episode_means(episodes).items()}
     metrics["rollout/episodes"] = float(len(episodes))
     metrics["rollout/env_steps"] = float(sum(report.env_steps for report in reports))
