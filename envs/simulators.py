@@ -63,9 +63,8 @@ def _task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
 def _sensors(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
     unknown = [name for name in cameras if name not in task._sensors]
     if unknown:
-        raise ConfigError(
-            f"env.cameras has {', '.join(unknown)}, but this task and robot have {', '.join(task._sensors)}: use these"
-        )
+        known = ", ".join(task._sensors) or "none"
+        raise ConfigError(f"env.cameras has {', '.join(unknown)}, but the cameras of this task and robot are: {known}")
     return [task._sensors[name] for name in cameras]
 
 
@@ -93,7 +92,7 @@ class _CpuRenderer:
                 hidden.append([actor._objs[row] for actor in actors])
         for entity in (entity for row in hidden for entity in row):
             set_visible(entity, False)
-        self._film = Film(tasks[0], swaps, hidden)
+        self._film = Film(tasks, swaps, hidden)
 
     def _scenes(self) -> list:
         return [scene for scenes in self._scene_lists for scene in scenes]

@@ -15,6 +15,7 @@ from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
 from mani_skill.utils.registration import REGISTERED_ENVS
 from torch import Tensor
 
+from envs.batched.draws import DRAWS_BY_ROW, RowStates, row_draws
 from envs.batched.patches import batched_backend, check_versions, patch_maniskill
 from envs.batched.scene import BatchedScene, make_scenes
 
@@ -24,13 +25,14 @@ CONSTRUCTION_SEED = 2022  # what stock ManiSkill builds a single env with; every
 class BatchedTask:
     """Mixin in front of a ManiSkill task class.
 
-    Every row equals a stock single env that was built afresh and reset with the row's seed, bit for bit: rows are
-    initialised one by one under their own random states, and their PhysX scenes are renewed first.
+    Every row equals a stock single env that was built afresh and reset with the row's seed, bit for bit: each row is
+    initialised under its own random states, and its PhysX scene is renewed first.
     """
 
     _row_seeds: np.ndarray | None = None  # int64 [N], of the current episodes
     _being_reset: Tensor  # bool [N]
     _task_reset: Callable  # of the task class
+    _draws_by_row: bool  # whether rows may be initialised together, see draws.py
 
     def _setup_scene(self) -> None:
         self._set_scene_config()
@@ -108,6 +110,12 @@ class BatchedTask:
         self._episode_rng = self._batched_episode_rng[0]
 
     def _initialize_episode(self, env_idx: Tensor, options: dict) -> None:
+        if self._draws_by_row and not options.get("reconfigure"):
+            seeds = [int(self._row_seeds[row]) for row in env_idx.tolist()]
+            self._episode_rng = RowStates([self._batched_episode_rng[row] for row in env_idx.tolist()])
+            with row_draws(seeds):
+                super()._initialize_episode(env_idx, options)
+            return
         active = self.scene.px.active
         for row in env_idx.tolist():
             # torch.manual_seed also seeds accelerators, which is slow where none is initialised
@@ -175,7 +183,8 @@ def make_batched_task(task_id: str, num_envs: int, render: bool, **kwargs: objec
     check_versions()
     patch_maniskill()
     spec = REGISTERED_ENVS[task_id]
-    cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), {"_task_reset": spec.cls.reset})
+    attributes = {"_task_reset": spec.cls.reset, "_draws_by_row": task_id in DRAWS_BY_ROW}
+    cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), attributes)
     with batched_backend():
         return cls(
             **{

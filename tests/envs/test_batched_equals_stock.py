@@ -140,6 +140,37 @@ def test_random_episodes_with_partial_resets_are_equal(task: str, control: str) 
     pair.close()
 
 
+@pytest.mark.parametrize("task", ["PickCube-v1", "PushCube-v1", "PullCube-v1"])
+def test_rows_that_are_initialised_together_equal_rows_initialised_one_by_one(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = make_batched(task, 8, "pd_ee_delta_pose", robot_uids="panda_wristcam")
+    assert type(env)._draws_by_row
+    for rows in ([0, 1, 2, 3, 4, 5, 6, 7], [3], [1, 6], [0, 2, 5]):
+        seeds = [31 * row + len(rows) for row in range(8)]
+        together, alone = [], []
+        for states, by_row in ((together, True), (alone, False)):
+            monkeypatch.setattr(type(env), "_draws_by_row", by_row)
+            env.reset(seeds, {"env_idx": torch.tensor(rows)})
+            states.append(physics_state(env)[rows].clone())
+        assert torch.equal(together[0], alone[0])
+        assert len(together[0].unique(dim=0)) == len(rows)
+    env.close()
+
+
+def test_a_draw_that_is_not_by_row_is_refused() -> None:
+    from envs.batched.draws import row_draws
+
+    with row_draws([1, 2, 3]):
+        drawn = torch.rand((3, 2))
+        with pytest.raises(AssertionError, match="a draw of size"):
+            torch.rand(2)
+        with pytest.raises(AssertionError, match="not drawn row by row"):
+            torch.randint(0, 5, (3,))
+    alone = torch.rand(1, 2, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(drawn[1:2], alone)
+
+
 def test_a_ball_falls_onto_the_ground_of_every_scene() -> None:
     env = make_batched("RollBall-v1", 2, "pd_joint_delta_pos")
     env.reset(seed=[1, 2])

@@ -135,7 +135,7 @@ def test_two_robots_act_together() -> None:
     [
         ({"task": "PickCub-v1"}, ConfigError, "env.task is 'PickCub-v1'.*did you mean PickCube-v1"),
         ({"robot": "pandda"}, ConfigError, "env.robot is 'pandda'.*did you mean panda"),
-        ({"cameras": ["base_camera", "wrist"]}, ConfigError, "env.cameras.*wrist.*base_camera, hand_camera"),
+        ({"cameras": ["base_camera", "wrist"]}, ConfigError, "env.cameras has wrist.*are: base_camera, hand_camera"),
         ({"control_mode": "pd_ee_delta"}, ConfigError, "env.control_mode.*pd_ee_delta_pose"),
         ({"options": {"slow_s": 1.0}}, ConfigError, "env.options has slow_s"),
         ({"backend": Backend.gpu}, SimulatorError, "needs a CUDA device"),
@@ -144,6 +144,7 @@ def test_two_robots_act_together() -> None:
             SimulatorError,
             "MS-CartpoleSwingUp-v1 cannot be built with env.robot=panda_w",
         ),
+        ({"task": "PickCubeWidowXAI-v1", "robot": None}, SimulatorError, "widowxai has assets available for download"),
         ({"task": "PickSingleYCB-v1"}, SimulatorError, "needs assets.*download_asset PickSingleYCB-v1"),
     ],
 )
@@ -152,6 +153,18 @@ def test_what_cannot_be_built_is_named_with_the_way_out(changes: dict, error: ty
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(error, match=words):
         make(replace(SMALL, **changes))
+
+
+def test_a_task_with_a_moving_film_camera_is_filmed() -> None:
+    config = replace(SMALL, task="MS-HopperHop-v1", robot=None, control_mode="pd_joint_delta_pos", cameras=["cam0"])
+    env = make(config)
+    env.reset([1])
+    env.record([0], size=32)
+    env.step_chunk(torch.zeros(1, 5, env.spec.action_dim))
+    frames = env.take_frames()[0]
+    env.close()
+    assert [tuple(frame.shape) for frame in frames] == [(32, 32, 3)] * 5
+    assert frames[0].float().std() > 1
 
 
 def test_a_task_without_a_dense_reward_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
