@@ -1,0 +1,277 @@
+"""A run may be stopped, killed or resumed anywhere: it ends where an uninterrupted one does."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from runs import GRPO, clone, metric_rows, tiny, train
+
+from rlinf_embodied.compose import load
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied import trainer as trainer_module
+from rlinf_embodied.embodied.evaluation import Evaluation
+from rlinf_embodied.embodied.trainer import Trainer
+from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError, SimulatorError
+from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.telemetry.trace import Span
+
+VARIANTS = {"ppo": [], "ppo, carried over": ["env.carry_over=true"], "grpo": GRPO}
+
+
+def four(folder: Path, *overrides: str) -> TrainConfig:
+    """Four iterations, a checkpoint after every second."""
+    short = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]
+    return tiny(f"run.dir={folder}", *short, *overrides)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """Returns the folder of the uninterrupted run of a variant, made once."""
+    made: dict[str, Path] = {}
+
+    def folder(variant: str = "ppo") -> Path:
+        if variant not in made:
+            made[variant] = tmp_path_factory.mktemp("straight")
+            train(four(made[variant], *VARIANTS[variant]))
+        return made[variant]
+
+    return folder
+
+
+def interrupt_in(monkeypatch, iteration: int, error: BaseException | None = None) -> None:
+    """Ctrl-C arrives while this iteration runs (numbers count from 0); or something fails in it."""
+    original = trainer_module.run_iteration
+
+    def run(executor, number):
+        if number == iteration:
+            if error is not None:
+                raise error
+            signal.raise_signal(signal.SIGINT)
+        return original(executor, number)
+
+    monkeypatch.setattr(trainer_module, "run_iteration", run)
+
+
+def same_end(folder: Path, other: Path) -> None:
+    summary, expected = (json.loads((f / "summary.json").read_text()) for f in (folder, other))
+    timed = ("env_steps_per_s", "rl_s", "wall_s", "measured_s_per_iteration", "plan")
+    assert {k: v for k, v in summary.items() if k not in timed} == {k: v for k, v in expected.items() if k not in timed}
+    assert metric_rows(folder) == metric_rows(other)
+
+
+# ------------------------------------------------------------------------------------------------------ stop and go on
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_stopped_run_resumed_under_another_plan_ends_as_one_that_never_stopped(
+    straight, monkeypatch, tmp_path, variant: str
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, 1)
+        assert train(four(tmp_path, *VARIANTS[variant]), code=130) == {}
+    latest = tmp_path / "checkpoints/latest"
+    assert latest.resolve().name == "step_000002"
+    assert bool(checkpoint.load_tensors(latest, "carry_over")) == ("carried" in variant)
+    train(four(tmp_path, *VARIANTS[variant], "plan=disaggregated", "cluster.num_devices=2"))
+    same_end(tmp_path, straight(variant))
+
+
+def test_ctrl_c_between_two_checkpoints_writes_one_of_its_own(straight, monkeypatch, tmp_path, capsys) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, 2)
+        train(four(tmp_path, "plan=disaggregated", "cluster.num_devices=3"), code=130)
+    assert "stopped after iteration 3" in capsys.readouterr().out
+    assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 3
+    train(four(tmp_path))
+    same_end(tmp_path, straight())
+
+
+def test_ctrl_c_before_the_first_iteration_keeps_the_evaluation(straight, monkeypatch, tmp_path) -> None:
+    original = Evaluation.run
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Evaluation, "run", lambda self, step: (signal.raise_signal(signal.SIGINT), original(self, step))[1]
+        )
+        train(four(tmp_path), code=130)
+    state = checkpoint.load_state(tmp_path / "checkpoints/step_000000")
+    assert state["progress"]["success_before"]["num_episodes"] == 3
+    train(four(tmp_path))
+    same_end(tmp_path, straight())
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(monkeypatch, tmp_path) -> None:
+    def run(executor, number):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(trainer_module, "run_iteration", run)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(four(tmp_path)).run()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_that_died_goes_on_from_its_last_checkpoint(straight, monkeypatch, tmp_path) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, 3, error=SimulatorError("the simulator is gone"))
+        with pytest.raises(SimulatorError):
+            Trainer(four(tmp_path)).run()
+    assert len(metric_rows(tmp_path)) == 3  # the third iteration was written after the checkpoint
+    train(four(tmp_path))
+    same_end(tmp_path, straight())
+
+
+def test_a_finished_run_started_again_only_evaluates(straight, monkeypatch, tmp_path) -> None:
+    train(four(tmp_path))
+    interrupt_in(monkeypatch, 0, error=AssertionError("nothing is left to do"))
+    train(four(tmp_path))
+    same_end(tmp_path, straight())
+
+
+def test_a_run_may_start_from_a_checkpoint_of_another_folder(straight, tmp_path) -> None:
+    train(four(tmp_path, f"resume={straight() / 'checkpoints/step_000002'}"))
+    summary, expected = (json.loads((f / "summary.json").read_text()) for f in (tmp_path, straight()))
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+    assert metric_rows(tmp_path) == metric_rows(straight())[2:]
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path) -> None:
+    train(four(tmp_path, "checkpoint.every=1", "checkpoint.keep=2"))
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["latest", "step_000003", "step_000004"]
+
+
+def test_without_an_interval_the_end_is_kept(tmp_path) -> None:
+    train(four(tmp_path, "checkpoint.every=0", "run.num_iterations=1"))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step_000001"]
+
+
+# --------------------------------------------------------------------------------------------------------- refusals
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """Fails if a session is opened."""
+
+    def refuse(config):
+        raise AssertionError("a session was opened")
+
+    monkeypatch.setattr(trainer_module, "make_session", refuse)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_resume_never_refuses_a_used_folder_and_leaves_it_as_it_was(straight, nothing_starts) -> None:
+    before = content(straight())
+    with pytest.raises(ConfigError, match=r"run.dir is .* holds another run and resume=never: use another run.dir"):
+        Trainer(four(straight(), "resume=never")).run()
+    assert content(straight()) == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "training_state/policy_optimizer.safetensors", "state.json"])
+def test_a_damaged_checkpoint_is_refused_before_anything_starts(straight, tmp_path, nothing_starts, name) -> None:
+    shutil.copytree(straight(), tmp_path, dirs_exist_ok=True, symlinks=True)
+    path = tmp_path / "checkpoints/step_000004" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=rf"damaged \(the checksum of {name} differs\): use step_000002"):
+        Trainer(four(tmp_path))
+
+
+def test_resume_from_what_is_no_checkpoint_is_refused(straight, tmp_path, nothing_starts) -> None:
+    (tmp_path / "empty").mkdir()
+    cases = {
+        tmp_path / "nowhere": "does not exist",
+        tmp_path / "nowhere/latest": "does not exist",
+        tmp_path / "empty": "is not a training checkpoint of this project",
+        clone(tiny()): "is not a training checkpoint of this project",  # a policy without training state
+        straight(): r"is incomplete .*give a folder such as <run.dir>/checkpoints/latest",
+    }
+    for path, reason in cases.items():
+        with pytest.raises(CheckpointError, match=reason):
+            Trainer(four(tmp_path / "run", f"resume={path}"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "difference"),
+    [
+        ("env.obs_size=32", "obs_size is 16 there and 32 here"),
+        ("env.chunk=2", "chunk is 4 there and 2 here"),
+        ("env=maniskill_pick", "task is 'PointReach-v0' there and 'PickCube-v1' here"),
+        ("policy.num_bins=11", "num_bins is 9 there and 11 here"),
+    ],
+)
+def test_a_checkpoint_of_other_conditions_is_refused(straight, tmp_path, nothing_starts, override, difference) -> None:
+    with pytest.raises(CheckpointError, match=rf"resume is .* other conditions: .*{difference}"):
+        Trainer(four(tmp_path, f"resume={straight() / 'checkpoints/latest'}", override))
+
+
+def test_a_clone_to_start_from_has_to_be_there_and_to_fit(tmp_path, nothing_starts) -> None:
+    with pytest.raises(CheckpointError, match=r"warm_start.checkpoint is .*nowhere.* give a checkpoint folder"):
+        Trainer(four(tmp_path / "run", f"warm_start.checkpoint={tmp_path / 'nowhere'}"))
+    with pytest.raises(CheckpointError, match=r"warm_start.checkpoint is .*obs_size is 16 there and 32 here"):
+        Trainer(four(tmp_path / "run", f"warm_start.checkpoint={clone(tiny())}", "env.obs_size=32"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_anything_starts(tmp_path, nothing_starts) -> None:
+    with pytest.raises(PlanError, match=r"needs at least 2 devices, but cluster.num_devices is 1"):
+        Trainer(four(tmp_path, "plan=disaggregated"))
+    with pytest.raises(PlanError, match="gives env 5 devices, but there are only 4 blocks"):
+        Trainer(four(tmp_path, "cluster.num_devices=5"))
+
+
+def test_a_full_disk_costs_the_checkpoint_under_way_only(straight, monkeypatch, tmp_path) -> None:
+    original = checkpoint.save_file
+
+    def full(tensors, path, *arguments, **options):
+        if "step_000004" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return original(tensors, path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", full)
+        with pytest.raises(CheckpointError, match=r"step_000004 could not be written .*No space left .* free space"):
+            Trainer(four(tmp_path)).run()
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["latest", "step_000002"]
+    assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 2
+    train(four(tmp_path))
+    same_end(tmp_path, straight())
+
+
+# -------------------------------------------------------------------------------------------------------- run folder
+def test_the_run_folder_holds_what_the_design_promises(tmp_path) -> None:
+    summary = train(four(tmp_path, "eval.record_video=true", "eval.every=2", "cluster.num_devices=2"))
+    assert load(tmp_path / "config.yaml", TrainConfig).run.seed == 3
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["seed"] == 3
+    assert {"versions", "git_revision", "hardware", "command"} <= set(manifest)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert (plan["name"], plan["num_devices"]) == ("collocated", 2)
+    rows = metric_rows(tmp_path)
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4]
+    assert [row["global_step"] for row in rows][-1] == summary["env_steps"]
+    assert [i for i, row in enumerate(rows, 1) if "eval/success_once" in row] == [2]  # the last one comes after
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["tid"] for event in events if event.get("ph") == "X"}
+    for name in ("curve.png", "videos/step_0/tiled.mp4", "videos/step_4/tiled.mp4", "tensorboard"):
+        assert (tmp_path / name).exists(), name
+    promised = {
+        *("iterations", "success_rate_before", "success_rate_after", "env_steps_per_s", "plan"),
+        *("predicted_s_per_iteration", "measured_s_per_iteration", "weights_sha256"),
+    }
+    assert promised <= set(summary)
+    assert (summary["iterations"], summary["plan"], summary["num_eval_episodes"]) == (4, "collocated", 3)
+    low, high = summary["success_rate_after_interval"]
+    assert low <= summary["success_rate_after"] <= high
+
+
+def test_the_busiest_worker_counts_for_a_stage() -> None:
+    spans = [Span("env.step", "env", 0, "cpu", 0.0, 1.0, {}), Span("env.step", "env", 1, "cpu", 0.0, 1.5, {})]
+    spans += [Span("env.step", "env", 0, "cpu", 2.0, 3.0, {}), Span("actor.run", "actor", 1, "cpu", 3.0, 3.25, {})]
+    assert trainer_module.stage_seconds(spans) == {"time/env_s": 2.0, "time/actor_s": 0.25}
