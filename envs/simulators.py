@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from envs.batched.decimate import decimate_visuals
-from envs.batched.physics import renewed
 from envs.batched.rendering import set_visible, take_pictures
+from envs.batched.renewal import renewed
 from envs.batched.task import CONSTRUCTION_SEED, make_batched_task
 from envs.experts import expert_of
 from envs.filming import Film

@@ -10,6 +10,8 @@ bit that of a stock single env.
         physics.PhysicsBatch    steps, reads and writes N PhysX systems (layout: where a value lies in SAPIEN's packs)
           buffers.CellBuffer      tensors that remember which cells were assigned since they were last handed to PhysX
         rendering.RenderBatch   one renderer per scene, pictures of chosen rows
-    decimate                  lighter visual meshes
+    renewal                   a scene without a past, for each reset
+    draws                     initial states of many rows drawn together
+    decimate, shaders         lighter visual meshes, and a first picture without a seven-second table (disk_cache)
     patches                   the changes to ManiSkill itself, inert outside batched scenes
 """

@@ -1,0 +1,43 @@
+"""A CPU scene without a past: what an episode may depend on is its seed, not what PhysX cached before it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import sapien
+from sapien import physx
+
+from envs.batched.shaders import camera_shaders
+
+
+def renewed(old: sapien.Scene, rendering: bool) -> sapien.Scene:
+    """Moves the entities of a CPU scene into a new one: contact caches, warm starts and sleep counters start afresh.
+
+    Component objects stay valid; drive targets are zeroed, as those of a newly built articulation are.  Cameras take
+    their shaders anew, see `shaders.camera_shaders`.
+    """
+    physx.set_scene_config(old.physx_system.config)
+    system = physx.PhysxCpuSystem()
+    system.timestep = old.physx_system.timestep
+    systems = [system, _renewed_renderer(old.render_system)] if rendering else [system]
+    new = sapien.Scene(systems)
+    entities = old.entities
+    for entity in entities:
+        old.remove_entity(entity)
+    with camera_shaders(new) if rendering else nullcontext():
+        for entity in entities:
+            new.add_entity(entity)
+    for link in system.articulation_link_components:
+        if link.is_root:
+            for joint in link.articulation.active_joints:
+                joint.set_drive_target(0.0)
+                joint.set_drive_velocity_target(0.0)
+    return new
+
+
+def _renewed_renderer(old: sapien.render.RenderSystem) -> sapien.render.RenderSystem:
+    new = sapien.render.RenderSystem(old.device)
+    new.ambient_light = old.ambient_light
+    if old.cubemap is not None:
+        new.cubemap = old.cubemap
+    return new
