@@ -36,10 +36,12 @@ def straight(tmp_path_factory):
 
     def folder(variant: str = "ppo") -> Path:
         if variant not in made:
-            made[variant] = tmp_path_factory.mktemp("straight")
-            train(four(made[variant], *VARIANTS[variant]))
+            target = tmp_path_factory.mktemp("straight")
+            train(four(target, *VARIANTS[variant]))
+            made[variant] = target
         return made[variant]
 
+    folder()  # before any test forbids sessions
     return folder
 
 
