@@ -132,7 +132,7 @@ class WarmStartStage:
         for chunk_step in range(env.spec.horizon // env.spec.chunk):
             positions = env.object_positions()
             labels: list[Tensor] = []
-            before = observation
+            before = observation if len(self._envs) == 1 else replace(observation, privileged=None)  # tasks differ in it
             result = env.step_chunk(self._noisy_expert(env, numbers, chunk_step, labels))
             observation = result.observation
             actions = torch.stack(labels, 1)
