@@ -4,8 +4,6 @@ python experiments/evaluate.py checkpoint=runs/demo/checkpoints/latest eval.num_
 python experiments/evaluate.py policy=expert env=maniskill_push
 """
 
-import sys
-
 from rlinf_embodied.command_line import evaluate_main
 from rlinf_embodied.config import EvaluateConfig
 
@@ -13,7 +11,7 @@ from rlinf_embodied.config import EvaluateConfig
 def evaluate(config: EvaluateConfig) -> int:
     from rlinf_embodied.embodied.evaluate import evaluate_command  # imports torch
 
-    return evaluate_command(config, sys.argv[1:])
+    return evaluate_command(config)
 
 
 if __name__ == "__main__":

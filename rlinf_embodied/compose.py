@@ -8,6 +8,7 @@ dataclasses once (impossible combinations).  Nothing heavy is imported on the wa
 from __future__ import annotations
 
 import difflib
+import json
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -48,16 +49,28 @@ def compose_evaluate(overrides: Sequence[str], env: EnvConfig | None = None) -> 
 
     Args:
         overrides: as for `compose_train`.
-        env: the section of a checkpoint; it stands where no `env=<choice>` is given, below overrides such as
-            `env.num_envs=8`.
+        env: the section of a checkpoint, None: that of `checkpoint=<dir>`; it stands where no `env=<choice>` is given,
+            below overrides such as `env.num_envs=8`.
 
     Raises:
         ConfigError: as for `compose_train`.
     """
+    env = env or _env_of_checkpoint(overrides)
     if env is not None and not any(text.startswith("env=") for text in overrides):
         ConfigStore.instance().store(group="env", name="from_checkpoint", node=OmegaConf.structured(env))
         overrides = ["env=from_checkpoint", *overrides]
     return _compose("evaluate", EvaluateConfig, EVALUATE_GROUPS, overrides)
+
+
+def _env_of_checkpoint(overrides: Sequence[str]) -> EnvConfig | None:
+    """Returns the env section of the checkpoint that is to be evaluated; None where there is none that can be read."""
+    named = [_parsed(text).value() for text in overrides if text.startswith("checkpoint=")]
+    try:
+        saved = json.loads((Path(str(named[-1])) / "evaluation.json").read_text(encoding="utf-8"))["env"]
+        merged = OmegaConf.merge(OmegaConf.structured(EnvConfig), saved)
+        return typing.cast(EnvConfig, OmegaConf.to_object(merged))
+    except (IndexError, OSError, ValueError, KeyError, TypeError, OmegaConfBaseException, ConfigError):
+        return None  # whoever loads the checkpoint says what is wrong with it
 
 
 def to_yaml(config: object) -> str:

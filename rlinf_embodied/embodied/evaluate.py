@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import local_cluster
-from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig, EvaluateConfig, PolicyConfig
 from rlinf_embodied.embodied.evaluation import (
     Acting,
@@ -26,7 +24,7 @@ from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 _PACKAGE = "rlinf_embodied.embodied.evaluation"
 
 
-def evaluate_command(config: EvaluateConfig, overrides: Sequence[str]) -> int:
+def evaluate_command(config: EvaluateConfig) -> int:
     """Evaluates what the config names; prints the result and returns the exit code.
 
     Raises:
@@ -35,10 +33,8 @@ def evaluate_command(config: EvaluateConfig, overrides: Sequence[str]) -> int:
     policy = None
     if config.policy == "checkpoint":
         assert config.checkpoint is not None
-        under = trained_under(config.checkpoint)
-        config = compose_evaluate(overrides, env=under.env)
-        policy = under.policy
-        _require_same(config, under.policy)
+        policy = trained_under(config.checkpoint).policy
+        _require_same(config, policy)
     folder = RunFolder(Path(config.run.dir or _default_dir(config)))
     cluster = local_cluster(config.cluster.num_devices)
     env = evaluation_env(config.env, min(config.eval.num_envs, config.eval.num_episodes))

@@ -1,0 +1,214 @@
+"""Held-out episodes: which ones, how many, how they act, what is written; and when a comparison is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import av
+import pytest
+from runs import clone, cluster, tiny, train
+
+from rlinf_embodied.compose import compose_evaluate
+from rlinf_embodied.embodied import evaluation as evaluation_module
+from rlinf_embodied.embodied.evaluate import evaluate_command
+from rlinf_embodied.embodied.evaluation import Evaluation, evaluation_env
+from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.randomness import TRAINING_SEED_BIT
+from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.telemetry.metrics import wilson
+
+ENV = ["env=point_reach", "env.obs_size=16", "env.chunk=4", "env.horizon=12", "env.block_size=4"]
+SMALL = ["eval.num_envs=4", "eval.video_size=32", "eval.num_videos=2", "eval.record_video=false"]
+
+
+def evaluate(folder: Path, *overrides: str) -> dict:
+    """Runs what experiments/evaluate.py runs; returns eval_info.json."""
+    given = {text.split("=", 1)[0] for text in overrides}
+    defaults = [text for text in ("cluster=serial", *SMALL) if text.split("=", 1)[0] not in given]
+    every = [*defaults, f"run.dir={folder}", *overrides]
+    assert evaluate_command(compose_evaluate(every)) == 0
+    return json.loads((folder / "eval_info.json").read_text())
+
+
+def seeds(info: dict) -> list[int]:
+    return [episode["seed"] for episode in info["episodes"]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of two iterations with a checkpoint after each."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(tiny(f"run.dir={folder}", "run.num_iterations=2", "checkpoint.every=1", "eval.num_episodes=7"))
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------------- episodes
+@pytest.mark.parametrize(("episodes", "envs"), [(1, 4), (4, 4), (7, 4), (9, 3), (5, 8)])
+def test_every_seed_is_evaluated_once_whatever_the_number_of_rows(tmp_path, episodes: int, envs: int) -> None:
+    info = evaluate(tmp_path, "policy=random", *ENV, f"eval.num_episodes={episodes}", f"eval.num_envs={envs}")
+    assert seeds(info) == list(range(9000, 9000 + episodes))
+    assert info["num_episodes"] == episodes
+    assert all(episode["episode_len"] == 12 for episode in info["episodes"])  # whole ones, also when solved
+
+
+@pytest.mark.parametrize("policy", ["random", "expert", "checkpoint"])
+def test_an_episode_does_not_depend_on_how_many_run_beside_it(tmp_path, policy: str) -> None:
+    who = [f"policy={policy}", *ENV] if policy != "checkpoint" else [f"checkpoint={clone(tiny())}", "eval.greedy=false"]
+    one = evaluate(tmp_path / "a", *who, "eval.num_episodes=8", "eval.num_envs=8", "env.block_size=4")
+    other = evaluate(tmp_path / "b", *who, "eval.num_episodes=8", "eval.num_envs=4", "cluster.num_devices=3")
+    assert one["episodes"] == other["episodes"]
+
+
+def test_evaluation_never_sees_a_training_seed(trained, monkeypatch) -> None:
+    resets: dict[str, list[int]] = {"train": [], "evaluate": []}
+    original = evaluation_module.EvaluationEnvStage.open
+    from envs.episodes import EpisodeEnv
+
+    where = ["train"]
+    begin = EpisodeEnv.reset
+
+    def reset(self, seeds: Sequence[int], rows=None):
+        resets[where[0]] += [int(seed) for seed in seeds]
+        return begin(self, seeds, rows)
+
+    def opened(self, tick, blocks):
+        where[0] = "evaluate"
+        try:
+            return original(self, tick, blocks)
+        finally:
+            where[0] = "train"
+
+    monkeypatch.setattr(EpisodeEnv, "reset", reset)
+    monkeypatch.setattr(evaluation_module.EvaluationEnvStage, "open", opened)
+    train(tiny(f"run.dir={trained.parent / 'seeds'}", "run.num_iterations=1", "eval.num_episodes=5"))
+    assert sorted(set(resets["evaluate"])) == [9000, 9001, 9002, 9003, 9004]
+    assert resets["train"]
+    assert all(seed >= TRAINING_SEED_BIT for seed in resets["train"])
+
+
+def test_the_expert_beats_random_actions(tmp_path) -> None:
+    expert = evaluate(tmp_path / "expert", "policy=expert", *ENV, "eval.num_episodes=12")
+    drawn = evaluate(tmp_path / "random", "policy=random", *ENV, "eval.num_episodes=12")
+    assert expert["success_once"] >= 0.9
+    assert drawn["success_once"] <= 0.5
+    assert expert["return"] > drawn["return"]
+
+
+def test_the_summary_is_the_mean_of_its_episodes_with_wilsons_interval(tmp_path) -> None:
+    info = evaluate(tmp_path, f"checkpoint={clone(tiny())}", "eval.num_episodes=10")
+    for key in ("success_once", "success_at_end", "return", "episode_len"):
+        assert info[key] == pytest.approx(sum(e[key] for e in info["episodes"]) / 10)
+    successes = sum(e["success_once"] for e in info["episodes"])
+    assert 0 < successes < 10
+    assert tuple(info["success_once_interval"]) == wilson(int(successes), 10)
+
+
+# ---------------------------------------------------------------------------------------------------- what is written
+def test_eval_info_says_what_was_evaluated_and_under_which_conditions(tmp_path) -> None:
+    folder = clone(tiny())
+    info = evaluate(tmp_path, f"checkpoint={folder}", "eval.num_episodes=3")
+    assert (info["policy"], info["checkpoint"], info["greedy"], info["first_seed"]) == (
+        "checkpoint",
+        str(folder),
+        True,
+        9000,
+    )
+    assert info["env"]["task"] == "PointReach-v0"
+    assert info["env"]["obs_size"] == 16  # of the checkpoint, not of the default config
+    assert info["backend"] == "point_reach"
+    assert "torch" in info["versions"]
+    assert set(info["episodes"][0]) == {
+        *("seed", "success_once", "success_at_end", "return", "episode_len", "reward"),
+    }
+
+
+def frames(path: Path) -> list:
+    with av.open(str(path)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+def test_the_first_episodes_are_filmed_one_file_each_and_all_in_one(tmp_path) -> None:
+    info = evaluate(tmp_path, "policy=expert", *ENV, "eval.num_episodes=6", "eval.record_video=true")
+    videos = tmp_path / "videos/step_0"
+    expected = {f"PointReach-v0--seed={e['seed']}--success={int(e['success_once'])}.mp4" for e in info["episodes"][:2]}
+    assert {path.name for path in videos.iterdir()} == expected | {"tiled.mp4"}
+    for name in expected:
+        shown = frames(videos / name)
+        assert len(shown) == 12
+        assert shown[0].shape == (32, 32, 3)
+        assert (shown[0] != shown[-1]).any()  # something moves
+    assert frames(videos / "tiled.mp4")[0].shape == (32, 64, 3)  # two episodes side by side
+
+
+def test_no_videos_where_none_are_asked_for(tmp_path) -> None:
+    evaluate(tmp_path, "policy=random", *ENV, "eval.num_episodes=2")
+    assert not (tmp_path / "videos").exists()
+
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+def test_training_checkpoints_and_the_link_to_the_latest_can_be_evaluated(trained, tmp_path) -> None:
+    by_name = evaluate(tmp_path / "a", f"checkpoint={trained / 'checkpoints/step_000002'}", "eval.num_episodes=7")
+    by_link = evaluate(tmp_path / "b", f"checkpoint={trained / 'checkpoints/latest'}", "eval.num_episodes=7")
+    summary = json.loads((trained / "summary.json").read_text())
+    assert by_name["episodes"] == by_link["episodes"]
+    assert by_name["success_once"] == summary["success_rate_after"]
+    assert by_name["return"] == pytest.approx(summary["after"]["return"])
+
+
+def test_an_evaluation_under_other_conditions_is_refused_unless_allowed(tmp_path) -> None:
+    folder = clone(tiny())
+    with pytest.raises(CheckpointError, match=r"obs_size is 16 there and 32 here.* or allow_mismatch=true"):
+        evaluate(tmp_path / "a", f"checkpoint={folder}", "env.obs_size=32", "eval.num_episodes=2")
+    assert not (tmp_path / "a").exists()
+    changed = [
+        "env.horizon=8",
+        "allow_mismatch=true",
+    ]  # no multiple of the default's chunk of 5, but of the checkpoint's
+    info = evaluate(tmp_path / "b", f"checkpoint={folder}", "eval.num_episodes=2", *changed)
+    assert info["episodes"][0]["episode_len"] == 8
+
+
+def test_other_library_versions_are_a_mismatch_as_well(tmp_path) -> None:
+    folder = tmp_path / "clone"
+    shutil.copytree(clone(tiny()), folder)
+    path = folder / "evaluation.json"
+    content = json.loads(path.read_text())
+    content["fingerprint"]["libraries"]["transformers"] = "4.40.1"
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"version of transformers is '4.40.1' there"):
+        evaluate(tmp_path / "a", f"checkpoint={folder}", "eval.num_episodes=2")
+
+
+def test_a_folder_that_is_no_checkpoint_of_ours_is_refused(tmp_path) -> None:
+    with pytest.raises(CheckpointError, match=r"checkpoint is .*nowhere"):
+        evaluate(tmp_path / "a", f"checkpoint={tmp_path / 'nowhere'}")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "config.json").write_text('{"model_type": "openvla"}')
+    with pytest.raises(CheckpointError, match=r"holds no evaluation.json: it was not written by this project"):
+        evaluate(tmp_path / "a", f"checkpoint={foreign}")
+    (foreign / "evaluation.json").write_text('{"env": 3}')
+    with pytest.raises(CheckpointError, match=r"cannot be read .* the checkpoint is damaged"):
+        evaluate(tmp_path / "a", f"checkpoint={foreign}")
+    assert not (tmp_path / "a").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------- facts
+def test_evaluation_runs_whole_episodes_whatever_training_does() -> None:
+    env = replace(tiny().env, carry_over=True, chunks_per_rollout=1)
+    changed = evaluation_env(env, 6)
+    assert (changed.num_envs, changed.block_size, changed.chunks_per_rollout) == (6, 2, 3)
+    assert (changed.auto_reset, changed.carry_over, changed.ends_at_success) == (False, False, False)
+
+
+def test_an_evaluation_can_be_run_again_and_gives_the_same() -> None:
+    config = tiny()
+    stage = StageSpec("eval_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
+    env = evaluation_env(config.env, 4)
+    again = Evaluation(env, config.eval, stage, SerialSession(), cluster(2), 0, None, "random")
+    assert again.run(0) == again.run(1)
