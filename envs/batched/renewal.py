@@ -27,6 +27,9 @@ def renewed(old: sapien.Scene, rendering: bool) -> sapien.Scene:
     with camera_shaders(new) if rendering else nullcontext():
         for entity in entities:
             new.add_entity(entity)
+    for body in system.rigid_dynamic_components:
+        if not body.kinematic:
+            body.wake_up()  # a body takes its count of quiet steps along, and a later sleep has other last bits
     for link in system.articulation_link_components:
         if link.is_root:
             for joint in link.articulation.active_joints:
