@@ -55,10 +55,10 @@ class WarmStartStageConfig:
     warm_start: WarmStartConfig
     seed: int
 
-    @property
-    def demos_per_block(self) -> int:
-        """Demonstrations in each data block (the last ones may be left out to reach the exact number)."""
-        return -(-self.warm_start.num_demos // NUM_DATA_BLOCKS)
+    def demonstrations(self, block: int) -> range:
+        """Returns the numbers of a data block's demonstrations: blocks are as equal as possible."""
+        number = self.warm_start.num_demos
+        return range(number * block // NUM_DATA_BLOCKS, number * (block + 1) // NUM_DATA_BLOCKS)
 
 
 @dataclass(slots=True)
@@ -100,9 +100,8 @@ class WarmStartStage:
 
     def _episodes(self, block: int) -> Iterator[tuple[int, int]]:
         """Yields (env index, episode number) of a data block; env by env, so that a round has one env."""
-        size = self._config.demos_per_block
-        numbers = range(block * size, min((block + 1) * size, self._config.warm_start.num_demos))
         for e in range(len(self._envs)):
+            numbers = self._config.demonstrations(block)
             yield from ((e, number) for number in numbers if number % len(self._envs) == e)
 
     # ------------------------------------------------------------------------------------------------ demonstrations
@@ -132,7 +131,9 @@ class WarmStartStage:
         for chunk_step in range(env.spec.horizon // env.spec.chunk):
             positions = env.object_positions()
             labels: list[Tensor] = []
-            before = observation if len(self._envs) == 1 else replace(observation, privileged=None)  # tasks differ in it
+            before = (
+                observation if len(self._envs) == 1 else replace(observation, privileged=None)
+            )  # differs by task
             result = env.step_chunk(self._noisy_expert(env, numbers, chunk_step, labels))
             observation = result.observation
             actions = torch.stack(labels, 1)
@@ -341,7 +342,7 @@ def warm_start(
     done = 0
     for number in range(rounds):
         done += sum(answer["episodes"] for answer in executor.call("warm_start", "collect", Tick(number)))
-        progress("demonstrations", done, config.warm_start.num_demos * 1, "")
+        progress("demonstrations", done, config.warm_start.num_demos, "")
     executor.call("warm_start", "prepare", Tick(0))
     for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
         executor.call("warm_start", "begin_phase", Tick(0), whole)
@@ -349,8 +350,11 @@ def warm_start(
             loss = executor.call("warm_start", "fit_epoch", Tick(epoch))[0]
             progress("cloning" if whole else "cloning the head", epoch + 1, epochs, f"loss {loss:.3f}")
     partial = folder.with_name(folder.name + f".partial-{os.getpid()}")
-    executor.call("warm_start", "save", Tick(0), str(partial))
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
+    try:
+        executor.call("warm_start", "save", Tick(0), str(partial))
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return folder
