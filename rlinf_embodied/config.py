@@ -284,7 +284,8 @@ class WarmStartConfig:
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
     def __post_init__(self) -> None:
-        _require(self.num_demos >= 1, "warm_start.num_demos", self.num_demos, "it must be at least 1", "use 200")
+        rule = "each of the 4 blocks of demonstrations needs at least one"
+        _require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 140")
         for name in ("batch_size", "head_batch_size"):
             value = getattr(self, name)
             _require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use 32")
