@@ -14,7 +14,7 @@ SEEDS = range(2**30, 2**30 + NUM_ENVS)
 
 
 def clumsy_rollout(env: VectorEnv) -> torch.Tensor:
-    """Privileged states [N, H * C, Q]; the expert's hand is pushed about, so that it hits cubes, lifts and drops them."""
+    """Privileged states [N, H * C, Q]; the expert's hand is pushed about: it hits, lifts and drops cubes."""
 
     def act(step: int) -> torch.Tensor:
         actions = env.expert_actions()

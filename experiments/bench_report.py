@@ -1,0 +1,142 @@
+"""What the benchmarks share: arguments, medians with spread, ratios, goals, the machine, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlinf_embodied.cluster.hardware import gpu_names, num_cores
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.telemetry.run_folder import git_revision, library_versions
+
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
+
+
+def use_one_thread_per_process() -> None:
+    """Pins this process, and those it starts, to one thread each; call it before torch or a renderer is imported."""
+    for name in ONE_THREAD:
+        os.environ[name] = "1"
+
+
+def split_arguments(arguments: Sequence[str], own: Mapping[str, object]) -> tuple[dict[str, object], list[str]]:
+    """Returns (the benchmark's own `key=value` pairs over their defaults, the overrides of the training config).
+
+    Raises:
+        ConfigError: a value has not the type of its default.
+    """
+    values, overrides = dict(own), []
+    for text in arguments:
+        key, _, value = text.partition("=")
+        if key not in own:
+            overrides.append(text)
+            continue
+        kind = type(own[key])
+        try:
+            values[key] = kind(value)
+        except ValueError:
+            raise ConfigError(f"{key} is {value!r}, but it must be a {kind.__name__}: use {key}={own[key]}") from None
+    return values, overrides
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Repeated measurements of one quantity."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Spread:
+        """Returns median, smallest and largest."""
+        numbers = list(values)
+        return Spread(statistics.median(numbers), min(numbers), max(numbers), len(numbers))
+
+    def __format__(self, form: str) -> str:
+        """Formats each number, for example "12.0 (11.5-13.1)"."""
+        return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}})"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A ratio, and what it should reach."""
+
+    name: str
+    ratio: Spread  # of the rounds, each numerator over its own round's denominator
+    goal: float
+    floor: float | None = None
+
+    def __str__(self) -> str:
+        """Returns, for example, "(b) / (a): 31.20 (30.10-33.00), goal 20: reached"."""
+        reached = self.ratio.median >= self.goal
+        verdict = "reached" if reached else "missed"
+        if not reached and self.floor is not None:
+            verdict += f" (floor {self.floor:g}: {'held' if self.ratio.median >= self.floor else 'missed'})"
+        return f"{self.name}: {self.ratio:.2f}, goal {self.goal:g}: {verdict}"
+
+    def to_json(self) -> dict[str, object]:
+        """Returns plain values."""
+        return asdict(self) | {"reached": self.ratio.median >= self.goal}
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
+    """Returns the spread of the quotients round by round, which shares whatever slowed a round as a whole."""
+    return Spread.of(a / b for a, b in zip(above, below, strict=True))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns aligned columns; the first one flushes left."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    aligned = [
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    return "\n".join([aligned[0], "-" * len(aligned[0]), *aligned[1:]])
+
+
+def machine() -> dict[str, object]:
+    """Returns what the numbers were measured on, and how busy it was."""
+    return {
+        "processor": _processor(),
+        "cores": num_cores(),
+        "gpus": gpu_names(),
+        "system": platform.platform(),
+        "load_average": list(os.getloadavg()),
+        "versions": library_versions(),
+        "git_revision": git_revision(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def write_results(out: str, content: Mapping[str, object]) -> None:
+    """Writes JSON to `out`, unless it is empty, and says so."""
+    if not out:
+        return
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2, default=_plain) + "\n", encoding="utf-8")
+    print(f"written to {path}")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Goal):
+        return value.to_json()
+    if isinstance(value, Spread):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
