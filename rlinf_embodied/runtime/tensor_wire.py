@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import cast
 
 import numpy as np
 import torch
@@ -46,9 +45,10 @@ def map_leaves(value: object, function: Callable[[object], object]) -> object:
     if isinstance(value, (list, tuple)):
         return type(value)(map_leaves(item, function) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [f.name for f in dataclasses.fields(value)]
-        changed = {name: map_leaves(getattr(value, name), function) for name in names}
-        return dataclasses.replace(cast("object", value), **changed)  # pyright: ignore[reportArgumentType]
+        changed = object.__new__(type(value))  # not by its __init__, which may check types that the wire replaces
+        for name in (f.name for f in dataclasses.fields(value)):
+            object.__setattr__(changed, name, map_leaves(getattr(value, name), function))
+        return changed
     return function(value)
 
 

@@ -1,0 +1,65 @@
+"""Weights on the wire arrive whole, or are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from rlinf_embodied.errors import ObjectiveError
+from rlinf_embodied.learning.weights import checksum, export_weights, install_weights
+
+
+def module(seed: int, width: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width))
+
+
+def test_a_module_takes_over_every_parameter_and_buffer() -> None:
+    source, target = module(0), module(1)
+    source(torch.randn(8, 4))  # moves the running statistics
+    message = export_weights(source, version=5)
+    install_weights(target, message)
+    assert message.version == 5
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(tensor, target.state_dict()[name]), name
+
+
+def test_a_message_is_a_copy_of_its_moment() -> None:
+    source = module(0)
+    message = export_weights(source, 0)
+    with torch.no_grad():
+        next(source.parameters()).add_(1.0)
+    assert checksum(message.tensors) == message.checksum
+    assert checksum(source.state_dict()) != message.checksum
+
+
+@pytest.mark.parametrize("change", ["bit", "name", "order"])
+def test_the_checksum_sees_bytes_and_names_but_not_the_order(change: str) -> None:
+    tensors = export_weights(module(0), 0).tensors
+    expected = checksum(tensors)
+    if change == "bit":
+        tensors["0.bias"].view(torch.int32)[0] ^= 1
+    elif change == "name":
+        tensors["0.bios"] = tensors.pop("0.bias")
+    else:
+        tensors = dict(reversed(tensors.items()))
+    assert (checksum(tensors) == expected) == (change == "order")
+
+
+def test_damaged_weights_are_refused_and_nothing_is_installed() -> None:
+    message = export_weights(module(0), 7)
+    message.tensors["0.weight"][1, 2] += 1e-6
+    target = module(1)
+    before = checksum(target.state_dict())
+    with pytest.raises(ObjectiveError, match=r"version 7 arrived damaged"):
+        install_weights(target, message)
+    assert checksum(target.state_dict()) == before
+
+
+def test_weights_of_another_module_are_refused() -> None:
+    message = export_weights(nn.Linear(4, 3), 1)
+    with pytest.raises(ObjectiveError, match=r"of another module: \['0.bias', '0.weight'"):
+        install_weights(module(0), replace(message))

@@ -1,0 +1,120 @@
+"""The serial session: all workers in one process, gangs in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from rlinf_embodied.errors import HangError, ObjectiveError, WorkerError
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.learning.reduce import SoloGroup, ThreadGroup
+from rlinf_embodied.runtime.host import Call, LocalRef, Output, Receipt, StageContext, Tick, WorkerSpec
+from rlinf_embodied.runtime.session import SerialSession
+
+
+class Member:
+    """Sums its worker's number over the gang; raises or sleeps where it is told to."""
+
+    def __init__(self, config: dict[int, object] | None) -> None:
+        self.config = config or {}
+
+    def setup(self, context: StageContext) -> int:
+        self.worker, self.group = context.worker, context.group
+        return context.worker
+
+    def total(self, tick: Tick) -> float:
+        fate = self.config.get(self.worker)
+        if isinstance(fate, Exception):
+            raise fate
+        if isinstance(fate, float):
+            time.sleep(fate)
+        return float(self.group.all_reduce(torch.tensor([float(self.worker)]))[0])
+
+    def run(self, tick: Tick, inputs: dict[int, list[object]]) -> Output:
+        return Output({block: (self.worker, payloads) for block, payloads in inputs.items()}, "done")
+
+
+def context(worker: int, size: int) -> StageContext:
+    return StageContext(worker, "cpu", (worker,), ((worker,),), size, tuple(range(size)), SoloGroup(), {})
+
+
+def session_with(fates: dict[int, object] | None, size: int = 3, timeout_s: float = 60.0) -> SerialSession:
+    session = SerialSession(timeout_s)
+    session.start([WorkerSpec(k, "cpu") for k in range(size)])
+    spec = StageSpec("member", "runtime_session.Member", fates, collective=True)
+    assert session.add_stage(spec, [context(k, size) for k in range(size)]) == list(range(size))
+    return session
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """Stages are named by dotted paths; this module is one for the session."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "runtime_session", sys.modules[__name__])
+
+
+def totals(session: SerialSession, size: int = 3) -> list[object]:
+    calls = [(k, Call("member", "total", Tick(0)), []) for k in range(size)]
+    receipts = session.fetch([refs[-1] for refs in session.submit(calls, gang=True)], "totals")
+    return [receipt.report for receipt in receipts if isinstance(receipt, Receipt)]
+
+
+def test_members_of_a_gang_meet() -> None:
+    assert totals(session_with(None)) == [3.0, 3.0, 3.0]
+    assert totals(session_with(None, size=1), size=1) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("fate", "error", "message"),
+    [
+        (ObjectiveError("the ratio is not 1"), ObjectiveError, "the ratio is not 1"),
+        (ValueError("a bug"), WorkerError, r"worker 1 .* failed in member.total .*ValueError: a bug"),
+    ],
+)
+def test_a_member_that_fails_does_not_keep_the_others_waiting(fate, error, message: str) -> None:
+    before = threading.active_count()
+    start = time.monotonic()
+    with pytest.raises(error, match=message):
+        totals(session_with({1: fate}))
+    assert time.monotonic() - start < 20  # the limit is 60 s
+    assert threading.active_count() == before
+
+
+def test_a_member_that_hangs_is_a_hang_of_the_gang() -> None:
+    with pytest.raises(HangError, match=r"waited 0.3 s for the others in all_reduce"):
+        totals(session_with({1: 1.5}, timeout_s=0.3))
+
+
+def test_an_aborted_group_is_spent_for_every_member() -> None:
+    groups = ThreadGroup.make(2, timeout_s=60)
+    groups[0].abort()
+    for group in groups:
+        with pytest.raises(HangError, match="one of them failed"):
+            group.all_reduce(torch.zeros(1))
+
+
+def test_what_is_kept_stays_in_the_worker_for_this_iteration_only() -> None:
+    session = session_with(None)
+    keep = Call("member", "run", Tick(0), (1,), 1, keep=True)
+    (((kept, receipt),)) = session.submit([(1, keep, ["x"])])
+    assert isinstance(kept, LocalRef)
+    assert isinstance(receipt, Receipt)
+    assert receipt.report == "done"
+    again = Call("member", "run", Tick(0), (1,), 1)
+    ((value, _),) = session.submit([(1, again, [kept])])
+    assert value == (1, [(1, ["x"])])
+    with pytest.raises(WorkerError, match="KeyError"):
+        session.submit([(1, Call("member", "run", Tick(1), (1,), 1), [kept])])
+
+
+def test_a_worker_is_started_once_however_often_it_is_named() -> None:
+    session = session_with(None)
+    session.start([WorkerSpec(0, "cpu"), WorkerSpec(3, "cpu")])
+    assert totals(session) == [3.0, 3.0, 3.0]  # its stages are still there
+    session.close()
+    with pytest.raises(KeyError):
+        totals(session)
