@@ -29,6 +29,8 @@ from rlinf_embodied.runtime.session import Ref
 
 _LOG = logging.getLogger(__name__)
 _DEFAULT_STORE_BYTES = 2 << 30
+_START_ATTEMPTS = 3
+_SLOW_START = "timed out during startup"
 
 
 def _variables(threads: int) -> dict[str, str]:
@@ -161,11 +163,19 @@ def start_ray(object_store_bytes: int | None = None) -> None:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    ray.init(
-        num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
-        include_dashboard=False,
-        object_store_memory=object_store_bytes or _DEFAULT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        configure_logging=True,
-    )
+    for attempt in range(_START_ATTEMPTS):
+        try:
+            ray.init(
+                num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
+                include_dashboard=False,
+                object_store_memory=object_store_bytes or _DEFAULT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=True,
+            )
+            return
+        except Exception as error:  # Ray has no class for it
+            ray.shutdown()
+            if _SLOW_START not in str(error) or attempt + 1 == _START_ATTEMPTS:
+                raise
+            _LOG.warning("Ray did not start within its 30 s, as it happens on busy machines: trying again")
