@@ -20,6 +20,7 @@ import torch
 from mani_skill.agents.registration import REGISTERED_AGENTS
 from mani_skill.utils import assets, download_asset
 from mani_skill.utils.registration import REGISTERED_ENVS
+from mani_skill.utils.sapien_utils import look_at
 
 from envs.episodes import EpisodeEnv
 from envs.simulator import Simulator
@@ -228,8 +229,11 @@ def _make_gpu(
 def _task_kwargs(config: EnvConfig) -> dict[str, object]:
     """Returns the arguments of the task class."""
     sensors: dict[str, object] = {"width": config.obs_size, "height": config.obs_size}
-    if config.camera_fov is not None:
-        sensors[config.cameras[0]] = {"fov": config.camera_fov}
+    first: dict[str, object] = {} if config.camera_fov is None else {"fov": config.camera_fov}
+    if config.camera_eye is not None and config.camera_target is not None:
+        first["pose"] = look_at(config.camera_eye, config.camera_target)
+    if first:
+        sensors[config.cameras[0]] = first
     kwargs: dict[str, object] = {
         "control_mode": config.control_mode,
         "reward_mode": _reward_mode(config.task),

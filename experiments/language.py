@@ -2,7 +2,8 @@
 
 python experiments/language.py run.dir=runs/language warm_start.num_demos=450
 
-Goals are neither shown in the pictures nor told in the proprioception, so that the words have to decide.
+Goals are neither shown in the pictures nor told in the proprioception, and every scene is seen from the same place, so
+that push and pull look alike and the words have to decide.  (PickCube's cube is red, that of the others blue.)
 """
 
 import time
@@ -17,7 +18,13 @@ INSTRUCTIONS = ("pick up the cube", "push the cube to the goal", "pull the cube 
 
 
 def scenes(config: TrainConfig) -> list[EnvConfig]:
-    same = {"show_goal": False, "goal_in_proprio": False}
+    # one view of all scenes (PickCube's own), or the camera tells push from pull
+    same = {
+        "show_goal": False,
+        "goal_in_proprio": False,
+        "camera_eye": [0.3, 0.0, 0.6],
+        "camera_target": [-0.1, 0.0, 0.1],
+    }
     return [replace(config.env, task=task, **same) for task in TASKS]
 
 

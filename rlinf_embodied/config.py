@@ -86,6 +86,8 @@ class EnvConfig:
     robot: str | None = None  # ManiSkill's robot_uids; None: the task's default
     cameras: list[str] = field(default_factory=lambda: ["base_camera"])  # sensor names, in the policy's order
     camera_fov: float | None = None  # of the first camera, radians; None: as the task has it
+    camera_eye: list[float] | None = None  # where the first camera is, metres; None: as the task has it
+    camera_target: list[float] | None = None  # what it looks at, metres
     decimate: bool | None = None  # lighter visual meshes; None: where a CPU renders
     show_goal: bool = False  # whether goal markers are seen in pictures
     goal_in_proprio: bool = True  # whether the proprioception holds the goal position
@@ -123,6 +125,18 @@ class EnvConfig:
             "episodes are carried over only where they are reset one by one",
             "set env.auto_reset=true or env.carry_over=false",
         )
+        _require(
+            (self.camera_eye is None) == (self.camera_target is None),
+            "env.camera_eye",
+            self.camera_eye,
+            f"env.camera_target is {self.camera_target!r}, and a camera needs both or neither",
+            "give both, for example env.camera_eye=[0.3,0,0.6] env.camera_target=[-0.1,0,0.1]",
+        )
+        for name in ("camera_eye", "camera_target"):
+            point = getattr(self, name)
+            _require(
+                point is None or len(point) == 3, f"env.{name}", point, "a point has x, y and z", "give three numbers"
+            )
         needed = self.horizon // self.chunk
         _require(
             self.auto_reset or self.chunks_per_rollout >= needed,

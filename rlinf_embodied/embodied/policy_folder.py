@@ -69,7 +69,7 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig) -> Fingerprint:
         task=env.task,
         control_mode=env.control_mode,
         robot=env.robot or "default",
-        cameras=tuple(env.cameras),
+        cameras=_views(env),
         camera_fov=env.camera_fov,
         obs_size=env.obs_size,
         chunk=env.chunk,
@@ -95,6 +95,13 @@ def require_conditions(path: str, folder: Path, env: EnvConfig, policy: PolicyCo
             f"{path} is {str(folder)!r}, but that policy was trained under other conditions: {'; '.join(hard)}. "
             "Use its own settings, or another checkpoint"
         )
+
+
+def _views(env: EnvConfig) -> tuple[str, ...]:
+    """Names of the cameras; the first one with its place where that is not the task's own."""
+    if env.camera_eye is None:
+        return tuple(env.cameras)
+    return (f"{env.cameras[0]} at {env.camera_eye} to {env.camera_target}", *env.cameras[1:])
 
 
 @dataclass(frozen=True, slots=True)
