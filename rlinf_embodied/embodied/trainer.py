@@ -101,7 +101,8 @@ class Trainer:
         if config.run.dir is None:
             return None
         folder = Path(config.run.dir)
-        if config.resume == "never" and (folder / "config.yaml").exists():
+        used = any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints"))
+        if config.resume == "never" and used:
             raise ConfigError(
                 f"run.dir is {config.run.dir!r}, but it holds another run and resume=never: "
                 "use another run.dir, or resume=auto to go on"

@@ -1,0 +1,221 @@
+"""The commands as people type them: true exit codes, one clear line for wrong input, and nothing written is harmed."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import clone, metric_rows, tiny, tiny_overrides, train
+
+from rlinf_embodied.learning import checkpoint
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def call(monkeypatch, capsys, script: str, *arguments: str) -> tuple[int, str, str]:
+    """Runs a script in this process as `__main__`; returns its exit code and what it printed on both streams."""
+    path = REPOSITORY / "experiments" / f"{script}.py"
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(path), run_name="__main__")
+    out, err = capsys.readouterr()
+    return int(left.value.code or 0), out, err
+
+
+def start(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Starts a script in a process of its own, its two streams as one."""
+    command = [sys.executable, "-u", str(REPOSITORY / "experiments" / f"{script}.py"), *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | environment
+    )
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """Returns what a process printed up to the line that holds `text`."""
+    assert process.stdout is not None
+    printed = ""
+    for line in process.stdout:
+        printed += line
+        if text in line:
+            return printed
+    raise AssertionError(f"{text!r} was never printed:\n{printed}")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run of three iterations."""
+    folder = tmp_path_factory.mktemp("finished")
+    train(tiny(f"run.dir={folder}", "checkpoint.every=1"))
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------------- good input
+def test_train_then_evaluate(monkeypatch, capsys, tmp_path) -> None:
+    code, out, _ = call(monkeypatch, capsys, "train_vla", *tiny_overrides(f"run.dir={tmp_path / 'run'}"))
+    assert code == 0
+    assert out.strip().splitlines()[-1].startswith("success before ")
+    latest = tmp_path / "run/checkpoints/latest"
+    chosen = [f"checkpoint={latest}", "cluster=serial", "eval.num_episodes=6", "eval.num_envs=4"]
+    code, out, _ = call(monkeypatch, capsys, "evaluate", *chosen, "eval.video_size=32", f"run.dir={tmp_path / 'eval'}")
+    assert code == 0
+    assert "PointReach-v0: success_once" in out
+    assert "seeds 9000..9005" in out
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    info = json.loads((tmp_path / "eval/eval_info.json").read_text())
+    assert info["success_once"] == summary["success_rate_after"]
+
+
+def test_a_dry_run_of_evaluation_shows_the_env_of_the_checkpoint(monkeypatch, capsys) -> None:
+    code, out, _ = call(monkeypatch, capsys, "evaluate", f"checkpoint={clone(tiny())}", "run.dry=true", "env.horizon=8")
+    assert code == 0
+    assert "task: PointReach-v0" in out
+    assert "horizon: 8" in out
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["env=nonsense"], "env is 'nonsense'"),
+        (["env.tsak=x"], "env.tsak is unknown"),
+        (["run.seed=many"], "run.seed is 'many'"),
+        (["env.num_envs=17"], "env.num_envs is 17"),
+        (["env.chunk=24"], "env.chunk is 24"),
+        (["env.options.crsh_at_step=1"], "env.options.crsh_at_step"),
+        (["plan=disaggregated"], "needs at least 2 devices"),
+        (["warm_start.checkpoint=/nowhere", "run.dir={new}"], "warm_start.checkpoint is '/nowhere'"),
+        (["resume=/nowhere"], "checkpoint /nowhere does not exist"),
+        (["resume=never"], "resume=never"),
+        (["policy.num_bins=5"], "num_bins is 9 there and 5 here"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_wrong_input_to_training_is_one_line_and_exit_code_2(
+    finished, monkeypatch, capsys, tmp_path, overrides: list[str], says: str
+) -> None:
+    before = content(finished)
+    chosen = [text.format(new=tmp_path / "new") for text in overrides]
+    arguments = tiny_overrides(f"run.dir={finished}", *chosen)
+    code, out, err = call(monkeypatch, capsys, "train_vla", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert says in err
+    assert err.count("\n") == 1
+    unlike = {name for name, data in content(finished).items() if before.get(name) != data}
+    assert unlike <= {"config.yaml", "manifest.json", "plan.json"}  # what describes the latest attempt
+    assert checkpoint.verify(finished / "checkpoints/latest").step == 3
+
+
+@pytest.mark.parametrize("script", ["train_vla", "evaluate"])
+def test_a_run_dir_that_cannot_be_written_is_wrong_input(monkeypatch, capsys, tmp_path, script: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    folder = f"run.dir={tmp_path / 'file/run'}"
+    arguments = tiny_overrides(folder) if script == "train_vla" else ["policy=random", "env=point_reach", folder]
+    code, _, err = call(monkeypatch, capsys, script, *arguments)
+    assert code == 2
+    assert "cannot be written (Not a directory): use another run.dir" in err
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([], "a checkpoint folder is needed"),
+        (["checkpoint=/nowhere"], "checkpoint is '/nowhere'"),
+        (["policy=exprt"], "policy is 'exprt'"),
+        (["checkpoint={run}/checkpoints/latest", "env.obs_size=32"], "obs_size is 16 there and 32 here"),
+        (["checkpoint={run}/checkpoints/latest", "env.obs_szie=32"], "did you mean env.obs_size?"),
+        (["checkpoint={run}"], "there is no"),
+    ],
+)
+def test_wrong_input_to_evaluation_is_one_line_and_exit_code_2(
+    finished, monkeypatch, capsys, tmp_path, overrides: list[str], says: str
+) -> None:
+    before = content(finished)
+    arguments = [text.format(run=finished) for text in overrides]
+    code, _, err = call(monkeypatch, capsys, "evaluate", *arguments, "cluster=serial", f"run.dir={tmp_path / 'new'}")
+    assert code == 2
+    assert err.startswith("error: ")
+    assert says in err
+    assert content(finished) == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_machine_that_cannot_render_is_told_how_to_get_there(tmp_path) -> None:
+    nothing = {"VK_ICD_FILENAMES": "/nonexistent", "VK_DRIVER_FILES": "/nonexistent"}
+    chosen = ["cluster=serial", f"run.dir={tmp_path}", "eval.num_episodes=1", "env=maniskill_pick"]
+    process = start("train_vla", *chosen, **nothing)
+    printed, _ = process.communicate(timeout=200)
+    assert process.returncode == 2
+    assert "error: no Vulkan device can render" in printed
+    assert "run `make setup`" in printed
+    assert "Traceback" not in printed
+
+
+def test_an_unknown_maniskill_task_is_named_with_its_neighbours(tmp_path) -> None:
+    chosen = ["policy=expert", "env=maniskill", "env.task=PickCubee-v1", "cluster=serial"]
+    process = start("evaluate", *chosen, f"run.dir={tmp_path}")
+    printed, _ = process.communicate(timeout=200)
+    assert process.returncode == 2
+    assert "error: env.task is 'PickCubee-v1', but ManiSkill knows no such name: did you mean PickCube-v1" in printed
+
+
+# --------------------------------------------------------------------------------------------------------------- ctrl-c
+def test_ctrl_c_during_training_leaves_a_checkpoint_from_which_the_same_run_goes_on(tmp_path, finished) -> None:
+    # 16 env steps of all rows per iteration: each iteration takes 1.6 s longer than it would
+    slow = ["env.options.slow_s=0.1", f"warm_start.checkpoint={clone(tiny())}", "checkpoint.every=0"]
+    process = start("train_vla", *tiny_overrides(f"run.dir={tmp_path}", *slow, "eval.num_episodes=4"))
+    read_until(process, "iteration 1/3")
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=100)
+    assert process.returncode == 130, printed
+    assert "interrupt: finishing this iteration" in printed
+    step = checkpoint.verify(tmp_path / "checkpoints/latest").step
+    assert 1 <= step < 3
+    assert f"stopped after iteration {step}; resume with the same command" in printed
+    assert not (tmp_path / "summary.json").exists()
+    summary = train(tiny(f"run.dir={tmp_path}"))
+    assert summary["weights_sha256"] == json.loads((finished / "summary.json").read_text())["weights_sha256"]
+    assert metric_rows(tmp_path) == metric_rows(finished)
+
+
+def test_ctrl_c_during_the_warm_start_leaves_nothing_half_written(tmp_path) -> None:
+    long = ["warm_start.head_epochs=100000", f"run.dir={tmp_path / 'run'}"]
+    process = start("train_vla", *tiny_overrides(*long), RLINF_EMBODIED_CACHE=str(tmp_path / "cache"))
+    read_until(process, "cloning 1/1")
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert "Traceback" not in printed
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+@pytest.mark.ray
+def test_ctrl_c_with_ray_workers_stops_as_cleanly(tmp_path) -> None:
+    chosen = ["cluster=local", "cluster.num_devices=2", "env.options.slow_s=0.1", "run.num_iterations=50"]
+    chosen += [f"run.dir={tmp_path}", f"warm_start.checkpoint={clone(tiny())}", "eval.num_episodes=4"]
+    process = start("train_vla", *tiny_overrides(*chosen))
+    read_until(process, "iteration 1/50")
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=100)
+    assert process.returncode == 130, printed
+    assert checkpoint.verify(tmp_path / "checkpoints/latest").step >= 1
+
+
+def test_a_simulator_that_fails_ends_the_run_with_its_reason(monkeypatch, capsys, tmp_path) -> None:
+    crash = ["env.options.crash_at_step=20", f"warm_start.checkpoint={clone(tiny())}", f"run.dir={tmp_path}"]
+    code, _, err = call(monkeypatch, capsys, "train_vla", *tiny_overrides(*crash))
+    assert code == 2
+    assert err == "error: env.options.crash_at_step is 20: point_reach fails as it was told to\n"
