@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.graph import WHOLE, Workflow
 
 Devices = tuple[int, ...]
 
@@ -34,16 +34,22 @@ class LoopNode:
 
 @dataclass(frozen=True, slots=True)
 class Temporal:
-    """Parts that take turns; they may share devices."""
+    """Parts that take turns; they may share devices.
+
+    Where they do not fit together (`resident` is false), the part whose turn ends leaves the devices' memory before the
+    next one enters.
+    """
 
     parts: tuple[Node, ...]
+    resident: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Spatial:
-    """Parts on disjoint devices that stream to each other."""
+    """Parts on disjoint devices that stream to each other in chunks of `granularity` blocks (0: all at once)."""
 
     parts: tuple[Node, ...]
+    granularity: int = WHOLE
 
 
 Node = Leaf | LoopNode | Temporal | Spatial
@@ -100,7 +106,10 @@ def _to_dict(node: Node) -> dict[str, object]:
     if isinstance(node, LoopNode):
         stages = {leaf.stage: list(leaf.devices) for leaf in node.stages}
         return {"loop": {"name": node.loop, "shards": node.shards, "stages": stages}}
-    return {type(node).__name__.lower(): [_to_dict(part) for part in node.parts]}
+    parts = [_to_dict(part) for part in node.parts]
+    if isinstance(node, Temporal):
+        return {"temporal": parts if node.resident else {"resident": False, "parts": parts}}
+    return {"spatial": {"granularity": node.granularity, "parts": parts} if node.granularity else parts}
 
 
 def parse_devices(text: object, num_devices: int, path: str) -> Devices:
@@ -138,8 +147,7 @@ def _parse(data: object, num_devices: int, path: str) -> Node:
     ((kind, body),) = data.items()
     here = f"{path}.{kind}"
     if kind in ("temporal", "spatial"):
-        parts = tuple(_parse(part, num_devices, f"{here}[{i}]") for i, part in enumerate(body))
-        return Temporal(parts) if kind == "temporal" else Spatial(parts)
+        return _parse_parts(kind, body, num_devices, here)
     try:
         if kind == "leaf":
             return Leaf(body["stage"], parse_devices(body["devices"], num_devices, here))
@@ -147,6 +155,19 @@ def _parse(data: object, num_devices: int, path: str) -> Node:
         return LoopNode(body["name"], stages, int(body.get("shards", 1)))
     except (KeyError, TypeError) as error:
         raise PlanError(f"{here} is {body!r}, and {error} is missing or of the wrong kind: mend the plan file") from error
+
+
+def _parse_parts(kind: str, body: object, num_devices: int, here: str) -> Node:
+    """Returns a node with parts: a list of them, or a mapping of `parts` and the node's setting."""
+    setting = {"temporal": "resident", "spatial": "granularity"}[kind]
+    data = body if isinstance(body, Mapping) else {"parts": body}
+    parts = data.get("parts")
+    if not isinstance(parts, (list, tuple)) or not parts or set(data) - {"parts", setting}:
+        raise PlanError(f"{here} is {body!r}, but it is a list of nodes, or has `parts` and `{setting}`: mend the plan")
+    nodes = tuple(_parse(part, num_devices, f"{here}[{i}]") for i, part in enumerate(parts))
+    if kind == "temporal":
+        return Temporal(nodes, bool(data.get("resident", True)))
+    return Spatial(nodes, int(data.get("granularity", WHOLE)))
 
 
 def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, workflow: Workflow) -> Plan:
@@ -194,6 +215,11 @@ def _check(plan: Plan, workflow: Workflow) -> None:
             used = [device for part in node.parts for device in {d for leaf in _leaves(part) for d in leaf.devices}]
             if len(set(used)) != len(used):
                 raise PlanError(f"plan {plan.name}: the parts of a spatial node share devices: give each its own")
+            if node.granularity < 0 or (node.granularity and workflow.num_blocks % node.granularity):
+                raise PlanError(
+                    f"plan {plan.name}: a spatial node has granularity {node.granularity}, but chunks divide the "
+                    f"{workflow.num_blocks} blocks: use a divisor, or 0 for all at once"
+                )
 
 
 def _check_loop(plan: Plan, node: LoopNode, workflow: Workflow) -> None:
