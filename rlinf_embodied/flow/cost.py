@@ -39,27 +39,28 @@ class Price:
     peak_bytes: Number = 0.0  # at worst, while itself runs
     parked_bytes: Number = 0.0  # once offloaded
     everywhere: Number = 0  # bit mask of the stages that run on every device of the node
+    narrowest: Number = 1  # devices of the stage that has the fewest: how many may send or receive at once, at least
 
 
-def total_s(price: Price, chunks: Number) -> Number:
+def total_s(price: Price, chunks: int) -> Number:
     """Returns seconds from the first input to the last output of `chunks` chunks."""
-    behind = price.rest_s + (chunks - 1) * price.last_s
-    return price.first_s + (chunks - 1) * price.period_s + _if(price.barrier, behind)
+    behind = price.rest_s + _further(chunks, price.last_s)
+    return price.first_s + _further(chunks, price.period_s) + _if(price.barrier, behind)
 
 
-def iteration_s(price: Price, chunks: Number = 1) -> Number:
+def iteration_s(price: Price, chunks: int = 1) -> Number:
     """Returns seconds per iteration: the work, the switches back, and the new weights."""
     return total_s(price, chunks) + price.wrap_s + price.weights_s
 
 
-def collapse(price: Price, chunks: Number) -> Price:
+def collapse(price: Price, chunks: int) -> Price:
     """Returns the price of a chunked node as one that hands everything on at its end."""
     whole = total_s(price, chunks)
     zero = np.zeros_like(whole)
     return replace(price, first_s=whole, period_s=whole, barrier=zero, rest_s=zero, last_s=zero)
 
 
-def pipeline(a: Price, b: Price, chunks: Number, transfer_s: Number, weights_s: Number) -> Price:
+def pipeline(a: Price, b: Price, chunks: int, transfer_s: Number, weights_s: Number) -> Price:
     """Returns the price of `a` streaming to `b` on other devices; `transfer_s` per chunk, `weights_s` per iteration."""
     a_cut, b_cut = np.asarray(a.barrier) > 0, np.asarray(b.barrier) > 0
     a_out = np.where(a_cut, a.last_s, a.period_s)
@@ -71,12 +72,12 @@ def pipeline(a: Price, b: Price, chunks: Number, transfer_s: Number, weights_s: 
         first_s=a.first_s + np.where(a_cut, 0.0, transfer_s + b.first_s),
         period_s=np.where(a_cut, a.period_s, met),
         barrier=np.maximum(a.barrier, b.barrier),
-        rest_s=np.where(a_cut, through + _if(b.barrier, (chunks - 1) * met + b.rest_s), b.rest_s),
+        rest_s=np.where(a_cut, through + _if(b.barrier, _further(chunks, met) + b.rest_s), b.rest_s),
         last_s=np.where(a_cut & ~b_cut, met, b.last_s),
     )
 
 
-def side_by_side(a: Price, b: Price, chunks: Number, weights_s: Number) -> Price:
+def side_by_side(a: Price, b: Price, chunks: int, weights_s: Number) -> Price:
     """Returns the price of two parts on disjoint devices, neither of which waits for the other.
 
     With a barrier inside either, outputs are counted as handed on at the end of the slower one.
@@ -100,10 +101,11 @@ def _apart(a: Price, b: Price, weights_s: Number) -> Price:
         peak_bytes=np.maximum(a.peak_bytes, b.peak_bytes),
         parked_bytes=np.maximum(a.parked_bytes, b.parked_bytes),
         everywhere=np.zeros_like(a.peak_bytes + b.peak_bytes, dtype=np.int64),
+        narrowest=np.minimum(a.narrowest, b.narrowest),
     )
 
 
-def turns(a: Price, b: Price, chunks: Number, move_s: Number, weights_s: Number, by_chunk: Number) -> Price:
+def turns(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number, by_chunk: Number) -> Price:
     """Returns the price of two parts that share devices and stay resident together.
 
     Args:
@@ -130,10 +132,11 @@ def turns(a: Price, b: Price, chunks: Number, move_s: Number, weights_s: Number,
         peak_bytes=np.maximum(a.peak_bytes + b.held_bytes, a.held_bytes + b.peak_bytes),
         parked_bytes=a.parked_bytes + b.parked_bytes,
         everywhere=_int(a.everywhere) | _int(b.everywhere),
+        narrowest=np.minimum(a.narrowest, b.narrowest),
     )
 
 
-def switching(a: Price, b: Price, chunks: Number, move_s: Number, weights_s: Number) -> Price:
+def switching(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number) -> Price:
     """Returns the price of two parts that share devices but not their memory: one leaves before the other enters."""
     wait = a.leave_s + b.enter_s + move_s + b.first_s
     return Price(
@@ -150,13 +153,14 @@ def switching(a: Price, b: Price, chunks: Number, move_s: Number, weights_s: Num
         peak_bytes=np.maximum(a.peak_bytes + b.parked_bytes, a.parked_bytes + b.peak_bytes),
         parked_bytes=a.parked_bytes + b.parked_bytes,
         everywhere=_int(a.everywhere) | _int(b.everywhere),
+        narrowest=np.minimum(a.narrowest, b.narrowest),
     )
 
 
-def _until(a: Price, b: Price, chunks: Number, wait_s: Number) -> Number:
+def _until(a: Price, b: Price, chunks: int, wait_s: Number) -> Number:
     """Returns seconds from the last output before a's first barrier to b's first output behind b's last barrier."""
-    rest_of_a = _if(a.barrier, a.rest_s + (chunks - 1) * a.last_s)
-    inside_b = _if(b.barrier, (chunks - 1) * b.period_s + b.rest_s)
+    rest_of_a = _if(a.barrier, a.rest_s + _further(chunks, a.last_s))
+    inside_b = _if(b.barrier, _further(chunks, b.period_s) + b.rest_s)
     return rest_of_a + wait_s + inside_b
 
 
@@ -165,8 +169,9 @@ def loop_apart_s(
 ) -> Number:
     """Returns the seconds of a loop whose two sides own disjoint devices, with FIFO queues on both.
 
-    max(H*P*e + p + o, H*P*p + e + o, H*(e + p + 2*o) - o + (P - 1)*max(e, p)) for o = up = down, and the messages at the
-    ends: the opening one before the first call of the policy, the closing one and the bootstrap call behind the last step.
+    max(H*P*e + p + o, H*P*p + e + o, H*(e + p + 2*o) - o + (P - 1)*max(e, p)) for o = up = down, and what happens at the
+    ends: the opening message before the first call of the policy, a closing one and the bootstrap call behind each shard's
+    last step.
 
     Args:
         steps: H, chunk-steps.
@@ -177,17 +182,22 @@ def loop_apart_s(
         down_s: from policy to simulator.
         bootstrap_s: of the policy's last call, for one shard.
     """
-    simulator_bound = steps * shards * e + p + down_s
-    policy_bound = steps * shards * p + e + down_s
-    chain = steps * (e + p + up_s + down_s) - up_s + (shards - 1) * np.maximum(e, p)
-    queue = (shards - 1) * np.maximum(bootstrap_s - np.maximum(e, p), 0.0)
-    around = 2 * up_s + bootstrap_s + queue
-    return np.maximum(np.maximum(simulator_bound, policy_bound), chain) + around
+    closing = up_s + bootstrap_s
+    simulator_bound = steps * shards * e + p + down_s + closing + (shards - 1) * np.maximum(bootstrap_s - e, 0.0)
+    policy_bound = steps * shards * p + np.maximum(down_s + e + closing, shards * bootstrap_s)
+    one_shard = steps * (e + p + up_s + down_s) + bootstrap_s
+    chain = one_shard + (shards - 1) * np.maximum(np.maximum(e, p), bootstrap_s)
+    return up_s + np.maximum(np.maximum(simulator_bound, policy_bound), chain)
 
 
 def loop_together_s(steps: Number, shards: Number, e: Number, p: Number, bootstrap_s: Number) -> Number:
     """Returns the seconds of a loop whose two sides share their devices: H * P * (e + p), and P bootstrap calls."""
     return shards * (steps * (e + p) + bootstrap_s)
+
+
+def _further(chunks: int, period_s: Number) -> Number:
+    """Returns the seconds for all chunks but the first; none where there is only one, however long a period is."""
+    return (chunks - 1) * period_s if chunks > 1 else np.zeros_like(period_s)
 
 
 def _if(barrier: Number, seconds: Number) -> Number:

@@ -32,6 +32,8 @@ from rlinf_embodied.flow.pricing import Pricer
 
 EXACT_DEVICES = 16  # up to here every number of devices is tried
 MAX_SHARES = 16  # sizes per class on larger clusters
+NUM_RANKED = 12  # plans of different shape that are returned
+NUM_IMPROVED = 4  # of them, those whose parts are fitted node by node
 
 
 class Mode(StrEnum):
@@ -124,9 +126,8 @@ class Search:
     def run(self) -> list[Found]:
         """Returns plans for the whole workflow on the whole cluster, the fastest first; empty if none fits."""
         everything = sum(self.units)
-        with np.errstate(invalid="ignore"):  # empty places of a front are infinite
-            for units in _intervals(self.units, self._before()):
-                self._solve(units, is_root=units == everything)
+        for units in _intervals(self.units, self._before()):
+            self._solve(units, is_root=units == everything)
         return self._read_off(everything)
 
     def _before(self) -> dict[int, int]:
@@ -240,10 +241,12 @@ class Search:
         found: dict[str, Found] = {}
         whole = tuple(int(n) for n in self.shares.counts[last])
         for _, block, entry in sorted(entries, key=lambda e: e[0]):
+            if len(found) == NUM_RANKED:
+                break
             draft = self._draft(block.how, int(block.left[entry]), int(block.right[entry]), whole)
             if draft.shape() not in found and _is_of(draft, self.mode):
                 plan = self._priced(draft)
-                found[draft.shape()] = self._improved(plan) if len(found) < 6 else plan
+                found[draft.shape()] = self._improved(plan) if len(found) < NUM_IMPROVED else plan
         return sorted(found.values(), key=lambda plan: plan.peak_bytes if self.by_memory else plan.iteration_s)
 
     def _draft(self, how: _How, left: int, right: int, share: Share) -> Draft:

@@ -32,7 +32,7 @@ class Cut:
 
 
 class Pricer:
-    """Knows workflow, profile and cluster; all methods are pure."""
+    """Knows workflow, profile and cluster; all methods are pure (what a search asks for often is remembered)."""
 
     def __init__(self, workflow: Workflow, profile: Profile, cluster: Cluster, *, overlap_in_worker: bool = False) -> None:
         """Checks that the profile covers the workflow.
@@ -53,6 +53,8 @@ class Pricer:
         self.classes = cluster.node_groups()
         self.overlap_in_worker = overlap_in_worker
         self.bits = {stage: 1 << i for i, stage in enumerate(workflow.stages)}
+        self._cuts: dict[tuple[int, int], Cut] = {}
+        self._leaves: dict[tuple[str, bytes, int], Price] = {}
         self._ends = np.cumsum([group.num_devices for group in self.classes])
         self._memory = np.array([group.memory_bytes for group in self.classes], dtype=float)
 
@@ -92,6 +94,12 @@ class Pricer:
 
     def leaf(self, stage: str, counts: Counts, chunks: int) -> Price:
         """Returns the price of a stage on each share of the cluster; a chunk is spread over all of its devices."""
+        key = (stage, counts.tobytes(), chunks)
+        if key not in self._leaves:
+            self._leaves[key] = self._leaf(stage, counts, chunks)
+        return self._leaves[key]
+
+    def _leaf(self, stage: str, counts: Counts, chunks: int) -> Price:
         work, measured = self.workflow, self.profile.stages[stage]
         region = counts.sum(axis=-1)
         devices = np.minimum(region, work.num_blocks)
@@ -110,7 +118,7 @@ class Pricer:
             first = period = measured.call_s(called, devices) * slowdown
         held = measured.resident(owned, devices)
         bit = np.where(devices == region, self.bits[stage], 0)
-        return self._resident_price(first, period, [(measured, held, measured.working(called, devices))], bit)
+        return self._resident_price(first, period, [(measured, held, measured.working(called, devices))], bit, devices)
 
     def _resident_price(
         self,
@@ -118,6 +126,7 @@ class Pricer:
         period_s: NDArray[np.float64],
         stages: Sequence[tuple[StageProfile, NDArray[np.float64], NDArray[np.float64]]],
         everywhere: NDArray[np.int64],
+        devices: Counts,
     ) -> Price:
         """Returns the price of stages (profile, held, working bytes) that live on the same devices together."""
         zero = np.zeros_like(first_s)
@@ -139,6 +148,7 @@ class Pricer:
             peak_bytes=held + working,
             parked_bytes=zero + sum(stage.parked_bytes for stage, _, _ in stages),
             everywhere=everywhere + np.zeros_like(first_s, dtype=np.int64),
+            narrowest=devices,
         )
 
     # ---------------------------------------------------------------------------------------------------------- loops
@@ -158,7 +168,7 @@ class Pricer:
         opener, answerer = self.profile.stages[loop.opener], self.profile.stages[loop.answerer]
         e, devices, owned, called = self._turn(loop.opener, counts, shards)
         p, _, _, _ = self._turn(loop.answerer, counts, shards)
-        bootstrap = p * answerer.bootstrap_fraction
+        bootstrap = _share(p, answerer.bootstrap_fraction)
         if self.overlap_in_worker and shards > 1:
             seconds = cost.loop_apart_s(loop.chunk_steps, shards, e, p, 0.0, 0.0, bootstrap)
         else:
@@ -167,7 +177,7 @@ class Pricer:
         parts = [(s, s.resident(owned, devices), s.working(called, devices)) for s in (opener, answerer)]
         region = counts.sum(axis=-1)
         bits = np.where(devices == region, self.bits[loop.opener] | self.bits[loop.answerer], 0)
-        return self._resident_price(seconds, seconds, parts, bits)
+        return self._resident_price(seconds, seconds, parts, bits, devices)
 
     def loop_apart(self, loop: Loop, opener_counts: Counts, answerer_counts: Counts, shards: int) -> Price:
         """Returns the price of a loop whose two sides own disjoint devices."""
@@ -176,11 +186,11 @@ class Pricer:
         p, p_devices, p_owned, p_called = self._turn(loop.answerer, answerer_counts, shards)
         region = opener_counts.sum(axis=-1) + answerer_counts.sum(axis=-1)
         up, down = self._wires(loop, opener_counts, answerer_counts, shards)
-        bootstrap = p * answerer.bootstrap_fraction
+        bootstrap = _share(p, answerer.bootstrap_fraction)
         seconds = cost.loop_apart_s(loop.chunk_steps, shards, e, p, up, down, bootstrap) * loop.expected_rounds
         none = np.zeros_like(region)
         sides = [
-            self._resident_price(seconds, seconds, [(s, s.resident(owned, n), s.working(called, n))], none)
+            self._resident_price(seconds, seconds, [(s, s.resident(owned, n), s.working(called, n))], none, n)
             for s, owned, n, called in ((opener, e_owned, e_devices, e_called), (answerer, p_owned, p_devices, p_called))
         ]
         return replace(cost.side_by_side(sides[0], sides[1], 1, 0.0), first_s=seconds, period_s=seconds)
@@ -203,6 +213,11 @@ class Pricer:
     # ----------------------------------------------------------------------------------------------------------- cuts
     def cut(self, first: int, second: int) -> Cut:
         """Returns what passes between two sets of stages (bit masks)."""
+        if (first, second) not in self._cuts:
+            self._cuts[first, second] = self._cut(first, second)
+        return self._cuts[first, second]
+
+    def _cut(self, first: int, second: int) -> Cut:
         edges = tuple(e for e in self.workflow.edges if self.bits[e.source] & first and self.bits[e.target] & second)
         barriers = [b for b in self.workflow.barriers if self.bits[b.before] & first and self.bits[b.after] & second]
         either = first | second
@@ -237,7 +252,7 @@ class Pricer:
             return cost.side_by_side(a, b, chunks, weights)
         items = self.workflow.num_blocks // chunks * self.workflow.items_per_block
         num_bytes = sum(self._edge_bytes(edge.source, edge.target) for edge in cut.edges) * items
-        lanes = np.minimum(np.minimum(a_devices, b_devices), self.workflow.num_blocks)
+        lanes = np.minimum(a.narrowest, b.narrowest)
         return cost.pipeline(a, b, chunks, self._send_s(num_bytes, lanes, region), weights)
 
     def together(self, cut: Cut, a: Price, b: Price, chunks: int, counts: Counts, by_chunk: bool, resident: bool) -> Price:
@@ -256,7 +271,7 @@ class Pricer:
         for edge in cut.weights:
             shared = (a_mask | b_mask) & self.bits[edge[0]] > 0
             weights = weights + np.where(shared, 0.0, self._weights_s(edge, region))
-        move = self._send_s(moved, np.minimum(region, self.workflow.num_blocks), region)
+        move = self._send_s(moved, np.minimum(a.narrowest, b.narrowest), region)
         if not resident:
             return cost.switching(a, b, chunks, move, weights)
         turn = np.where(by_chunk & (a.barrier + b.barrier == 0), 1.0, 0.0)
@@ -289,10 +304,8 @@ class Pricer:
         if set(source) == set(target):
             return 0.0
         items = self.workflow.num_blocks // chunks * self.workflow.items_per_block
-        union = {*source, *target}
-        lanes = min(len(source), len(target)) if len(union) == len(source) + len(target) else len(union)
+        union, lanes = {*source, *target}, min(len(source), len(target))
         num_bytes = self._edge_bytes(edge.source, edge.target) * items
-        lanes = min(lanes, self.workflow.num_blocks)
         return float(self._send_s(np.array([num_bytes]), np.array([lanes]), np.array([len(union)]))[0])
 
     # ---------------------------------------------------------------------------------------------------------- trees
@@ -335,9 +348,9 @@ class Pricer:
         e, p = (self._turn(s, c, shards)[0] for s, c in ((loop.opener, opener), (loop.answerer, answerer)))
         bootstrap = p * self.profile.stages[loop.answerer].bootstrap_fraction
         seconds = np.maximum(price.first_s, cost.loop_together_s(loop.chunk_steps, shards, e, p, bootstrap))
-        sides = [self._resident_price(seconds, seconds, [], np.zeros_like(seconds, dtype=np.int64))]
+        bare = self._resident_price(seconds, seconds, [], np.zeros_like(opener[:, 0]), np.ones_like(opener[:, 0]))
         return replace(
-            sides[0], peak_bytes=2 * price.peak_bytes, held_bytes=2 * price.held_bytes, parked_bytes=2 * price.parked_bytes
+            bare, peak_bytes=2 * price.peak_bytes, held_bytes=2 * price.held_bytes, parked_bytes=2 * price.parked_bytes
         )
 
     def _join(
@@ -356,3 +369,8 @@ class Pricer:
         ]
         by_chunk = self.by_chunk(a_mask, b_mask, chunks)
         return self.together(cut, sides[0], sides[1], chunks, self.counts_of(union), by_chunk, node.resident)
+
+
+def _share(seconds: NDArray[np.float64], fraction: float) -> NDArray[np.float64]:
+    """Returns a fraction of seconds, none of infinitely many included."""
+    return seconds * fraction if fraction else np.zeros_like(seconds)
