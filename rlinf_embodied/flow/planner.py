@@ -68,7 +68,7 @@ def make_shares(num_devices: Sequence[int], nodes: Sequence[int]) -> Shares:
     """Returns the shares for `num_devices` of each class, in whole nodes where there are many."""
     exact = sum(num_devices) <= EXACT_DEVICES
     per_class = max(2, round(MAX_SHARES ** (1 / len(num_devices)))) if len(num_devices) > 1 else MAX_SHARES
-    units = [1 if exact else node * max(1, -(-n // (node * per_class))) for n, node in zip(num_devices, nodes, strict=True)]
+    units = [1 if exact else _unit(n, node, per_class) for n, node in zip(num_devices, nodes, strict=True)]
     steps = [max(1, n // unit) for n, unit in zip(num_devices, units, strict=True)]
     levels = np.array([level for level in itertools.product(*(range(k + 1) for k in steps)) if sum(level)])
     weights = np.cumprod([1, *(k + 1 for k in steps[:-1])])
@@ -80,6 +80,13 @@ def make_shares(num_devices: Sequence[int], nodes: Sequence[int]) -> Shares:
     total = np.array([index_of[int(level @ weights)] for level in levels[first] + levels[second]], dtype=np.int64)
     whole = np.where(levels == np.array(steps), np.array(num_devices), levels * np.array(units))
     return Shares(whole, first, second, total)
+
+
+def _unit(num_devices: int, node: int, per_class: int) -> int:
+    """Returns by how many devices shares differ: whole nodes, or an even part of one where there are few nodes."""
+    least = -(-num_devices // per_class)
+    inside = [part for part in range(1, node) if node % part == 0 and part >= least]
+    return min(inside) if inside else node * -(-num_devices // (node * per_class))
 
 
 @dataclass(frozen=True, slots=True)
