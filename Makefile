@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 		fi; \
 		$$chosen -m venv $(VENV); \
 	fi
-	@echo "installing into $(VENV) (6 GB, some minutes)"
+	@echo "installing into $(VENV) (8 GB, some minutes)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt setuptools
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt \
 		--no-build-isolation --editable '.[dev]'

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from envs.experts import Expert
-from envs.simulators import Simulator
-from envs.tasks import Measurement, TaskView
+from envs.simulator import Measurement, Simulator
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode
@@ -29,11 +27,9 @@ class _Outcome:
 class EpisodeEnv:
     """N rows of a task as a `VectorEnv`; see rlinf_embodied.interfaces for the contract of every method."""
 
-    def __init__(
-        self, config: EnvConfig, simulator: Simulator, instruction: str, expert: Expert | None, render_final: bool
-    ) -> None:
+    def __init__(self, config: EnvConfig, simulator: Simulator, instruction: str, render_final: bool) -> None:
         """`render_final`: whether final observations have pictures."""
-        self._config, self._sim, self._expert, self._render_final = config, simulator, expert, render_final
+        self._config, self._sim, self._render_final = config, simulator, render_final
         self._instruction = (instruction,) * simulator.num_rows
         n, device = simulator.num_rows, simulator.device
         self._no_actions = torch.zeros(n, simulator.action_dim, device=device)
@@ -115,8 +111,8 @@ class EpisodeEnv:
     def running(self) -> list[RunningEpisode | None]:
         """Returns the running episode of each row, None for frozen rows."""
         return [
-            RunningEpisode(self._seeds[row], self._history[row, : int(self._steps[row])].cpu().clone()) if runs else None
-            for row, runs in enumerate(self._running.tolist())
+            RunningEpisode(self._seeds[row], self._history[row, :steps].cpu().clone()) if runs else None
+            for row, (runs, steps) in enumerate(zip(self._running.tolist(), self._steps.tolist(), strict=True))
         ]
 
     def restore(self, episodes: Sequence[RunningEpisode | None]) -> Observation:
@@ -126,7 +122,7 @@ class EpisodeEnv:
             SimulatorError: not one entry per row, or an episode that is already over.
         """
         if len(episodes) != self.spec.num_envs:
-            raise SimulatorError(f"restore got {len(episodes)} episodes for {self.spec.num_envs} rows: give one per row")
+            raise SimulatorError(f"restore got {len(episodes)} entries for {self.spec.num_envs} rows: give one per row")
         rows = [row for row, episode in enumerate(episodes) if episode is not None]
         lengths = torch.tensor([0 if e is None else len(e.actions) for e in episodes], device=self._steps.device)
         if int(lengths.max()) >= self.spec.horizon:
@@ -146,17 +142,16 @@ class EpisodeEnv:
 
     def expert_actions(self) -> Tensor:
         """Returns the scripted expert's next single action for every row [N, A]; see VectorEnv."""
-        if self._expert is None:
+        if self._sim.expert is None:
             raise SimulatorError(
-                f"env.task={self.spec.task} with env.control_mode={self._config.control_mode} has no scripted expert: use "
-                "warm_start.checkpoint instead of demonstrations, or a task and control mode of envs/experts.py"
+                f"env.task={self.spec.task} with env.control_mode={self._config.control_mode} has no scripted expert: "
+                "use warm_start.checkpoint instead of demonstrations, or a task and control mode of envs/experts.py"
             )
-        return self._sim.apply(self._expert)
+        return self._sim.expert()
 
     def object_positions(self) -> Tensor | None:
         """Returns the position of the task's first movable object [N, 3], None where it has none; see VectorEnv."""
-        positions = self._sim.apply(TaskView.object_position)
-        return None if positions.isnan().any() else positions.clone()
+        return self._sim.object_positions()
 
     def record(self, rows: Sequence[int], size: int = 256) -> None:
         """From now on keeps one picture per env step of each of these rows (original meshes, goal shown)."""
@@ -202,10 +197,7 @@ class EpisodeEnv:
         self._return += torch.where(mask, state.reward, 0.0)
         self._solved_once |= state.success & mask
         self._last_reward = torch.where(mask, state.reward, self._last_reward)
-        if self._config.ends_at_success:
-            terminated = (state.success | state.fail) & mask
-        else:
-            terminated = nothing
+        terminated = (state.success | state.fail) & mask if self._config.ends_at_success else nothing
         truncated = mask & (self._steps >= self.spec.horizon) & ~terminated
         self._keep_frames(rows)
         return _Outcome(reward, terminated, truncated, state.success & mask)
@@ -243,7 +235,7 @@ class EpisodeEnv:
 
     # ---------------------------------------------------------------------------------------------------- observations
     def _privileged(self) -> Tensor:
-        """Returns the critic's state [N, Q]: the task's, the time in the episode and the phase in the chunk, in [-1, 1]."""
+        """Returns the critic's state [N, Q]: the task's, time in the episode and phase in the chunk, in [-1, 1]."""
         time = self._steps / self._config.horizon * 2 - 1
         phase = (self._steps % self._config.chunk) / self._config.chunk * 2 - 1
         return torch.cat([self._state.privileged, time[:, None], phase[:, None]], 1)
@@ -289,8 +281,8 @@ class EpisodeEnv:
         bad = (~actions.isfinite()).flatten(1).any(1) & self._running
         if bad.any():
             raise SimulatorError(
-                f"actions of rows {_short(bad.nonzero()[:, 0].tolist())} are not finite: nothing was stepped; check the "
-                "policy's outputs for NaN"
+                f"actions of rows {_short(bad.nonzero()[:, 0].tolist())} are not finite: they were not stepped; "
+                "check the policy's outputs for NaN"
             )
         return actions
 

@@ -11,14 +11,17 @@ from torch import Tensor
 
 from envs.batched.decimate import Swap
 from envs.batched.rendering import set_visible, take_pictures
+from envs.batched.shaders import camera_shaders
 from rlinf_embodied.errors import SimulatorError
 
 
 class Film:
     """One film camera per filmed row, made when it is first used; nothing here touches the physics."""
 
-    def __init__(self, task: BaseEnv, swaps: Sequence[Sequence[Swap]], hidden: Sequence[Sequence[sapien.Entity]]) -> None:
-        """`swaps` and `hidden` hold, for each row, the decimated visuals and the entities that policies must not see."""
+    def __init__(
+        self, task: BaseEnv, swaps: Sequence[Sequence[Swap]], hidden: Sequence[Sequence[sapien.Entity]]
+    ) -> None:
+        """`swaps` and `hidden` hold, by row, the decimated visuals and the entities that policies must not see."""
         self._config = _film_config(task)
         self._swaps, self._hidden = swaps, hidden
         self._cameras: dict[tuple[int, int], sapien.render.RenderCameraComponent] = {}
@@ -41,14 +44,14 @@ class Film:
     def _camera(self, scene: sapien.Scene, row: int, size: int) -> sapien.render.RenderCameraComponent:
         """Returns the row's camera; its entity stays in the scene and moves on with the others when that is renewed."""
         if (row, size) not in self._cameras:
-            sapien.render.set_camera_shader_dir("default")
             camera = sapien.render.RenderCameraComponent(size, size)
             camera.set_fovy(float(self._config.fov), compute_x=True)
             camera.near, camera.far = float(self._config.near), float(self._config.far)
             entity = sapien.Entity()
             entity.name = f"film_camera_{row}_{size}"
             entity.add_component(camera)
-            scene.add_entity(entity)
+            with camera_shaders(scene):
+                scene.add_entity(entity)
             entity.pose = self._config.pose.sp
             self._cameras[row, size] = camera
         return self._cameras[row, size]
@@ -61,5 +64,5 @@ def _film_config(task: BaseEnv) -> CameraConfig:
         if config.mount is None and config.entity_uid is None and config.fov is not None:
             return config
     raise SimulatorError(
-        f"{type(task).__name__} has no fixed camera to film with: set eval.record_video=false, or add a camera to the task"
+        f"{type(task).__name__} has no fixed camera to film with: use eval.record_video=false, or give it one"
     )

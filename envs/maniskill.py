@@ -1,10 +1,10 @@
 """Any ManiSkill task behind the `VectorEnv` protocol.
 
-    make_env              config -> simulator -> EpisodeEnv
-      episodes.EpisodeEnv   chunks, shaped reward, freezing, partial resets, replay, films
-        simulators          physics and pictures of N rows: batched CPU, stock CPU, or one CUDA env
-          tasks.TaskView      what is read from a task's state
-      experts               scripted experts
+make_env              config -> simulator -> EpisodeEnv
+  episodes.EpisodeEnv   chunks, shaped reward, freezing, partial resets, replay, films
+    simulators          physics and pictures of N rows: batched CPU, stock CPU, or one CUDA env
+      tasks.TaskView      what is read from a task's state
+  experts               scripted experts
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import logging
 
-import mani_skill.envs  # noqa: F401  (registers the tasks)
+import mani_skill.envs  # registers the tasks
 import sapien
 import torch
 from mani_skill.agents.registration import REGISTERED_AGENTS
@@ -20,11 +20,10 @@ from mani_skill.utils import assets
 from mani_skill.utils.registration import REGISTERED_ENVS
 
 from envs.episodes import EpisodeEnv
-from envs.experts import CONTROL_MODE, EXPERTS
+from envs.simulator import Simulator
 from envs.simulators import (
     BatchedSimulator,
     GpuSimulator,
-    Simulator,
     SimulatorOptions,
     StockSimulator,
     build_task,
@@ -53,13 +52,13 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
         SimulatorError: no usable renderer, missing assets, or a task that cannot be built.
     """
     _check_names(config)
+    _check_options(config)
     _check_assets(config.task)
     _check_renderer(device)
     if config.reward is not Reward.sparse:
         _check_dense_reward(config)
     simulator = _make_simulator(config, num_envs, device)
-    expert = EXPERTS.get(config.task) if config.control_mode == CONTROL_MODE else None
-    return EpisodeEnv(config, simulator, config.instruction or instruction_of(config.task), expert, render_final)
+    return EpisodeEnv(config, simulator, config.instruction or instruction_of(config.task), render_final)
 
 
 def _check_names(config: EnvConfig) -> None:
@@ -70,8 +69,14 @@ def _check_names(config: EnvConfig) -> None:
     ):
         if value is not None and value not in known:
             close = difflib.get_close_matches(value, list(known), n=3, cutoff=0.5)
-            meant = f"did you mean {' or '.join(close)}?" if close else f"use one of {', '.join(sorted(known)[:10])}, ..."
+            some = ", ".join(sorted(known)[:10])
+            meant = f"did you mean {' or '.join(close)}?" if close else f"use one of {some}, ..."
             raise ConfigError(f"{path} is {value!r}, but ManiSkill knows no such name: {meant}")
+
+
+def _check_options(config: EnvConfig) -> None:
+    if config.options:
+        raise ConfigError(f"env.options has {', '.join(config.options)}, but ManiSkill tasks take none: leave it empty")
 
 
 def _check_assets(task_id: str) -> None:
@@ -82,8 +87,8 @@ def _check_assets(task_id: str) -> None:
     if missing:
         raise SimulatorError(
             f"env.task={task_id} needs assets that are not on this machine ({', '.join(missing[:3])}): run "
-            f"`python -m mani_skill.utils.download_asset {task_id}`, or use a task whose assets ship with ManiSkill, for "
-            "example PickCube-v1"
+            f"`python -m mani_skill.utils.download_asset {task_id}`, or use a task whose assets ship with ManiSkill, "
+            "for example PickCube-v1"
         )
 
 
@@ -99,8 +104,8 @@ def _check_renderer(device: str) -> None:
         sapien.render.RenderSystem(sapien.Device("cuda" if device.startswith("cuda") else "cpu"))
     except RuntimeError as error:
         raise SimulatorError(
-            f"no Vulkan device can render for device={device} ({error}): run `make setup`, or on Debian 12 as root `apt-get "
-            "install -t bookworm-backports mesa-vulkan-drivers libvulkan1` (Ubuntu 24.04: its own mesa-vulkan-drivers)"
+            f"no Vulkan device can render for device={device} ({error}): run `make setup`, or on Debian 12 as root "
+            "`apt-get install -t bookworm-backports mesa-vulkan-drivers libvulkan1` (Ubuntu 24.04: its own packages)"
         ) from error
 
 
@@ -141,8 +146,9 @@ def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
         return StockSimulator(config.task, num_envs, options, kwargs)
     except _BUILD_ERRORS as error:
         raise SimulatorError(
-            f"env.task={config.task} cannot be built with env.robot={config.robot}, env.control_mode={config.control_mode}, "
-            f"env.cameras={list(config.cameras)} ({type(error).__name__}: {error}): check these against the task"
+            f"env.task={config.task} cannot be built with env.robot={config.robot}, env.control_mode="
+            f"{config.control_mode}, env.cameras={list(config.cameras)} ({type(error).__name__}: {error}): check these "
+            "against the task"
         ) from error
 
 
@@ -185,7 +191,7 @@ def _make_gpu(
             "render_backend": f"sapien_cuda:{index}",
         },
     )
-    return GpuSimulator(task, options)
+    return GpuSimulator(config.task, task, options)
 
 
 def _task_kwargs(config: EnvConfig) -> dict[str, object]:

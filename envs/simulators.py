@@ -1,10 +1,10 @@
-"""Three ways to run N rows of a ManiSkill task, behind one small protocol: batched CPU, stock CPU, one CUDA env."""
+"""Three ways to run N rows of a ManiSkill task as a `Simulator`: batched CPU, stock CPU, one CUDA env."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import gymnasium as gym
 import torch
@@ -20,8 +20,11 @@ from envs.batched.decimate import decimate_visuals
 from envs.batched.physics import renewed
 from envs.batched.rendering import set_visible, take_pictures
 from envs.batched.task import CONSTRUCTION_SEED, make_batched_task
+from envs.experts import expert_of
 from envs.filming import Film
-from envs.tasks import Measurement, TaskView
+from envs.simulator import Measurement
+from envs.tasks import TaskView
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatorOptions:
@@ -31,43 +34,6 @@ class SimulatorOptions:
     decimate: bool
     show_goal: bool
     goal_in_proprio: bool
-
-
-class Simulator(Protocol):
-    """N rows of a task, without any notion of an episode."""
-
-    num_rows: int
-    backend: str
-    device: torch.device
-    action_dim: int
-
-    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        """Brings each of these rows to the initial state of its seed."""
-        ...
-
-    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
-        """Runs one control step of these rows; actions float32 [N, A], entries of other rows are ignored."""
-        ...
-
-    def measure(self, actions: Tensor) -> Measurement:
-        """Returns the state of all N rows, reached by `actions` [N, A]."""
-        ...
-
-    def pictures(self, rows: Sequence[int]) -> Tensor:
-        """Returns what the policy's cameras see, uint8 [len(rows), K, S, S, 3]."""
-        ...
-
-    def apply(self, function: Callable[[TaskView], Tensor]) -> Tensor:
-        """Returns a function of the task's state for all N rows [N, ...]."""
-        ...
-
-    def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        """Returns a picture uint8 [size, size, 3] of each of these rows for a video."""
-        ...
-
-    def close(self) -> None:
-        """Frees the simulator."""
-        ...
 
 
 def build_task(task_id: str, **kwargs: object) -> BaseEnv:
@@ -109,7 +75,9 @@ class _CpuRenderer:
         tasks = [view.env for view in views]
         self._scene_lists = [task.scene.sub_scenes for task in tasks]  # the lists stay, a renewal replaces their items
         sensors = [_sensors(task, options.cameras) for task in tasks]
-        self._cameras = [list(row) for per_task in sensors for row in zip(*(s.camera._render_cameras for s in per_task))]
+        self._cameras = [
+            list(row) for part in sensors for row in zip(*(s.camera._render_cameras for s in part), strict=True)
+        ]
         swaps = [decimate_visuals(scene) if options.decimate else [] for scene in self._scenes()]
         hidden = []
         for task, view in zip(tasks, views, strict=True):
@@ -143,7 +111,11 @@ class BatchedSimulator:
         self.num_rows = num_rows
         self._task = make_batched_task(task_id, num_rows, render=True, **kwargs)
         self.action_dim = _action_dim(self._task)
+        for row in range(num_rows):  # gives the cameras their shaders
+            self._task.scene.px.renew(row)
         self._view = TaskView(self._task, options.goal_in_proprio)
+        expert = expert_of(task_id, self._view)
+        self.expert = expert and partial(expert, self._view)
         self._renderer = _CpuRenderer([self._view], options)
         self.pictures, self.film = self._renderer.pictures, self._renderer.film
 
@@ -159,9 +131,9 @@ class BatchedSimulator:
         """See Simulator."""
         return self._view.measure(_task_actions(self._task, actions))
 
-    def apply(self, function: Callable[[TaskView], Tensor]) -> Tensor:
+    def object_positions(self) -> Tensor | None:
         """See Simulator."""
-        return function(self._view)
+        return self._view.object_position()
 
     def close(self) -> None:
         """See Simulator."""
@@ -178,8 +150,12 @@ class StockSimulator:
         """Builds N rows; `kwargs` go to the task class."""
         self.num_rows = num_rows
         self._tasks = [build_task(task_id, num_envs=1, sim_backend="physx_cpu", **kwargs) for _ in range(num_rows)]
+        for task in self._tasks:  # gives the cameras their shaders
+            _renew(task)
         self.action_dim = _action_dim(self._tasks[0])
         self._views = [TaskView(task, options.goal_in_proprio) for task in self._tasks]
+        expert = expert_of(task_id, self._views[0])
+        self.expert = expert and (lambda: torch.cat([expert(view) for view in self._views]))
         self._measured: list[Measurement | None] = [None] * num_rows
         self._renderer = _CpuRenderer(self._views, options)
         self.pictures, self.film = self._renderer.pictures, self._renderer.film
@@ -187,10 +163,8 @@ class StockSimulator:
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """See Simulator."""
         for row, seed in zip(rows, seeds, strict=True):
-            task = self._tasks[row]
-            scene = renewed(task.scene.sub_scenes[0], rendering=True)
-            task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
-            task.reset(seed=int(seed))
+            _renew(self._tasks[row])
+            self._tasks[row].reset(seed=int(seed))
             self._measured[row] = None
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
@@ -206,9 +180,10 @@ class StockSimulator:
                 self._measured[row] = view.measure(_task_actions(view.env, actions[row : row + 1]))
         return Measurement.concatenate(self._measured)
 
-    def apply(self, function: Callable[[TaskView], Tensor]) -> Tensor:
+    def object_positions(self) -> Tensor | None:
         """See Simulator."""
-        return torch.cat([function(view) for view in self._views])
+        positions = [view.object_position() for view in self._views]
+        return None if positions[0] is None else torch.cat(positions)
 
     def close(self) -> None:
         """See Simulator."""
@@ -216,17 +191,25 @@ class StockSimulator:
             task.close()
 
 
+def _renew(task: BaseEnv) -> None:
+    """Gives a stock CPU task a physics without a past."""
+    scene = renewed(task.scene.sub_scenes[0], rendering=True)
+    task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
+
+
 class GpuSimulator:
     """One batched physx_cuda env; tensors stay on the device, and all rows step together whether they run or not."""
 
     backend = "physx_cuda"
 
-    def __init__(self, task: BaseEnv, options: SimulatorOptions) -> None:
+    def __init__(self, task_id: str, task: BaseEnv, options: SimulatorOptions) -> None:
         """Takes a task whose scenes are simulated and rendered as one batch."""
         self.num_rows, self.device = task.num_envs, task.device
         self._task, self._options = task, options
         self.action_dim = _action_dim(task)
         self._view = TaskView(task, options.goal_in_proprio)
+        expert = expert_of(task_id, self._view)
+        self.expert = expert and partial(expert, self._view)
         task._hidden_objects = _hidden_actors(task, self._view, options.show_goal)
         self._rgb = parse_obs_mode_to_struct("rgb")
         self._seeds = [CONSTRUCTION_SEED] * self.num_rows
@@ -273,10 +256,6 @@ class GpuSimulator:
         index = torch.as_tensor(list(rows), device=self.device)
         return torch.stack([seen[name]["rgb"][index] for name in self._options.cameras], 1)
 
-    def apply(self, function: Callable[[TaskView], Tensor]) -> Tensor:
-        """See Simulator."""
-        return function(self._view)
-
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
         """See Simulator."""
         shown = self._task.render_rgb_array()
@@ -286,6 +265,10 @@ class GpuSimulator:
         scaled = torch.nn.functional.interpolate(shown[index].permute(0, 3, 1, 2).float(), (size, size), mode="area")
         pictures = scaled.round().to(torch.uint8).permute(0, 2, 3, 1)
         return {row: picture.cpu() for row, picture in zip(rows, pictures, strict=True)}
+
+    def object_positions(self) -> Tensor | None:
+        """See Simulator."""
+        return self._view.object_position()
 
     def close(self) -> None:
         """See Simulator."""

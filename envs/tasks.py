@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from mani_skill.agents.multi_agent import MultiAgent
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.structs import Actor, Articulation
 from torch import Tensor
+
+from envs.simulator import Measurement
 
 INSTRUCTIONS = {
     "PickCube-v1": "pick up the cube",
@@ -35,23 +36,6 @@ def instruction_of(task_id: str) -> str:
     return INSTRUCTIONS.get(task_id, " ".join(spaced.split()))
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """The state of B rows after a step or reset."""
-
-    reward: Tensor  # float32 [B], the task's own: normalized_dense, or sparse where it has no dense reward
-    success: Tensor  # bool [B]
-    fail: Tensor  # bool [B]
-    proprio: Tensor  # float32 [B, P]
-    privileged: Tensor  # float32 [B, Q - 2], all but the two time features
-
-    @staticmethod
-    def concatenate(parts: list[Measurement]) -> Measurement:
-        """Returns the rows of all parts, in order."""
-        fields = ("reward", "success", "fail", "proprio", "privileged")
-        return Measurement(**{name: torch.cat([getattr(part, name) for part in parts]) for name in fields})
-
-
 class TaskView:
     """Reads one ManiSkill env object of B rows; every row is computed by itself, so that B does not change its bits."""
 
@@ -67,7 +51,7 @@ class TaskView:
         self._grasp_keys: list[str] | None = None
 
     def measure(self, actions: Tensor) -> Measurement:
-        """Evaluates the current state once; `actions` [B, A] are those that led to it (a few rewards depend on them)."""
+        """Evaluates the current state once; `actions` [B, A] led to it (a few rewards depend on them)."""
         info = self.env.get_info()
         reward = torch.as_tensor(self.env.get_reward(obs={}, action=actions, info=info), dtype=torch.float32)
         tcp = self._tool_poses()
@@ -80,11 +64,9 @@ class TaskView:
             privileged=self._privileged(info, qpos, tcp),
         )
 
-    def object_position(self) -> Tensor:
-        """Returns where the first movable object is, float32 [B, 3] in metres; NaN for a task without one."""
-        if not self.objects:
-            return torch.full((self.env.num_envs, 3), torch.nan, device=self.env.device)
-        return self.objects[0].pose.p
+    def object_position(self) -> Tensor | None:
+        """Returns where the first movable object is, float32 [B, 3] in metres, None for a task without one."""
+        return self.objects[0].pose.p.clone() if self.objects else None
 
     def _flag(self, info: Mapping[str, object], name: str) -> Tensor:
         if name not in info:

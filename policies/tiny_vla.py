@@ -198,9 +198,7 @@ class TinyVLA:
         if scale.mean.numel() > 0:
             scale.set(mean, std, _FLOORS[name])
 
-    def imitation_loss(
-        self, observation: Observation | Features, actions: Tensor, targets: Mapping[str, Tensor]
-    ) -> Tensor:
+    def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed behaviour-cloning loss over the B rows (scalar).
 
         Cross-entropy against soft labels (a normal around the action, half a bin wide), averaged over the C * A tokens
@@ -208,11 +206,10 @@ class TinyVLA:
         position off the pooled vision, in decimetres: it makes the keypoints settle on the object.
 
         Args:
-            observation: B rows, or their features.
+            features: of B rows; those of `encode_trainable` let the stem learn, those of `encode_frozen` do not.
             actions: float32 [B, C, A] in [-1, 1].
             targets: helper targets.
         """
-        features = self.encode_trainable(observation) if isinstance(observation, Observation) else observation
         pooled = self._pool(features)
         hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
         log_probs = self._logits(hidden).log_softmax(-1)

@@ -15,6 +15,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from rlinf_embodied.config import PolicyConfig
+
 # ---------------------------------------------------------------------------------------------------------------- envs
 # An observation, as every policy of this project sees it:
 #   images       uint8    [N, K, S, S, 3]  RGB 0..255, cameras in the order of EnvSpec.cameras; None where not rendered
@@ -275,6 +277,15 @@ class Policy(Protocol):
 
     def save(self, folder: Path) -> None:
         """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
+        ...
+
+    @classmethod
+    def load(cls, folder: Path, config: PolicyConfig | None = None) -> Policy:
+        """Returns the policy of a folder; `config` may change how it is used, not what it is.
+
+        Raises:
+            CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
+        """
         ...
 
 

@@ -85,7 +85,7 @@ class CellBuffer(Tensor):
 class BodyBuffer(CellBuffer):
     """Rows of position, quaternion, linear and angular velocity, one per rigid body.
 
-    SAPIEN's packs lack the velocities of links below an articulation's root; they are gathered when somebody reads them.
+    SAPIEN's packs lack the velocities of links below an articulation's root; they are gathered when they are read.
     """
 
     links: dict[int, object]  # row -> link below a root

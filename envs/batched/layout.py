@@ -16,9 +16,9 @@ JOINT_BUFFERS = ("qpos", "qvel", "target_qpos", "target_qvel")
 class PackLayout:
     """Index pairs (flat cell of a buffer, position in the joined packs of all scenes).
 
-    `PhysxCpuSystem.pack()` holds, as float32: for each dynamic component q p v w; then for each articulation root q p v w,
-    qpos, qvel, and per joint (position target, velocity target) interleaved.  `Scene.pack_poses()` holds q p of every
-    entity, links included, in the order of `scene.entities`.
+    `PhysxCpuSystem.pack()` holds, as float32: for each dynamic component q p v w; then for each articulation root
+    q p v w, qpos, qvel, and per joint (position target, velocity target) interleaved.  `Scene.pack_poses()` holds q p
+    of every entity, links included, in the order of `scene.entities`.
     """
 
     body_cells: np.ndarray

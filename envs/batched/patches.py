@@ -1,10 +1,10 @@
 """Every change to ManiSkill itself: inert for envs that are not batched, applied once per process.
 
-1. `parse_sim_and_render_backend`, while a batched env is built: CPU tensors, yet several rows and a simulation device that
-   says "cuda", because BaseEnv refuses N > 1 on the CPU and applies drive targets only where `_sim_device.is_cuda()`.
+1. `parse_sim_and_render_backend`, while a batched env is built: CPU tensors, yet several rows and a simulation device
+   that says "cuda", because BaseEnv refuses N > 1 on the CPU and applies drive targets only where that is so.
 2. The row numbers of bodies, articulations and joints: CPU components have no gpu index.
-3. `PDEEPosController.set_action`: the CPU's inverse kinematics to a target pose, row by row, instead of one batched Jacobian
-   step, which gives other joint targets.
+3. `PDEEPosController.set_action`: the CPU's inverse kinematics to a target pose, row by row, instead of one batched
+   Jacobian step, which gives other joint targets.
 4. `Actor.hide_visual` and `show_visual`: visibility as on the CPU, instead of moving the actor away.
 """
 
@@ -53,8 +53,8 @@ def check_versions() -> None:
         found = version(package)
         if not found.startswith(prefixes):
             raise SimulatorError(
-                f"{package} {found} is installed, but the batched CPU backend knows {prefixes[0]}x only: install the pinned "
-                "version (constraints.txt), or use env.backend=stock"
+                f"{package} {found} is installed, but the batched CPU backend knows {prefixes[0]}x only: install the "
+                "pinned version (constraints.txt), or use env.backend=stock"
             )
     for owner, names in _INTERNALS:
         for name in names:

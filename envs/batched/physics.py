@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from envs.batched.buffers import ANGULAR, LINEAR, POSE, BodyBuffer, CellBuffer
 from envs.batched.contacts import ContactTable
 from envs.batched.layout import index_packs
+from envs.batched.shaders import camera_shaders
 
 
 class PhysicsBatch:
@@ -25,7 +27,7 @@ class PhysicsBatch:
     """
 
     def __init__(self, scenes: list[sapien.Scene], rendering: bool) -> None:
-        """`scenes`, each with a renderer if `rendering`, is shared with the ManiSkillScene; `renew` replaces its items."""
+        """`scenes` is shared with the ManiSkillScene, `renew` replaces its items; `rendering`: they have renderers."""
         self.scenes, self.rendering = scenes, rendering
         self.systems: list[physx.PhysxCpuSystem] = [scene.physx_system for scene in scenes]
         self.num_scenes = len(scenes)
@@ -124,7 +126,7 @@ class PhysicsBatch:
 
     # -------------------------------------------------------------------------------------------------------- stepping
     def step(self, count: int = 1) -> None:
-        """Steps every active scene `count` times; scenes are independent, so each runs its steps while it is in cache."""
+        """Steps every active scene `count` times, each on end while it is in cache (scenes are independent)."""
         self.gpu_apply_articulation_target_position()  # interpolating controllers set targets before each step
         self.gpu_apply_articulation_target_velocity()
         for i in self.active:
@@ -293,27 +295,31 @@ class PhysicsBatch:
 def renewed(old: sapien.Scene, rendering: bool) -> sapien.Scene:
     """Moves the entities of a CPU scene into a new one: contact caches, warm starts and sleep counters start afresh.
 
-    Component objects stay valid; drive targets are zeroed, as those of a newly built articulation are.
+    Component objects stay valid; drive targets are zeroed, as those of a newly built articulation are.  Cameras take
+    their shaders anew, see `shaders.camera_shaders`.
     """
     physx.set_scene_config(old.physx_system.config)
     system = physx.PhysxCpuSystem()
     system.timestep = old.physx_system.timestep
-    systems = [system]
-    if rendering:
-        renderer = sapien.render.RenderSystem(old.render_system.device)
-        renderer.ambient_light = old.render_system.ambient_light
-        if old.render_system.cubemap is not None:
-            renderer.cubemap = old.render_system.cubemap
-        systems.append(renderer)
+    systems = [system, _renewed_renderer(old.render_system)] if rendering else [system]
     new = sapien.Scene(systems)
     entities = old.entities
     for entity in entities:
         old.remove_entity(entity)
-    for entity in entities:
-        new.add_entity(entity)
+    with camera_shaders(new) if rendering else nullcontext():
+        for entity in entities:
+            new.add_entity(entity)
     for link in system.articulation_link_components:
         if link.is_root:
             for joint in link.articulation.active_joints:
                 joint.set_drive_target(0.0)
                 joint.set_drive_velocity_target(0.0)
+    return new
+
+
+def _renewed_renderer(old: sapien.render.RenderSystem) -> sapien.render.RenderSystem:
+    new = sapien.render.RenderSystem(old.device)
+    new.ambient_light = old.ambient_light
+    if old.cubemap is not None:
+        new.cubemap = old.cubemap
     return new

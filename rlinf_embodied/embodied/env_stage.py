@@ -37,8 +37,8 @@ class _Part:
     env: VectorEnv
     env_ids: np.ndarray
     running: np.ndarray  # bool, rows that are not frozen
+    episode: np.ndarray  # int64, number of each row's episode within this rollout
     observation: Observation | None = None
-    started: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # episodes begun in this rollout
     results: list[ChunkResult] = field(default_factory=list)
 
 
@@ -61,7 +61,7 @@ class EnvStage:
         for blocks in context.shards:
             env = make_env(self._config.env, len(blocks) * self._size, context.device, self._config.keep_images)
             ids = np.concatenate([np.arange(b * self._size, (b + 1) * self._size) for b in blocks])
-            self._parts[blocks] = _Part(blocks, env, ids, np.zeros(len(ids), dtype=bool))
+            self._parts[blocks] = _Part(blocks, env, ids, np.zeros(len(ids), dtype=bool), np.zeros_like(ids))
         return next(iter(self._parts.values())).env.spec
 
     # ------------------------------------------------------------------------------------------------ rollout loop
@@ -69,16 +69,16 @@ class EnvStage:
         """Starts an episode in every row, or goes on with the running ones, and shows what the policy sees first."""
         part = self._parts[blocks]
         part.results = []
-        part.started = np.zeros(len(part.env_ids), dtype=np.int64)
+        part.episode[:] = 0
         if part.observation is None or not self._config.env.carry_over:
-            part.observation = part.env.reset(self._seeds(part, tick).tolist())
+            part.observation = part.env.reset(self._seeds(part, tick, part.episode).tolist())
             part.running[:] = True
         return self._by_block(part, part.observation)
 
-    def _seeds(self, part: _Part, tick: Tick) -> np.ndarray:
-        """Reset seeds of each row's next episode: keyed by its group, never by worker or shard."""
+    def _seeds(self, part: _Part, tick: Tick, episode: np.ndarray) -> np.ndarray:
+        """Reset seeds of each row's episode of that number: keyed by its group, never by worker or shard."""
         groups = part.env_ids // self._config.group_size
-        return reset_seed(self._config.seed, groups, tick.iteration, tick.round, part.started)
+        return reset_seed(self._config.seed, groups, tick.iteration, tick.round, episode)
 
     def step(self, tick: Tick, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
         """Runs one chunk of actions [B, C, A] per block; None stands for a block whose rows are all frozen."""
@@ -88,11 +88,9 @@ class EnvStage:
         spec = part.env.spec
         idle = torch.zeros(self._size, spec.chunk, spec.action_dim)
         chunk = torch.cat([idle if a is None else a for a in actions.values()])
-        part.started += 1
-        seeds = self._seeds(part, tick).tolist() if self._config.env.auto_reset else None
-        part.started -= 1
+        seeds = self._seeds(part, tick, part.episode + 1).tolist() if self._config.env.auto_reset else None
         result = part.env.step_chunk(chunk, seeds)
-        part.started[list(result.final_rows)] += 1
+        part.episode[list(result.final_rows)] += 1
         if seeds is None:
             part.running[list(result.final_rows)] = False
         part.results.append(self._light(result))

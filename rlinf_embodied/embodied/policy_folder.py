@@ -35,7 +35,8 @@ def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy:
         CheckpointError: the folder is missing, or made for other settings.
     """
     require_policy_folder("checkpoint", folder)
-    policy = cast(Policy, load_target(config._target_ + ".load")(Path(folder), config))
+    kind = cast(type[Policy], load_target(config._target_))
+    policy = kind.load(Path(folder), config)
     policy.module.to(device)
     return SharedPolicy(policy)
 

@@ -33,6 +33,8 @@ class Group(Protocol):
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
         """Returns everybody's tensors, by rank and in the order in which each rank gave them.
 
+        What this rank gave may come back as the same objects: write into neither.
+
         Args:
             tensors: `counts[rank]` tensors; over all ranks of one shape and dtype.
             counts: how many each rank gives, at least one; known to everyone, so that nothing is negotiated.

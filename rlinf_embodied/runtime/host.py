@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -240,9 +242,11 @@ class WorkerHost:
             del self._store[key]
 
     def _failure(self, where: str, error: Exception) -> WorkerError:
+        frames = traceback.extract_tb(error.__traceback__)[-3:]
+        path = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
         return WorkerError(
             f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error} (at {path})"
         )
 
 

@@ -64,13 +64,15 @@ class TorchGroup:
         assert counts[self.rank] == len(tensors) > 0, f"rank {self.rank} gives {len(tensors)} of {counts} tensors"
         first = tensors[0]
         width = first.numel() * first.element_size()
-        sent = torch.zeros(max(counts), width, dtype=torch.uint8, device=self._device)
+        sent = torch.empty(max(counts), width, dtype=torch.uint8, device=self._device)
         for row, tensor in zip(sent, tensors, strict=False):
             row.copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))  # as bytes: any dtype, bit for bit
         received = [torch.empty_like(sent) for _ in range(self.size)]
         self._run("exchange", lambda: self._backend.allgather([received], [sent]))
-        back = lambda row: row.clone().view(first.dtype).reshape(first.shape).to(first.device)  # noqa: E731
-        return [[back(part[k]) for k in range(count)] for part, count in zip(received, counts, strict=True)]
+        typed = lambda row: row.view(first.dtype).reshape(first.shape).to(first.device)  # noqa: E731
+        answers = [[typed(part[k]) for k in range(count)] for part, count in zip(received, counts, strict=True)]
+        answers[self.rank] = list(tensors)
+        return answers
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See Group."""

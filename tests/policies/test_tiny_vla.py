@@ -74,7 +74,7 @@ def test_building_and_sampling_leave_the_global_generator_alone() -> None:
     policy = TinyVLA(PolicyConfig(), ENV, seed=5)
     features = policy.encode(observe())
     policy.act(features, noise(), 0.6)
-    policy.imitation_loss(observe(), torch.zeros(ROWS, CHUNK, ACTION), {})
+    policy.imitation_loss(policy.encode_trainable(observe()), torch.zeros(ROWS, CHUNK, ACTION), {})
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -208,7 +208,7 @@ def test_cloning_makes_the_shown_action_the_greedy_one() -> None:
     optimizer = torch.optim.Adam(policy.imitation_parameters(True), 3e-3)
     losses = []
     for _ in range(120):
-        loss = policy.imitation_loss(observation, actions, targets)
+        loss = policy.imitation_loss(policy.encode_trainable(observation), actions, targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -220,10 +220,12 @@ def test_cloning_makes_the_shown_action_the_greedy_one() -> None:
 def test_the_imitation_loss_is_a_sum_over_rows(policy: TinyVLA) -> None:
     observation, actions = observe(), noise() * 2 - 1
     targets = {"object_position": torch.rand(ROWS, 3)}
-    whole = policy.imitation_loss(observation, actions, targets)
+    whole = policy.imitation_loss(policy.encode_trainable(observation), actions, targets)
     halves = [
         policy.imitation_loss(
-            observation.rows(rows), actions[rows], {"object_position": targets["object_position"][rows]}
+            policy.encode_trainable(observation.rows(rows)),
+            actions[rows],
+            {"object_position": targets["object_position"][rows]},
         )
         for rows in (slice(0, 3), slice(3, ROWS))
     ]

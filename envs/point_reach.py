@@ -1,0 +1,155 @@
+"""A deterministic toy behind the `VectorEnv` protocol: move a point to a goal; fast, and able to fail on demand.
+
+All rows live in a few tensors, like a GPU simulator's.  `config.options` injects faults, counted in env steps since the
+object was made; all are off by default:
+
+    crash_at_step   raises SimulatorError in this step
+    exit_at_step    ends the process in this step, without a trace
+    hang_at_step    sleeps for an hour in this step
+    slow_s          sleeps so many seconds in every step
+    once            a number; with it a fault happens only once per machine and number, so that a repetition succeeds
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from envs.episodes import EpisodeEnv
+from envs.simulator import Measurement
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.randomness import uniform
+
+STEP = 0.15  # of the unit square's half side, at action 1
+REACHED = 0.15  # distance at which the goal is reached
+FAULTS = ("crash_at_step", "exit_at_step", "hang_at_step")
+OPTIONS = (*FAULTS, "slow_s", "once")
+_HANG_S = 3600.0
+_EXIT_CODE = 13
+_POINT_RGB, _GOAL_RGB, _BACK_RGB = (230, 40, 40), (40, 200, 60), (30, 30, 40)
+
+
+def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
+    """Returns `num_envs` rows of the toy; arguments as envs.maniskill.make_env.
+
+    Raises:
+        ConfigError: an unknown option.
+    """
+    for name in config.options:
+        if name not in OPTIONS:
+            close = difflib.get_close_matches(name, OPTIONS, n=1)
+            meant = f"did you mean {close[0]}?" if close else f"use one of {', '.join(OPTIONS)}"
+            raise ConfigError(f"env.options.{name} is not known to point_reach: {meant}")
+    simulator = PointSimulator(config, num_envs, torch.device(device))
+    return EpisodeEnv(config, simulator, config.instruction or "move the point to the goal", render_final)
+
+
+class PointSimulator:
+    """N points and N goals in the square [-1, 1]^2; actions are velocities [N, 2]."""
+
+    backend = "point_reach"
+    action_dim = 2
+
+    def __init__(self, config: EnvConfig, num_rows: int, device: torch.device) -> None:
+        """Makes N rows, at rest in the middle."""
+        self.num_rows, self.device = num_rows, device
+        self._config = config
+        self._point = torch.zeros(num_rows, 2, device=device)
+        self._goal = torch.zeros(num_rows, 2, device=device)
+        self._steps_run = 0
+        self.expert = self._expert
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        """Draws point and goal of each row from its seed alone."""
+        drawn = torch.stack([torch.from_numpy(uniform(int(seed), "point_reach", 0, shape=(4,))) for seed in seeds])
+        drawn = (drawn * 1.8 - 0.9).to(self.device)
+        index = torch.as_tensor(list(rows), device=self.device)
+        self._point[index], self._goal[index] = drawn[:, :2], drawn[:, 2:]
+
+    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
+        """Moves the points of these rows."""
+        self._steps_run += 1
+        self._inject_faults()
+        index = torch.as_tensor(list(rows), device=self.device)
+        self._point[index] = (self._point[index] + actions[index].clamp(-1, 1) * STEP).clamp(-1, 1)
+
+    def measure(self, actions: Tensor) -> Measurement:
+        """Returns the state of all rows; the reward is 1 at the goal and falls with the distance."""
+        offset = self._goal - self._point
+        distance = offset.norm(dim=1)
+        success = distance < REACHED
+        shown = self._goal if self._config.goal_in_proprio else torch.zeros_like(self._goal)
+        return Measurement(
+            reward=torch.where(success, 1.0, 1 - torch.tanh(distance)),
+            success=success,
+            fail=torch.zeros_like(success),
+            proprio=torch.cat([self._point, shown], 1),
+            privileged=torch.cat([self._point, self._goal, offset], 1),
+        )
+
+    def pictures(self, rows: Sequence[int]) -> Tensor:
+        """Draws point and goal; the second camera sees the mirror image of the first, and so on."""
+        index = torch.as_tensor(list(rows), device=self.device)
+        seen = self._draw(index, self._config.obs_size)
+        return torch.stack([seen if k % 2 == 0 else seen.flip(2) for k in range(len(self._config.cameras))], 1)
+
+    def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
+        """Draws single rows at another size."""
+        drawn = self._draw(torch.as_tensor(list(rows), device=self.device), size).cpu()
+        return dict(zip(rows, drawn, strict=True))
+
+    def object_positions(self) -> Tensor | None:
+        """Returns where the points are, in the plane z = 0."""
+        return torch.cat([self._point, torch.zeros_like(self._point[:, :1])], 1)
+
+    def close(self) -> None:
+        """Frees nothing."""
+
+    def _draw(self, index: Tensor, size: int) -> Tensor:
+        """Returns uint8 [R, size, size, 3]: discs on a dark ground, y upwards."""
+        across = (torch.arange(size, device=self.device) + 0.5) / size * 2 - 1
+        y, x = torch.meshgrid(-across, across, indexing="ij")
+        picture = torch.tensor(_BACK_RGB, dtype=torch.uint8, device=self.device).repeat(len(index), size, size, 1)
+        for centre, colour in ((self._goal[index], _GOAL_RGB), (self._point[index], _POINT_RGB)):
+            inside = (x - centre[:, 0, None, None]) ** 2 + (y - centre[:, 1, None, None]) ** 2 < REACHED**2
+            picture[inside] = torch.tensor(colour, dtype=torch.uint8, device=self.device)
+        return picture
+
+    def _expert(self) -> Tensor:
+        return ((self._goal - self._point) / STEP).clamp(-1, 1)
+
+    # ---------------------------------------------------------------------------------------------------------- faults
+    def _inject_faults(self) -> None:
+        options = self._config.options
+        if options.get("slow_s", 0) > 0:
+            time.sleep(options["slow_s"])
+        for fault in FAULTS:
+            if options.get(fault) == self._steps_run and self._may_fail(fault):
+                _fail(fault, self._steps_run)
+
+    def _may_fail(self, fault: str) -> bool:
+        """Whether the fault may still happen; with `once`, the first process to create the marker file takes it."""
+        if "once" not in self._config.options:
+            return True
+        marker = Path(tempfile.gettempdir()) / f"point_reach_{fault}_{int(self._config.options['once'])}"
+        try:
+            marker.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+def _fail(fault: str, step: int) -> None:
+    if fault == "exit_at_step":
+        os._exit(_EXIT_CODE)
+    if fault == "hang_at_step":
+        time.sleep(_HANG_S)
+    raise SimulatorError(f"env.options.{fault} is {step}: point_reach fails as it was told to")

@@ -1,0 +1,183 @@
+"""Metrics: typed values that merge across workers, an interval for success rates, and the files they go to.
+
+Names: `rollout/{success_once,success_at_end,return,episode_len}` as in ManiSkill, the same under `eval/`;
+`losses/{policy_loss,value_loss,entropy,approx_kl,clipfrac,explained_variance}`; `time/<stage>_s`; `charts/SPS` (env
+steps per second).  The x axis is `global_step`: env steps, or tokens for language models.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rlinf_embodied.errors import ConfigError
+
+_Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
+
+
+# -------------------------------------------------------------------------------------------------------------- values
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean as its two sums, for example Mean(12.0, 64): parts of any size merge into the true mean."""
+
+    numerator: float
+    denominator: float
+
+    def merge(self, other: Mean) -> Mean:
+        """Returns the mean over both parts."""
+        return Mean(self.numerator + other.numerator, self.denominator + other.denominator)
+
+    @property
+    def value(self) -> float:
+        """The mean; NaN over nothing."""
+        return self.numerator / self.denominator if self.denominator else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A total."""
+
+    value: float
+
+    def merge(self, other: Sum) -> Sum:
+        """Returns the total of both parts."""
+        return Sum(self.value + other.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Max:
+    """A maximum; a NaN in any part stays visible."""
+
+    value: float
+
+    def merge(self, other: Max) -> Max:
+        """Returns the larger of both."""
+        return Max(math.nan if math.isnan(self.value) or math.isnan(other.value) else max(self.value, other.value))
+
+
+Metric = Mean | Sum | Max
+
+
+def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
+    """Returns the metrics of several workers as one, in the order of first mention; each worker may lack some.
+
+    A name has one type everywhere.
+    """
+    merged: dict[str, Metric] = {}
+    for part in parts:
+        for name, metric in part.items():
+            known = merged.setdefault(name, metric)
+            if known is not metric:
+                assert type(known) is type(metric), f"{name} is a {type(known).__name__} and a {type(metric).__name__}"
+                merged[name] = known.merge(metric)  # pyright: ignore[reportArgumentType]
+    return merged
+
+
+def metric_values(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """Returns plain numbers."""
+    return {name: metric.value for name, metric in metrics.items()}
+
+
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """Returns the 95 % interval of a success rate; (0, 1) without episodes.
+
+        (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+
+    (Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", 1927, eq. 5.)
+    """
+    assert 0 <= successes <= n, f"{successes} successes of {n} episodes"
+    if n == 0:
+        return 0.0, 1.0
+    p, z2 = successes / n, _Z95**2
+    centre = p + z2 / (2 * n)
+    margin = _Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    # rounding would leave 1e-17 where the interval ends at 0 or 1 exactly
+    low = 0.0 if successes == 0 else (centre - margin) / (1 + z2 / n)
+    high = 1.0 if successes == n else (centre + margin) / (1 + z2 / n)
+    return low, high
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+class _WandbRun(Protocol):
+    def log(self, data: dict[str, float], step: int) -> None: ...
+    def finish(self) -> None: ...
+
+
+class MetricsWriter:
+    """Writes each iteration to metrics.jsonl and TensorBoard, and to Weights & Biases where asked.
+
+    The first write drops what an earlier run of the same folder wrote for this iteration or later ones: a resumed run
+    continues the files as if it had never stopped.
+    """
+
+    def __init__(self, folder: Path, wandb: bool = False, config: Mapping[str, object] | None = None) -> None:
+        """Opens nothing but the W&B run.
+
+        Args:
+            folder: the run folder.
+            wandb: also log to Weights & Biases.
+            config: what W&B shows as the run's configuration.
+
+        Raises:
+            ConfigError: W&B is asked for and not installed.
+        """
+        self._path = folder / "metrics.jsonl"
+        self._board_folder = folder / "tensorboard"
+        self._board = None
+        self._wandb = _start_wandb(folder, config) if wandb else None
+
+    def write(self, global_step: int, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Writes one iteration; a value that is not finite becomes null in the JSON and is left out of the boards."""
+        if self._board is None:
+            self._begin(global_step, iteration)
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        row = {"iteration": iteration, "global_step": global_step} | {name: finite.get(name) for name in metrics}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        assert self._board is not None
+        for name, value in finite.items():
+            self._board.add_scalar(name, value, global_step)
+        self._board.flush()
+        if self._wandb is not None:
+            self._wandb.log(finite, step=global_step)
+
+    def _begin(self, global_step: int, iteration: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # heavy: not before there is something to write
+
+        if self._path.exists():
+            earlier = self._path.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in earlier if _iteration_of(line) < iteration]
+            fresh = self._path.with_name(".metrics.partial")
+            fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            os.replace(fresh, self._path)
+        self._board = SummaryWriter(str(self._board_folder), purge_step=global_step)
+
+    def close(self) -> None:
+        """Closes the boards."""
+        if self._board is not None:
+            self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def _iteration_of(line: str) -> float:
+    """Returns the iteration of a row; infinity for a line that a killed run left half written."""
+    try:
+        return json.loads(line)["iteration"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _start_wandb(folder: Path, config: Mapping[str, object] | None) -> _WandbRun:
+    try:
+        import wandb  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigError(
+            "run.wandb is true, but wandb is not installed: pip install 'rlinf-embodied[wandb]', or use run.wandb=false"
+        ) from error
+    return wandb.init(project="rlinf_embodied", name=folder.name, dir=str(folder), config=dict(config or {}))

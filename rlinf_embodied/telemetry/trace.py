@@ -1,0 +1,127 @@
+"""Spans: the one event type of what happened, whether a real run, a simulation or an emulation made it.
+
+Imports neither torch nor ray.  Times are seconds since the epoch (`time.time`), so that spans of several processes of
+one machine share an axis.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_COLOURS = ("#1f5f8b", "#b4552d", "#4d8a4d", "#8a6bb0", "#b08d2f", "#5b9aa8", "#a84d6c", "#6b6b6b")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time, for example Span("env.step", "env", 0, "cpu:0", 12.0, 12.5, {"iteration": 3})."""
+
+    name: str
+    stage: str
+    worker: int
+    device: str
+    start_s: float
+    end_s: float
+    args: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds it took."""
+        return self.end_s - self.start_s
+
+
+class Tracer:
+    """Collects the spans of one worker."""
+
+    def __init__(self, worker: int, device: str) -> None:
+        """Takes what all its spans have in common."""
+        self._worker, self._device = worker, device
+        self._spans: list[Span] = []
+
+    @contextmanager
+    def span(self, name: str, stage: str, **args: object) -> Iterator[None]:
+        """Times the body; a body that raises is recorded too, with the error's type in `args`."""
+        start = time.time()
+        try:
+            yield
+        except BaseException as error:
+            args["error"] = type(error).__name__
+            raise
+        finally:
+            self._spans.append(Span(name, stage, self._worker, self._device, start, time.time(), args))
+
+    def take(self) -> list[Span]:
+        """Returns the spans that ended since the last call, in the order of their ends, and forgets them."""
+        taken, self._spans = self._spans, []
+        return taken
+
+
+def busy_seconds(spans: Iterable[Span]) -> dict[tuple[int, str], float]:
+    """Returns the seconds of each (worker, stage), spans inside each other counted twice."""
+    total: dict[tuple[int, str], float] = {}
+    for span in spans:
+        key = (span.worker, span.stage)
+        total[key] = total.get(key, 0.0) + span.duration_s
+    return total
+
+
+def trace_events(spans: Sequence[Span]) -> dict[str, object]:
+    """Returns the spans in Chrome's trace format, which Perfetto opens: workers are processes, stages their threads."""
+    origin = min((span.start_s for span in spans), default=0.0)
+    stages = {stage: number for number, stage in enumerate(dict.fromkeys(span.stage for span in spans))}
+    events: list[dict[str, object]] = []
+    for worker, device in sorted({(span.worker, span.device) for span in spans}):
+        events.append(_name("process_name", worker, 0, f"worker {worker} ({device})"))
+        events.extend(
+            _name("thread_name", worker, stages[stage], stage)
+            for stage in dict.fromkeys(span.stage for span in spans if span.worker == worker)
+        )
+    events.extend(
+        {
+            "ph": "X",
+            "name": span.name,
+            "cat": span.stage,
+            "pid": span.worker,
+            "tid": stages[span.stage],
+            "ts": round(1e6 * (span.start_s - origin), 1),
+            "dur": round(1e6 * span.duration_s, 1),
+            "args": dict(span.args),
+        }
+        for span in spans
+    )
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _name(kind: str, worker: int, thread: int, text: str) -> dict[str, object]:
+    return {"ph": "M", "name": kind, "pid": worker, "tid": thread, "args": {"name": text}}
+
+
+def write_trace(path: Path, spans: Sequence[Span]) -> None:
+    """Writes the spans as a trace.json for Perfetto; an empty run gives an empty, valid trace."""
+    path.write_text(json.dumps(trace_events(spans), default=str), encoding="utf-8")
+
+
+def write_gantt(path: Path, spans: Sequence[Span], title: str = "") -> None:
+    """Draws the spans as a PNG: one row per worker and stage, seconds since the first span."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where a picture is wanted
+    from matplotlib.figure import Figure
+
+    rows = sorted({(span.worker, span.device, span.stage) for span in spans})
+    stages = list(dict.fromkeys(stage for _, _, stage in rows))
+    origin = min((span.start_s for span in spans), default=0.0)
+    figure = Figure(figsize=(10, 1.2 + 0.35 * len(rows)))
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for height, row in enumerate(rows):
+        bars = [(s.start_s - origin, s.duration_s) for s in spans if (s.worker, s.device, s.stage) == row]
+        axes.broken_barh(bars, (height - 0.4, 0.8), facecolors=_COLOURS[stages.index(row[2]) % len(_COLOURS)])
+    axes.set_yticks(range(len(rows)), [f"worker {worker} ({device}) {stage}" for worker, device, stage in rows])
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds", title=title)
+    axes.grid(axis="x", alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)

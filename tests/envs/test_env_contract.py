@@ -1,0 +1,312 @@
+"""One contract for every env: point_reach, ManiSkill on the batched CPU backend, and ManiSkill's stock envs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from envs import point_reach
+from rlinf_embodied.config import Backend, EnvConfig, Reward
+from rlinf_embodied.errors import SimulatorError
+from rlinf_embodied.interfaces import ChunkResult, Observation, VectorEnv
+
+N, CHUNK = 3, 5
+POINT = EnvConfig(task="PointReach-v0", num_envs=N, block_size=N, horizon=10, obs_size=16, cameras=["a", "b"])
+PICK = EnvConfig(
+    num_envs=N,
+    block_size=N,
+    horizon=30,
+    obs_size=16,
+    robot="panda_wristcam",
+    cameras=["base_camera", "hand_camera"],
+    camera_fov=0.8,
+)
+CONFIGS = {
+    "point_reach": POINT,
+    "batched": replace(PICK, backend=Backend.batched),
+    "stock": replace(PICK, backend=Backend.stock),
+}
+
+
+def build(name: str, num_envs: int = N, render_final: bool = False, **changes: object) -> VectorEnv:
+    config = replace(CONFIGS[name], **changes)
+    if name == "point_reach":
+        return point_reach.make_env(config, num_envs, render_final=render_final)
+    from envs import maniskill
+
+    return maniskill.make_env(config, num_envs, render_final=render_final)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "point_reach",
+        pytest.param("batched", marks=pytest.mark.sim),
+        pytest.param("stock", marks=pytest.mark.sim),
+    ],
+)
+def name(request: pytest.FixtureRequest) -> str:
+    torch.set_num_threads(1)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def env(name: str) -> Iterator[VectorEnv]:
+    """One env for all tests of its kind: a test that depends on what ran before it has found a fault."""
+    made = build(name, render_final=True)
+    yield made
+    made.close()
+
+
+def random_actions(env: VectorEnv, seed: int, num_envs: int = N) -> Tensor:
+    drawn = torch.rand(num_envs, CHUNK, env.spec.action_dim, generator=torch.Generator().manual_seed(seed))
+    return drawn * 2 - 1
+
+
+def still(env: VectorEnv) -> Tensor:
+    return torch.zeros(N, CHUNK, env.spec.action_dim)
+
+
+def expert(env: VectorEnv) -> Callable[[int], Tensor]:
+    return lambda _: env.expert_actions()
+
+
+def same_observation(left: Observation, right: Observation) -> bool:
+    assert left.images is not None
+    assert right.images is not None
+    assert left.privileged is not None
+    assert right.privileged is not None
+    return (
+        torch.equal(left.proprio, right.proprio)
+        and torch.equal(left.privileged, right.privileged)
+        and torch.equal(left.images, right.images)
+        and left.instruction == right.instruction
+    )
+
+
+def same_result(left: ChunkResult, right: ChunkResult) -> bool:
+    names = ("rewards", "terminated", "truncated", "valid", "success", "privileged")
+    return all(torch.equal(getattr(left, name), getattr(right, name)) for name in names) and same_observation(
+        left.observation, right.observation
+    )
+
+
+def test_an_env_is_a_vector_env_with_the_shapes_of_its_spec(env: VectorEnv) -> None:
+    assert isinstance(env, VectorEnv)
+    spec, size = env.spec, env.spec.obs_size
+    seen = env.reset(range(N))
+    result = env.step_chunk(random_actions(env, 0))
+    assert seen.images is not None
+    assert seen.images.shape == (N, 2, size, size, 3)
+    assert seen.images.dtype == torch.uint8
+    assert seen.proprio.shape == (N, spec.proprio_dim)
+    assert result.privileged is not None
+    assert result.privileged.shape == (N, CHUNK, spec.privileged_dim)
+    assert result.rewards.shape == result.valid.shape == result.success.shape == (N, CHUNK)
+    assert len(set(seen.instruction)) == 1
+    assert (spec.num_envs, spec.chunk) == (N, CHUNK)
+
+
+def test_pictures_change_when_the_state_does(env: VectorEnv) -> None:
+    before = env.reset(range(N)).images
+    after = env.step_chunk(torch.ones(N, CHUNK, env.spec.action_dim)).observation.images
+    assert before is not None
+    assert after is not None
+    assert (before != after).flatten(1).any(1).all()
+    assert before.float().std() > 1
+
+
+def test_an_episode_is_a_function_of_seed_and_actions_whatever_ran_before(env: VectorEnv) -> None:
+    first = env.reset([5, 6, 7])
+    a = [env.step_chunk(random_actions(env, k)) for k in range(2)]
+    env.reset([90, 91, 92])
+    for k in range(2):
+        env.step_chunk(expert(env), next_seeds=[100 + k, 110 + k, 120 + k])
+    assert same_observation(first, env.reset([5, 6, 7]))
+    b = [env.step_chunk(random_actions(env, k)) for k in range(2)]
+    assert all(same_result(left, right) for left, right in zip(a, b, strict=True))
+
+
+def test_other_seeds_and_other_actions_give_other_episodes(env: VectorEnv) -> None:
+    first = env.reset([5, 6, 7])
+    result = env.step_chunk(random_actions(env, 1))
+    assert not torch.equal(first.proprio, env.reset([8, 9, 10]).proprio)
+    env.reset([5, 6, 7])
+    assert not torch.equal(result.rewards, env.step_chunk(random_actions(env, 2)).rewards)
+
+
+def test_a_row_does_not_depend_on_its_place_its_neighbours_or_their_number(name: str, env: VectorEnv) -> None:
+    alone = build(name, num_envs=1)
+    small = alone.reset([6])
+    actions = random_actions(env, 3)
+    lone = [alone.step_chunk(actions[1:2]) for _ in range(2)]
+    alone.close()
+    many = env.reset([30, 6, 31])
+    crowd = [env.step_chunk(actions) for _ in range(2)]
+    assert same_observation(small, many.rows([1]))
+    for one, all_rows in zip(lone, crowd, strict=True):
+        assert torch.equal(one.rewards[0], all_rows.rewards[1])
+        assert same_observation(one.observation, all_rows.observation.rows([1]))
+
+
+def test_a_partial_reset_leaves_running_rows_alone(env: VectorEnv) -> None:
+    env.reset([1, 2, 3])
+    env.step_chunk(random_actions(env, 0))
+    a = env.step_chunk(random_actions(env, 1))
+    env.reset([1, 2, 3])
+    env.step_chunk(random_actions(env, 0))
+    seen = env.reset([77], rows=[1])
+    b = env.step_chunk(random_actions(env, 1))
+    assert torch.equal(a.rewards[[0, 2]], b.rewards[[0, 2]])
+    assert same_observation(a.observation.rows([0, 2]), b.observation.rows([0, 2]))
+    assert not torch.equal(a.rewards[1], b.rewards[1])
+    assert len(seen) == N
+
+
+def test_without_next_seeds_rows_freeze_at_the_horizon_and_are_not_valid_any_more(env: VectorEnv) -> None:
+    env.reset(range(N))
+    results = [env.step_chunk(still(env)) for _ in range(env.spec.horizon // CHUNK)]
+    last = results[-1]
+    assert all(result.final_rows == () and result.valid.all() for result in results[:-1])
+    assert last.final_rows == (0, 1, 2)
+    assert last.truncated[:, -1].all()
+    assert not last.truncated[:, :-1].any()
+    assert not last.terminated.any()
+    assert [end.metrics["episode_len"] for end in last.episodes] == [env.spec.horizon] * N
+    assert env.running() == [None] * N
+    frozen = env.step_chunk(random_actions(env, 0))
+    assert not frozen.valid.any()
+    assert frozen.rewards.abs().sum() == 0
+    assert frozen.privileged is not None
+    assert frozen.privileged.abs().sum() == 0
+    assert torch.equal(frozen.observation.proprio, last.observation.proprio)
+    assert frozen.observation.images is not None
+    assert frozen.observation.images.sum() == 0
+    assert frozen.final_rows == ()
+    assert frozen.episodes == ()
+
+
+def test_a_solved_episode_terminates_and_its_later_sub_steps_are_not_valid(env: VectorEnv) -> None:
+    env.reset([0, 1, 2])
+    ends = {}
+    for _ in range(env.spec.horizon // CHUNK):
+        result = env.step_chunk(expert(env))
+        for end in result.episodes:
+            ends[end.row] = (end, result)
+    assert len(ends) == N
+    solved = {row: pair for row, pair in ends.items() if pair[0].metrics["success_once"]}
+    assert solved
+    for row, (end, result) in solved.items():
+        k = int(result.terminated[row].nonzero()[0])
+        assert result.success[row, k]
+        assert result.valid[row].tolist() == [True] * (k + 1) + [False] * (CHUNK - k - 1)
+        assert result.rewards[row, k] > 0.9  # the bonus of 1 and what the shaped reward changed
+        assert result.rewards[row, k + 1 :].abs().sum() == 0
+        assert end.metrics["success_at_end"] == 1.0
+        assert end.metrics["episode_len"] % CHUNK == (k + 1) % CHUNK
+        assert end.metrics["reward"] == pytest.approx(end.metrics["return"] / end.metrics["episode_len"])
+        assert result.final_observation is not None
+        final = result.final_observation.rows([result.final_rows.index(row)])
+        assert final.images is not None
+        assert final.images.float().std() > 1
+
+
+def test_next_seeds_start_the_next_episode_at_the_end_of_the_chunk(env: VectorEnv) -> None:
+    fresh = env.reset([40, 41, 42])
+    env.reset(range(N))
+    for _ in range(env.spec.horizon // CHUNK - 1):
+        env.step_chunk(still(env), next_seeds=[40, 41, 42])
+    result = env.step_chunk(still(env), next_seeds=[40, 41, 42])
+    assert result.final_rows == (0, 1, 2)
+    assert result.final_observation is not None
+    assert not torch.equal(result.final_observation.proprio, fresh.proprio)
+    assert same_observation(result.observation, fresh)
+    assert [(end.row, end.seed) for end in result.episodes] == [(0, 0), (1, 1), (2, 2)]
+    assert [episode is not None and episode.seed for episode in env.running()] == [40, 41, 42]
+    assert env.step_chunk(still(env)).valid.all()
+
+
+def test_a_running_episode_is_restored_bit_for_bit_in_another_env(name: str, env: VectorEnv) -> None:
+    chunks = 1 if name == "point_reach" else 3  # a grasp begins in the third chunk of PickCube
+    env.reset([0, 1, 2])
+    for _ in range(chunks):
+        env.step_chunk(expert(env))
+    snapshot = env.running()
+    assert any(episode is not None for episode in snapshot)
+    here = env.step_chunk(random_actions(env, 9) * 0.2)
+    other = build(name, render_final=True)
+    other.reset([50, 51, 52])
+    other.step_chunk(random_actions(env, 4))
+    other.restore(snapshot)
+    assert [e and (e.seed, e.actions.tolist()) for e in other.running()] == [
+        e and (e.seed, e.actions.tolist()) for e in snapshot
+    ]
+    there = other.step_chunk(random_actions(env, 9) * 0.2)
+    other.close()
+    assert torch.equal(here.rewards, there.rewards)
+    assert torch.equal(here.valid, there.valid)
+    rows = [row for row, episode in enumerate(snapshot) if episode is not None]
+    assert same_observation(here.observation.rows(rows), there.observation.rows(rows))
+    assert [end.metrics for end in here.episodes] == [end.metrics for end in there.episodes]
+
+
+def test_actions_of_the_wrong_shape_or_not_finite_are_refused_and_step_nothing(env: VectorEnv) -> None:
+    env.reset([1, 2, 3])
+    env.step_chunk(random_actions(env, 0))
+    before = env.running()
+    with pytest.raises(SimulatorError, match=r"shape \(3, 4, "):
+        env.step_chunk(random_actions(env, 0)[:, :4])
+    bad = random_actions(env, 0)
+    bad[1, 2, 0] = torch.nan
+    with pytest.raises(SimulatorError, match="rows 1 are not finite"):
+        env.step_chunk(bad)
+    with pytest.raises(SimulatorError, match="next_seeds has 2 entries for 3 rows"):
+        env.step_chunk(random_actions(env, 0), next_seeds=[1, 2])
+    with pytest.raises(SimulatorError, match="2 seeds for 1 rows"):
+        env.reset([1, 2], rows=[0])
+    with pytest.raises(SimulatorError, match="each must be one of"):
+        env.reset([1], rows=[3])
+    after = env.running()
+    assert [len(e.actions) for e in after if e] == [len(e.actions) for e in before if e] == [CHUNK] * N
+
+
+def test_recorded_rows_give_one_picture_per_env_step_and_films_change_nothing(env: VectorEnv) -> None:
+    env.reset([1, 2, 3])
+    plain = [env.step_chunk(random_actions(env, k)) for k in range(2)]
+    env.reset([1, 2, 3])
+    env.record([0, 2], size=48)
+    filmed = [env.step_chunk(random_actions(env, k)) for k in range(2)]
+    frames = env.take_frames()
+    env.record([])
+    assert all(same_result(left, right) for left, right in zip(plain, filmed, strict=True))
+    assert sorted(frames) == [0, 2]
+    assert {tuple(picture.shape) for row in frames.values() for picture in row} == {(48, 48, 3)}
+    assert [len(row) for row in frames.values()] == [2 * CHUNK] * 2
+    assert frames[0][0].float().std() > 1
+    assert not torch.equal(frames[0][0], frames[0][-1])
+    env.step_chunk(random_actions(env, 3))
+    assert env.take_frames() == {}
+
+
+@pytest.mark.parametrize("reward", list(Reward))
+@pytest.mark.parametrize("kind", ["point_reach", pytest.param("batched", marks=pytest.mark.sim)])
+def test_the_shaped_rewards_of_an_episode_add_up(kind: str, reward: Reward) -> None:
+    env = build(kind, num_envs=1, reward=reward, ends_at_success=False, success_bonus=2.0)
+    env.reset([1])
+    results = [env.step_chunk(expert(env)) for _ in range(env.spec.horizon // CHUNK)]
+    env.close()
+    total = float(torch.cat([result.rewards for result in results], 1).sum())
+    (end,) = results[-1].episodes
+    bonus = 2.0 * end.metrics["success_once"]
+    assert end.metrics["success_once"] == 1.0
+    assert end.metrics["episode_len"] == env.spec.horizon
+    if reward is Reward.sparse:
+        assert total == bonus
+    elif reward is Reward.dense:
+        assert total == pytest.approx(end.metrics["return"] + bonus, rel=1e-4)
+    else:  # the change since the initial state: less than 1, and most of it for a task that is solved at the end
+        assert bonus + 0.2 < total < bonus + 1

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import math
+import sys
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.telemetry.metrics import Max, Mean, MetricsWriter, Sum, merge_metrics, metric_values, wilson
+
+
+def test_metrics_of_workers_merge_by_their_type():
+    merged = merge_metrics(
+        [
+            {"success": Mean(3, 4), "steps": Sum(10), "ratio": Max(0.5)},
+            {"steps": Sum(5), "ratio": Max(2.0)},
+            {"success": Mean(0, 12), "episodes": Sum(1)},
+        ]
+    )
+    # 3 of 16 episodes, not the mean of 3/4 and 0
+    assert metric_values(merged) == {"success": 0.1875, "steps": 15, "ratio": 2.0, "episodes": 1}
+
+
+def test_a_mean_over_nothing_and_a_maximum_with_nan_are_nan():
+    assert math.isnan(Mean(0, 0).value)
+    assert Mean(0, 0).merge(Mean(1, 2)).value == 0.5
+    assert math.isnan(Max(1.0).merge(Max(math.nan)).value)
+    assert math.isnan(Max(math.nan).merge(Max(1.0)).value)
+
+
+def test_one_name_has_one_type():
+    with pytest.raises(AssertionError, match="x is a Sum and a Mean"):
+        merge_metrics([{"x": Sum(1)}, {"x": Mean(1, 1)}])
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    # 15 of 50: (.3 + .038415 +- 1.96 sqrt(.0042 + .000384)) / 1.07683; 0 of 10: the upper end is 3.8415 / 13.8415
+    [(15, 50, 0.1910, 0.4375), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (90, 100, 0.8256, 0.9448)],
+)
+def test_the_interval_is_that_of_wilson(successes, n, low, high):
+    assert wilson(successes, n) == pytest.approx((low, high), abs=1e-4)
+
+
+@given(st.integers(1, 5000), st.floats(0, 1))
+def test_the_interval_lies_in_the_unit_interval_and_holds_the_rate(n, share):
+    successes = round(share * n)
+    low, high = wilson(successes, n)
+    assert 0 <= low <= successes / n <= high <= 1
+    assert high > low
+    mirrored = wilson(n - successes, n)
+    assert (1 - mirrored[1], 1 - mirrored[0]) == pytest.approx((low, high), abs=1e-12)
+
+
+def test_without_episodes_anything_is_possible():
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def read_rows(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_board(folder, name: str) -> list[tuple[int, float]]:
+    board = EventAccumulator(str(folder / "tensorboard"))
+    board.Reload()
+    return [(event.step, event.value) for event in board.Scalars(name)]
+
+
+def test_each_iteration_is_a_json_object_and_a_point_on_the_board(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    writer.write(640, 1, {"rollout/success_once": 0.5, "losses/explained_variance": math.nan})
+    writer.write(1280, 2, {"rollout/success_once": 0.75})
+    writer.close()
+    assert read_rows(tmp_path) == [
+        {"iteration": 1, "global_step": 640, "rollout/success_once": 0.5, "losses/explained_variance": None},
+        {"iteration": 2, "global_step": 1280, "rollout/success_once": 0.75},
+    ]
+    assert read_board(tmp_path, "rollout/success_once") == [(640, 0.5), (1280, 0.75)]
+
+
+def test_a_resumed_run_continues_the_files_as_if_it_had_never_stopped(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    for iteration in (1, 2, 3):
+        writer.write(10 * iteration, iteration, {"charts/SPS": float(iteration)})
+    writer.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 4, "glob')  # killed while writing
+    writer = MetricsWriter(tmp_path)  # resumes from a checkpoint of iteration 2
+    writer.write(30, 3, {"charts/SPS": 33.0})
+    writer.write(40, 4, {"charts/SPS": 44.0})
+    writer.close()
+    assert [(row["iteration"], row["charts/SPS"]) for row in read_rows(tmp_path)] == [(1, 1), (2, 2), (3, 33), (4, 44)]
+    assert read_board(tmp_path, "charts/SPS") == [(10, 1), (20, 2), (30, 33), (40, 44)]
+
+
+def test_a_run_that_writes_nothing_leaves_no_files(tmp_path):
+    MetricsWriter(tmp_path).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_and_biases_gets_the_same_numbers_where_asked(tmp_path, monkeypatch):
+    log: list[object] = []
+    run = types.SimpleNamespace(log=lambda data, step: log.append((step, data)), finish=lambda: log.append("finished"))
+    fake = types.ModuleType("wandb")
+    fake.init = lambda **kwargs: log.append(kwargs["config"]) or run
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    writer = MetricsWriter(tmp_path, wandb=True, config={"seed": 1})
+    writer.write(5, 1, {"charts/SPS": 2.0, "losses/entropy": math.inf})
+    writer.close()
+    assert log == [{"seed": 1}, (5, {"charts/SPS": 2.0}), "finished"]
+
+
+def test_weights_and_biases_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"run.wandb is true, but wandb is not installed: pip install"):
+        MetricsWriter(tmp_path, wandb=True)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rlinf_embodied.telemetry.trace import Span, Tracer, busy_seconds, trace_events, write_gantt, write_trace
+
+
+def make_spans() -> list[Span]:
+    return [
+        Span("env.step", "env", 0, "cpu:0", 100.0, 100.5, {"iteration": 3}),
+        Span("policy.step", "policy", 1, "cpu:1", 100.5, 100.75),
+        Span("env.step", "env", 0, "cpu:0", 101.0, 102.0),
+    ]
+
+
+def test_a_tracer_times_bodies_and_forgets_what_was_taken():
+    tracer = Tracer(2, "cpu:2")
+    with tracer.span("env.step", "env", iteration=7):
+        time.sleep(0.02)
+    (span,) = tracer.take()
+    assert (span.name, span.stage, span.worker, span.device, span.args) == (
+        "env.step",
+        "env",
+        2,
+        "cpu:2",
+        {"iteration": 7},
+    )
+    assert 0.02 <= span.duration_s < 2
+    assert abs(span.start_s - time.time()) < 5
+    assert tracer.take() == []
+
+
+def test_a_body_that_raises_is_recorded_with_its_error():
+    tracer = Tracer(0, "cpu:0")
+    with pytest.raises(KeyError), tracer.span("env.step", "env"):
+        raise KeyError("x")
+    assert tracer.take()[0].args == {"error": "KeyError"}
+
+
+def test_busy_seconds_add_up_by_worker_and_stage():
+    assert busy_seconds(make_spans()) == {(0, "env"): 1.5, (1, "policy"): 0.25}
+
+
+def test_the_trace_is_what_perfetto_reads(tmp_path):
+    path = tmp_path / "trace.json"
+    write_trace(path, make_spans())
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {(e["name"], e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M"}
+    assert names == {
+        ("process_name", 0, "worker 0 (cpu:0)"),
+        ("process_name", 1, "worker 1 (cpu:1)"),
+        ("thread_name", 0, "env"),
+        ("thread_name", 1, "policy"),
+    }
+    complete = [e for e in events if e["ph"] == "X"]
+    # microseconds since the first span
+    assert [(e["name"], e["pid"], e["ts"], e["dur"]) for e in complete] == [
+        ("env.step", 0, 0.0, 5e5),
+        ("policy.step", 1, 5e5, 2.5e5),
+        ("env.step", 0, 1e6, 1e6),
+    ]
+    assert complete[0]["args"] == {"iteration": 3}
+    assert complete[0]["tid"] == complete[2]["tid"] != complete[1]["tid"]
+
+
+def test_an_empty_run_has_an_empty_trace_and_picture(tmp_path):
+    assert trace_events([])["traceEvents"] == []
+    write_gantt(tmp_path / "empty.png", [])
+    assert (tmp_path / "empty.png").stat().st_size > 1000
+
+
+def test_the_gantt_chart_shows_when_each_worker_was_busy(tmp_path):
+    from matplotlib.image import imread
+
+    early, late = (Span("s", "env", 0, "cpu", 0, 1), Span("t", "policy", 0, "cpu", 9, 10))
+    write_gantt(tmp_path / "gantt.png", [early, late], "one worker")
+    picture = imread(tmp_path / "gantt.png")[..., :3]
+    blue, orange = (0x1F / 255, 0x5F / 255, 0x8B / 255), (0xB4 / 255, 0x55 / 255, 0x2D / 255)
+    columns = [(abs(picture - colour).max(-1) < 0.02).any(0).nonzero()[0] for colour in (blue, orange)]
+    assert len(columns[0]) > 20
+    assert len(columns[1]) > 20
+    assert columns[0].max() < columns[1].min()  # the env's bar lies left of the policy's
+    assert (abs(picture - blue).max(-1) < 0.02).any(1).nonzero()[0].max() < (
+        (abs(picture - orange).max(-1) < 0.02).any(1).nonzero()[0].min()
+    )  # and above it
+
+
+def test_spans_are_plain_data_without_torch_ray_or_matplotlib():
+    code = (
+        "import sys, rlinf_embodied.telemetry.trace\n"
+        "print([m for m in ('torch', 'ray', 'matplotlib', 'hydra') if m in sys.modules])"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "[]\n"
