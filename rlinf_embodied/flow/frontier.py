@@ -63,11 +63,11 @@ def join(blocks: Sequence[Block]) -> tuple[Price, Ints, Ints, Ints, Ints]:
     return price, state, number, np.concatenate([b.left for b in blocks]), np.concatenate([b.right for b in blocks])
 
 
-def fitting(block: Block, capacity_bytes: NDArray[np.float64], limit_s: float, chunks: int) -> Block:
+def fitting(block: Block, capacity_bytes: float, limit_s: float, chunks: int) -> Block:
     """Returns the candidates of a block that fit into memory and are not slower than `limit_s`."""
     seconds = cost.iteration_s(block.price, chunks)
     keep = np.flatnonzero(
-        np.isfinite(seconds) & (seconds <= limit_s) & (block.price.peak_bytes <= capacity_bytes[block.state])
+        np.isfinite(seconds) & (seconds <= limit_s) & (block.price.peak_bytes <= capacity_bytes)
     )
     return Block(block.how, block.state[keep], cost.select(block.price, keep), block.left[keep], block.right[keep])
 

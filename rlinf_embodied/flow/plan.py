@@ -65,15 +65,15 @@ class Plan:
 
     def leaves(self) -> dict[str, Leaf]:
         """Returns each stage's leaf, in the order of the tree."""
-        return {leaf.stage: leaf for leaf in _leaves(self.tree)}
+        return {leaf.stage: leaf for leaf in leaves(self.tree)}
 
     def loops(self) -> dict[str, LoopNode]:
         """Returns each loop's node by its name."""
-        return {node.loop: node for node in _nodes(self.tree) if isinstance(node, LoopNode)}
+        return {node.loop: node for node in nodes(self.tree) if isinstance(node, LoopNode)}
 
     def devices(self) -> Devices:
         """Returns all devices that the plan uses."""
-        return tuple(sorted({device for leaf in _leaves(self.tree) for device in leaf.devices}))
+        return tuple(sorted({device for leaf in leaves(self.tree) for device in leaf.devices}))
 
     def owners(self, stage: str, num_blocks: int) -> tuple[int, ...]:
         """Returns the device that owns each block of a stage: contiguous, as even as possible."""
@@ -85,15 +85,17 @@ class Plan:
         return {"name": self.name, "num_devices": self.num_devices, "tree": _to_dict(self.tree)}
 
 
-def _nodes(node: Node) -> Iterator[Node]:
+def nodes(node: Node) -> Iterator[Node]:
+    """Yields a node and all nodes below it, from left to right."""
     yield node
     if isinstance(node, (Temporal, Spatial)):
         for part in node.parts:
-            yield from _nodes(part)
+            yield from nodes(part)
 
 
-def _leaves(node: Node) -> Iterator[Leaf]:
-    for inner in _nodes(node):
+def leaves(node: Node) -> Iterator[Leaf]:
+    """Yields the stages of a tree with their devices, those inside loops too, from left to right."""
+    for inner in nodes(node):
         if isinstance(inner, Leaf):
             yield inner
         elif isinstance(inner, LoopNode):
@@ -196,7 +198,7 @@ def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, 
 
 
 def _check(plan: Plan, workflow: Workflow) -> None:
-    placed = [leaf.stage for leaf in _leaves(plan.tree)]
+    placed = [leaf.stage for leaf in leaves(plan.tree)]
     if sorted(placed) != sorted(workflow.stages):
         raise PlanError(
             f"plan {plan.name} places the stages {sorted(placed)}, but the workflow {workflow.name} has "
@@ -210,9 +212,9 @@ def _check(plan: Plan, workflow: Workflow) -> None:
             )
     for node in plan.loops().values():
         _check_loop(plan, node, workflow)
-    for node in _nodes(plan.tree):
+    for node in nodes(plan.tree):
         if isinstance(node, Spatial):
-            used = [device for part in node.parts for device in {d for leaf in _leaves(part) for d in leaf.devices}]
+            used = [device for part in node.parts for device in {d for leaf in leaves(part) for d in leaf.devices}]
             if len(set(used)) != len(used):
                 raise PlanError(f"plan {plan.name}: the parts of a spatial node share devices: give each its own")
             if node.granularity < 0 or (node.granularity and workflow.num_blocks % node.granularity):

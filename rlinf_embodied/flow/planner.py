@@ -27,7 +27,7 @@ from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.draft import Draft, Share, is_possible, moves, price, realize
 from rlinf_embodied.flow.frontier import Block, Front, Ints, at, fitting, flatten, prune
-from rlinf_embodied.flow.plan import Devices, Node
+from rlinf_embodied.flow.plan import Devices, Node, leaves
 from rlinf_embodied.flow.pricing import Pricer
 
 EXACT_DEVICES = 16  # up to here every number of devices is tried
@@ -122,8 +122,7 @@ class Search:
         self.shares = make_shares(
             [group.num_devices for group in pricer.classes], [group.devices_per_node for group in pricer.classes]
         )
-        capacity = pricer.capacity_bytes(self.shares.counts)
-        self.capacity = np.full_like(capacity, np.inf) if ignore_memory else capacity
+        self.capacity_bytes = np.inf if ignore_memory else pricer.capacity_bytes
         self.chunk_counts = pricer.chunk_counts() if mode in (Mode.any, Mode.spatial, Mode.hybrid) else (1,)
         self.units = _units(pricer)
         self.fronts: dict[tuple[int, int], Front] = {}
@@ -154,7 +153,7 @@ class Search:
                 ]
             else:
                 blocks += collapsed
-            blocks = [fitting(block, self.capacity, self.limit_s, chunks) for block in blocks]
+            blocks = [fitting(block, self.capacity_bytes, self.limit_s, chunks) for block in blocks]
             blocks = [block for block in blocks if len(block.state)]
             if is_root and chunks == 1:
                 self._last = blocks
@@ -287,7 +286,6 @@ class Search:
         classes = self.pricer.classes
         if self.by_memory or sum(plan.draft.share) <= EXACT_DEVICES:
             return plan
-        capacity = self.pricer.capacity_bytes(np.array([plan.draft.share]))[0]
         largest = max(max(plan.draft.share) // MAX_SHARES // 2, 1)
         steps = [largest >> k for k in range(largest.bit_length())]
         smallest = min(min(g.devices_per_node for g in classes), 8) if sum(plan.draft.share) > 64 else 1
@@ -297,7 +295,7 @@ class Search:
                 better = False
                 tried = (d for i in range(len(classes)) for d in moves(plan.draft, step, i) if is_possible(d))
                 for other in map(self._priced, tried):
-                    if other.iteration_s < plan.iteration_s * (1 - 1e-9) and other.peak_bytes <= capacity:
+                    if other.iteration_s < plan.iteration_s * (1 - 1e-9) and other.peak_bytes <= self.capacity_bytes:
                         plan, better = other, True
                         break
         return plan
@@ -382,19 +380,22 @@ def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int = 4) -> list[Fo
     found = Search(pricer, mode, width=width).run()
     if found:
         return found
+    what = "plan" if mode is Mode.any else f"{mode} plan"
     smallest = Search(pricer, mode, width=width, ignore_memory=True).run()
     if not smallest:
         kinds = sorted({group.kind for group in pricer.classes})
         raise PlanError(
-            f"no {mode} plan of {pricer.workflow.name} runs on {pricer.cluster.name}: its devices ({', '.join(kinds)}) or "
+            f"no {what} of {pricer.workflow.name} runs on {pricer.cluster.name}: its devices ({', '.join(kinds)}) or "
             f"their cores do not suit the stages of profile {pricer.profile.name}, or they are too few: use another cluster"
         )
-    least = smallest[0]
-    capacity = float(pricer.capacity_bytes(np.array([least.draft.share]))[0])
+    tree = plan_tree(smallest[0], pricer)
+    device, needed = max(pricer.memory(tree).items(), key=lambda item: item[1] / pricer.memory_of(item[0]))
+    has = pricer.memory_of(device)
+    stages = ", ".join(leaf.stage for leaf in leaves(tree) if device in leaf.devices)
     raise PlanError(
-        f"no {mode} plan of {pricer.workflow.name} fits into the memory of {pricer.cluster.name}: even "
-        f"{least.draft.shape()} needs {least.peak_bytes / 1e9:.2f} GB on a device that has {capacity / 1e9:.2f} GB, "
-        f"{(least.peak_bytes - capacity) / 1e9:.2f} GB short: use devices with more memory, more of them, or less work"
+        f"no {what} of {pricer.workflow.name} fits into the memory of {pricer.cluster.name}: even "
+        f"{smallest[0].draft.shape()} needs {needed / 1e9:.2f} GB for {stages} on device {device}, which has "
+        f"{has / 1e9:.2f} GB, {(needed - has) / 1e9:.2f} GB short: use devices with more memory, more of them, or less work"
     )
 
 

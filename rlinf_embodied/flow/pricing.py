@@ -16,7 +16,7 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.cost import Price
 from rlinf_embodied.flow.graph import Edge, Loop, Workflow
-from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
+from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal, leaves, nodes
 from rlinf_embodied.flow.profile import Profile, StageProfile, WeightProfile
 
 Counts = NDArray[np.int64]
@@ -64,9 +64,22 @@ class Pricer:
         of_class = np.searchsorted(self._ends, np.asarray(devices), side="right")
         return np.bincount(of_class, minlength=len(self.classes)).astype(np.int64)[None]
 
-    def capacity_bytes(self, counts: Counts) -> NDArray[np.float64]:
-        """Returns the memory of the smallest device among the classes in use."""
-        return np.where(counts > 0, self._memory, np.inf).min(axis=-1)
+    @property
+    def capacity_bytes(self) -> float:
+        """What the bytes of a price are compared with: the memory of the largest devices.
+
+        Bytes on smaller devices are scaled up accordingly, so that one number says whether a part fits.
+        """
+        return float(self._memory.max())
+
+    def memory_of(self, device: int) -> float:
+        """Returns the bytes of a device's memory."""
+        return float(self._memory[int(np.searchsorted(self._ends, device, side="right"))])
+
+    def _scale(self, counts: Counts) -> NDArray[np.float64]:
+        """Returns the largest devices' memory over that of the smallest ones in use."""
+        smallest = np.where(counts > 0, self._memory, np.inf).min(axis=-1)
+        return np.where(np.isfinite(smallest), self.capacity_bytes / smallest, 1.0)
 
     def _bytes_per_s(self, num_devices: NDArray[np.int64]) -> NDArray[np.float64]:
         links, node = self.cluster.links, min(group.devices_per_node for group in self.classes)
@@ -118,7 +131,8 @@ class Pricer:
             first = period = measured.call_s(called, devices) * slowdown
         held = measured.resident(owned, devices)
         bit = np.where(devices == region, self.bits[stage], 0)
-        return self._resident_price(first, period, [(measured, held, measured.working(called, devices))], bit, devices)
+        stages = [(measured, held, measured.working(called, devices))]
+        return self._resident_price(first, period, stages, bit, devices, self._scale(counts))
 
     def _resident_price(
         self,
@@ -127,6 +141,7 @@ class Pricer:
         stages: Sequence[tuple[StageProfile, NDArray[np.float64], NDArray[np.float64]]],
         everywhere: NDArray[np.int64],
         devices: Counts,
+        scale: NDArray[np.float64],
     ) -> Price:
         """Returns the price of stages (profile, held, working bytes) that live on the same devices together."""
         zero = np.zeros_like(first_s)
@@ -144,9 +159,9 @@ class Pricer:
             leave_s=zero + sum(stage.park_s for stage, _, _ in stages),
             wrap_s=zero,
             weights_s=zero,
-            held_bytes=held,
-            peak_bytes=held + working,
-            parked_bytes=zero + sum(stage.parked_bytes for stage, _, _ in stages),
+            held_bytes=held * scale,
+            peak_bytes=(held + working) * scale,
+            parked_bytes=(zero + sum(stage.parked_bytes for stage, _, _ in stages)) * scale,
             everywhere=everywhere + np.zeros_like(first_s, dtype=np.int64),
             narrowest=devices,
         )
@@ -168,30 +183,35 @@ class Pricer:
         opener, answerer = self.profile.stages[loop.opener], self.profile.stages[loop.answerer]
         e, devices, owned, called = self._turn(loop.opener, counts, shards)
         p, _, _, _ = self._turn(loop.answerer, counts, shards)
+        e, p, possible = _finite(e, p)
         bootstrap = _share(p, answerer.bootstrap_fraction)
         if self.overlap_in_worker and shards > 1:
             seconds = cost.loop_apart_s(loop.chunk_steps, shards, e, p, 0.0, 0.0, bootstrap)
         else:
             seconds = cost.loop_together_s(loop.chunk_steps, shards, e, p, bootstrap)
-        seconds = seconds * loop.expected_rounds
+        seconds = np.where(possible, seconds * loop.expected_rounds, np.inf)
         parts = [(s, s.resident(owned, devices), s.working(called, devices)) for s in (opener, answerer)]
         region = counts.sum(axis=-1)
         bits = np.where(devices == region, self.bits[loop.opener] | self.bits[loop.answerer], 0)
-        return self._resident_price(seconds, seconds, parts, bits, devices)
+        return self._resident_price(seconds, seconds, parts, bits, devices, self._scale(counts))
 
     def loop_apart(self, loop: Loop, opener_counts: Counts, answerer_counts: Counts, shards: int) -> Price:
         """Returns the price of a loop whose two sides own disjoint devices."""
         opener, answerer = self.profile.stages[loop.opener], self.profile.stages[loop.answerer]
         e, e_devices, e_owned, e_called = self._turn(loop.opener, opener_counts, shards)
         p, p_devices, p_owned, p_called = self._turn(loop.answerer, answerer_counts, shards)
+        e, p, possible = _finite(e, p)
         region = opener_counts.sum(axis=-1) + answerer_counts.sum(axis=-1)
         up, down = self._wires(loop, opener_counts, answerer_counts, shards)
         bootstrap = _share(p, answerer.bootstrap_fraction)
         seconds = cost.loop_apart_s(loop.chunk_steps, shards, e, p, up, down, bootstrap) * loop.expected_rounds
+        seconds = np.where(possible, seconds, np.inf)
         none = np.zeros_like(region)
+        scales = self._scale(opener_counts), self._scale(answerer_counts)
+        facts = (opener, e_owned, e_devices, e_called, scales[0]), (answerer, p_owned, p_devices, p_called, scales[1])
         sides = [
-            self._resident_price(seconds, seconds, [(s, s.resident(owned, n), s.working(called, n))], none, n)
-            for s, owned, n, called in ((opener, e_owned, e_devices, e_called), (answerer, p_owned, p_devices, p_called))
+            self._resident_price(seconds, seconds, [(s, s.resident(owned, n), s.working(called, n))], none, n, scale)
+            for s, owned, n, called, scale in facts
         ]
         return replace(cost.side_by_side(sides[0], sides[1], 1, 0.0), first_s=seconds, period_s=seconds)
 
@@ -308,6 +328,39 @@ class Pricer:
         num_bytes = self._edge_bytes(edge.source, edge.target) * items
         return float(self._send_s(np.array([num_bytes]), np.array([lanes]), np.array([len(union)]))[0])
 
+    # --------------------------------------------------------------------------------------------------------- memory
+    def memory(self, tree: Node) -> dict[int, float]:
+        """Returns the most bytes that each device of a plan tree holds at any time of an iteration."""
+        stages_on: dict[int, list[str]] = {}
+        devices = {leaf.stage: leaf.devices for leaf in leaves(tree)}
+        for stage, owned in devices.items():
+            for device in owned:
+                stages_on.setdefault(device, []).append(stage)
+        loops = {s: loop for loop in self.workflow.loops.values() for s in (loop.opener, loop.answerer)}
+        shards = {n.loop: n.shards for n in nodes(tree) if isinstance(n, LoopNode)}
+        facts = {s: self._bytes(s, len(d), shards[loops[s].name] if s in loops else 1) for s, d in devices.items()}
+        known = {tuple(stages): self._on_device(tree, facts, set(stages))[1] for stages in stages_on.values()}
+        return {device: known[tuple(stages)] for device, stages in stages_on.items()}
+
+    def _bytes(self, stage: str, devices: int, shards: int) -> tuple[float, float, float]:
+        """Returns a stage's bytes on each of its devices: held, at its peak, parked."""
+        measured, work = self.profile.stages[stage], self.workflow
+        owned = -(-work.num_blocks // devices)
+        called = -(-owned // shards) * work.items_per_block
+        held = float(measured.resident(owned * work.items_per_block, devices))
+        return held, held + float(measured.working(called, devices)), measured.parked_bytes
+
+    def _on_device(self, node: Node, facts: dict[str, tuple[float, float, float]], here: set[str]) -> tuple[float, ...]:
+        """Returns (held, peak, parked) of a node on a device that hosts the stages `here`."""
+        if isinstance(node, Leaf):
+            return facts[node.stage] if node.stage in here else (0.0, 0.0, 0.0)
+        parts = node.stages if isinstance(node, LoopNode) else node.parts
+        resident = not isinstance(node, Temporal) or node.resident
+        total = (0.0, 0.0, 0.0)
+        for part in parts:
+            total = _shared(total, self._on_device(part, facts, here), resident)
+        return total
+
     # ---------------------------------------------------------------------------------------------------------- trees
     def price(self, tree: Node) -> Price:
         """Returns the price of a plan tree, as numbers in arrays of length 1; inf where an edge forbids its chunks."""
@@ -348,7 +401,8 @@ class Pricer:
         e, p = (self._turn(s, c, shards)[0] for s, c in ((loop.opener, opener), (loop.answerer, answerer)))
         bootstrap = p * self.profile.stages[loop.answerer].bootstrap_fraction
         seconds = np.maximum(price.first_s, cost.loop_together_s(loop.chunk_steps, shards, e, p, bootstrap))
-        bare = self._resident_price(seconds, seconds, [], np.zeros_like(opener[:, 0]), np.ones_like(opener[:, 0]))
+        one = np.ones_like(opener[:, 0])
+        bare = self._resident_price(seconds, seconds, [], 0 * one, one, 1.0 * one)
         return replace(
             bare, peak_bytes=2 * price.peak_bytes, held_bytes=2 * price.held_bytes, parked_bytes=2 * price.parked_bytes
         )
@@ -369,6 +423,23 @@ class Pricer:
         ]
         by_chunk = self.by_chunk(a_mask, b_mask, chunks)
         return self.together(cut, sides[0], sides[1], chunks, self.counts_of(union), by_chunk, node.resident)
+
+
+def _shared(a: tuple[float, ...], b: tuple[float, ...], resident: bool) -> tuple[float, ...]:
+    """Returns (held, peak, parked) of two parts that take turns on a device."""
+    if not b[1]:
+        return a
+    if not a[1]:
+        return b
+    if resident:
+        return a[0] + b[0], max(a[1] + b[0], a[0] + b[1]), a[2] + b[2]
+    return max(a[0] + b[2], a[2] + b[0]), max(a[1] + b[2], a[2] + b[1]), a[2] + b[2]
+
+
+def _finite(e: NDArray[np.float64], p: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray]:
+    """Returns both sides of a loop with 0 in the place of inf, and where both are possible."""
+    possible = np.isfinite(e) & np.isfinite(p)
+    return np.where(possible, e, 0.0), np.where(possible, p, 0.0), possible
 
 
 def _share(seconds: NDArray[np.float64], fraction: float) -> NDArray[np.float64]:

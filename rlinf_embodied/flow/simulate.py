@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlinf_embodied.flow.graph import Loop
-from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
+from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal, leaves
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.telemetry.trace import Span
 
@@ -51,13 +51,18 @@ class Simulation:
         return 1.0 - self.busy_s.get(device, 0.0) / self.iteration_s if self.iteration_s else 0.0
 
 
-def simulate(tree: Node, pricer: Pricer) -> Simulation:
+def simulate(tree: Node, pricer: Pricer, every_device: bool = True) -> Simulation:
     """Returns what happens in one iteration of a plan tree.
+
+    Args:
+        tree: what runs where.
+        pricer: the times.
+        every_device: whether each device of a stage has spans; otherwise its first one stands for all.
 
     Raises:
         AssertionError: the tree uses a stage where it cannot run, or streams along an edge that forbids it.
     """
-    run = _Run(pricer)
+    run = _Run(pricer, every_device)
     run.node(tree, [0.0], 1)
     work_s = max(run.state.free_s.values(), default=0.0)
     price = pricer.price(tree)
@@ -72,7 +77,8 @@ def simulate(tree: Node, pricer: Pricer) -> Simulation:
 class _Run:
     """One iteration; `done` holds for each stage when each of its chunks may be consumed."""
 
-    def __init__(self, pricer: Pricer) -> None:
+    def __init__(self, pricer: Pricer, every_device: bool) -> None:
+        self.every_device = every_device
         self.pricer, self.work, self.state = pricer, pricer.workflow, _State()
         self.done: dict[str, list[float]] = {}
         self.devices: dict[str, Devices] = {}
@@ -226,7 +232,8 @@ class _Run:
         return end
 
     def _span(self, name: str, leaf: Leaf, start_s: float, end_s: float, args: dict[str, object]) -> None:
-        self.state.spans += [Span(name, leaf.stage, d, f"device {d}", start_s, end_s, args) for d in leaf.devices]
+        shown = leaf.devices if self.every_device else leaf.devices[:1]
+        self.state.spans += [Span(name, leaf.stage, d, f"device {d}", start_s, end_s, args) for d in shown]
 
     def _switch(self, leaving: Node, entering: Node, after_s: float) -> float:
         """Offloads what ran last and loads what runs next, on all of their devices."""
@@ -236,15 +243,8 @@ class _Run:
         return end
 
     def _mask(self, node: Node) -> int:
-        return sum(self.pricer.bits[leaf.stage] for leaf in _leaves(node))
+        return sum(self.pricer.bits[leaf.stage] for leaf in leaves(node))
 
     def _devices(self, node: Node) -> set[int]:
-        return {device for leaf in _leaves(node) for device in leaf.devices}
+        return {device for leaf in leaves(node) for device in leaf.devices}
 
-
-def _leaves(node: Node) -> list[Leaf]:
-    if isinstance(node, Leaf):
-        return [node]
-    if isinstance(node, LoopNode):
-        return list(node.stages)
-    return [leaf for part in node.parts for leaf in _leaves(part)]
