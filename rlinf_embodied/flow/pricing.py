@@ -124,9 +124,10 @@ class Pricer:
         slowdown = np.where(allowed & (devices > 0), self._slowdown(measured, counts), np.inf)
         if measured.finish_quantiles:  # one call; what is finished flows on while the rest goes on
             called = owned
-            whole = measured.call_s(owned, devices) * slowdown
-            first = whole * measured.finish_share(1.0 / chunks)
-            period = (whole - first) / max(chunks - 1, 1) if chunks > 1 else whole
+            whole = measured.call_s(owned, devices)
+            share = float(measured.finish_share(1.0 / chunks)) if chunks > 1 else 1.0
+            first = whole * share * slowdown
+            period = whole * max((1.0 - share) / max(chunks - 1, 1), 1e-12) * slowdown
         else:
             first = period = measured.call_s(called, devices) * slowdown
         held = measured.resident(owned, devices)
