@@ -46,8 +46,8 @@ def find_profile(config: PlanningConfig) -> Profile:
         names = sorted(file.stem for file in (CONFIG_DIR / "profiles").glob("*.json"))
         if config.profile not in names:
             raise ConfigError(
-                f"profile is {config.profile!r}, but it must be one of configs/profiles ({', '.join(names)}) or a path to a "
-                ".json file: mend it"
+                f"profile is {config.profile!r}, but it must be one of configs/profiles ({', '.join(names)}), or a "
+                "path to a .json file: mend it"
             )
         path = CONFIG_DIR / "profiles" / f"{config.profile}.json"
     profile = load_profile(path)
@@ -64,8 +64,8 @@ def find_cluster(name: str) -> Cluster:
         known = [choice for choice in (name, f"emulated_{name}") if choice in choices("cluster")]
         if not known:
             raise ConfigError(
-                f"cluster is {name!r}, but it must be local, one of configs/cluster ({', '.join(choices('cluster'))}) or a "
-                "path to a .yaml file: mend it"
+                f"cluster is {name!r}, but it must be local, one of configs/cluster ({', '.join(choices('cluster'))}) "
+                "or a path to a .yaml file: mend it"
             )
         path = CONFIG_DIR / "cluster" / f"{known[0]}.yaml"
     return described_cluster(read_mapping(path), str(path))
@@ -73,7 +73,9 @@ def find_cluster(name: str) -> Cluster:
 
 def show(ranked: list[Ranked], impossible: list[Infeasible], pricer: Pricer) -> None:
     cluster = pricer.cluster
-    title = f"{pricer.workflow.name} on {cluster.name} ({cluster.description}), profile {pricer.profile.name}: predicted"
+    title = (
+        f"{pricer.workflow.name} on {cluster.name} ({cluster.description}), profile {pricer.profile.name}: predicted"
+    )
     table = Table(title=title, caption="a > b by turns, a >> b by turns with offloading, a || b side by side")
     lines = rows(ranked)
     for column in lines[0]:

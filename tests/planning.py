@@ -26,7 +26,9 @@ def cluster(devices: int = 4, memory_bytes: float = 1e12, node: int | None = Non
     return Cluster("test", "gpu", devices, cores, int(memory_bytes), groups=(group,), links=links)
 
 
-def stage(base_s: float, s_per_item: float, resident: float = 0.0, working: float = 0.0, loop: bool = False, **more) -> dict:
+def stage(
+    base_s: float, s_per_item: float, resident: float = 0.0, working: float = 0.0, loop: bool = False, **more
+) -> dict:
     """A stage that takes base_s + s_per_item * items, whatever the number of devices."""
     items = [1, 2, 64]
     table = [[base_s + s_per_item * n] for n in items]
@@ -61,13 +63,15 @@ def embodied(
     return work, profile(stages)
 
 
-def random_case(seed: int, max_stages: int = 5, max_devices: int = 6, chain: bool = False) -> Pricer:
+def random_case(seed: int, max_stages: int = 5, max_devices: int = 6, chain: bool = False, blocks: int = 12) -> Pricer:
     """A random acyclic workflow, perhaps with a loop in front, on a random cluster; `chain`: without forks and data."""
     draw = random.Random(seed)
     with_loop = draw.random() < 0.4
     names = [f"s{i}" for i in range(draw.randint(1, max_stages - 2 if with_loop else max_stages))]
     edges = [(names[draw.randrange(i)], names[i]) for i in range(1, len(names))]
-    edges += [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if draw.random() < 0.25 and (a, b) not in edges]
+    edges += [
+        (a, b) for i, a in enumerate(names) for b in names[i + 1 :] if draw.random() < 0.25 and (a, b) not in edges
+    ]
     edges = list(itertools.pairwise(names)) if chain else edges
     stages = {name: _random_stage(draw, False) for name in names}
     loops, weights = {}, ()
@@ -81,7 +85,7 @@ def random_case(seed: int, max_stages: int = 5, max_devices: int = 6, chain: boo
     joined = tuple(
         Edge(a, b, granularities=() if draw.random() < 0.7 and a != "policy" else (WHOLE,)) for a, b in edges
     )
-    work = Workflow("random", draw.choice([6, 12]), specs, joined, weights, loops)
+    work = Workflow("random", draw.choice([6, blocks]), specs, joined, weights, loops)
     bytes_per_item = {f"{a}->{b}": 0.0 if chain else draw.choice([0.0, 0.0, 2e8, 1e9]) for a, b in edges}
     if with_loop:
         bytes_per_item |= {"env->policy": draw.choice([0.0, 3e8]), "policy->env": draw.choice([0.0, 1e7])}
@@ -107,7 +111,7 @@ def _random_stage(draw: random.Random, loop: bool) -> dict:
     )
 
 
-# ------------------------------------------------------------------------------------------------ exhaustive enumeration
+# ----------------------------------------------------------------------------------------------- exhaustive enumeration
 def all_trees(pricer: Pricer) -> tuple[float, int]:
     """Returns the least seconds per iteration over every tree that fits into memory, and how many trees there are.
 
@@ -193,10 +197,12 @@ def _flat(price: Price) -> Price:
 
 
 def _concatenate(prices: Sequence[Price]) -> Price:
-    return Price(**{name: np.concatenate([_fields(_flat(p))[name] for p in prices]) for name in Price.__dataclass_fields__})
+    return Price(
+        **{name: np.concatenate([_fields(_flat(p))[name] for p in prices]) for name in Price.__dataclass_fields__}
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- random trees
+# --------------------------------------------------------------------------------------------------------- random trees
 def random_tree(pricer: Pricer, draw: random.Random) -> Node:
     """Any valid tree, good or bad; chunked where the edges allow it."""
     mask = sum(pricer.bits.values())

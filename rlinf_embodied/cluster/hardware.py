@@ -1,4 +1,4 @@
-"""What there is to run on, as plain values: accelerators, or cores where there is no accelerator; one machine or many."""
+"""What there is to run on, as plain values: accelerators, or cores where there are none; one machine or many."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from rlinf_embodied.errors import ConfigError
+
+_Schema = TypeVar("_Schema", "NodeGroup", "Links")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +137,7 @@ def described_cluster(data: Mapping[str, object], path: str) -> Cluster:
     )
 
 
-def _record(schema: type, data: object, path: str):  # noqa: ANN202 - an instance of schema
+def _record(schema: type[_Schema], data: object, path: str) -> _Schema:
     """Returns a dataclass of positive numbers (and texts) from plain data."""
     names = [entry.name for entry in fields(schema)]
     body = dict(data) if isinstance(data, Mapping) else {}

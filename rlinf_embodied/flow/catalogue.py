@@ -71,7 +71,7 @@ def workflow_for(profile: Profile, name: str | None = None) -> Workflow:
     if work is None or work.workflow not in ("embodied", "reasoning") or (name and name != work.workflow):
         has = None if work is None else work.workflow
         raise ConfigError(
-            f"profile {profile.name}: workload.workflow is {has!r}, but {name or 'embodied or reasoning'} is asked for: "
-            "use a profile of that workflow"
+            f"profile {profile.name}: workload.workflow is {has!r}, but {name or 'embodied or reasoning'} is asked "
+            "for: use a profile of that workflow"
         )
     return embodied_workflow(work) if work.workflow == "embodied" else reasoning_workflow(work, tuple(profile.stages))

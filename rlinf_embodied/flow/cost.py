@@ -1,15 +1,15 @@
 """What a plan costs: the formulas, on single numbers and on arrays of candidates alike.
 
 A node's price says when its chunks come out if its input is there at once: the first after `first_s`, the others every
-`period_s`.  K chunks take first_s + (K - 1) * period_s.  Downstream of a slower part its period is that part's, which is
-why a pipeline's period is the largest of all, and its first output the sum.
+`period_s`.  K chunks take first_s + (K - 1) * period_s.  Downstream of a slower part its period is that part's,
+which is why a pipeline's period is the largest of all, and its first output the sum.
 
     pipeline   first = first_a + transfer + first_b              period = max(period_a, transfer, period_b)
     turns      first = first_a + first_b                         period = first_a + first_b
     barrier    all K chunks of a, the switch, then b's chunks    a's period matters before it, b's behind it
 
-A barrier cuts a price in two segments: (first_s, period_s) before it, (rest_s, last_s) behind; rest_s runs from the last
-output before the barrier to the first one behind.
+A barrier cuts a price in two segments: (first_s, period_s) before it, (rest_s, last_s) behind; rest_s runs from the
+last output before the barrier to the first one behind.
 """
 
 from __future__ import annotations
@@ -19,36 +19,39 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-Number = NDArray[np.float64] | float
+Array = NDArray[np.float64]
+Number = Array | float  # what a formula takes
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
     """Seconds, bytes on the fullest device, and what the node must know of its context; numbers or arrays alike."""
 
-    first_s: Number = 0.0
-    period_s: Number = 0.0
-    barrier: Number = 0.0  # 1: rest_s and last_s hold
-    rest_s: Number = 0.0
-    last_s: Number = 0.0
-    enter_s: Number = 0.0  # loading what runs first
-    leave_s: Number = 0.0  # offloading what ran last
-    wrap_s: Number = 0.0  # from the end of an iteration to the start of the next one: switches back
-    weights_s: Number = 0.0  # sending new weights at the end of an iteration
-    held_bytes: Number = 0.0  # while others run
-    peak_bytes: Number = 0.0  # at worst, while itself runs
-    parked_bytes: Number = 0.0  # once offloaded
-    everywhere: Number = 0  # bit mask of the stages that run on every device of the node
-    narrowest: Number = 1  # devices of the stage that has the fewest: how many may send or receive at once, at least
+    first_s: Array
+    period_s: Array
+    barrier: Array  # 1: rest_s and last_s hold
+    rest_s: Array
+    last_s: Array
+    enter_s: Array  # loading what runs first
+    leave_s: Array  # offloading what ran last
+    wrap_s: Array  # from the end of an iteration to the start of the next one: switches back
+    weights_s: Array  # sending new weights at the end of an iteration
+    held_bytes: Array  # while others run
+    peak_bytes: Array  # at worst, while itself runs
+    parked_bytes: Array  # once offloaded
+    everywhere: NDArray[np.int64]  # bit mask of the stages that run on every device of the node
+    narrowest: NDArray[
+        np.int64
+    ]  # devices of the stage that has the fewest: how many may send or receive at once, at least
 
 
-def total_s(price: Price, chunks: int) -> Number:
+def total_s(price: Price, chunks: int) -> Array:
     """Returns seconds from the first input to the last output of `chunks` chunks."""
     behind = price.rest_s + _further(chunks, price.last_s)
     return price.first_s + _further(chunks, price.period_s) + _if(price.barrier, behind)
 
 
-def iteration_s(price: Price, chunks: int = 1) -> Number:
+def iteration_s(price: Price, chunks: int = 1) -> Array:
     """Returns seconds per iteration: the work, the switches back, and the new weights."""
     return total_s(price, chunks) + price.wrap_s + price.weights_s
 
@@ -92,7 +95,13 @@ def side_by_side(a: Price, b: Price, chunks: int, weights_s: Number) -> Price:
 
 def _apart(a: Price, b: Price, weights_s: Number) -> Price:
     """Returns what disjoint devices make of two prices: every device has its own switches and memory."""
+    zero = np.zeros_like(a.peak_bytes + b.peak_bytes)  # times are the caller's
     return Price(
+        first_s=zero,
+        period_s=zero,
+        barrier=zero,
+        rest_s=zero,
+        last_s=zero,
         enter_s=np.maximum(a.enter_s, b.enter_s),
         leave_s=np.maximum(a.leave_s, b.leave_s),
         wrap_s=np.maximum(a.wrap_s, b.wrap_s),
@@ -100,7 +109,7 @@ def _apart(a: Price, b: Price, weights_s: Number) -> Price:
         held_bytes=np.maximum(a.held_bytes, b.held_bytes),
         peak_bytes=np.maximum(a.peak_bytes, b.peak_bytes),
         parked_bytes=np.maximum(a.parked_bytes, b.parked_bytes),
-        everywhere=np.zeros_like(a.peak_bytes + b.peak_bytes, dtype=np.int64),
+        everywhere=np.zeros_like(zero, dtype=np.int64),
         narrowest=np.minimum(a.narrowest, b.narrowest),
     )
 
@@ -157,7 +166,7 @@ def switching(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number
     )
 
 
-def _until(a: Price, b: Price, chunks: int, wait_s: Number) -> Number:
+def _until(a: Price, b: Price, chunks: int, wait_s: Number) -> Array:
     """Returns seconds from the last output before a's first barrier to b's first output behind b's last barrier."""
     rest_of_a = _if(a.barrier, a.rest_s + _further(chunks, a.last_s))
     inside_b = _if(b.barrier, _further(chunks, b.period_s) + b.rest_s)
@@ -166,12 +175,12 @@ def _until(a: Price, b: Price, chunks: int, wait_s: Number) -> Number:
 
 def loop_apart_s(
     steps: Number, shards: Number, e: Number, p: Number, up_s: Number, down_s: Number, bootstrap_s: Number
-) -> Number:
+) -> Array:
     """Returns the seconds of a loop whose two sides own disjoint devices, with FIFO queues on both.
 
-    max(H*P*e + p + o, H*P*p + e + o, H*(e + p + 2*o) - o + (P - 1)*max(e, p)) for o = up = down, and what happens at the
-    ends: the opening message before the first call of the policy, a closing one and the bootstrap call behind each shard's
-    last step.
+    max(H*P*e + p + o, H*P*p + e + o, H*(e + p + 2*o) - o + (P - 1)*max(e, p)) for o = up = down, and what happens at
+    the ends: the opening message before the first call of the policy, a closing one and the bootstrap call behind each
+    shard's last step.
 
     Args:
         steps: H, chunk-steps.
@@ -190,22 +199,22 @@ def loop_apart_s(
     return up_s + np.maximum(np.maximum(simulator_bound, policy_bound), chain)
 
 
-def loop_together_s(steps: Number, shards: Number, e: Number, p: Number, bootstrap_s: Number) -> Number:
+def loop_together_s(steps: Number, shards: Number, e: Number, p: Number, bootstrap_s: Number) -> Array:
     """Returns the seconds of a loop whose two sides share their devices: H * P * (e + p), and P bootstrap calls."""
-    return shards * (steps * (e + p) + bootstrap_s)
+    return np.asarray(shards * (steps * (e + p) + bootstrap_s))
 
 
-def _further(chunks: int, period_s: Number) -> Number:
+def _further(chunks: int, period_s: Number) -> Array:
     """Returns the seconds for all chunks but the first; none where there is only one, however long a period is."""
-    return (chunks - 1) * period_s if chunks > 1 else np.zeros_like(period_s)
+    return np.asarray((chunks - 1) * period_s) if chunks > 1 else np.zeros_like(period_s)
 
 
-def _if(barrier: Number, seconds: Number) -> Number:
+def _if(barrier: Number, seconds: Number) -> Array:
     """Returns the seconds where there is a barrier, 0 elsewhere (also where they are infinite)."""
     return np.where(np.asarray(barrier) > 0, seconds, 0.0)
 
 
-def _int(value: Number) -> NDArray[np.int64]:
+def _int(value: Array | NDArray[np.int64] | float) -> NDArray[np.int64]:
     return np.asarray(value).astype(np.int64)
 
 

@@ -111,7 +111,9 @@ def moves(draft: Draft, step: int, class_: int) -> Iterator[Draft]:
     change = tuple(step if i == class_ else 0 for i in range(len(draft.share)))
     back = tuple(-n for n in change)
     if draft.split:
-        yield from (replace(draft, split=(_add(draft.split[0], a), _add(draft.split[1], b))) for a, b in _both(change, back))
+        yield from (
+            replace(draft, split=(_add(draft.split[0], a), _add(draft.split[1], b))) for a, b in _both(change, back)
+        )
     for i, part in enumerate(draft.parts):
         for other in moves(part, step, class_):
             yield replace(draft, parts=(*draft.parts[:i], other, *draft.parts[i + 1 :]))
@@ -148,7 +150,9 @@ def realize(draft: Draft, pools: tuple[Devices, ...], pricer: Pricer, chunks: in
     if draft.kind == "loop":
         loop = pricer.workflow.loops[draft.name]
         sides = _divide(pools, draft.split) if draft.split else [pools, pools]
-        leaves = tuple(Leaf(s, _first(side, num_blocks)) for s, side in zip((loop.opener, loop.answerer), sides, strict=True))
+        leaves = tuple(
+            Leaf(s, _first(side, num_blocks)) for s, side in zip((loop.opener, loop.answerer), sides, strict=True)
+        )
         return LoopNode(draft.name, leaves, draft.shards)
     if draft.kind == "temporal":
         return Temporal(tuple(realize(part, pools, pricer, chunks) for part in draft.parts), draft.resident)

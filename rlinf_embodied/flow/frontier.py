@@ -19,10 +19,24 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class How:
+    """How a block of candidates was made: all that is needed to build their drafts."""
+
+    kind: str
+    name: str = ""
+    classes: tuple[int, ...] = ()
+    shards: int = 1
+    resident: bool = True
+    chunks: int = 1  # of both parts' fronts
+    masks: tuple[int, int] = (0, 0)
+    own_chunks: int = 1  # of a spatial node that hands everything on at its end
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """Candidates made in the same way; one entry per candidate, all arrays [n]."""
 
-    how: object  # what the planner needs to rebuild the plan
+    how: How
     state: Ints  # which share of the cluster
     price: Price
     left: Ints  # the candidate of the first part, in its front
@@ -37,7 +51,7 @@ class Front:
     block: Ints  # which of `made` a candidate came from
     left: Ints
     right: Ints
-    made: tuple[object, ...]
+    made: tuple[How, ...]
 
     @property
     def width(self) -> int:
@@ -66,9 +80,7 @@ def join(blocks: Sequence[Block]) -> tuple[Price, Ints, Ints, Ints, Ints]:
 def fitting(block: Block, capacity_bytes: float, limit_s: float, chunks: int) -> Block:
     """Returns the candidates of a block that fit into memory and are not slower than `limit_s`."""
     seconds = cost.iteration_s(block.price, chunks)
-    keep = np.flatnonzero(
-        np.isfinite(seconds) & (seconds <= limit_s) & (block.price.peak_bytes <= capacity_bytes)
-    )
+    keep = np.flatnonzero(np.isfinite(seconds) & (seconds <= limit_s) & (block.price.peak_bytes <= capacity_bytes))
     return Block(block.how, block.state[keep], cost.select(block.price, keep), block.left[keep], block.right[keep])
 
 

@@ -1,10 +1,10 @@
 """The macro flow: stages, edges and loops of a workflow, declared without instantiating anything.
 
-    env <==> policy      loop "rollout": H chunk-steps of P shards, possibly repeated
-     |         |
-     +-> actor <-+       data edges, block by block
-           |
-           +~~> policy   weight edge: a new policy version
+env <==> policy      loop "rollout": H chunk-steps of P shards, possibly repeated
+ |         |
+ +-> actor <-+       data edges, block by block
+       |
+       +~~> policy   weight edge: a new policy version
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class StageSpec:
 class Edge:
     """Data of `source` that `target` consumes, one payload per block.
 
-    `granularities` are the chunks, in blocks, in which the data may flow on; `target` needs all of it where only WHOLE is
-    allowed, and any divisor of the number of blocks is allowed where the tuple is empty.
+    `granularities` are the chunks, in blocks, in which the data may flow on; `target` needs all of it where only WHOLE
+    is allowed, and any divisor of the number of blocks is allowed where the tuple is empty.
     """
 
     source: str
@@ -73,7 +73,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A cycle of two stages for `chunk_steps` turns: `opener` shows, `answerer` acts; repeated at most `max_rounds` times.
+    """A cycle of two stages for `chunk_steps` turns: `opener` shows, `answerer` acts; at most `max_rounds` times over.
 
     After each round `judge` sees the opener's reports of all rounds so far (a list per round, in order of workers).
     """

@@ -133,7 +133,9 @@ def parse_devices(text: object, num_devices: int, path: str) -> Devices:
             ) from None
         devices = tuple(range(int(low * num_devices), int(high * num_devices)))
     if not devices:
-        raise PlanError(f"{path}.devices is {text!r}, which is no device of {num_devices}: use a larger cluster or range")
+        raise PlanError(
+            f"{path}.devices is {text!r}, which is no device of {num_devices}: use a larger cluster or range"
+        )
     if min(devices) < 0 or max(devices) >= num_devices:
         raise PlanError(
             f"{path}.devices is {text!r}, but the cluster has the devices 0..{num_devices - 1}: "
@@ -156,7 +158,9 @@ def _parse(data: object, num_devices: int, path: str) -> Node:
         stages = tuple(Leaf(s, parse_devices(d, num_devices, f"{here}.{s}")) for s, d in body["stages"].items())
         return LoopNode(body["name"], stages, int(body.get("shards", 1)))
     except (KeyError, TypeError) as error:
-        raise PlanError(f"{here} is {body!r}, and {error} is missing or of the wrong kind: mend the plan file") from error
+        raise PlanError(
+            f"{here} is {body!r}, and {error} is missing or of the wrong kind: mend the plan file"
+        ) from error
 
 
 def _parse_parts(kind: str, body: object, num_devices: int, here: str) -> Node:
@@ -169,7 +173,12 @@ def _parse_parts(kind: str, body: object, num_devices: int, here: str) -> Node:
     nodes = tuple(_parse(part, num_devices, f"{here}[{i}]") for i, part in enumerate(parts))
     if kind == "temporal":
         return Temporal(nodes, bool(data.get("resident", True)))
-    return Spatial(nodes, int(data.get("granularity", WHOLE)))
+    return Spatial(nodes, int(str(data.get("granularity", WHOLE))))
+
+
+def _least(variant: Mapping[str, object]) -> int:
+    """Returns the number of devices that a variant of a plan needs at least."""
+    return int(str(variant.get("min_devices", 1)))
 
 
 def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, workflow: Workflow) -> Plan:
@@ -184,14 +193,14 @@ def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, 
     Raises:
         PlanError: no variant fits, a stage is missing or unknown, or there are too few blocks.
     """
-    fitting = [variant for variant in trees if int(variant.get("min_devices", 1)) <= num_devices]
+    fitting = [variant for variant in trees if _least(variant) <= num_devices]
     if not fitting:
-        least = min(int(variant.get("min_devices", 1)) for variant in trees)
+        least = min(_least(variant) for variant in trees)
         raise PlanError(
             f"plan {name} needs at least {least} devices, but cluster.num_devices is {num_devices}: "
             "use plan=collocated or a larger cluster"
         )
-    variant = max(fitting, key=lambda v: int(v.get("min_devices", 1)))
+    variant = max(fitting, key=lambda v: _least(v))
     plan = Plan(name, num_devices, _parse(variant["tree"], num_devices, f"plan.{name}"))
     _check(plan, workflow)
     return plan

@@ -1,9 +1,10 @@
 """Finds the best plan tree for a workflow on a cluster, and says why the others lost.
 
     1. units        a loop counts as one node; the rest is a graph without cycles
-    2. shares       the sizes that a part of the cluster may have: every number of devices on small clusters, whole nodes
-                    on large ones, per class of devices where it is mixed
-    3. alone        price every unit on every share: leaves, and loops together or apart with every split and shard count
+    2. shares       the sizes that a part of the cluster may have: every number of devices on small clusters, whole
+                    nodes on large ones, per class of devices where it is mixed
+    3. alone        price every unit on every share: leaves, and loops together or apart with every split and shard
+                    count
     4. combine      sets of units in order of size, every cut in two: taking turns (resident or switching) on one share,
                     or side by side on every split of it, for every number of chunks; keep the undominated candidates
     5. build        the candidates for all units on the whole cluster become trees; on large clusters single nodes (and
@@ -16,7 +17,7 @@ Step 4 is a recursion over all differences of predecessor-closed sets: sub-plans
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -26,13 +27,16 @@ from numpy.typing import NDArray
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.draft import Draft, Share, is_possible, moves, price, realize
-from rlinf_embodied.flow.frontier import Block, Front, Ints, at, fitting, flatten, prune
+from rlinf_embodied.flow.frontier import Block, Front, How, Ints, at, fitting, flatten, prune
+from rlinf_embodied.flow.graph import Loop
 from rlinf_embodied.flow.plan import Devices, Node, leaves
 from rlinf_embodied.flow.pricing import Pricer
 
 EXACT_DEVICES = 16  # up to here every number of devices is tried
 MAX_SHARES = 16  # sizes per class on larger clusters
-SMALL_WIDTH = 8  # candidates kept per set of units and share: with 8 nothing was lost in 120 random cases, with 4 up to 7 %
+SMALL_WIDTH = (
+    8  # candidates kept per set of units and share: with 8 nothing was lost in 120 random cases, with 4 up to 7 %
+)
 LARGE_WIDTH = 4  # on larger clusters
 NUM_RANKED = 12  # plans of different shape that are returned
 NUM_IMPROVED = 4  # of them, those whose parts are fitted node by node
@@ -91,25 +95,17 @@ def _unit(num_devices: int, node: int, per_class: int) -> int:
     return min(inside) if inside else node * -(-num_devices // (node * per_class))
 
 
-@dataclass(frozen=True, slots=True)
-class _How:
-    """How a block of candidates was made: all that is needed to build their drafts."""
-
-    kind: str
-    name: str = ""
-    classes: tuple[int, ...] = ()
-    shards: int = 1
-    resident: bool = True
-    chunks: int = 1  # of both parts' fronts
-    masks: tuple[int, int] = (0, 0)
-    own_chunks: int = 1  # of a spatial node that hands everything on at its end
-
-
 class Search:
     """Steps 1 to 5 for one workflow, profile and cluster."""
 
     def __init__(
-        self, pricer: Pricer, mode: Mode = Mode.any, *, width: int = SMALL_WIDTH, ignore_memory: bool = False, limit_s: float = np.inf
+        self,
+        pricer: Pricer,
+        mode: Mode = Mode.any,
+        *,
+        width: int = SMALL_WIDTH,
+        ignore_memory: bool = False,
+        limit_s: float = np.inf,
     ) -> None:
         """Prepares a search.
 
@@ -128,7 +124,7 @@ class Search:
         self.chunk_counts = pricer.chunk_counts() if mode in (Mode.any, Mode.spatial, Mode.hybrid) else (1,)
         self.units = _units(pricer)
         self.fronts: dict[tuple[int, int], Front] = {}
-        self._last: list[Block] = []
+        self._last: list[Block] = []  # what was found for all units, before any of it is dropped
 
     # ---------------------------------------------------------------------------------------------------- steps 3 and 4
     def run(self) -> list[Found]:
@@ -177,27 +173,26 @@ class Search:
                     first_s=np.where(present, leaf.first_s, np.inf),
                     everywhere=np.where(same, leaf.everywhere, 0),
                 )
-                yield Block(_How("leaf", loop, classes=classes), np.arange(len(counts)), leaf, none, none)
+                yield Block(How("leaf", loop, classes=classes), np.arange(len(counts)), leaf, none, none)
             return
         if chunks > 1:  # a loop hands its blocks on when its episodes have ended
             return
         if self.mode in (Mode.any, Mode.temporal):
             for shards in loop.shards if self.pricer.overlap_in_worker else (1,):
                 together = self.pricer.loop_together(loop, counts, shards)
-                yield Block(_How("loop", loop.name, shards=shards), np.arange(len(counts)), together, none, none)
+                yield Block(How("loop", loop.name, shards=shards), np.arange(len(counts)), together, none, none)
         if self.mode in (Mode.any, Mode.spatial, Mode.hybrid):
             first, second, total = self.shares.first, self.shares.second, self.shares.total
             for shards in loop.shards:
                 apart = self.pricer.loop_apart(loop, counts[first], counts[second], shards)
-                yield Block(_How("loop", loop.name, shards=shards, masks=(1, 1)), total, apart, first, second)
+                yield Block(How("loop", loop.name, shards=shards, masks=(1, 1)), total, apart, first, second)
 
     def _combined(self, mask: int, chunks: int) -> Iterator[Block]:
         """Step 4: a set of units, cut in two in every way."""
         for first, second in _cuts(mask, list(self.units), self._before()):
-            fronts = self.fronts.get((first, chunks)), self.fronts.get((second, chunks))
-            if fronts[0] is None or fronts[1] is None:
+            a, b = self.fronts.get((first, chunks)), self.fronts.get((second, chunks))
+            if a is None or b is None:
                 continue
-            a, b = fronts
             if self.mode is not Mode.spatial:
                 yield from self._by_turns(first, second, a, b, chunks)
             dependent = self.pricer.cut(first, second).dependent
@@ -215,7 +210,7 @@ class Search:
             joined = self.pricer.together(cut, *sides, chunks, counts[:, None, None], by_chunk, resident)
             if chunks == 1:
                 joined = cost.collapse(joined, 1)
-            how = _How("temporal", chunks=chunks, masks=(first, second), resident=resident)
+            how = How("temporal", chunks=chunks, masks=(first, second), resident=resident)
             yield Block(how, state, flatten(joined, shape), left, right)
 
     def _side_by_side(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Block]:
@@ -233,7 +228,7 @@ class Search:
         )
         if chunks == 1:
             joined = cost.collapse(joined, 1)
-        how = _How("spatial", chunks=chunks, masks=(first, second))
+        how = How("spatial", chunks=chunks, masks=(first, second))
         yield Block(how, state, flatten(joined, (len(i), a.width, b.width)), left, right)
 
     # ----------------------------------------------------------------------------------------------------------- step 5
@@ -257,7 +252,7 @@ class Search:
                 found[draft.shape()] = self._improved(plan) if len(found) < NUM_IMPROVED else plan
         return sorted(found.values(), key=lambda plan: plan.peak_bytes if self.by_memory else plan.iteration_s)
 
-    def _draft(self, how: _How, left: int, right: int, share: Share) -> Draft:
+    def _draft(self, how: How, left: int, right: int, share: Share) -> Draft:
         """Returns the draft of a candidate on a share (that of its state, or a little more)."""
         if how.kind == "leaf":
             return Draft("leaf", share, how.name, classes=how.classes)
@@ -304,10 +299,10 @@ class Search:
 
 
 # --------------------------------------------------------------------------------------------------------- small pieces
-def _units(pricer: Pricer) -> dict[int, object]:
+def _units(pricer: Pricer) -> dict[int, str | Loop]:
     """Step 1: returns bit mask -> stage name or Loop, in the order of the data edges."""
     loops = {stage: loop for loop in pricer.workflow.loops.values() for stage in (loop.opener, loop.answerer)}
-    units: dict[int, object] = {}
+    units: dict[int, str | Loop] = {}
     for stage in pricer.workflow.order():
         if stage in loops:
             loop = loops[stage]
@@ -317,7 +312,7 @@ def _units(pricer: Pricer) -> dict[int, object]:
     return units
 
 
-def _intervals(units: dict[int, object], before: dict[int, int]) -> list[int]:
+def _intervals(units: Mapping[int, object], before: dict[int, int]) -> list[int]:
     """Returns all differences of two predecessor-closed sets of units, as masks, the small ones first."""
     closed = {0}
     for _ in units:
@@ -352,7 +347,7 @@ def _rest(share: Share, mine: Share) -> Share:
     return tuple(a - b for a, b in zip(share, mine, strict=True))
 
 
-def _flat(how: _How, parts: tuple[Draft, ...]) -> tuple[Draft, ...]:
+def _flat(how: How, parts: tuple[Draft, ...]) -> tuple[Draft, ...]:
     """Returns the parts with those of the same kind of node opened: a > (b > c) is a > b > c.
 
     Side by side, a || (b || c) is not (a || b) || c where c waits for a but not for b; only the latter is opened.
@@ -389,12 +384,13 @@ def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) 
         kinds = sorted({group.kind for group in pricer.classes})
         raise PlanError(
             f"no {what} of {pricer.workflow.name} runs on {pricer.cluster.name}: its devices ({', '.join(kinds)}) or "
-            f"their cores do not suit the stages of profile {pricer.profile.name}, or they are too few: use another cluster"
+            f"their cores do not suit the stages of profile {pricer.profile.name}, or they are "
+            "too few: use another cluster"
         )
     if smallest[0].peak_bytes <= pricer.capacity_bytes:
         raise PlanError(
-            f"no {what} of {pricer.workflow.name} on {pricer.cluster.name} is worth trying: taking turns on all devices is at "
-            "least as good for every set of its stages: use plan=auto"
+            f"no {what} of {pricer.workflow.name} on {pricer.cluster.name} is worth trying: taking turns on all "
+            "devices is at least as good for every set of its stages: use plan=auto"
         )
     tree = plan_tree(smallest[0], pricer)
     device, needed = max(pricer.memory(tree).items(), key=lambda item: item[1] / pricer.memory_of(item[0]))
@@ -403,7 +399,8 @@ def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) 
     raise PlanError(
         f"no {what} of {pricer.workflow.name} fits into the memory of {pricer.cluster.name}: even "
         f"{smallest[0].draft.shape()} needs {needed / 1e9:.2f} GB for {stages} on device {device}, which has "
-        f"{has / 1e9:.2f} GB, {(needed - has) / 1e9:.2f} GB short: use devices with more memory, more of them, or less work"
+        f"{has / 1e9:.2f} GB, {(needed - has) / 1e9:.2f} GB short: use devices with more memory, more of them, or less "
+        "work"
     )
 
 

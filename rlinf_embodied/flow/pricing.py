@@ -1,7 +1,7 @@
 """Prices of a workflow's stages and loops on given devices, from a profile; and of any plan tree made of them.
 
-Devices are given as counts per class (a node group of the cluster), arrays [n, classes], so that one call prices a stage
-on many shares of a cluster.  A number of devices that a stage cannot use has first_s = inf.
+Devices are given as counts per class (a node group of the cluster), arrays [n, classes], so that one call prices a
+stage on many shares of a cluster.  A number of devices that a stage cannot use has first_s = inf.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ class Cut:
 class Pricer:
     """Knows workflow, profile and cluster; all methods are pure (what a search asks for often is remembered)."""
 
-    def __init__(self, workflow: Workflow, profile: Profile, cluster: Cluster, *, overlap_in_worker: bool = False) -> None:
+    def __init__(
+        self, workflow: Workflow, profile: Profile, cluster: Cluster, *, overlap_in_worker: bool = False
+    ) -> None:
         """Checks that the profile covers the workflow.
 
         Args:
             workflow: the macro graph.
             profile: what its stages cost.
             cluster: what there is to run on.
-            overlap_in_worker: whether the two sides of a loop run at once in one worker, where the one works on CPU cores
-                and the other is launched to the device asynchronously.
+            overlap_in_worker: whether the two sides of a loop run at once in one worker, where the one works on CPU
+                cores and the other is launched to the device asynchronously.
 
         Raises:
             ConfigError: the profile lacks a stage.
@@ -216,7 +218,7 @@ class Pricer:
         ]
         return replace(cost.side_by_side(sides[0], sides[1], 1, 0.0), first_s=seconds, period_s=seconds)
 
-    def _wires(self, loop: Loop, opener: Counts, answerer: Counts, shards: int) -> tuple[cost.Number, cost.Number]:
+    def _wires(self, loop: Loop, opener: Counts, answerer: Counts, shards: int) -> tuple[cost.Array, cost.Array]:
         """Returns the seconds that a shard's message needs to the answerer, and back."""
         a, b = opener.sum(axis=-1), answerer.sum(axis=-1)
         lanes = np.minimum(np.minimum(a, b), self.workflow.num_blocks)
@@ -276,7 +278,9 @@ class Pricer:
         lanes = np.minimum(a.narrowest, b.narrowest)
         return cost.pipeline(a, b, chunks, self._send_s(num_bytes, lanes, region), weights)
 
-    def together(self, cut: Cut, a: Price, b: Price, chunks: int, counts: Counts, by_chunk: bool, resident: bool) -> Price:
+    def together(
+        self, cut: Cut, a: Price, b: Price, chunks: int, counts: Counts, by_chunk: bool, resident: bool
+    ) -> Price:
         """Returns the price of two parts that take turns on the same devices.
 
         What both sides do on every device stays in its process; the rest moves.
@@ -313,7 +317,7 @@ class Pricer:
     def turn_seconds(
         self, loop: Loop, opener: Sequence[int], answerer: Sequence[int], shards: int
     ) -> tuple[float, float, float, float, float]:
-        """Returns the seconds of a loop's turn for one shard: opener, answerer, to and from the latter, its last call."""
+        """Returns the seconds of a loop's turn for one shard: opener, answerer, to the latter, back, its last call."""
         a, b = self.counts_of(opener), self.counts_of(answerer)
         e, p = self._turn(loop.opener, a, shards)[0], self._turn(loop.answerer, b, shards)[0]
         up, down = self._wires(loop, a, b, shards) if set(opener) != set(answerer) else (np.zeros(1), np.zeros(1))
@@ -372,7 +376,9 @@ class Pricer:
             return self.leaf(node.stage, self.counts_of(node.devices), chunks), self.bits[node.stage], node.devices
         if isinstance(node, LoopNode):
             return self._price_loop(node, chunks)
-        own = 1 if not isinstance(node, Spatial) or not node.granularity else self.workflow.num_blocks // node.granularity
+        own = (
+            1 if not isinstance(node, Spatial) or not node.granularity else self.workflow.num_blocks // node.granularity
+        )
         inner = own if chunks == 1 else chunks
         price, mask, devices = self._price(node.parts[0], inner)
         for part in node.parts[1:]:
@@ -403,7 +409,7 @@ class Pricer:
         bootstrap = p * self.profile.stages[loop.answerer].bootstrap_fraction
         seconds = np.maximum(price.first_s, cost.loop_together_s(loop.chunk_steps, shards, e, p, bootstrap))
         one = np.ones_like(opener[:, 0])
-        bare = self._resident_price(seconds, seconds, [], 0 * one, one, 1.0 * one)
+        bare = self._resident_price(seconds, seconds, [], 0 * one, one, np.ones_like(seconds))
         return replace(
             bare, peak_bytes=2 * price.peak_bytes, held_bytes=2 * price.held_bytes, parked_bytes=2 * price.parked_bytes
         )

@@ -1,4 +1,4 @@
-"""What the stages cost on real devices: a JSON file of measured seconds and bytes, and how it is read between the points.
+"""What the stages cost on real devices: a JSON file of measured seconds and bytes, and how it is read between points.
 
 One stage of such a file (every name carries its unit; a loop's stage has s_per_chunk_step in the place of s_per_call):
 
@@ -13,6 +13,7 @@ One stage of such a file (every name carries its unit; a loop's stage has s_per_
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -29,7 +30,15 @@ Floats = NDArray[np.float64]
 
 _STAGE_TABLES = ("s_per_call", "s_per_chunk_step", "resident_bytes", "working_bytes")
 _STAGE_NUMBERS = ("parked_bytes", "park_s", "unpark_s", "cores_per_device", "bootstrap_fraction", "spread_s")
-_STAGE_KEYS = (*_STAGE_TABLES, *_STAGE_NUMBERS, "items_per_device", "devices", "kind_factors", "finish_quantiles", "note")
+_STAGE_KEYS = (
+    *_STAGE_TABLES,
+    *_STAGE_NUMBERS,
+    "items_per_device",
+    "devices",
+    "kind_factors",
+    "finish_quantiles",
+    "note",
+)
 _WEIGHT_KEYS = ("bytes", "export_s", "install_s")
 _KEYS = (
     *("format", "name", "device_kind", "fingerprint", "workload", "sources", "stages"),
@@ -39,7 +48,7 @@ _WORKLOAD_KEYS = ("workflow", "num_items", "items_per_block", "chunk_steps", "ex
 
 
 def interpolate(x: ArrayLike, xs: Floats, ys: Floats) -> Floats:
-    """Returns y at x: piecewise linear, by the last slope beyond the last point (never falling), constant below the first.
+    """Returns y at x: piecewise linear, by the last slope beyond the last point (never falling), constant below.
 
     Args:
         x: any shape [...].
@@ -109,7 +118,7 @@ class StageProfile:
         if not self.finish_quantiles:
             return np.ones_like(np.asarray(share_of_items, float))
         xs, ys = np.array(self.finish_quantiles, dtype=float).T
-        return np.interp(share_of_items, xs, ys)
+        return np.interp(np.asarray(share_of_items, float), xs, ys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +184,8 @@ class Profile:
         for key, value in fingerprint.items():
             if self.fingerprint.get(key) != value:
                 raise ConfigError(
-                    f"profile {self.name}: fingerprint.{key} is {self.fingerprint.get(key)!r}, but here it is {value!r}: "
-                    "profile the stages again on this machine and config"
+                    f"profile {self.name}: fingerprint.{key} is {self.fingerprint.get(key)!r}, but here it is "
+                    f"{value!r}: profile the stages again on this machine and config"
                 )
 
 
@@ -203,7 +212,9 @@ def parse_profile(data: object, path: str = "profile") -> Profile:
     """
     body = _mapping(data, path, _KEYS)
     if body.get("format") != FORMAT:
-        raise ConfigError(f"{path}.format is {body.get('format')!r}, but this version reads {FORMAT!r}: measure it again")
+        raise ConfigError(
+            f"{path}.format is {body.get('format')!r}, but this version reads {FORMAT!r}: measure it again"
+        )
     stages = body.get("stages")
     if not isinstance(stages, Mapping) or not stages:
         raise ConfigError(f"{path}.stages is {stages!r}, but a profile holds at least one stage: measure it again")
@@ -227,11 +238,16 @@ def _workload(data: object, path: str) -> Workload:
     for key in ("workflow", "num_items"):
         if key not in body:
             raise ConfigError(f"{path}.{key} is missing, but a workload names its workflow and size: add it")
-    whole = {key: body[key] for key in body if key not in ("workflow", "expected_rounds")}
-    for key, value in whole.items():
+    whole: dict[str, int] = {}
+    for key in body:
+        value = body[key]
+        if key in ("workflow", "expected_rounds"):
+            continue
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{path}.{key} is {value!r}, but it is a whole number from 1: mend it")
-    return Workload(str(body["workflow"]), expected_rounds=float(body.get("expected_rounds", 1.0)), **whole)
+        whole[key] = value
+    rounds = _number(body.get("expected_rounds", 1.0), f"{path}.expected_rounds")
+    return Workload(str(body["workflow"]), expected_rounds=rounds, **whole)
 
 
 def _weights(data: object, path: str) -> WeightProfile:
@@ -254,7 +270,9 @@ def _stage(name: str, data: object, path: str) -> StageProfile:
     items = _axis(body.get("items_per_device"), f"{path}.items_per_device")
     devices = _axis(body.get("devices"), f"{path}.devices")
     shape = (len(items), len(devices))
-    tables = {key: _table(body.get(key), shape, f"{path}.{key}") for key in (timed[0], "resident_bytes", "working_bytes")}
+    tables = {
+        key: _table(body.get(key), shape, f"{path}.{key}") for key in (timed[0], "resident_bytes", "working_bytes")
+    }
     if len(items) == 1 and timed[0] == "s_per_call" and tables["s_per_call"].any():
         raise ConfigError(f"{path}.items_per_device is {items.tolist()}, but a slope needs two points: measure another")
     factors = _mapping(body.get("kind_factors", {}), f"{path}.kind_factors")
@@ -280,21 +298,23 @@ def _mapping(data: object, path: str, known: tuple[str, ...] = ()) -> Mapping[st
             close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
             hint = f" did you mean {close[0]}?" if close else ""
             raise ConfigError(
-                f"{path}.{key} is unknown:{hint} times are in seconds (_s, s_per_...) and sizes in bytes (_bytes), and the "
-                f"keys are {', '.join(known)}"
+                f"{path}.{key} is unknown:{hint} times are in seconds (_s, s_per_...) and sizes in bytes (_bytes), and "
+                f"the keys are {', '.join(known)}"
             )
     return data
 
 
 def _number(value: object, path: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ConfigError(f"{path} is {value!r}, but seconds, bytes and cores are finite and not negative: measure again")
+        raise ConfigError(
+            f"{path} is {value!r}, but seconds, bytes and cores are finite and not negative: measure again"
+        )
     return float(value)
 
 
 def _axis(value: object, path: str) -> Floats:
     numbers = [_number(v, path) for v in value] if isinstance(value, (list, tuple)) else []
-    if not numbers or numbers[0] <= 0 or any(a >= b for a, b in zip(numbers, numbers[1:], strict=False)):
+    if not numbers or numbers[0] <= 0 or any(a >= b for a, b in itertools.pairwise(numbers)):
         raise ConfigError(f"{path} is {value!r}, but it is an ascending list of positive numbers: mend the profile")
     return np.array(numbers)
 

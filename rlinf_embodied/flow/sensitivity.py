@@ -15,7 +15,7 @@ from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile import Profile, StageProfile
 
 MODES = (Mode.temporal, Mode.hybrid, Mode.spatial)
-FACTORS = (0.05, 0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
+FACTORS = (0.1, 0.33, 0.67, 0.8, 1.25, 1.5, 3.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def winner(times: dict[Mode, float]) -> Mode:
 
 
 def turning_points(workflow: Workflow, profile: Profile, cluster: Cluster) -> list[Turn]:
-    """Returns, for every stage's seconds, fixed part and resident bytes, how far it can move before the winner changes."""
+    """Returns, for every stage's seconds, fixed part and resident bytes, how far it can move until another wins."""
     now = winner(times_by_mode(workflow, profile, cluster))
     turns = []
     for name in profile.stages:
@@ -57,7 +57,7 @@ def turning_points(workflow: Workflow, profile: Profile, cluster: Cluster) -> li
     return turns
 
 
-def _first_turn(workflow, profile, cluster, now, name, change, factors: Sequence[float]) -> tuple[float, Mode] | None:  # noqa: ANN001
+def _first_turn(workflow, profile, cluster, now, name, change, factors: Sequence[float]) -> tuple[float, Mode] | None:
     """Returns the first factor at which another mode than `now` wins."""
     for factor in factors:
         stages = {**profile.stages, name: change(profile.stages[name], factor)}

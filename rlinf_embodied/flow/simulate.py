@@ -4,8 +4,8 @@
     resource    each device, the wire of each edge; first come, first served in the order of submission
     start       when its inputs are there and its devices are free; the wire then carries the result on
 
-The spans have the form of a real run's trace.  Time starts at 0.  Where a plan keeps not all stages resident, switching is
-a task too, also the one back to the first stage at the end, since iterations follow each other.
+The spans have the form of a real run's trace.  Time starts at 0.  Where a plan keeps not all stages resident, switching
+is a task too, also the one back to the first stage at the end, since iterations follow each other.
 """
 
 from __future__ import annotations
@@ -100,11 +100,9 @@ class _Run:
 
     def temporal(self, node: Temporal, ready_s: list[float], chunks: int) -> list[float]:
         """Parts take turns: chunk by chunk where their edges allow it, otherwise one part after the other."""
-        masks = [self._mask(part) for part in node.parts]
-        seen, alternate = masks[0], node.resident and chunks > 1
-        for mask in masks[1:]:
-            alternate = alternate and self.pricer.by_chunk(seen, mask, chunks)
-            seen |= mask
+        if len(node.parts) > 2:  # a > b > c is (a > b) > c
+            node = Temporal((Temporal(node.parts[:-1], node.resident), node.parts[-1]), node.resident)
+        alternate = chunks > 1 and not self._has_barrier(node, chunks)
         if alternate:
             out = []
             for k in range(chunks):
@@ -113,6 +111,7 @@ class _Run:
                     end = self._one_chunk(part, end, k, chunks)
                 out.append(end)
             return out
+        out = ready_s
         for i, part in enumerate(node.parts):
             if i:
                 after = max(out)
@@ -122,11 +121,21 @@ class _Run:
             out = self.node(part, ready_s, chunks)
         return out
 
+    def _has_barrier(self, node: Node, chunks: int) -> bool:
+        """Returns whether some part of a node finishes all chunks before another part of it starts."""
+        if not isinstance(node, (Temporal, Spatial)):
+            return False
+        masks = [self._mask(part) for part in node.parts]
+        pairs = [(sum(masks[:i]), masks[i]) for i in range(1, len(masks))]
+        by_turns = isinstance(node, Temporal)
+        barred = by_turns and not (node.resident and all(self.pricer.by_chunk(a, b, chunks) for a, b in pairs))
+        return barred or any(self._has_barrier(part, chunks) for part in node.parts)
+
     def _one_chunk(self, node: Node, ready_s: float, k: int, chunks: int) -> float:
         """Runs the k-th chunk of a node only, when all of its devices are free."""
         if isinstance(node, Leaf):
             seconds = float(self.pricer.leaf(node.stage, self.pricer.counts_of(node.devices), chunks).first_s[0])
-            return self._call(node, f"{node.stage} chunk {k}", self._inputs(node, k, chunks, ready_s), seconds, k, chunks)
+            return self._call(node, f"{node.stage} chunk {k}", self._inputs(node, k, chunks, ready_s), seconds, k)
         assert isinstance(node, (Temporal, Spatial)), "a loop is not chunked"
         ready_s = max([ready_s, *(self.state.free_s.get(d, 0.0) for d in self._devices(node))])
         ends = []
@@ -144,14 +153,12 @@ class _Run:
         if measured.finish_quantiles and chunks > 1:
             start_s = max(self._inputs(leaf, k, chunks, ready_s[k]) for k in range(chunks))
             whole = first + (chunks - 1) * period
-            end_s = self._call(leaf, leaf.stage, start_s, whole, chunks - 1, chunks)
+            end_s = self._call(leaf, leaf.stage, start_s, whole, chunks - 1)
             shares = measured.finish_share((np.arange(chunks) + 1) / chunks)
             self.done[leaf.stage] = [end_s - whole + whole * float(share) for share in shares]
             return self.done[leaf.stage]
         for k in range(chunks):
-            self._call(
-                *(leaf, f"{leaf.stage} chunk {k}", self._inputs(leaf, k, chunks, ready_s[k]), first, k, chunks),
-            )
+            self._call(leaf, f"{leaf.stage} chunk {k}", self._inputs(leaf, k, chunks, ready_s[k]), first, k)
         return self.done[leaf.stage]
 
     # ---------------------------------------------------------------------------------------------------------- loops
@@ -179,8 +186,8 @@ class _Run:
         spans = self.state.spans
         for i in range(before, len(spans)):
             s = spans[i]
-            times = (start_s + (t - start_s) * factor for t in (s.start_s, s.end_s))
-            spans[i] = Span(s.name, s.stage, s.worker, s.device, *times, s.args)
+            begin, end = (start_s + (t - start_s) * factor for t in (s.start_s, s.end_s))
+            spans[i] = Span(s.name, s.stage, s.worker, s.device, begin, end, s.args)
 
     def _rounds(self, loop: Loop, opener: Leaf, answerer: Leaf, shards: int, start_s: float) -> float:
         facts = self.pricer.turn_seconds(loop, opener.devices, answerer.devices, shards)
@@ -223,7 +230,7 @@ class _Run:
     def _same_loop(self, a: str, b: str) -> bool:
         return any({a, b} == {loop.opener, loop.answerer} for loop in self.work.loops.values())
 
-    def _call(self, leaf: Leaf, name: str, ready_s: float, seconds: float, k: int, chunks: int) -> float:
+    def _call(self, leaf: Leaf, name: str, ready_s: float, seconds: float, k: int) -> float:
         start, end = self.state.run(leaf.devices, ready_s, seconds)
         self._span(name, leaf, start, end, {"chunk": k})
         if k == 0 or len(self.done.get(leaf.stage, ())) != k:
@@ -247,4 +254,3 @@ class _Run:
 
     def _devices(self, node: Node) -> set[int]:
         return {device for leaf in leaves(node) for device in leaf.devices}
-

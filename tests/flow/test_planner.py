@@ -1,4 +1,4 @@
-"""Faults that planners have had, each with the arithmetic that shows its absence; and what is said when nothing fits."""
+"""Faults that planners have had, each with the arithmetic that shows its absence; what is said when nothing fits."""
 
 import json
 import time
@@ -24,7 +24,7 @@ def seconds(pricer: Pricer, tree) -> float:
 
 # ----------------------------------------------------------------------------------------------------- loops and splits
 def test_a_split_is_not_made_cheaper_by_the_number_of_envs() -> None:
-    # 8 envs, 4 steps, e = 1 s per env, p = 1 s per env.  Together on 2 devices: 4 * (4 + 4) = 32 s, then 4 s of the actor.
+    # 8 envs, 4 steps, e = 1 s per env, p = 1 s per env.  Together on 2 devices: 4 * (4 + 4) = 32 s, then 4 s of actor.
     # Apart, one device each, two shards of 4: 4 * 2 * 4 + 4 = 36 s, then 4 s.  Taking turns wins.
     work, measured = embodied((0, 1), (0, 1), (0, 1))
     pricer = Pricer(work, measured, cluster(2))
@@ -79,7 +79,7 @@ def test_a_composite_adds_its_latency_once_not_per_chunk() -> None:
 
 
 def test_a_diamond_loses_no_cut() -> None:
-    # a -> (b, c) -> d.  b and c side by side: 1 + max(6, 6) + 1 = 8 s; one after the other on both devices: 1 + 6 + 6 + 1
+    # a -> (b, c) -> d.  b and c side by side: 1 + max(6, 6) + 1 = 8 s; one after the other on both: 1 + 6 + 6 + 1
     work = graph("abcd", (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")), blocks=1)
     measured = profile({"a": stage(1, 0), "b": stage(6, 0), "c": stage(6, 0), "d": stage(1, 0)})
     best = find_plans(Pricer(work, measured, cluster(2)))[0]
@@ -169,7 +169,7 @@ def test_a_cluster_file_with_an_unknown_key_is_refused() -> None:
         described_cluster({"name": "none"}, "c.yaml")
 
 
-# -------------------------------------------------------------------------------------------------- the report, and files
+# ------------------------------------------------------------------------------------------------ the report, and files
 def test_the_report_ranks_and_says_why_the_others_lost() -> None:
     work, measured = embodied((0, 1), (0, 1), (0, 1))
     ranked, _ = rank(Pricer(work, measured, cluster(2)))
@@ -212,8 +212,17 @@ def test_shares_are_single_devices_up_to_sixteen_and_whole_nodes_on_many() -> No
 
 def test_four_thousand_devices_are_planned_in_seconds() -> None:
     # the goal is 2 s on one core; the limit leaves room for a busy machine
-    stages = {name: stage(1, 0.5, 2e10, park_s=1.0, unpark_s=1.0) for name in ("generation", "reward", "logprob", "critic", "actor")}
-    ends = [("generation", "reward"), ("generation", "logprob"), ("reward", "critic"), ("logprob", "critic"), ("critic", "actor")]
+    stages = {
+        name: stage(1, 0.5, 2e10, park_s=1.0, unpark_s=1.0)
+        for name in ("generation", "reward", "logprob", "critic", "actor")
+    }
+    ends = [
+        ("generation", "reward"),
+        ("generation", "logprob"),
+        ("reward", "critic"),
+        ("logprob", "critic"),
+        ("critic", "actor"),
+    ]
     specs = {name: StageSpec(name, f"fakes.{name}", None) for name in stages}
     work = Workflow("ppo", 8192, specs, tuple(Edge(a, b, granularities=()) for a, b in ends))
     data = parse_profile({"format": FORMAT, "name": "big", "device_kind": "gpu", "stages": stages})

@@ -17,7 +17,7 @@ from rlinf_embodied.flow.simulate import simulate
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_the_best_plan_is_the_best_of_all_trees(seed: int) -> None:
-    pricer = random_case(seed)
+    pricer = random_case(seed, blocks=6)
     best_s, _ = all_trees(pricer)
     if np.isinf(best_s):
         with pytest.raises(PlanError, match=r"GB short|do not suit"):
