@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import sapien
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.sensors.camera import CameraConfig
+from mani_skill.utils.structs import Link
 from torch import Tensor
 
 from envs.batched.decimate import Swap
@@ -19,11 +20,10 @@ class Film:
     """One film camera per filmed row, made when it is first used; nothing here touches the physics."""
 
     def __init__(
-        self, task: BaseEnv, swaps: Sequence[Sequence[Swap]], hidden: Sequence[Sequence[sapien.Entity]]
+        self, tasks: Sequence[BaseEnv], swaps: Sequence[Sequence[Swap]], hidden: Sequence[Sequence[sapien.Entity]]
     ) -> None:
-        """`swaps` and `hidden` hold, by row, the decimated visuals and the entities that policies must not see."""
-        self._config = _film_config(task)
-        self._swaps, self._hidden = swaps, hidden
+        """Takes one task with all rows or one task per row, and each row's decimated visuals and hidden entities."""
+        self._tasks, self._swaps, self._hidden = tasks, swaps, hidden
         self._cameras: dict[tuple[int, int], sapien.render.RenderCameraComponent] = {}
 
     def picture(self, scene: sapien.Scene, row: int, size: int) -> Tensor:
@@ -44,25 +44,30 @@ class Film:
     def _camera(self, scene: sapien.Scene, row: int, size: int) -> sapien.render.RenderCameraComponent:
         """Returns the row's camera; its entity stays in the scene and moves on with the others when that is renewed."""
         if (row, size) not in self._cameras:
+            task, at = (self._tasks[0], row) if len(self._tasks) == 1 else (self._tasks[row], 0)
+            config = _film_config(task)
             camera = sapien.render.RenderCameraComponent(size, size)
-            camera.set_fovy(float(self._config.fov), compute_x=True)
-            camera.near, camera.far = float(self._config.near), float(self._config.far)
-            entity = sapien.Entity()
-            entity.name = f"film_camera_{row}_{size}"
-            entity.add_component(camera)
+            camera.set_fovy(float(config.fov), compute_x=True)
+            camera.near, camera.far = float(config.near), float(config.far)
+            camera.local_pose = config.pose.sp
             with camera_shaders(scene):
-                scene.add_entity(entity)
-            entity.pose = self._config.pose.sp
+                if config.mount is None:
+                    entity = sapien.Entity()
+                    entity.add_component(camera)
+                    scene.add_entity(entity)
+                else:
+                    body = config.mount._objs[at]
+                    (body.entity if isinstance(config.mount, Link) else body).add_component(camera)
             self._cameras[row, size] = camera
         return self._cameras[row, size]
 
 
 def _film_config(task: BaseEnv) -> CameraConfig:
-    """Returns the task's camera for people, or else its first fixed sensor."""
+    """Returns the task's camera for people, or else its first sensor."""
     configs = [*task._human_render_camera_configs.values(), *task._sensor_configs.values()]
     for config in configs:
-        if config.mount is None and config.entity_uid is None and config.fov is not None:
+        if config.fov is not None and (config.mount is not None or config.entity_uid is None):
             return config
     raise SimulatorError(
-        f"{type(task).__name__} has no fixed camera to film with: use eval.record_video=false, or give it one"
+        f"{type(task).__name__} has no camera to film with: use eval.record_video=false, or give the task one"
     )

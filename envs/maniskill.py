@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import difflib
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import mani_skill.envs  # registers the tasks
 import sapien
 import torch
 from mani_skill.agents.registration import REGISTERED_AGENTS
-from mani_skill.utils import assets
+from mani_skill.utils import assets, download_asset
 from mani_skill.utils.registration import REGISTERED_ENVS
 
 from envs.episodes import EpisodeEnv
@@ -30,12 +32,14 @@ from envs.simulators import (
 )
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
-from rlinf_embodied.errors import ConfigError, RlinfError, SimulatorError
+from rlinf_embodied.errors import ConfigError, SimulatorError
 
 logger = logging.getLogger(__name__)
 
-# What ManiSkill and SAPIEN were seen to raise while a task is built that the batched route cannot take.
-_BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+# What ManiSkill and SAPIEN were seen to raise while a task is built that cannot be (or not by the batched route).
+_BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, LookupError, TypeError, ValueError, OSError, ImportError)
+
+_UNSUPPORTED_MODE = "not in supported modes"  # in ManiSkill's assertion on control modes
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
@@ -57,7 +61,8 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     _check_renderer(device)
     if config.reward is not Reward.sparse:
         _check_dense_reward(config)
-    simulator = _make_simulator(config, num_envs, device)
+    with _no_questions():
+        simulator = _make_simulator(config, num_envs, device)
     return EpisodeEnv(config, simulator, config.instruction or instruction_of(config.task), render_final)
 
 
@@ -109,6 +114,20 @@ def _check_renderer(device: str) -> None:
         ) from error
 
 
+@contextmanager
+def _no_questions() -> Iterator[None]:
+    """Within it, ManiSkill raises where it would ask on the terminal whether to download a robot."""
+
+    def refuse(message: str) -> bool:
+        raise FileNotFoundError(f"{message.strip()} This is done by `python -m mani_skill.utils.download_asset <name>`")
+
+    stock, download_asset.prompt_yes_no = download_asset.prompt_yes_no, refuse
+    try:
+        yield
+    finally:
+        download_asset.prompt_yes_no = stock
+
+
 def _has_dense_reward(task_id: str) -> bool:
     """Whether the task defines a normalized dense reward of its own."""
     cls = REGISTERED_ENVS[task_id].cls
@@ -118,6 +137,14 @@ def _has_dense_reward(task_id: str) -> bool:
         for name in ("compute_dense_reward", "compute_normalized_dense_reward")
     )
     return own and "normalized_dense" in cls.SUPPORTED_REWARD_MODES
+
+
+def _reward_mode(task_id: str) -> str:
+    """Returns how ManiSkill computes the task's own reward: the best of normalized_dense, sparse, none (always 0)."""
+    supported = REGISTERED_ENVS[task_id].cls.SUPPORTED_REWARD_MODES
+    if _has_dense_reward(task_id):
+        return "normalized_dense"
+    return "sparse" if "sparse" in supported else "none"
 
 
 def _check_dense_reward(config: EnvConfig) -> None:
@@ -145,6 +172,8 @@ def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
             return simulator
         return StockSimulator(config.task, num_envs, options, kwargs)
     except _BUILD_ERRORS as error:
+        if isinstance(error, AssertionError) and _UNSUPPORTED_MODE in str(error):
+            raise ConfigError(f"env.control_mode is {error}: use one of these") from error
         raise SimulatorError(
             f"env.task={config.task} cannot be built with env.robot={config.robot}, env.control_mode="
             f"{config.control_mode}, env.cameras={list(config.cameras)} ({type(error).__name__}: {error}): check these "
@@ -161,11 +190,13 @@ def _try_batched(
         simulator.reset([num_envs - 1], [0])  # some tasks build well but index all rows when a part of them is reset
         simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
         return simulator
-    except RlinfError as error:
+    except SimulatorError as error:
         if config.backend is Backend.batched:
             raise
         reason: Exception = error
     except _BUILD_ERRORS as error:
+        if isinstance(error, AssertionError) and _UNSUPPORTED_MODE in str(error):
+            raise
         reason = error
     logger.warning(
         "%s does not run on the batched CPU backend (%s: %s): one stock env object per row is used, which is slower",
@@ -201,7 +232,7 @@ def _task_kwargs(config: EnvConfig) -> dict[str, object]:
         sensors[config.cameras[0]] = {"fov": config.camera_fov}
     kwargs: dict[str, object] = {
         "control_mode": config.control_mode,
-        "reward_mode": "normalized_dense" if _has_dense_reward(config.task) else "sparse",
+        "reward_mode": _reward_mode(config.task),
         "sensor_configs": sensors,
     }
     if config.robot is not None:

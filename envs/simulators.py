@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import gymnasium as gym
+import numpy as np
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
@@ -24,6 +25,7 @@ from envs.experts import expert_of
 from envs.filming import Film
 from envs.simulator import Measurement
 from envs.tasks import TaskView
+from rlinf_embodied.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,10 @@ def _task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
 
 
 def _sensors(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
+    unknown = [name for name in cameras if name not in task._sensors]
+    if unknown:
+        known = ", ".join(task._sensors) or "none"
+        raise ConfigError(f"env.cameras has {', '.join(unknown)}, but the cameras of this task and robot are: {known}")
     return [task._sensors[name] for name in cameras]
 
 
@@ -86,7 +92,7 @@ class _CpuRenderer:
                 hidden.append([actor._objs[row] for actor in actors])
         for entity in (entity for row in hidden for entity in row):
             set_visible(entity, False)
-        self._film = Film(tasks[0], swaps, hidden)
+        self._film = Film(tasks, swaps, hidden)
 
     def _scenes(self) -> list:
         return [scene for scenes in self._scene_lists for scene in scenes]
@@ -121,7 +127,9 @@ class BatchedSimulator:
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """See Simulator."""
-        self._task.reset(seed=seeds, options={"env_idx": torch.as_tensor(list(rows))})
+        everywhere = np.zeros(self.num_rows, dtype=np.int64)
+        everywhere[list(rows)] = seeds
+        self._task.reset(seed=everywhere, options={"env_idx": torch.as_tensor(list(rows))})
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         """See Simulator."""
@@ -210,6 +218,7 @@ class GpuSimulator:
         self._view = TaskView(task, options.goal_in_proprio)
         expert = expert_of(task_id, self._view)
         self.expert = expert and partial(expert, self._view)
+        _sensors(task, options.cameras)
         task._hidden_objects = _hidden_actors(task, self._view, options.show_goal)
         self._rgb = parse_obs_mode_to_struct("rgb")
         self._seeds = [CONSTRUCTION_SEED] * self.num_rows

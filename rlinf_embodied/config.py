@@ -1,7 +1,7 @@
 """The configuration: one typed dataclass per Hydra group, checked when built; imports neither torch, ray nor hydra.
 
-Every default lives here; the files under configs/ only say what differs.  A check names the path, the value, the rule and
-what to do next.  Sections are handed to the component they belong to; nobody gets the whole but the entry points.
+Every default lives here; the files under configs/ only say what differs.  A check names the path, the value, the rule
+and what to do next.  Sections are handed to the component they belong to; nobody gets the whole but the entry points.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class EnvConfig:
     decimate: bool | None = None  # lighter visual meshes; None: where a CPU renders
     show_goal: bool = False  # whether goal markers are seen in pictures
     goal_in_proprio: bool = True  # whether the proprioception holds the goal position
-    options: dict[str, float] = field(default_factory=dict)  # for envs of one's own (point_reach: crash, hang, slowness)
+    options: dict[str, float] = field(default_factory=dict)  # for envs of one's own, see envs/point_reach.py
 
     def __post_init__(self) -> None:
         for name in ("num_envs", "block_size", "obs_size", "chunk", "horizon", "chunks_per_rollout"):
@@ -179,7 +179,7 @@ class AlgorithmConfig:
     epochs: int = 4
     num_minibatches: int = 5  # a minibatch is one slice of every block
     lr: float = 1.5e-4
-    lr_end_fraction: float = 0.1  # lr decays linearly to this fraction at the last iteration
+    lr_end_fraction: float = 0.3  # lr decays linearly to this fraction at the last iteration
     max_grad_norm: float = 0.5
     entropy_coef: float = 0.0
     target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it
@@ -266,7 +266,8 @@ class ClusterConfig:
             "it is ray or serial",
             "use cluster.session=ray",
         )
-        _require(self.call_timeout_s > 0, "cluster.call_timeout_s", self.call_timeout_s, "it must be positive", "use 600")
+        limit = self.call_timeout_s
+        _require(limit > 0, "cluster.call_timeout_s", limit, "it must be positive", "use 600")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -274,7 +275,7 @@ class WarmStartConfig:
     """The imitation checkpoint that RL starts from."""
 
     checkpoint: str | None = None  # a checkpoint folder; None: demonstrations of the scripted expert are cloned
-    num_demos: int = 200
+    num_demos: int = 120  # half to two thirds of the clone's PickCube episodes succeed then: RL has room above
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
     noise_steps: int = 15  # the largest noise lasts so many steps only
     epochs: int = 16  # of the whole policy
@@ -310,7 +311,7 @@ class EvalConfig:
         _require(self.num_episodes >= 1, "eval.num_episodes", self.num_episodes, "it must be at least 1", "use 200")
         _require(self.num_envs >= 1, "eval.num_envs", self.num_envs, "it must be at least 1", "use 32")
         _require(
-            0 <= self.seed and self.seed + self.num_episodes < 2**30,
+            self.seed >= 0 and self.seed + self.num_episodes < 2**30,
             "eval.seed",
             self.seed,
             "evaluation seeds lie in [0, 2^30), apart from training's",
@@ -336,13 +337,14 @@ class RunConfig:
 
     dir: str | None = None  # None: runs/<task>-<algorithm>-<time>
     seed: int = 0
-    num_iterations: int = 60
+    num_iterations: int = 50
     exact: bool = True  # the same seed gives the same weights under every plan (CPU)
     dry: bool = False  # print the resolved config and stop
     wandb: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.num_iterations >= 0, "run.num_iterations", self.num_iterations, "it must not be negative", "use 60")
+        number = self.num_iterations
+        _require(number >= 0, "run.num_iterations", number, "it must not be negative", "use 60")
         _require(0 <= self.seed < 2**31, "run.seed", self.seed, "it lies in [0, 2^31)", "use 0")
 
 
@@ -359,7 +361,7 @@ class TrainConfig:
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    resume: str = "auto"  # auto: go on where run.dir stopped; never: refuse a folder in use; <path>: a checkpoint folder
+    resume: str = "auto"  # auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint
 
     def __post_init__(self) -> None:
         env, algorithm = self.env, self.algorithm

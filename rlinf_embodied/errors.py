@@ -24,7 +24,7 @@ class SimulatorError(RlinfError):
 
 
 class ObjectiveError(RlinfError):
-    """Training would compute something other than what was asked for, for example a ratio that is not 1 at the start."""
+    """Training would compute something else than was asked for, for example a ratio that is not 1 at the start."""
 
 
 class WorkerError(RlinfError):

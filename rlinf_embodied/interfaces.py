@@ -21,7 +21,7 @@ from rlinf_embodied.config import PolicyConfig
 # An observation, as every policy of this project sees it:
 #   images       uint8    [N, K, S, S, 3]  RGB 0..255, cameras in the order of EnvSpec.cameras; None where not rendered
 #   proprio      float32  [N, P]           joint positions, tool pose, goal position: what the robot may know (SI units)
-#   privileged   float32  [N, Q]           simulator state for a critic; a policy never reads it; None where there is none
+#   privileged   float32  [N, Q]           simulator state for a critic; a policy never reads it; None if there is none
 #   instruction  N strings                 what to do, in words
 
 
@@ -50,7 +50,7 @@ class Observation:
         )
 
     def padded(self, size: int) -> Observation:
-        """Returns the observation with its last row repeated until it has `size` rows (a policy call has a fixed size)."""
+        """Returns `size` rows, the last one repeated as often as needed (policy calls have fixed sizes)."""
         return self.rows([*range(len(self)), *[len(self) - 1] * (size - len(self))])
 
     @staticmethod
@@ -69,7 +69,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """Plain facts about an env, for example EnvSpec("PickCube-v1", 32, 5, 50, 7, 19, 45, 64, ("base_camera",), "cpu")."""
+    """Plain facts about an env, as EnvSpec("PickCube-v1", 32, 5, 50, 7, 19, 45, 64, ("base_camera",), "cpu")."""
 
     task: str
     num_envs: int  # N
@@ -87,8 +87,8 @@ class EnvSpec:
 class EpisodeEnd:
     """One finished episode: its row, its reset seed, and ManiSkill's episode metrics.
 
-    `metrics` has at least success_once, success_at_end, return, episode_len and reward (return / episode_len); `return` is
-    the sum of the task's own reward, not of the shaped reward that training sees.
+    `metrics` has at least success_once, success_at_end, return, episode_len and reward (return / episode_len); `return`
+    is the sum of the task's own reward, not of the shaped reward that training sees.
     """
 
     row: int
@@ -131,7 +131,7 @@ class VectorEnv(Protocol):
     spec: EnvSpec
 
     def reset(self, seeds: Sequence[int], rows: Sequence[int] | None = None) -> Observation:
-        """Starts an episode in each of `rows` (default: all) from its own seed and returns the observation of all N rows.
+        """Starts an episode in each of `rows` (default: all) from its own seed and returns the observation of all rows.
 
         The episode is a pure function of (seed, actions): nothing that the env ran before has any influence.
         """
@@ -226,7 +226,7 @@ class Policy(Protocol):
         ...
 
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A]; None: the likeliest."""
+        """Samples by inverting the cumulative distribution at `noise` [B, C, A] in (0, 1); None takes the likeliest."""
         ...
 
     def evaluate(self, features: Features, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -289,7 +289,7 @@ class Policy(Protocol):
         ...
 
 
-# ----------------------------------------------------------------------------------------------------------------- tools
+# ---------------------------------------------------------------------------------------------------------------- tools
 def load_target(target: str) -> Callable[..., object]:
     """Returns the object at a dotted path, for example "envs.maniskill.ManiSkillEnv" (Hydra's `_target_`)."""
     module, _, name = target.rpartition(".")

@@ -12,7 +12,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64-bit words that passes BigCrush on counters."""
+    """Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64-bit words; passes BigCrush on counters."""
     x = x + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

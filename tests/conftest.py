@@ -72,6 +72,14 @@ def doctor(setup_vulkan):
     return load_script("doctor")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def clones_of_their_own(tmp_path_factory):
+    """Tests neither find nor leave cached clones; those of one session are shared."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def ray_cluster():
     """One Ray for all `ray` tests of this process."""

@@ -39,7 +39,8 @@ class Counter:
         return {block: torch.tensor([self.values[block]]) for block in answers}
 
     def close(self, tick: Tick, blocks: dict[int, object]) -> Output:
-        return Output({b: {"history": torch.tensor(self.history[b])} for b in blocks}, sum(len(self.history[b]) for b in blocks))
+        columns = {b: {"history": torch.tensor(self.history[b])} for b in blocks}
+        return Output(columns, sum(len(self.history[b]) for b in blocks))
 
 
 class Doubler:

@@ -130,7 +130,7 @@ def _joint_rows(joint: ArticulationJoint) -> list[int]:
 
 
 def _set_visible(actor: Actor, visible: bool) -> None:
-    actor.hidden = not visible
+    """Sets visibility only: `actor.hidden` stays False, as a batched actor that is hidden reports another pose."""
     for entity in actor._objs:
         set_visible(entity, visible)
 

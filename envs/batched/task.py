@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,7 @@ from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
 from mani_skill.utils.registration import REGISTERED_ENVS
 from torch import Tensor
 
+from envs.batched.draws import DRAWS_BY_ROW, RowStates, row_draws
 from envs.batched.patches import batched_backend, check_versions, patch_maniskill
 from envs.batched.scene import BatchedScene, make_scenes
 
@@ -24,12 +25,14 @@ CONSTRUCTION_SEED = 2022  # what stock ManiSkill builds a single env with; every
 class BatchedTask:
     """Mixin in front of a ManiSkill task class.
 
-    Every row equals a stock single env that was built afresh and reset with the row's seed, bit for bit: rows are
-    initialised one by one under their own random states, and their PhysX scenes are renewed first.
+    Every row equals a stock single env that was built afresh and reset with the row's seed, bit for bit: each row is
+    initialised under its own random states, and its PhysX scene is renewed first.
     """
 
     _row_seeds: np.ndarray | None = None  # int64 [N], of the current episodes
     _being_reset: Tensor  # bool [N]
+    _task_reset: Callable  # of the task class
+    _draws_by_row: bool  # whether rows may be initialised together, see draws.py
 
     def _setup_scene(self) -> None:
         self._set_scene_config()
@@ -50,21 +53,49 @@ class BatchedTask:
         self.scene._reset_mask = everywhere
 
     # ----------------------------------------------------------------------------------------------------------- reset
-    def reset(self, seed: Sequence[int], options: dict | None = None) -> tuple[object, dict]:
-        """Resets the rows options["env_idx"] (default: all), each with its own entry of `seed`."""
+    def reset(self, seed: Sequence[int], options: dict | None = None) -> tuple[dict, dict]:
+        """Resets the rows options["env_idx"] (default: all); `seed` has N entries, those of other rows are ignored.
+
+        Returns an empty observation and info: nothing is evaluated before somebody asks.
+        """
         options = options or {}
         rows = options.get("env_idx", torch.arange(self.num_envs))
         if self._row_seeds is None:  # construction
             self._row_seeds = np.full(self.num_envs, CONSTRUCTION_SEED)
         else:
-            self._row_seeds[rows.numpy()] = seed
+            self._row_seeds[rows.numpy()] = np.asarray(seed)[rows.numpy()]
         self._being_reset = torch.zeros(self.num_envs, dtype=torch.bool)
         self._being_reset[rows] = True
-        if not options.get("reconfigure"):
-            for row in rows.tolist():
-                self.scene.px.renew(row)
-            self.scene.px.active = rows.tolist()
-        return super().reset(seed=self._row_seeds, options=options)
+        if options.get("reconfigure"):
+            return super().reset(seed=self._row_seeds, options=options)
+        for row in rows.tolist():
+            self.scene.px.renew(row)
+        self.scene.px.active = rows.tolist()
+        if type(self)._task_reset is BaseEnv.reset:
+            self._reset_rows(rows, options)
+        else:
+            super().reset(seed=self._row_seeds, options=options)
+        return {}, {}
+
+    def _reset_rows(self, rows: Tensor, options: dict) -> None:
+        """Does what BaseEnv.reset does for these rows, less its evaluation and its global seeding.
+
+        BaseEnv asks for the number of CUDA devices and queues a seed for each, which takes longer than the rest.
+        """
+        self._set_episode_rng(self._row_seeds, rows)
+        self._elapsed_steps[rows] = 0
+        generator = torch.default_generator.get_state()
+        self.scene._reset_mask = self._being_reset.clone()
+        self._clear_sim_state()
+        if self.agent is not None:
+            self.agent.reset()
+        self._initialize_episode(rows, options)
+        self.scene._reset_mask = torch.ones(self.num_envs, dtype=torch.bool)
+        torch.default_generator.set_state(generator)
+        self.scene._gpu_apply_all()
+        self.scene._gpu_fetch_all()
+        for controller in _controllers(self.agent):
+            controller.reset()
 
     def _set_main_rng(self, seed: object) -> None:
         """Does nothing: the main generator only draws seeds, and here they are always given."""
@@ -79,6 +110,12 @@ class BatchedTask:
         self._episode_rng = self._batched_episode_rng[0]
 
     def _initialize_episode(self, env_idx: Tensor, options: dict) -> None:
+        if self._draws_by_row and not options.get("reconfigure"):
+            seeds = [int(self._row_seeds[row]) for row in env_idx.tolist()]
+            self._episode_rng = RowStates([self._batched_episode_rng[row] for row in env_idx.tolist()])
+            with row_draws(seeds):
+                super()._initialize_episode(env_idx, options)
+            return
         active = self.scene.px.active
         for row in env_idx.tolist():
             # torch.manual_seed also seeds accelerators, which is slow where none is initialised
@@ -146,7 +183,8 @@ def make_batched_task(task_id: str, num_envs: int, render: bool, **kwargs: objec
     check_versions()
     patch_maniskill()
     spec = REGISTERED_ENVS[task_id]
-    cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), {})
+    attributes = {"_task_reset": spec.cls.reset, "_draws_by_row": task_id in DRAWS_BY_ROW}
+    cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), attributes)
     with batched_backend():
         return cls(
             **{

@@ -1,8 +1,8 @@
 """The learner as a stage: advantages, critic epochs, policy epochs, and all the state that training has.
 
-    columns of every block -> advantages -> global mean and deviation -> critic epochs -> policy epochs -> new version
-                                                                                            |
-                                        before the first step the importance ratio must be 1 per token, or it stops
+columns of every block -> advantages -> global mean and deviation -> critic epochs -> policy epochs -> new version
+                                                                                        |
+                                    before the first step the importance ratio must be 1 per token, or it stops
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ class ActorStage:
                 "the weights were not installed"
             )
 
-    def _rows(self, tick: Tick, blocks: Mapping[int, TrainingBlock], purpose: str, epoch: int) -> list[dict[int, Tensor]]:
+    def _rows(
+        self, tick: Tick, blocks: Mapping[int, TrainingBlock], purpose: str, epoch: int
+    ) -> list[dict[int, Tensor]]:
         """Row indices of each minibatch of an epoch, by block."""
         parts = self._algorithm.num_minibatches
         seed = self._config.held.seed
@@ -206,14 +208,16 @@ class ActorStage:
     @torch.no_grad()
     def _check_ratio_of_first(self, tick: Tick, blocks: Mapping[int, TrainingBlock]) -> None:
         """Measures max |log ratio| per token on the first minibatch, before any step."""
+        size = self._config.held.block_size
         largest = {}
         for block, index in self._rows(tick, blocks, "policy", 0)[0].items():
-            rows = blocks[block].rows(index)
             difference = torch.zeros(1)
-            if len(rows):
+            for part in index.split(size) if len(index) else ():
+                # in calls of the rollout's size: a row's last bits depend on the size of its batch
+                rows = blocks[block].rows(torch.cat([part, part[:1].expand(size - len(part))]))
                 now, _ = self._policy.evaluate(rows.features, rows.tokens, self._config.held.policy.temperature)
                 now, old = (torch.where(rows.valid[..., None], x, 0.0) for x in (now, rows.old_log_probs))
-                difference = (now - old).abs().max().reshape(1).cpu()
+                difference = torch.maximum(difference, (now - old).abs().max().reshape(1).cpu())
             largest[block] = difference
         self._initial_log_ratio = max(float(v[0]) for v in self._reducer.gather_blocks(largest).values())
         require_unit_ratio(self._initial_log_ratio, _RATIO_LIMIT[self._device.split(":")[0]])
@@ -296,7 +300,9 @@ class _PolicySums:
 def _pair(payloads: list[object]) -> list[tuple[PolicyColumns, EnvColumns]]:
     """Splits [policy columns of each round, env columns of each round] into pairs."""
     half = len(payloads) // 2
-    return [(cast(PolicyColumns, p), cast(EnvColumns, e)) for p, e in zip(payloads[:half], payloads[half:], strict=True)]
+    return [
+        (cast(PolicyColumns, p), cast(EnvColumns, e)) for p, e in zip(payloads[:half], payloads[half:], strict=True)
+    ]
 
 
 def _flatten_carry_over(state: Mapping[int, list[RunningEpisode | None]]) -> dict[str, Tensor]:

@@ -67,7 +67,12 @@ def _ppo_rollout(policy: Policy, columns: PolicyColumns, env: EnvColumns, algori
 
 
 def _chunk_advantages(
-    env: EnvColumns, values: Tensor, following: Tensor, terminated: Tensor, truncated: Tensor, algorithm: AlgorithmConfig
+    env: EnvColumns,
+    values: Tensor,
+    following: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    algorithm: AlgorithmConfig,
 ) -> Tensor:
     """GAE with a whole chunk as one step, repeated for each of its actions, [H, B, C].
 
@@ -105,9 +110,7 @@ def _first_value(policy: Policy, observation: Observation, chunk: int) -> Tensor
     return policy.value(features, repeated)[:, 0]
 
 
-def grpo_block(
-    rollouts: Rollouts, algorithm: AlgorithmConfig, block: int, kept: set[tuple[int, int]]
-) -> TrainingBlock:
+def grpo_block(rollouts: Rollouts, algorithm: AlgorithmConfig, block: int, kept: set[tuple[int, int]]) -> TrainingBlock:
     """Returns a block's samples with group-relative advantages; groups that are not `kept` have no weight.
 
     Args:

@@ -11,10 +11,10 @@ from rlinf_embodied.cluster.hardware import local_cluster
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig, EvaluateConfig, PolicyConfig
 from rlinf_embodied.embodied.evaluation import (
+    Acting,
     Evaluation,
     EvaluationPolicyConfig,
     EvaluationResult,
-    ReferenceConfig,
     evaluation_env,
 )
 from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under
@@ -46,8 +46,8 @@ def evaluate_command(config: EvaluateConfig, overrides: Sequence[str]) -> int:
     try:
         videos = str(folder.videos) if config.eval.record_video else None
         stage = _policy_stage(config, env, policy)
-        expert = config.policy == "expert"
-        evaluation = Evaluation(env, config.eval, stage, session, cluster, config.run.seed, videos, expert)
+        acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
+        evaluation = Evaluation(env, config.eval, stage, session, cluster, config.run.seed, videos, acting)
         result = evaluation.run(0)
         _write(folder, config, result, evaluation.env_spec.backend)
     finally:
@@ -74,10 +74,7 @@ def _require_same(config: EvaluateConfig, policy: PolicyConfig) -> None:
 
 def _policy_stage(config: EvaluateConfig, env: EnvConfig, policy: PolicyConfig | None) -> StageSpec:
     if policy is None:
-        reference = ReferenceConfig(
-            config.run.seed, env.num_envs, env.block_size, env.chunk, random=config.policy == "random"
-        )
-        return StageSpec("eval_policy", f"{_PACKAGE}.ReferenceStage", reference)
+        return StageSpec("eval_policy", f"{_PACKAGE}.NoPolicyStage", None)
     held = EvaluationPolicyConfig(
         policy, str(config.checkpoint), config.run.seed, env.block_size, config.eval, env.num_envs
     )

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.metrics import wilson
 
+Acting = Literal["policy", "expert", "random"]  # expert and random act inside the env stage, which knows what they need
 ON_ALL_DEVICES = [{"tree": {"loop": {"name": "evaluation", "stages": {"eval_env": "all", "eval_policy": "all"}}}}]
 
 
@@ -40,7 +42,7 @@ class EvaluationEnvConfig(EnvStageConfig):
 
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
     videos: str | None = None  # folder
-    expert: bool = False  # the scripted expert acts, in closed loop
+    acting: Acting = "policy"
 
 
 def evaluation_env(env: EnvConfig, num_envs: int) -> EnvConfig:
@@ -85,14 +87,24 @@ class EvaluationEnvStage(EnvStage):
 
     def step(self, tick: Tick, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
         """As in training; the expert, if it acts, sees the state before each of the chunk's steps."""
-        if not self._eval.expert or all(chunk is None for chunk in actions.values()):
+        if self._eval.acting == "policy" or all(chunk is None for chunk in actions.values()):
             return super().step(tick, actions)
         part = self._parts[tuple(actions)]
-        result = part.env.step_chunk(lambda substep: part.env.expert_actions())
+        chosen = (
+            self._random(part, tick) if self._eval.acting == "random" else lambda substep: part.env.expert_actions()
+        )
+        result = part.env.step_chunk(chosen)
         part.running[list(result.final_rows)] = False
         part.results.append(self._light(result))
         part.observation = result.observation
         return self._by_block(part, result.observation)
+
+    def _random(self, part: _Part, tick: Tick) -> Tensor:
+        """Uniform actions [N, C, A], keyed by the episode."""
+        spec = part.env.spec
+        shape = (spec.chunk, spec.action_dim)
+        drawn = uniform(self._eval.seed, "random", self._numbers(part, tick), tick.chunk_step, shape=shape)
+        return torch.from_numpy(drawn * 2 - 1)
 
     def close(self, tick: Tick, blocks: Mapping[int, object]) -> Output:
         """Returns no data, only the report; writes the videos."""
@@ -150,40 +162,18 @@ class EvaluationPolicyConfig(PolicyStageConfig):
     num_envs: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ReferenceConfig:
-    """A policy that needs no checkpoint."""
+class NoPolicyStage:
+    """Stands where a policy would, while expert or random actions are taken inside the env stage."""
 
-    seed: int
-    num_envs: int
-    block_size: int
-    chunk: int
-    random: bool  # uniform actions; otherwise none (the expert acts inside the env stage)
-    action_dim: int = 7
-
-
-class ReferenceStage:
-    """Random actions, or placeholders where the expert acts."""
-
-    def __init__(self, config: ReferenceConfig) -> None:
-        """Takes plain data."""
-        self._config = config
+    def __init__(self, config: None) -> None:
+        """Needs nothing."""
 
     def setup(self, context: StageContext) -> None:
         """Needs nothing."""
 
     def step(self, tick: Tick, observations: Mapping[int, Observation | None]) -> dict[int, Tensor | None]:
-        """Returns an action chunk per block."""
-        return {block: None if o is None else self._chunk(tick, block) for block, o in observations.items()}
-
-    def _chunk(self, tick: Tick, block: int) -> Tensor:
-        config = self._config
-        if not config.random:
-            return torch.zeros(config.block_size, config.chunk, config.action_dim)
-        size = config.block_size
-        numbers = tick.round * config.num_envs + np.arange(block * size, (block + 1) * size)
-        shape = (config.chunk, config.action_dim)
-        return torch.from_numpy(uniform(config.seed, "random", numbers, tick.chunk_step, shape=shape) * 2 - 1)
+        """Returns an empty placeholder for each block that has something to show."""
+        return {block: None if o is None else torch.empty(0) for block, o in observations.items()}
 
     def close(self, tick: Tick, observations: Mapping[int, Observation | None]) -> Output:
         """Returns nothing."""
@@ -230,7 +220,7 @@ class Evaluation:
         cluster: Cluster,
         seed: int,
         videos: str | None,
-        expert: bool = False,
+        acting: Acting = "policy",
     ) -> None:
         """Builds the stages; `policy` is the stage that answers."""
         rounds = -(-evaluation.num_episodes // env.num_envs)
@@ -242,7 +232,7 @@ class Evaluation:
             max_rounds=rounds,
             judge=lambda reports: Verdict(len(reports) == rounds),
         )
-        env_config = EvaluationEnvConfig(env, seed, eval=evaluation, videos=videos, expert=expert)
+        env_config = EvaluationEnvConfig(env, seed, eval=evaluation, videos=videos, acting=acting)
         stage = StageSpec("eval_env", f"{__name__}.EvaluationEnvStage", env_config)
         stages = {"eval_env": stage, "eval_policy": policy}
         workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop})

@@ -1,12 +1,13 @@
 """A policy folder: weights in Hugging Face form, and under which conditions they were trained.
 
-    config.json  model.safetensors  dataset_statistics.json      what the policy writes
-    evaluation.json                                              env and policy sections, evaluation fingerprint
+config.json  model.safetensors  dataset_statistics.json      what the policy writes
+evaluation.json                                              env and policy sections, evaluation fingerprint
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import cast
@@ -77,6 +78,23 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig) -> Fingerprint:
         action_head=policy.name,
         libraries=libraries,
     )
+
+
+def require_conditions(path: str, folder: Path, env: EnvConfig, policy: PolicyConfig, free: Sequence[str]) -> None:
+    """Checks that training can go on from a folder; `path` is the config path to name, `free` fields may differ.
+
+    Versions of libraries may differ: what was learned stays useful.
+
+    Raises:
+        CheckpointError: the folder is missing, foreign or damaged, or was made under other conditions.
+    """
+    differences = trained_under(str(folder)).fingerprint.differences(fingerprint(env, policy))
+    hard = [text for text in differences if not text.startswith(("version of", *(f"{name} is" for name in free)))]
+    if hard:
+        raise CheckpointError(
+            f"{path} is {str(folder)!r}, but that policy was trained under other conditions: {'; '.join(hard)}. "
+            "Use its own settings, or another checkpoint"
+        )
 
 
 @dataclass(frozen=True, slots=True)

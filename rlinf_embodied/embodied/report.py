@@ -14,7 +14,8 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 
 def moving_mean(values: list[float], width: int = 5) -> list[float]:
     """Returns means over the last `width` values: a single iteration's success swings by ten points."""
-    return [sum(values[max(0, i - width + 1) : i + 1]) / len(values[max(0, i - width + 1) : i + 1]) for i in range(len(values))]
+    windows = [values[max(0, i - width + 1) : i + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]
 
 
 def plot_curve(folder: Path) -> Path:

@@ -1,21 +1,17 @@
 """One training run, from the configuration to the summary.
 
-    prepare   run folder, cluster, session                    nothing expensive has started
-    start     warm start or resume -> a policy folder; workers with env, policy and actor; evaluation before
-    iterate   run_iteration -> metrics -> checkpoint          an iteration is the transaction: what is interrupted is lost
-    finish    evaluation after, with videos; summary, trace, curve
+prepare   run folder, cluster, session                    nothing expensive has started
+start     warm start or resume -> a policy folder; workers with env, policy and actor; evaluation before
+iterate   run_iteration -> metrics -> checkpoint          an iteration is the transaction: what dies in it is lost
+finish    evaluation after, with videos; summary, trace, curve
 """
 
 from __future__ import annotations
 
 import logging
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 
 from rlinf_embodied.cluster.hardware import Cluster, local_cluster
 from rlinf_embodied.compose import to_yaml
@@ -26,7 +22,8 @@ from rlinf_embodied.embodied.evaluation import (
     EvaluationResult,
     evaluation_env,
 )
-from rlinf_embodied.embodied.policy_folder import require_policy_folder
+from rlinf_embodied.embodied.interrupt import INTERRUPTED, StopRequest, stop_on_interrupt
+from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.warm_start import WarmStartStageConfig, warm_start
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
@@ -34,7 +31,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.flow.plan import Plan, resolve
-from rlinf_embodied.learning.checkpoint import find_latest, load_state
+from rlinf_embodied.learning.checkpoint import find_latest, load_state, verify
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.telemetry.live import LiveView
@@ -43,7 +40,6 @@ from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.trace import Span, write_trace
 
 _LOG = logging.getLogger(__name__)
-INTERRUPTED = 130  # the exit code after Ctrl-C
 
 
 @dataclass(slots=True)
@@ -56,36 +52,12 @@ class Progress:
     success_before: dict[str, object] | None = None
 
 
-@dataclass(slots=True)
-class StopRequest:
-    """Set by Ctrl-C: the iteration under way is finished, a checkpoint is written."""
-
-    asked: bool = False
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[StopRequest]:
-    """Turns the first Ctrl-C into a request; the second one ends the process at once."""
-    request = StopRequest()
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        if request.asked:
-            raise KeyboardInterrupt
-        request.asked = True
-        print("\ninterrupt: finishing this iteration, then writing a checkpoint (press again to stop at once)", flush=True)
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield request
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def make_session(config: ClusterConfig) -> Session:
     """Returns the session that `cluster.session` names."""
     if config.session == "serial":
         return SerialSession(config.call_timeout_s)
-    from rlinf_embodied.runtime.ray_session import RaySession  # ray takes half a second to import: only where it is used
+    # ray takes half a second to import: only where it is used
+    from rlinf_embodied.runtime.ray_session import RaySession
 
     return RaySession(config.call_timeout_s, config.object_store_bytes)
 
@@ -99,13 +71,18 @@ class Trainer:
         Raises:
             ConfigError: the run folder cannot be written, or is in use and resume=never.
             PlanError: the plan does not fit the cluster.
-            CheckpointError: the checkpoint to resume from, or to start from, is missing or foreign.
+            CheckpointError: the checkpoint to resume from, or to start from, is missing, damaged or foreign.
         """
         self._config = config
         self._started = started or time.time()
         self._resumed = self._find_resume()
-        if config.warm_start.checkpoint is not None:
+        if self._resumed is not None:
+            verify(self._resumed)
+            require_conditions("resume", self._resumed, config.env, config.policy, free=())
+        elif config.warm_start.checkpoint is not None:
             require_policy_folder("warm_start.checkpoint", config.warm_start.checkpoint)
+            start = Path(config.warm_start.checkpoint)
+            require_conditions("warm_start.checkpoint", start, config.env, config.policy, free=("task", "camera_fov"))
         self._folder = RunFolder(Path(config.run.dir or _default_dir(config)))
         self._cluster: Cluster = local_cluster(config.cluster.num_devices)
         self._plan: Plan = resolve(
@@ -113,21 +90,23 @@ class Trainer:
         )
         self._spans: list[Span] = []
         self._progress = Progress()
+        self._saved: int | None = None  # the iteration of the newest checkpoint
 
     # ----------------------------------------------------------------------------------------------------- prepare
     def _find_resume(self) -> Path | None:
         config = self._config
         if config.resume not in ("auto", "never"):
             path = Path(config.resume)
-            return find_latest(path.parent) if path.name == "latest" else path
-        root = Path(config.run.dir) / "checkpoints" if config.run.dir else None
-        latest = find_latest(root) if root and root.exists() else None
-        if latest is not None and config.resume == "never":
+            return (find_latest(path.parent) if path.name == "latest" else None) or path
+        if config.run.dir is None:
+            return None
+        folder = Path(config.run.dir)
+        if config.resume == "never" and (folder / "config.yaml").exists():
             raise ConfigError(
-                f"run.dir is {config.run.dir!r}, but it holds the checkpoint {latest.name} and resume=never: "
+                f"run.dir is {config.run.dir!r}, but it holds another run and resume=never: "
                 "use another run.dir, or resume=auto to go on"
             )
-        return latest
+        return find_latest(folder / "checkpoints") if (folder / "checkpoints").exists() else None
 
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
@@ -216,8 +195,10 @@ class Trainer:
             writer.write(progress.env_steps, number, metrics)
             view.update(number, metrics)
             due = config.checkpoint.every and number % config.checkpoint.every == 0
-            if due or stop.asked or number == config.run.num_iterations:
+            if due or number == config.run.num_iterations:
                 self._save(executor)
+        if stop.asked and self._saved != progress.iteration:  # whenever Ctrl-C came, before the first iteration too
+            self._save(executor)
 
     def _account(self, result: IterationResult, metrics: dict[str, float], seconds: float) -> None:
         progress = self._progress
@@ -241,11 +222,15 @@ class Trainer:
         keep = self._config.checkpoint.keep
         argument = (str(self._folder.checkpoints), self._progress.iteration, keep, state, carry_over)
         executor.call("actor", "save", Tick(self._progress.iteration), argument)
+        self._saved = self._progress.iteration
 
     def _load(self, executor: Executor, path: Path) -> None:
         state = load_state(path)
         self._progress = Progress(**state["progress"])
         executor.call("actor", "load", Tick(self._progress.iteration), str(path))
+        for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
+            executor.sync_weights(edge.source, edge.target)
+        self._saved = self._progress.iteration
         carry_over = executor.call("actor", "load_carry_over", Tick(self._progress.iteration), str(path))[0]
         if carry_over:
             executor.call("env", "import_state", Tick(self._progress.iteration), carry_over)

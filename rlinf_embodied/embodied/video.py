@@ -32,5 +32,6 @@ def tile(episodes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
     for k in range(max(len(frames) for frames in episodes)):
         cells = [frames[min(k, len(frames) - 1)] for frames in episodes]
         cells += [blank] * (rows * columns - len(cells))
-        frames.append(np.concatenate([np.concatenate(cells[r * columns : (r + 1) * columns], 1) for r in range(rows)], 0))
+        lines = [np.concatenate(cells[r * columns : (r + 1) * columns], 1) for r in range(rows)]
+        frames.append(np.concatenate(lines, 0))
     return frames

@@ -1,9 +1,9 @@
 """The warm start: the scripted expert demonstrates, behaviour cloning makes the checkpoint, and both are cached.
 
-    collect (rounds)  -->  fit: whole policy (epochs)  -->  features cached  -->  fit: all but the stem (epochs)  -->  folder
+    collect (rounds) --> fit the whole policy (epochs) --> cache features --> fit all but the stem (epochs) --> folder
 
-Demonstrations are divided into a fixed number of data blocks; a minibatch is one slice of every block, as in RL, so that
-the clone too is the same for every number of workers.
+Demonstrations are divided into a fixed number of data blocks; a minibatch is one slice of every block, as in RL, so
+that the clone too is the same for every number of workers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,7 +95,8 @@ class WarmStartStage:
         self._blocks = context.blocks
         self._todo = [(e, block, number) for block in context.blocks for e, number in self._episodes(block)]
         self._attempts = self._successes = 0
-        return -(-len(self._todo) // ROWS)
+        of_env = [sum(item[0] == e for item in self._todo) for e in range(len(config.envs))]
+        return sum(-(-number // ROWS) for number in of_env)
 
     def _episodes(self, block: int) -> Iterator[tuple[int, int]]:
         """Yields (env index, episode number) of a data block; env by env, so that a round has one env."""
@@ -149,7 +149,6 @@ class WarmStartStage:
         self, env: VectorEnv, numbers: Sequence[int], chunk_step: int, labels: list[Tensor]
     ) -> Callable[[int], Tensor]:
         """Returns a controller that executes the expert's action plus noise, and files the clean one as the label."""
-        config = self._config.warm_start
         chunk = env.spec.chunk
 
         def act(substep: int) -> Tensor:
@@ -157,11 +156,11 @@ class WarmStartStage:
             labels.append(clean)
             step = chunk_step * chunk + substep
             noise = torch.zeros_like(clean)
-            drawn = normal(self._config.seed, "demonstration", list(numbers), step, shape=(3,))
-            noise[: len(numbers), :3] = torch.from_numpy(drawn).to(noise) * self._noise_levels(numbers, step, noise)
+            moved = min(3, clean.shape[1])  # where the hand goes is disturbed, not how it turns or grips
+            drawn = normal(self._config.seed, "demonstration", list(numbers), step, shape=(moved,))
+            noise[: len(numbers), :moved] = torch.from_numpy(drawn).to(noise) * self._noise_levels(numbers, step, noise)
             return (clean + noise).clamp(-1.0, 1.0)
 
-        assert config.noise
         return act
 
     def _noise_levels(self, numbers: Sequence[int], step: int, like: Tensor) -> Tensor:
@@ -253,8 +252,9 @@ class WarmStartStage:
         def loss(block: int, index: Tensor) -> LossSums:
             data = self._blocks_data[block]
             targets = {} if data.object_positions is None else {"object_position": data.object_positions[index]}
-            jitter = normal(self._config.seed, "jitter", tick.iteration, block, index.numpy(), shape=(data.observation.proprio.shape[1],))
-            jitter = torch.from_numpy(jitter) * _PROPRIO_JITTER
+            shape = tuple(data.observation.proprio.shape[1:])
+            drawn = normal(self._config.seed, "jitter", tick.iteration, block, index.numpy(), shape=shape)
+            jitter = torch.from_numpy(drawn) * _PROPRIO_JITTER
             if self._whole:
                 observation = data.observation.rows(index.tolist())
                 observation = replace(observation, proprio=observation.proprio + jitter)
@@ -274,7 +274,8 @@ class WarmStartStage:
 
 
 def _for_demonstrations(env: EnvConfig) -> EnvConfig:
-    return replace(env, auto_reset=False, carry_over=False, ends_at_success=False, chunks_per_rollout=env.horizon // env.chunk)
+    chunks = env.horizon // env.chunk
+    return replace(env, auto_reset=False, carry_over=False, ends_at_success=False, chunks_per_rollout=chunks)
 
 
 def _join(parts: Sequence[tuple[Observation, Tensor, Tensor | None]]) -> Demonstrations:
@@ -295,6 +296,7 @@ def _join_all(parts: Sequence[Demonstrations]) -> Demonstrations:
 def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
     """Returns where the clone of this configuration is cached: keyed by all that it is a function of."""
     root = Path(os.environ.get("RLINF_EMBODIED_CACHE", config.warm_start.cache_dir)).expanduser()
+    libraries = ("torch", "mani_skill", "sapien", "transformers")
     key = {
         "version": _VERSION,
         "envs": [_relevant(env) for env in config.envs],
@@ -302,7 +304,7 @@ def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
         "warm_start": {k: v for k, v in asdict(config.warm_start).items() if k not in ("cache_dir", "checkpoint")},
         "seed": config.seed,
         "cpu": exact_cpu,
-        "libraries": {k: v for k, v in library_versions().items() if k in ("torch", "mani_skill", "sapien", "transformers")},
+        "libraries": {k: v for k, v in library_versions().items() if k in libraries},
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
     return root / "warm_start" / f"{config.envs[0].task}-{digest}"

@@ -1,18 +1,18 @@
 """The embodied workflow: its graph, and what one iteration is, top to bottom.
 
-    env <==> policy     loop "rollout": H chunk-steps; GRPO repeats it until enough groups are useful
-     |         |
-     +-> actor <-+      rewards and what the policy saw, block by block
-           |
-           +~~> policy  new weights, where the policy does not share the actor's
+env <==> policy     loop "rollout": H chunk-steps; GRPO repeats it until enough groups are useful
+ |         |
+ +-> actor <-+      rewards and what the policy saw, block by block
+       |
+       +~~> policy  new weights, where the policy does not share the actor's
 
-    run_iteration            driver     one Tick down the plan tree, then metrics of what came back
-      Executor._repeat       driver     the rollout loop: one call per worker, or one per chunk-step and shard
-        EnvStage.step        worker     C simulator steps of every row, one picture at the end
-        RolloutStage.step    worker     encode, sample with keyed noise, keep features, tokens and log-probs
-      Executor._leaf         driver     hands the columns on, by reference
-        ActorStage.run       worker     advantages, global statistics, epochs of minibatches over all blocks
-      Executor.sync_weights  driver     version and checksum, only to workers without an actor
+run_iteration            driver     one Tick down the plan tree, then metrics of what came back
+  Executor._repeat       driver     the rollout loop: one call per worker, or one per chunk-step and shard
+    EnvStage.step        worker     C simulator steps of every row, one picture at the end
+    RolloutStage.step    worker     encode, sample with keyed noise, keep features, tokens and log-probs
+  Executor._leaf         driver     hands the columns on, by reference
+    ActorStage.run       worker     advantages, global statistics, epochs of minibatches over all blocks
+  Executor.sync_weights  driver     version and checksum, only to workers without an actor
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class GroupJudge:
         useful = [
             (number, group)
             for number, reports in enumerate(rounds)
-            for group, success in sorted((item for report in reports for item in report.group_success.items()))
+            for group, success in sorted(item for report in reports for item in report.group_success.items())
             if not self._drop or len(set(success)) > 1
         ]
         return Verdict(len(useful) >= self._min_groups, tuple(useful[: self._num_groups]))
@@ -93,7 +93,8 @@ def run_iteration(executor: Executor, iteration: int) -> tuple[IterationResult, 
     result = executor.run(Tick(iteration))
     reports: list[RolloutReport] = [report for round_ in result.reports["env"] for report in round_]
     updates = result.reports["actor"][0]
-    episodes = [episode for report in reports for episode in report.episodes]
+    # in an order that no plan changes: floating-point means depend on it
+    episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.env_id)
     metrics = {f"rollout/{key}": value for key, value in episode_means(episodes).items()}
     metrics["rollout/episodes"] = float(len(episodes))
     metrics["rollout/env_steps"] = float(sum(report.env_steps for report in reports))

@@ -3,8 +3,8 @@
 One iteration, for `temporal: [loop(env, policy), leaf(actor)]`:
 
     1. loop    every worker's blocks go round between opener and answerer.  Where both live in the same workers that is
-               one call per worker; otherwise a call per chunk-step, shard and worker, submitted all at once in the order
-               shard by shard, so that one shard's simulator runs while the other's policy does.
+               one call per worker; otherwise a call per chunk-step, shard and worker, submitted all at once, shard by
+               shard, so that one shard's simulator runs while the other's policy does.
     2. leaf    gets, block by block, what the edges into it brought; members of a collective stage start as a gang.
     3. weights go to the workers of a weight edge's target that do not share a process with its source.
 
@@ -41,7 +41,9 @@ class Executor:
         self.workflow, self.plan, self._session = workflow, plan, session
         self._owners = {stage: plan.owners(stage, workflow.num_blocks) for stage in workflow.stages}
         self._shards = {
-            leaf.stage: 1 if self._fused(node) else node.shards for node in plan.loops().values() for leaf in node.stages
+            leaf.stage: 1 if self._fused(node) else node.shards
+            for node in plan.loops().values()
+            for leaf in node.stages
         }
         session.start([WorkerSpec(device, cluster.torch_device(device)) for device in plan.devices()])
         self.facts = {name: self._add_stage(name, cluster) for name in workflow.order()}

@@ -86,6 +86,10 @@ class ThreadGroup:
         barrier = threading.Barrier(size)
         return [ThreadGroup(rank, slots, barrier, timeout_s) for rank in range(size)]
 
+    def abort(self) -> None:
+        """Ends the wait of every member, now and later: one of them failed."""
+        self._barrier.abort()
+
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
         """See Group."""
         assert counts[self.rank] == len(tensors), (

@@ -6,8 +6,8 @@
        |                        |                          3. divide by the summed weight, clip, step: the same
     same step                same step                        everywhere, so weights stay equal without a broadcast
 
-Slices are cut from a permutation within the block, keyed by (seed, purpose, iteration, epoch, block), so that they do not
-depend on who holds the block.  Losses are sums; means are formed here, from global counts.
+Slices are cut from a permutation within the block, keyed by (seed, purpose, iteration, epoch, block), so that they do
+not depend on who holds the block.  Losses are sums; means are formed here, from global counts.
 """
 
 from __future__ import annotations

@@ -44,8 +44,10 @@ def install_weights(module: nn.Module, message: WeightsMessage) -> None:
         ObjectiveError: the bytes are not those that were sent, or belong to another module.
     """
     if checksum(message.tensors) != message.checksum:
-        raise ObjectiveError(f"weights of version {message.version} arrived damaged: their checksum differs; send again")
-    missing = set(module.state_dict()) ^ set(message.tensors)
-    if missing:
-        raise ObjectiveError(f"weights of version {message.version} are of another module: {sorted(missing)[:5]} differ")
+        raise ObjectiveError(
+            f"weights of version {message.version} arrived damaged (another checksum): send them again"
+        )
+    unlike = sorted(set(module.state_dict()) ^ set(message.tensors))
+    if unlike:
+        raise ObjectiveError(f"weights of version {message.version} are of another module: {unlike[:5]} differ")
     module.load_state_dict(message.tensors)

@@ -93,8 +93,8 @@ class LocalRef:
 class Call:
     """One call of a stage's method for some blocks.
 
-    `payloads_per_block` payloads follow for each block.  With `keep`, results stay in the worker.  `method` "loop" runs a
-    whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns.
+    `payloads_per_block` payloads follow for each block.  With `keep`, results stay in the worker.  `method` "loop" runs
+    a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns.
     """
 
     stage: str
@@ -219,15 +219,13 @@ class WorkerHost:
         method: str | None = None,
         stage_name: str | None = None,
         tick: Tick | None = None,
-    ):  # noqa: ANN202 - whatever the stage returns
+    ):
         method, tick = method or call.method, tick or call.tick
         start = time.time()
         result = getattr(stage, method)(tick, *arguments)
         args = {"iteration": tick.iteration, "chunk_step": tick.chunk_step}
         name = stage_name or call.stage
-        self._spans.append(
-            Span(f"{name}.{method}", name, self.spec.worker, self.spec.device, start, time.time(), args)
-        )
+        self._spans.append(Span(f"{name}.{method}", name, self.spec.worker, self.spec.device, start, time.time(), args))
         return result
 
     def _keep(self, call: Call, index: int, value: object) -> LocalRef:

@@ -34,8 +34,8 @@ _DEFAULT_STORE_BYTES = 2 << 30
 def _variables(threads: int) -> dict[str, str]:
     """Environment of a worker process.
 
-    One intra-op thread per worker: the same job ran 6-22 times slower when every process took every core.  Workers import
-    from where the driver does, so that stages, envs and policies outside of the installed packages are found.
+    One intra-op thread per worker: the same job ran 6-22 times slower when every process took every core.  Workers
+    import from where the driver does, so that stages, envs and policies outside of the installed packages are found.
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
     own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
@@ -56,7 +56,7 @@ class _Worker:
 
             size = len(set(context.owners))
             rank = context.owners[context.blocks[0]]
-            context.group = TorchGroup(rank, size, rendezvous, timeout_s=timeout_s)
+            context.group = TorchGroup(rank, size, rendezvous, timeout_s=timeout_s, device=context.device)
         return self._host.add_stage(spec, context)
 
     def invoke(self, call: Call, *payloads: object) -> object:
@@ -155,6 +155,7 @@ class RaySession:
 def start_ray(object_store_bytes: int | None = None) -> None:
     """Starts Ray in this process, quietly, or joins the cluster that RAY_ADDRESS names."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default, 15, yields every core to whatever else runs
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # every receipt is fetched, so every error is raised
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False, logging_level=logging.ERROR)

@@ -60,6 +60,7 @@ class SerialSession:
         """Takes the limit after which members of a gang stop waiting for each other."""
         self._timeout_s = timeout_s
         self._hosts: dict[int, WorkerHost] = {}
+        self._groups: dict[str, list[ThreadGroup]] = {}  # by stage
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         """See Session."""
@@ -68,12 +69,11 @@ class SerialSession:
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """See Session."""
-        groups = [SoloGroup()]
-        if spec.collective and len(contexts) > 1:
-            groups = ThreadGroup.make(len(contexts), timeout_s=self._timeout_s)
+        gang = spec.collective and len(contexts) > 1
+        self._groups[spec.name] = ThreadGroup.make(len(contexts), timeout_s=self._timeout_s) if gang else []
         facts = []
         for rank, context in enumerate(contexts):
-            context.group = groups[rank] if len(groups) > 1 else SoloGroup()
+            context.group = self._groups[spec.name][rank] if gang else SoloGroup()
             facts.append(self._hosts[context.worker].add_stage(spec, context))
         return facts
 
@@ -90,6 +90,8 @@ class SerialSession:
                 results[index] = self._hosts[worker].invoke(call, payloads)
             except BaseException as error:  # noqa: BLE001 - raised again below, in the driver's thread
                 errors.append(error)
+                for group in self._groups[call.stage]:
+                    group.abort()
 
         threads = [threading.Thread(target=member, args=(index,), daemon=True) for index in range(len(calls))]
         for thread in threads:

@@ -84,9 +84,8 @@ def test_a_dangling_edge_a_cycle_and_an_unbounded_loop_are_refused() -> None:
 def test_blocks_are_spread_contiguously_and_evenly(num_devices: int, num_blocks: int) -> None:
     num_devices = min(num_devices, num_blocks)
     stages = {"a": StageSpec("a", "fakes.a", None)}
-    plan = resolve(
-        "p", [{"tree": {"leaf": {"stage": "a", "devices": "all"}}}], num_devices, Workflow("w", num_blocks, stages)
-    )
+    trees = [{"tree": {"leaf": {"stage": "a", "devices": "all"}}}]
+    plan = resolve("p", trees, num_devices, Workflow("w", num_blocks, stages))
     owners = plan.owners("a", num_blocks)
     counts = [owners.count(device) for device in range(num_devices)]
     assert list(owners) == sorted(owners)

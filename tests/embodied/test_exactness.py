@@ -1,0 +1,108 @@
+"""The plan is only a matter of speed: the same seed gives the same weights, bit for bit, under every plan."""
+
+from __future__ import annotations
+
+import pytest
+from runs import GRPO, clone, digest, executor_for, iterate, tiny, trees
+
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.runtime.session import SerialSession, Session
+
+PLANS = {
+    "collocated on 1": (1, trees("all", "all", "all")),
+    "collocated on 2": (2, trees("all", "all", "all")),
+    "collocated on 3, uneven": (3, trees("all", "all", "all")),
+    "disaggregated on 2": (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2)),
+    "disaggregated on 3": (3, trees("0:1/3", "1/3:2/3", "2/3:1", shards=2)),
+    "hybrid on 2": (2, trees("0:1/2", "1/2:1", "all", shards=2)),
+    "one env, policy on all": (2, trees([0], "all", "all")),
+    "unlike splits": (3, trees([0, 1], [2], [0, 2], shards=2)),
+}
+# what changes the path through the code; the plans compared under each
+VARIANTS = {
+    "ppo": ([], [*PLANS][1:]),
+    "ppo, chunk ratio": (["algorithm.ratio_level=chunk"], ["disaggregated on 2"]),
+    "ppo, token ratio": (["algorithm.ratio_level=token"], ["collocated on 2"]),
+    "ppo, critic from pictures": (["policy.critic=observation"], ["hybrid on 2"]),
+    "ppo, bootstrap at time-outs from pictures": (
+        ["algorithm.bootstrap_at_timeout=true", "policy.critic=observation"],
+        ["disaggregated on 2"],
+    ),
+    "ppo, bootstrap at time-outs": (["algorithm.bootstrap_at_timeout=true"], ["collocated on 3, uneven"]),
+    "ppo, carried over": (["env.carry_over=true"], ["unlike splits"]),
+    "ppo, stops at a KL": (["algorithm.target_kl=1e-4"], ["collocated on 2"]),
+    "ppo, no freezing": (["policy.freeze_stem=false"], ["disaggregated on 2"]),
+    "grpo": (GRPO, ["collocated on 2", "disaggregated on 3", "unlike splits"]),
+    "grpo, token ratio": ([*GRPO, "algorithm.ratio_level=token"], ["hybrid on 2"]),
+}
+CASES = [(variant, plan) for variant, (_, plans) in VARIANTS.items() for plan in plans]
+
+
+def trained(config: TrainConfig, plan: str, session: Session) -> tuple[str, list[dict[str, float]]]:
+    devices, tree = PLANS[plan]
+    executor = executor_for(config, tree, devices, session, clone(config))
+    metrics = iterate(executor, 3)
+    return digest(executor), metrics
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, tuple[str, list[dict[str, float]]]]:
+    """What one worker gives, by variant."""
+    return {}
+
+
+def by_one_worker(alone: dict, variant: str) -> tuple[str, list[dict[str, float]]]:
+    if variant not in alone:
+        alone[variant] = trained(tiny(*VARIANTS[variant][0]), "collocated on 1", SerialSession())
+    return alone[variant]
+
+
+@pytest.mark.parametrize(("variant", "plan"), CASES)
+def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant: str, plan: str) -> None:
+    expected, metrics = by_one_worker(alone, variant)
+    found, found_metrics = trained(tiny(*VARIANTS[variant][0]), plan, SerialSession())
+    assert found == expected
+    assert found_metrics == metrics
+
+
+def test_every_variant_trains_something_of_its_own(alone) -> None:
+    digests = [by_one_worker(alone, variant)[0] for variant in VARIANTS]
+    assert len(set(digests)) == len(VARIANTS)
+    for variant in VARIANTS:
+        metrics = by_one_worker(alone, variant)[1]
+        assert metrics[-1]["losses/policy_steps"] > 0
+        assert metrics[-1]["losses/stopped_by_kl"] == float("KL" in variant)
+        assert all(m["losses/initial_log_ratio"] <= 1e-5 for m in metrics)
+
+
+def test_grpo_fills_groups_up_by_further_rollouts(alone) -> None:
+    _, metrics = by_one_worker(alone, "grpo")
+    assert max(m["rollout/rounds"] for m in metrics) > 1
+    assert all(m["rollout/useful_groups"] == 4 for m in metrics)  # those beyond the four that a round has are left out
+
+
+def test_another_seed_trains_other_weights(alone) -> None:
+    config = tiny("run.seed=4", f"warm_start.checkpoint={clone(tiny())}")
+    executor = executor_for(config, PLANS["collocated on 1"][1], 1, SerialSession(), clone(tiny()))
+    iterate(executor, 3)
+    assert digest(executor) != by_one_worker(alone, "ppo")[0]
+
+
+def test_fast_reduction_comes_close_without_the_same_bits_being_promised(alone) -> None:
+    config = tiny("run.exact=false", "algorithm.reduction=fast")
+    _, metrics = trained(config, "collocated on 3, uneven", SerialSession())
+    for ours, exact in zip(metrics[:2], by_one_worker(alone, "ppo")[1], strict=False):  # later, actions may differ
+        assert ours["losses/value_loss"] == pytest.approx(exact["losses/value_loss"], rel=1e-3)
+        assert ours["rollout/return"] == pytest.approx(exact["rollout/return"], rel=1e-3)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("variant", "plan"),
+    [("ppo", "collocated on 2"), ("ppo", "disaggregated on 2"), ("grpo", "disaggregated on 2")],
+)
+def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, variant: str, plan: str) -> None:
+    expected, metrics = by_one_worker(alone, variant)
+    found, found_metrics = trained(tiny(*VARIANTS[variant][0]), plan, ray_session)
+    assert found == expected
+    assert found_metrics == metrics

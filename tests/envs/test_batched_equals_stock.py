@@ -1,0 +1,238 @@
+"""The batched CPU backend against stock ManiSkill, bit for bit: what is simulated, rewarded and seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gymnasium as gym
+import pytest
+import sapien
+import torch
+from torch import Tensor
+
+pytestmark = pytest.mark.sim
+
+SIZE = 32
+
+
+def make_stock(task: str, control: str, **kwargs: object):
+    import mani_skill.envs  # noqa: F401  registers the tasks
+
+    return gym.make(
+        task,
+        obs_mode="state",
+        control_mode=control,
+        sim_backend="physx_cpu",
+        render_backend="cpu",
+        reconfiguration_freq=0,
+        sensor_configs={"width": SIZE, "height": SIZE},
+        **kwargs,
+    ).unwrapped
+
+
+def make_batched(task: str, num_envs: int, control: str, **kwargs: object):
+    from envs.batched.task import make_batched_task
+
+    sensors = {"width": SIZE, "height": SIZE}
+    return make_batched_task(task, num_envs, True, control_mode=control, sensor_configs=sensors, **kwargs)
+
+
+def physics_state(env) -> Tensor:
+    parts = [v for kind in ("actors", "articulations") for v in env.get_state_dict()[kind].values()]
+    return torch.cat(parts, 1)
+
+
+def flat_info(env) -> dict[str, Tensor]:
+    return {key: value for key, value in env.get_info().items() if isinstance(value, Tensor)}
+
+
+def rgb(env) -> Tensor:
+    from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
+
+    before = env._obs_mode, env.obs_mode_struct
+    env._obs_mode, env.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
+    seen = env._get_obs_sensor_data()
+    env._obs_mode, env.obs_mode_struct = before
+    return torch.stack([camera["rgb"] for camera in seen.values()], 1)
+
+
+class Pair:
+    """N batched rows and, for each row, a stock env that is built anew for every episode (stock envs keep a past)."""
+
+    def __init__(self, task: str, num_envs: int, control: str, **kwargs: object) -> None:
+        self.batched = make_batched(task, num_envs, control, **kwargs)
+        self.make = lambda: make_stock(task, control, **kwargs)
+        self.stock = [None] * num_envs
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        everywhere = dict(zip(rows, seeds, strict=True))
+        seed = [everywhere.get(row, 0) for row in range(len(self.stock))]
+        self.batched.reset(seed=seed, options={"env_idx": torch.as_tensor(list(rows))})
+        for row, seed in zip(rows, seeds, strict=True):
+            if self.stock[row] is not None:
+                self.stock[row].close()
+            self.stock[row] = self.make()
+            self.stock[row].reset(seed=seed)
+
+    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
+        self.batched.advance(actions, rows)
+        for row in rows:
+            self.stock[row].step(actions[row : row + 1])
+
+    def assert_equal(self, rows: Sequence[int], actions: Tensor) -> dict[str, Tensor]:
+        state, info = physics_state(self.batched), flat_info(self.batched)
+        reward = self.batched.get_reward({}, actions, info)
+        for row in rows:
+            stock = self.stock[row]
+            stock_info = flat_info(stock)
+            assert torch.equal(state[row], physics_state(stock)[0])
+            assert torch.equal(reward[row], stock.get_reward({}, actions[row : row + 1], stock_info)[0])
+            for key in info.keys() - {"elapsed_steps"}:
+                if info[key].dim():  # some tasks log a mean over rows
+                    assert torch.equal(info[key][row], stock_info[key][0]), key
+        return info
+
+    def close(self) -> None:
+        for env in [self.batched, *self.stock]:
+            env.close()
+
+
+def test_a_scripted_grasp_with_pictures_and_a_partial_reset_is_equal() -> None:
+    from envs.experts import pick_cube
+    from envs.tasks import TaskView
+
+    pair = Pair("PickCube-v1", 3, "pd_ee_delta_pose", robot_uids="panda_wristcam")
+    view = TaskView(pair.batched, True)
+    pair.reset([0, 1, 2], [10, 11, 12])
+    assert torch.equal(rgb(pair.batched), torch.cat([rgb(env) for env in pair.stock]))
+    grasped = 0
+    for k in range(24):
+        if k == 13:
+            pair.reset([1], [50])  # rows 0 and 2 hold their cubes
+        actions = pick_cube(view)
+        pair.step(actions, [0, 1, 2])
+        info = pair.assert_equal([0, 1, 2], actions)
+        grasped += int(info["is_grasped"].sum())
+    assert grasped > 20
+    assert torch.equal(rgb(pair.batched), torch.cat([rgb(env) for env in pair.stock]))
+    pair.close()
+
+
+@pytest.mark.parametrize(
+    ("task", "control"),
+    [
+        ("RollBall-v1", "pd_joint_delta_pos"),  # the ball touches the ground in every scene
+        ("StackCube-v1", "pd_ee_target_delta_pose"),  # targets accumulate and must survive others' resets
+        ("PullCubeTool-v1", "pd_joint_vel"),
+    ],
+)
+def test_random_episodes_with_partial_resets_are_equal(task: str, control: str) -> None:
+    pair = Pair(task, 2, control)
+    pair.reset([0, 1], [20, 21])
+    draw = torch.Generator().manual_seed(0)
+    dim = pair.batched.single_action_space.shape[0]
+    for k in range(24):
+        if k == 12:
+            pair.reset([1], [33])
+        actions = torch.rand(2, dim, generator=draw) * 2 - 1
+        pair.step(actions, [0, 1])
+        pair.assert_equal([0, 1], actions)
+    pair.close()
+
+
+@pytest.mark.parametrize("task", ["PickCube-v1", "PushCube-v1", "PullCube-v1"])
+def test_rows_that_are_initialised_together_equal_rows_initialised_one_by_one(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = make_batched(task, 8, "pd_ee_delta_pose", robot_uids="panda_wristcam")
+    assert type(env)._draws_by_row
+    for rows in ([0, 1, 2, 3, 4, 5, 6, 7], [3], [1, 6], [0, 2, 5]):
+        seeds = [31 * row + len(rows) for row in range(8)]
+        together, alone = [], []
+        for states, by_row in ((together, True), (alone, False)):
+            monkeypatch.setattr(type(env), "_draws_by_row", by_row)
+            env.reset(seeds, {"env_idx": torch.tensor(rows)})
+            states.append(physics_state(env)[rows].clone())
+        assert torch.equal(together[0], alone[0])
+        assert len(together[0].unique(dim=0)) == len(rows)
+    env.close()
+
+
+def test_a_draw_that_is_not_by_row_is_refused() -> None:
+    from envs.batched.draws import row_draws
+
+    with row_draws([1, 2, 3]):
+        drawn = torch.rand((3, 2))
+        with pytest.raises(AssertionError, match="a draw of size"):
+            torch.rand(2)
+        with pytest.raises(AssertionError, match="not drawn row by row"):
+            torch.randint(0, 5, (3,))
+    alone = torch.rand(1, 2, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(drawn[1:2], alone)
+
+
+def test_a_ball_falls_onto_the_ground_of_every_scene() -> None:
+    env = make_batched("RollBall-v1", 2, "pd_joint_delta_pos")
+    env.reset(seed=[1, 2])
+    env.ball.set_pose(torch.tensor([[0.0, 1.5, 0.5, 1, 0, 0, 0]] * 2))
+    env.scene._gpu_apply_all()
+    env.scene._gpu_fetch_all()
+    for _ in range(40):
+        env.advance(torch.zeros(2, env.single_action_space.shape[0]), [0, 1])
+    ground = -env.table_scene.table_height
+    assert (env.ball.pose.p[:, 2] > ground).all()
+    assert (env.ball.pose.p[:, 2] < -0.5).all()
+    env.close()
+
+
+def test_a_row_at_rest_is_neither_stepped_nor_given_targets() -> None:
+    env = make_batched("PickCube-v1", 3, "pd_ee_delta_pose")
+    env.reset(seed=[1, 2, 3])
+    before = physics_state(env).clone()
+    targets = [[joint.get_drive_target().item() for joint in env.agent.robot._objs[i].active_joints] for i in range(3)]
+    for _ in range(3):
+        env.advance(torch.ones(3, 7), [0, 2])
+    after = physics_state(env)
+    assert torch.equal(before[1], after[1])
+    assert not torch.equal(before[0], after[0])
+    assert [joint.get_drive_target().item() for joint in env.agent.robot._objs[1].active_joints] == targets[1]
+    assert [joint.get_drive_target().item() for joint in env.agent.robot._objs[0].active_joints] != targets[0]
+    env.close()
+
+
+def test_stock_envs_of_the_same_process_behave_as_before() -> None:
+    from mani_skill.envs import sapien_env
+
+    untouched = sapien_env.parse_sim_and_render_backend, sapien.render.get_camera_shader_dir()
+    alone = make_stock("PickCube-v1", "pd_ee_delta_pose")
+    alone.reset(seed=4)
+    env = make_batched("PickCube-v1", 2, "pd_ee_delta_pose")
+    env.reset(seed=[4, 5])
+    sapien.render.set_camera_shader_dir(untouched[1])  # ManiSkill sets it for each camera
+    env.scene.px.renew(0)
+    assert (sapien_env.parse_sim_and_render_backend, sapien.render.get_camera_shader_dir()) == untouched
+    beside = make_stock("PickCube-v1", "pd_ee_delta_pose")
+    beside.reset(seed=4)
+    assert not beside.gpu_sim_enabled
+    for k in range(5):
+        action = torch.full((1, 7), 0.1 * k)
+        alone.step(action)
+        beside.step(action)
+    assert torch.equal(physics_state(alone), physics_state(beside))
+    beside.goal_site.hide_visual()
+    assert beside.goal_site.hidden
+    for env_ in (alone, env, beside):
+        env_.close()
+
+
+def test_another_version_of_maniskill_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from envs.batched import patches
+    from rlinf_embodied.errors import SimulatorError
+
+    monkeypatch.setattr(patches, "KNOWN_VERSIONS", {"mani_skill": ("2.",)})
+    with pytest.raises(SimulatorError, match=r"mani_skill 3\.0\.\d+ is installed.*env.backend=stock"):
+        patches.check_versions()
+    monkeypatch.setattr(patches, "KNOWN_VERSIONS", {})
+    monkeypatch.delattr(patches.PDEEPosController, "compute_target_pose")
+    with pytest.raises(SimulatorError, match="compute_target_pose is missing"):
+        patches.check_versions()

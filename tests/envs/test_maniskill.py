@@ -1,0 +1,227 @@
+"""ManiSkill behind the protocol: names, backends, experts, goals, fallbacks and the errors people meet."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlinf_embodied.config import Backend, EnvConfig, Reward
+from rlinf_embodied.errors import ConfigError, SimulatorError
+
+pytestmark = pytest.mark.sim
+
+SMALL = EnvConfig(num_envs=8, block_size=8, obs_size=16, robot="panda_wristcam")
+
+
+def make(config: EnvConfig, num_envs: int = 1, **kwargs: object):
+    from envs.maniskill import make_env
+
+    torch.set_num_threads(1)
+    return make_env(config, num_envs, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("task", "instruction"),
+    [
+        ("PickCube-v1", "pick up the cube"),
+        ("PushCube-v1", "push the cube to the goal"),
+        ("PullCube-v1", "pull the cube to the goal"),
+        ("StackCube-v1", "stack the red cube on the green cube"),
+    ],
+)
+def test_the_expert_solves_every_one_of_eight_seeds(task: str, instruction: str) -> None:
+    env = make(replace(SMALL, task=task), 8)
+    assert set(env.reset(range(500, 508)).instruction) == {instruction}
+    ends = [end for _ in range(10) for end in env.step_chunk(lambda _: env.expert_actions()).episodes]
+    env.close()
+    assert [end.metrics["success_once"] for end in ends] == [1.0] * 8
+
+
+def test_the_proprioception_is_joints_tool_and_goal_and_the_goal_can_be_left_out() -> None:
+    env = make(SMALL)
+    seen = env.reset([3])
+    task = env._sim._task
+    expected = torch.cat([task.agent.robot.get_qpos(), task.agent.tcp_pose.raw_pose, task.goal_site.pose.p], 1)
+    assert torch.equal(seen.proprio, expected)
+    assert env.spec.proprio_dim == 9 + 7 + 3
+    env.close()
+    env = make(replace(SMALL, goal_in_proprio=False))
+    assert torch.equal(env.reset([3]).proprio[:, -3:], torch.zeros(1, 3))
+    env.close()
+
+
+def test_the_privileged_state_holds_what_a_critic_wants() -> None:
+    env = make(SMALL, 2)
+    seen = env.reset([3, 4])
+    task = env._sim._task
+    cube, tcp, goal = task.cube.pose.raw_pose, task.agent.tcp_pose.raw_pose, task.goal_site.pose.p
+    robot = task.agent.robot
+    expected = [robot.get_qpos(), robot.get_qvel(), tcp, cube, (cube - tcp)[:, :3] * 5, goal, (goal - cube[:, :3]) * 5]
+    assert seen.privileged is not None
+    assert torch.equal(seen.privileged[:, :-3], torch.cat(expected, 1))
+    assert torch.equal(seen.privileged[:, -3:], torch.tensor([[0.0, -1.0, -1.0]] * 2))  # grasped, time, phase
+    result = env.step_chunk(torch.zeros(2, 5, 7))
+    assert result.privileged is not None
+    assert result.privileged[0, :, -2].tolist() == pytest.approx([k / 50 * 2 - 1 for k in range(5)])
+    assert result.privileged[0, :, -1].tolist() == pytest.approx([-1.0, -0.6, -0.2, 0.2, 0.6])
+    env.close()
+
+
+@pytest.mark.parametrize(("task", "goal"), [("PickCube-v1", "goal_site"), ("PushCube-v1", "goal_region")])
+def test_goal_markers_are_seen_only_if_asked(task: str, goal: str) -> None:
+    pictures = {}
+    for shown in (False, True):
+        env = make(replace(SMALL, task=task, obs_size=64, show_goal=shown), 4)
+        pictures[shown] = env.reset(range(4)).images
+        assert getattr(env._sim._task, goal).px_body_type == "kinematic"
+        env.close()
+    assert (pictures[True] != pictures[False]).any(-1).sum() > 10
+
+
+def test_the_camera_fov_is_that_of_the_first_camera_only() -> None:
+    config = replace(SMALL, obs_size=32, cameras=["base_camera", "hand_camera"])
+    seen = {}
+    for fov in (None, 0.8):
+        env = make(replace(config, camera_fov=fov))
+        seen[fov] = env.reset([3]).images
+        env.close()
+    assert (seen[None][:, 0] != seen[0.8][:, 0]).any()
+    assert torch.equal(seen[None][:, 1], seen[0.8][:, 1])
+
+
+def test_a_task_that_the_batched_backend_cannot_take_runs_on_stock_envs_and_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = replace(SMALL, task="DrawTriangle-v1", robot=None, reward=Reward.sparse, obs_size=16)
+    with caplog.at_level(logging.WARNING, logger="envs.maniskill"):
+        env = make(replace(config, cameras=_cameras("DrawTriangle-v1"), control_mode="pd_ee_delta_pos"), 2)
+    assert env.spec.backend == "physx_cpu (stock)"
+    warnings = [record.message for record in caplog.records if "does not run on the batched" in record.message]
+    assert len(warnings) == 1
+    env.reset([1, 2])
+    assert env.step_chunk(torch.zeros(2, 5, env.spec.action_dim)).valid.all()
+    env.close()
+
+
+def _cameras(task: str) -> list[str]:
+    import mani_skill.envs  # noqa: F401
+    from mani_skill.utils.registration import REGISTERED_ENVS
+
+    env = REGISTERED_ENVS[task].cls(obs_mode="none", sim_backend="physx_cpu", render_backend="cpu")
+    names = list(env._sensors)[:1]
+    env.close()
+    return names
+
+
+def test_two_robots_act_together() -> None:
+    config = replace(SMALL, task="TwoRobotPickCube-v1", robot=None, control_mode="pd_joint_delta_pos")
+    env = make(config, 2)
+    assert env.spec.action_dim == 16
+    assert env.spec.backend == "physx_cpu (batched)"
+    first = env.reset([1, 2]).proprio
+    result = env.step_chunk(torch.ones(2, 5, 16))
+    assert result.valid.all()
+    assert not torch.equal(first[:, 9:18], result.observation.proprio[:, 9:18])  # the second robot moved too
+    with pytest.raises(SimulatorError, match="no scripted expert"):
+        env.expert_actions()
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"task": "PickCub-v1"}, ConfigError, "env.task is 'PickCub-v1'.*did you mean PickCube-v1"),
+        ({"robot": "pandda"}, ConfigError, "env.robot is 'pandda'.*did you mean panda"),
+        ({"cameras": ["base_camera", "wrist"]}, ConfigError, "env.cameras has wrist.*are: base_camera, hand_camera"),
+        ({"control_mode": "pd_ee_delta"}, ConfigError, "env.control_mode.*pd_ee_delta_pose"),
+        ({"options": {"slow_s": 1.0}}, ConfigError, "env.options has slow_s"),
+        ({"backend": Backend.gpu}, SimulatorError, "needs a CUDA device"),
+        (
+            {"task": "MS-CartpoleSwingUp-v1"},
+            SimulatorError,
+            "MS-CartpoleSwingUp-v1 cannot be built with env.robot=panda_w",
+        ),
+        ({"task": "PickCubeWidowXAI-v1", "robot": None}, SimulatorError, "widowxai has assets available for download"),
+        ({"task": "PickSingleYCB-v1"}, SimulatorError, "needs assets.*download_asset PickSingleYCB-v1"),
+    ],
+)
+def test_what_cannot_be_built_is_named_with_the_way_out(changes: dict, error: type[Exception], words: str) -> None:
+    if changes.get("backend") is Backend.gpu and torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(error, match=words):
+        make(replace(SMALL, **changes))
+
+
+def test_a_task_with_a_moving_film_camera_is_filmed() -> None:
+    config = replace(SMALL, task="MS-HopperHop-v1", robot=None, control_mode="pd_joint_delta_pos", cameras=["cam0"])
+    env = make(config)
+    env.reset([1])
+    env.record([0], size=32)
+    env.step_chunk(torch.zeros(1, 5, env.spec.action_dim))
+    frames = env.take_frames()[0]
+    env.close()
+    assert [tuple(frame.shape) for frame in frames] == [(32, 32, 3)] * 5
+    assert frames[0].float().std() > 1
+
+
+def test_a_task_without_a_dense_reward_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mani_skill.envs.tasks import PickCubeEnv
+
+    monkeypatch.setattr(PickCubeEnv, "SUPPORTED_REWARD_MODES", ("sparse", "none"))
+    with pytest.raises(ConfigError, match=r"env.reward is dense_delta.*use env.reward=sparse"):
+        make(SMALL)
+    env = make(replace(SMALL, reward=Reward.sparse), 2)
+    env.reset([1, 2])
+    ends = [end for _ in range(10) for end in env.step_chunk(lambda _: env.expert_actions()).episodes]
+    env.close()
+    assert [end.metrics["return"] for end in ends] == [1.0, 1.0]  # ManiSkill's sparse reward: 1 in the solved step
+
+
+def test_without_a_vulkan_device_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sapien
+
+    def refuse(device: object) -> None:
+        raise RuntimeError('Failed to find a supported physical device "cpu"')
+
+    monkeypatch.setattr(sapien.render, "RenderSystem", refuse)
+    with pytest.raises(SimulatorError, match=r"no Vulkan device.*make setup.*apt-get install -t bookworm-backports"):
+        make(SMALL)
+
+
+def test_the_cuda_simulator_s_code_runs_on_a_batch_of_cpu_scenes() -> None:
+    """No CUDA device is at hand in CI: the adapter is run on the batched CPU task, which has the same interface."""
+    from envs.batched.task import make_batched_task
+    from envs.episodes import EpisodeEnv
+    from envs.simulators import GpuSimulator, SimulatorOptions
+
+    kwargs = {"control_mode": "pd_ee_delta_pose", "reward_mode": "normalized_dense", "robot_uids": "panda_wristcam"}
+    task = make_batched_task("PickCube-v1", 4, True, sensor_configs={"width": 16, "height": 16}, **kwargs)
+    options = SimulatorOptions(("base_camera", "hand_camera"), decimate=False, show_goal=False, goal_in_proprio=True)
+    simulator = GpuSimulator("PickCube-v1", task, options)
+    config = replace(SMALL, cameras=["base_camera", "hand_camera"])
+    env = EpisodeEnv(config, simulator, "pick up the cube", render_final=False)
+    seen = env.reset([1, 2, 3, 4])
+    assert seen.images is not None
+    assert seen.images.shape == (4, 2, 16, 16, 3)
+    for _ in range(6):
+        result = env.step_chunk(lambda _: env.expert_actions(), next_seeds=[5, 6, 7, 8])
+    assert result.valid.any()
+    grouped = env.reset([9, 9, 8, 8])  # rows with one seed start from one state
+    assert torch.equal(grouped.proprio[0], grouped.proprio[1])
+    assert torch.equal(grouped.proprio[2], grouped.proprio[3])
+    assert not torch.equal(grouped.proprio[0], grouped.proprio[2])
+    env.close()
+
+
+@pytest.mark.gpu
+def test_the_expert_solves_the_task_on_a_cuda_simulator() -> None:
+    env = make(replace(SMALL, backend=Backend.gpu), 8, device="cuda:0")
+    seen = env.reset(range(8))
+    assert seen.images is not None
+    assert seen.images.is_cuda
+    ends = [end for _ in range(10) for end in env.step_chunk(lambda _: env.expert_actions()).episodes]
+    env.close()
+    assert sum(end.metrics["success_once"] for end in ends) >= 6

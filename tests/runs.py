@@ -1,0 +1,96 @@
+"""Small runs for tests: point_reach, a policy of a few thousand parameters, one process unless told otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.trainer import Trainer
+from rlinf_embodied.embodied.warm_start import WarmStartStageConfig, warm_start
+from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import SerialSession, Session
+
+# 4 blocks of 4 rows; episodes of 3 chunks, cut by rollouts of 4
+TINY = (
+    "env=point_reach cluster=serial run.seed=3 run.num_iterations=3 "
+    "env.num_envs=16 env.block_size=4 env.obs_size=16 env.chunk=4 env.horizon=12 env.chunks_per_rollout=4 "
+    "policy.hidden_size=32 policy.num_layers=1 policy.num_heads=2 policy.stem_width=16 policy.keypoints=4 "
+    "policy.num_bins=9 policy.critic_hidden_size=16 policy.instruction_length=4 "
+    "algorithm.epochs=2 algorithm.num_minibatches=2 algorithm.value_epochs=2 algorithm.lr=1e-3 algorithm.target_kl=null "
+    "warm_start.num_demos=32 warm_start.epochs=1 warm_start.head_epochs=16 warm_start.head_batch_size=16 "
+    "warm_start.head_lr=5e-3 "  # about half of the clone's episodes succeed
+    "eval.num_episodes=6 eval.num_envs=4 eval.record_video=false eval.video_size=32 eval.num_videos=3"
+).split()
+GRPO = (
+    "algorithm=grpo algorithm.group_size=4 algorithm.min_groups=4 env.auto_reset=false env.chunks_per_rollout=3".split()
+)
+
+
+def tiny(*overrides: str) -> TrainConfig:
+    """Returns the config of a run that takes about a second; `overrides` come last."""
+    return compose_train([*_without_groups(TINY, overrides), *overrides])
+
+
+def tiny_overrides(*overrides: str) -> list[str]:
+    """Returns the same as a command line."""
+    return [*_without_groups(TINY, overrides), *overrides]
+
+
+def _without_groups(defaults: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """A group or key may be given once."""
+    given = {text.partition("=")[0] for text in overrides}
+    return [text for text in defaults if text.partition("=")[0] not in given]
+
+
+def train(config: TrainConfig, code: int = 0) -> dict:
+    """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
+    assert Trainer(config).run() == code
+    path = Path(config.run.dir or "") / "summary.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def trees(env: object, policy: object, actor: object, shards: int = 1) -> list[dict]:
+    """Returns a plan that places the three stages of training."""
+    loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
+    return [{"tree": {"temporal": [{"loop": loop}, {"leaf": {"stage": "actor", "devices": actor}}]}}]
+
+
+def clone(config: TrainConfig, session: Session | None = None, devices: int = 1) -> Path:
+    """Returns the folder of the clone that `config` starts from, made now or found in the cache."""
+    stage = WarmStartStageConfig((config.env,), config.policy, config.warm_start, config.run.seed)
+    return warm_start(stage, session or SerialSession(), cluster(devices), lambda *progress: None)
+
+
+def cluster(devices: int) -> Cluster:
+    """Returns cores as devices."""
+    return Cluster("test", "cpu", devices, devices, 0)
+
+
+def executor_for(config: TrainConfig, plan: list[dict], devices: int, session: Session, folder: Path) -> Executor:
+    """Returns the training workflow of `config` under a plan, started from a policy folder."""
+    workflow = training_workflow(config, str(folder))
+    return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
+
+
+def iterate(executor: Executor, iterations: int, first: int = 0) -> list[dict[str, float]]:
+    """Runs iterations and returns their metrics."""
+    return [run_iteration(executor, first + k)[1] for k in range(iterations)]
+
+
+def digest(executor: Executor) -> str:
+    """Returns the SHA-256 of the actor's weights; all of its workers must have the same."""
+    (value,) = set(executor.call("actor", "weights_digest", Tick(0)))
+    return str(value)
+
+
+def with_iterations(config: TrainConfig, number: int) -> TrainConfig:
+    """Returns the config with another run.num_iterations."""
+    return replace(config, run=replace(config.run, num_iterations=number))
