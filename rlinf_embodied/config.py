@@ -446,4 +446,6 @@ class PlanningConfig:
             "leave it out to take the profile's",
         )
         _require(self.num_ranked >= 1, "num_ranked", self.num_ranked, "it must be at least 1", "use 8")
-        _require(self.num_items is None or self.num_items >= 1, "num_items", self.num_items, "it is positive", "use 256")
+        _require(
+            self.num_items is None or self.num_items >= 1, "num_items", self.num_items, "it is positive", "use 256"
+        )

@@ -14,7 +14,7 @@ from rlinf_embodied.flow.planner import find_plans, plan_tree
 from rlinf_embodied.flow.simulate import simulate
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_the_best_plan_is_the_best_of_all_trees(seed: int) -> None:
     pricer = random_case(seed, blocks=6)
