@@ -39,9 +39,10 @@ def main(quick: bool) -> None:
     for name in ("maniskill_openvla", "ppo_llm"):
         for num_devices in (8, 64, 1024, 4096):
             print_planning_time(name, scaled(profiles[name], num_devices), num_devices)
-    print("\n| workflow | devices | even shares of 16, then fitted | every device | cost |\n|---|---|---|---|---|")
+    print("\n| workflow | devices | mode | coarse s | every device s | cost |\n|---|---|---|---|---|---|")
     for name in PUBLISHED:
-        print_coarsening(name, profiles[name], 32)
+        for mode in (planner.Mode.any, planner.Mode.hybrid, planner.Mode.spatial):
+            print_coarsening(name, profiles[name], 32, mode)
     if not quick:
         print("\n| profile at 8 GPUs | number | another mode wins below | above |\n|---|---|---|---|")
         for name, profile in profiles.items():
@@ -85,14 +86,14 @@ def print_planning_time(name: str, profile: Profile, num_devices: int) -> None:
     print(f"| {name} | {num_devices} | {time.process_time() - start:.3f} |", flush=True)
 
 
-def print_coarsening(name: str, profile: Profile, num_devices: int) -> None:
-    """Compares the search over shares of whole nodes, or even parts, with the one over every number of devices."""
+def print_coarsening(name: str, profile: Profile, num_devices: int, mode: planner.Mode) -> None:
+    """Compares the search over coarse shares with the one over every number of devices."""
     work, cluster = workflow_for(profile), h100(num_devices)
-    coarse = planner.find_plans(Pricer(work, profile, cluster), width=4)[0].iteration_s
+    coarse = planner.find_plans(Pricer(work, profile, cluster), mode, width=4)[0].iteration_s
     kept, planner.EXACT_DEVICES = planner.EXACT_DEVICES, num_devices
-    exact = planner.find_plans(Pricer(work, profile, cluster), width=4)[0].iteration_s
+    exact = planner.find_plans(Pricer(work, profile, cluster), mode, width=4)[0].iteration_s
     planner.EXACT_DEVICES = kept
-    print(f"| {name} | {num_devices} | {coarse:.2f} | {exact:.2f} | {coarse / exact - 1:+.2%} |", flush=True)
+    print(f"| {name} | {num_devices} | {mode} | {coarse:.2f} | {exact:.2f} | {coarse / exact - 1:+.2%} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -72,8 +72,12 @@ def _slower(stage: StageProfile, factor: float) -> StageProfile:
 
 
 def _flatter(stage: StageProfile, factor: float) -> StageProfile:
-    """Scales what a call costs however few items it has (the value at the fewest items); the slope stays."""
-    return replace(stage, seconds=stage.seconds + (factor - 1.0) * stage.seconds[:1])
+    """Scales what a call costs however few items it has: where the line through the first two points meets no items."""
+    if len(stage.items_per_device) == 1:
+        return replace(stage, seconds=stage.seconds * factor)
+    (x0, x1), (y0, y1) = stage.items_per_device[:2], stage.seconds[:2]
+    fixed = np.maximum(y0 - x0 * (y1 - y0) / (x1 - x0), 0.0)
+    return replace(stage, seconds=stage.seconds + (factor - 1.0) * fixed)
 
 
 def _larger(stage: StageProfile, factor: float) -> StageProfile:
