@@ -12,14 +12,16 @@ from typing import NoReturn, Protocol, TypeVar
 
 from rlinf_embodied.compose import (
     EVALUATE_GROUPS,
+    PLANNING_GROUPS,
     TRAIN_GROUPS,
     choices,
     compose_evaluate,
+    compose_planning,
     compose_train,
     keys,
     to_yaml,
 )
-from rlinf_embodied.config import EvaluateConfig, RunConfig, TrainConfig
+from rlinf_embodied.config import EvaluateConfig, PlanningConfig, RunConfig, TrainConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError, SimulatorError
 
 USAGE_ERRORS = (ConfigError, PlanError, CheckpointError, SimulatorError)  # the input was wrong, not the machine
@@ -48,6 +50,14 @@ MAIN_OVERRIDES = {
         "allow_mismatch=true": "evaluate although the checkpoint was made under other conditions",
         "run.dir=runs/evaluation": "where eval_info.json and the videos go",
     },
+    PlanningConfig: {
+        "profile=maniskill_openvla": "what the stages cost: a file under configs/profiles, or a path to a .json file",
+        "workflow=embodied": "or reasoning; the profile knows it too",
+        "cluster=h100x8": "local, h100x64, mixed, or a path to a .yaml file of the form of configs/cluster/emulated_*",
+        "num_items=512": "more or less work than in the profile",
+        "num_ranked=8": "plans that are shown",
+        "run.dir=runs/plan": "where plan.json, plan.png and trace.json go",
+    },
 }
 
 
@@ -68,6 +78,11 @@ def train_main(entry: Callable[[TrainConfig], int | None]) -> NoReturn:
 def evaluate_main(entry: Callable[[EvaluateConfig], int | None]) -> NoReturn:
     """Runs an evaluation script: `main` with EvaluateConfig."""
     main(entry, compose_evaluate, EvaluateConfig, EVALUATE_GROUPS)
+
+
+def planning_main(entry: Callable[[PlanningConfig], int | None]) -> NoReturn:
+    """Runs the planning script: `main` with PlanningConfig."""
+    main(entry, compose_planning, PlanningConfig, PLANNING_GROUPS)
 
 
 def main(

@@ -24,12 +24,13 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_embodied.config import EnvConfig, EvaluateConfig, PlanConfig, TrainConfig
+from rlinf_embodied.config import EnvConfig, EvaluateConfig, PlanConfig, PlanningConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 TRAIN_GROUPS = ("env", "policy", "algorithm", "plan", "cluster", "run")
 EVALUATE_GROUPS = ("env", "cluster", "run")
+PLANNING_GROUPS = ("run",)
 PLAN_SUFFIXES = (".yaml", ".yml", ".json")
 
 _Config = TypeVar("_Config")
@@ -71,6 +72,24 @@ def _env_of_checkpoint(overrides: Sequence[str]) -> EnvConfig | None:
         return typing.cast(EnvConfig, OmegaConf.to_object(merged))
     except (IndexError, OSError, ValueError, KeyError, TypeError, OmegaConfBaseException, ConfigError):
         return None  # whoever loads the checkpoint says what is wrong with it
+
+
+def compose_planning(overrides: Sequence[str]) -> PlanningConfig:
+    """Returns the config of experiments/plan.py.
+
+    Raises:
+        ConfigError: as for `compose_train`.
+    """
+    return _compose("planning", PlanningConfig, PLANNING_GROUPS, overrides)
+
+
+def read_mapping(path: Path) -> dict[str, object]:
+    """Returns the keys and values in a YAML or JSON file.
+
+    Raises:
+        ConfigError: it cannot be read, is no valid YAML, or holds something else.
+    """
+    return _read_mapping(path)
 
 
 def to_yaml(config: object) -> str:

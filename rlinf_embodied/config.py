@@ -261,6 +261,9 @@ class ClusterConfig:
     session: str = "ray"  # ray, or serial: one process, for debuggers
     call_timeout_s: float = 600.0  # a call that takes longer is reported as a hang
     object_store_bytes: int | None = None  # None: Ray's choice
+    emulated: bool = False  # described by the two below; for planning and for stages that only sleep
+    nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see cluster/hardware.py
+    links: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require(
@@ -434,4 +437,30 @@ class EvaluateConfig:
             self.checkpoint,
             "a checkpoint folder is needed",
             "use checkpoint=<run.dir>/checkpoints/latest, or policy=expert",
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class PlanningConfig:
+    """Everything that experiments/plan.py reads."""
+
+    profile: str = "maniskill_openvla"  # a file under configs/profiles, or a path to a .json file
+    workflow: str | None = None  # embodied or reasoning; None: what the profile was measured for
+    cluster: str = "h100x8"  # local, a file under configs/cluster (also without "emulated_"), or a path to a .yaml file
+    num_items: int | None = None  # another amount of work than the profile's
+    num_ranked: int = 8  # plans that are shown
+    overlap_in_worker: bool = False  # price loops as if a worker's CPU and device sides ran at once
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        _require(
+            self.workflow in (None, "embodied", "reasoning"),
+            "workflow",
+            self.workflow,
+            "it is embodied or reasoning",
+            "leave it out to take the profile's",
+        )
+        _require(self.num_ranked >= 1, "num_ranked", self.num_ranked, "it must be at least 1", "use 8")
+        _require(
+            self.num_items is None or self.num_items >= 1, "num_items", self.num_items, "it is positive", "use 256"
         )

@@ -1,18 +1,52 @@
-"""What this machine offers, as plain values: accelerators, or cores where there is no accelerator."""
+"""What there is to run on, as plain values: accelerators, or cores where there are none; one machine or many."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 from rlinf_embodied.errors import ConfigError
+
+_Schema = TypeVar("_Schema", "NodeGroup", "Links")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """Nodes that are alike."""
+
+    kind: str  # of their devices: "cpu", "h100", ...
+    num_nodes: int
+    devices_per_node: int
+    memory_bytes: float  # of each device
+    cores_per_node: int
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all nodes of the group."""
+        return self.num_nodes * self.devices_per_node
+
+    @property
+    def cores_per_device(self) -> float:
+        """A device's share of its node's CPU cores."""
+        return self.cores_per_node / self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """What a device sends at: to another device of its node, and to one of another node."""
+
+    within_node_bytes_per_s: float = 4.0e9
+    across_nodes_bytes_per_s: float = 1.0e9
+    latency_s: float = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Devices of one kind, numbered from 0; on a machine without accelerators a device is one core."""
+    """Devices numbered from 0, group after group; on a machine without accelerators a device is one core."""
 
     name: str
     kind: str  # "cuda" or "cpu"
@@ -20,6 +54,24 @@ class Cluster:
     num_cores: int
     memory_bytes: int
     description: str = ""
+    groups: tuple[NodeGroup, ...] = ()  # (): one node with all of the above
+    links: Links = Links()
+
+    def node_groups(self) -> tuple[NodeGroup, ...]:
+        """Returns the groups of alike nodes, in the order in which their devices are numbered."""
+        if self.groups:
+            return self.groups
+        shared = self.memory_bytes / self.num_devices if self.kind == "cpu" else self.memory_bytes
+        cores = max(self.num_cores, self.num_devices)
+        return (
+            NodeGroup(
+                kind=self.kind,
+                num_nodes=1,
+                devices_per_node=self.num_devices,
+                memory_bytes=shared,
+                cores_per_node=cores,
+            ),
+        )
 
     def torch_device(self, device: int) -> str:
         """Returns torch's name of a device as the worker that owns it sees it (a worker sees only its own GPU)."""
@@ -59,3 +111,43 @@ def local_cluster(num_devices: int | None) -> Cluster:
     kind = "cuda" if gpus else "cpu"
     description = f"{len(gpus)} x {gpus[0]}" if gpus else f"{cores} cores"
     return Cluster("local", kind, num_devices or found, cores, memory, description)
+
+
+def described_cluster(data: Mapping[str, object], path: str) -> Cluster:
+    """Returns the cluster that a configs/cluster file describes: `name`, `nodes` (a list of groups) and `links`.
+
+    Raises:
+        ConfigError: a key is missing or unknown, or a number is not positive.
+    """
+    nodes = data.get("nodes")
+    if not isinstance(nodes, (list, tuple)) or not nodes:
+        raise ConfigError(f"{path}.nodes is {nodes!r}, but a cluster has at least one group of nodes: describe it")
+    groups = tuple(_record(NodeGroup, group, f"{path}.nodes[{i}]") for i, group in enumerate(nodes))
+    links = _record(Links, data.get("links", {}), f"{path}.links")
+    kinds = "+".join(group.kind for group in groups)
+    return Cluster(
+        name=str(data.get("name", path)),
+        kind=kinds,
+        num_devices=sum(group.num_devices for group in groups),
+        num_cores=sum(group.num_nodes * group.cores_per_node for group in groups),
+        memory_bytes=int(min(group.memory_bytes for group in groups)),
+        description=", ".join(f"{g.num_nodes} nodes x {g.devices_per_node} {g.kind}" for g in groups),
+        groups=groups,
+        links=links,
+    )
+
+
+def _record(schema: type[_Schema], data: object, path: str) -> _Schema:
+    """Returns a dataclass of positive numbers (and texts) from plain data."""
+    names = [entry.name for entry in fields(schema)]
+    body = dict(data) if isinstance(data, Mapping) else {}
+    unknown = sorted(set(body) - set(names))
+    missing = [name for name in names if name not in body] if schema is NodeGroup else []
+    if unknown or missing or not isinstance(data, Mapping):
+        raise ConfigError(f"{path} has unknown keys {unknown} and lacks {missing}: its keys are {', '.join(names)}")
+    for name, value in body.items():
+        if name == "kind":
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise ConfigError(f"{path}.{name} is {value!r}, but it is a positive number: mend the file")
+    return schema(**body)

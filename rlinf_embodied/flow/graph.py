@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 from rlinf_embodied.errors import PlanError
 
+WHOLE = 0  # a granularity: all blocks of the iteration at once
+
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
@@ -23,14 +25,26 @@ class StageSpec:
     target: str
     config: object
     collective: bool = False  # its workers exchange data among themselves, so that their calls start as a gang
+    kinds: tuple[str, ...] = ()  # device kinds that it can run on; (): whatever its profile knows
+    granularities: tuple[int, ...] = ()  # blocks per call that it accepts, WHOLE among them; (): any
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Data of `source` that `target` consumes, one payload per block."""
+    """Data of `source` that `target` consumes, one payload per block.
+
+    `granularities` are the chunks, in blocks, in which the data may flow on; `target` needs all of it where only WHOLE
+    is allowed, and any divisor of the number of blocks is allowed where the tuple is empty.
+    """
 
     source: str
     target: str
+    bytes_per_item: float = 0.0  # an estimate; a profile's measured value takes its place
+    granularities: tuple[int, ...] = (WHOLE,)
+
+    def allows(self, blocks_per_chunk: int, num_blocks: int) -> bool:
+        """Returns whether data may flow in chunks of so many blocks."""
+        return blocks_per_chunk == num_blocks or not self.granularities or blocks_per_chunk in self.granularities
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +53,14 @@ class WeightEdge:
 
     source: str
     target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """No block enters `after` before `before` has finished them all, although no data flows between them."""
+
+    before: str
+    after: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +84,8 @@ class Loop:
     chunk_steps: int
     max_rounds: int = 1
     judge: Callable[[Sequence[Sequence[object]]], Verdict] | None = None
+    expected_rounds: float = 1.0  # what a planner counts with
+    shards: tuple[int, ...] = (1, 2)  # parts of the blocks that may be in flight together
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +98,8 @@ class Workflow:
     edges: tuple[Edge, ...] = ()
     weight_edges: tuple[WeightEdge, ...] = ()
     loops: Mapping[str, Loop] = field(default_factory=dict)
+    barriers: tuple[Barrier, ...] = ()
+    items_per_block: int = 1  # episodes, prompts: the unit in which profiles count
 
     def __post_init__(self) -> None:
         """Checks that every name is declared, loops are bounded and data edges have no cycle outside the loops.
@@ -81,39 +107,99 @@ class Workflow:
         Raises:
             PlanError: names the edge or loop and what is wrong with it.
         """
+        if self.num_blocks < 1 or self.items_per_block < 1:
+            raise PlanError(
+                f"workflow {self.name}: num_blocks is {self.num_blocks} and items_per_block {self.items_per_block}, "
+                "but there is no work in less than one: use positive numbers"
+            )
         for edge in (*self.edges, *self.weight_edges):
-            for end in (edge.source, edge.target):
-                if end not in self.stages:
-                    raise PlanError(
-                        f"workflow {self.name}: edge {edge.source} -> {edge.target} names the stage {end!r}, "
-                        f"but there are only {sorted(self.stages)}: declare the stage or mend the edge"
-                    )
+            self._check_ends(f"edge {edge.source} -> {edge.target}", edge.source, edge.target)
+        for barrier in self.barriers:
+            self._check_ends(f"barrier {barrier.before} | {barrier.after}", barrier.before, barrier.after)
+        for edge in self.edges:
+            self._check_edge(edge)
         for loop in self.loops.values():
-            for end in (loop.opener, loop.answerer):
-                if end not in self.stages:
-                    raise PlanError(f"workflow {self.name}: loop {loop.name} names the stage {end!r}: declare it")
-            if loop.chunk_steps < 1 or loop.max_rounds < 1:
-                raise PlanError(
-                    f"workflow {self.name}: loop {loop.name} has chunk_steps={loop.chunk_steps} and "
-                    f"max_rounds={loop.max_rounds}, but a loop is bounded by positive numbers: set both"
-                )
+            self._check_loop(loop)
+        members = [end for loop in self.loops.values() for end in (loop.opener, loop.answerer)]
+        if len(set(members)) < len(members):
+            raise PlanError(
+                f"workflow {self.name}: the loops share a stage ({sorted(members)}), but a stage belongs to one loop "
+                "only: declare one stage per loop"
+            )
         self.order()
+
+    def _check_ends(self, what: str, *ends: str) -> None:
+        for end in ends:
+            if end not in self.stages:
+                raise PlanError(
+                    f"workflow {self.name}: {what} names the stage {end!r}, but there are only {sorted(self.stages)}: "
+                    "declare the stage or mend the edge"
+                )
+
+    def _check_edge(self, edge: Edge) -> None:
+        bad = [size for size in edge.granularities if size < 0 or (size and self.num_blocks % size)]
+        if bad or edge.bytes_per_item < 0:
+            raise PlanError(
+                f"workflow {self.name}: edge {edge.source} -> {edge.target} has granularities {edge.granularities} and "
+                f"bytes_per_item {edge.bytes_per_item}, but chunks divide the {self.num_blocks} blocks (or are WHOLE) "
+                "and bytes are not negative: mend the edge"
+            )
+
+    def _check_loop(self, loop: Loop) -> None:
+        where = f"workflow {self.name}: loop {loop.name}"
+        for end in (loop.opener, loop.answerer):
+            if end not in self.stages:
+                raise PlanError(f"{where} names the stage {end!r}: declare it")
+        if loop.opener == loop.answerer:
+            raise PlanError(f"{where} has {loop.opener!r} on both sides, but a loop is made of two stages: name both")
+        if loop.chunk_steps < 1 or loop.max_rounds < 1:
+            raise PlanError(
+                f"{where} has chunk_steps={loop.chunk_steps} and max_rounds={loop.max_rounds}, but a loop is bounded "
+                "by positive numbers: set both"
+            )
+        if not 1 <= loop.expected_rounds <= loop.max_rounds:
+            raise PlanError(
+                f"{where} has expected_rounds={loop.expected_rounds}, but a repeat takes between 1 and "
+                f"max_rounds={loop.max_rounds} rounds: mend one of the two"
+            )
+        if not loop.shards or min(loop.shards) < 1:
+            raise PlanError(f"{where} has shards={loop.shards}, but at least one is in flight: use (1, 2)")
 
     def sources(self, stage: str) -> tuple[str, ...]:
         """Returns the stages whose data `stage` consumes, in the order of the edges."""
         return tuple(edge.source for edge in self.edges if edge.target == stage)
 
     def order(self) -> tuple[str, ...]:
-        """Returns the stages sorted along the data edges.
+        """Returns the stages sorted along the data edges and barriers.
 
         Raises:
-            PlanError: the data edges form a cycle.
+            PlanError: the edges form a cycle.
         """
+        before: dict[str, set[str]] = {stage: set(self.sources(stage)) for stage in self.stages}
+        for barrier in self.barriers:
+            before[barrier.after].add(barrier.before)
         done: list[str] = []
         while len(done) < len(self.stages):
-            ready = [s for s in self.stages if s not in done and all(source in done for source in self.sources(s))]
+            ready = [s for s in self.stages if s not in done and before[s].issubset(done)]
             if not ready:
                 left = sorted(set(self.stages) - set(done))
                 raise PlanError(f"workflow {self.name}: the edges among {left} form a cycle: declare it as a loop")
             done.extend(ready)
         return tuple(done)
+
+    def to_dot(self) -> str:
+        """Returns the graph in Graphviz' language: loops as clusters, weight edges dashed, barriers dotted."""
+        lines = [f'digraph "{self.name}" {{', "  rankdir=LR; node [shape=box];"]
+        for loop in self.loops.values():
+            rounds = f", up to {loop.max_rounds} rounds" if loop.max_rounds > 1 else ""
+            lines += [
+                f'  subgraph "cluster_{loop.name}" {{',
+                f'    label="{loop.name}: {loop.chunk_steps} chunk-steps{rounds}";',
+                f'    "{loop.opener}" -> "{loop.answerer}" [dir=both];',
+                "  }",
+            ]
+        lines += [f'  "{stage}";' for stage in self.stages]
+        lines += [f'  "{edge.source}" -> "{edge.target}";' for edge in self.edges]
+        lines += [f'  "{e.source}" -> "{e.target}" [style=dashed, label="weights"];' for e in self.weight_edges]
+        lines += [f'  "{b.before}" -> "{b.after}" [style=dotted, label="barrier"];' for b in self.barriers]
+        return "\n".join([*lines, "}"])

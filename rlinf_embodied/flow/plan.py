@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.graph import WHOLE, Workflow
 
 Devices = tuple[int, ...]
 
@@ -34,16 +34,22 @@ class LoopNode:
 
 @dataclass(frozen=True, slots=True)
 class Temporal:
-    """Parts that take turns; they may share devices."""
+    """Parts that take turns; they may share devices.
+
+    Where they do not fit together (`resident` is false), the part whose turn ends leaves the devices' memory before the
+    next one enters.
+    """
 
     parts: tuple[Node, ...]
+    resident: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Spatial:
-    """Parts on disjoint devices that stream to each other."""
+    """Parts on disjoint devices that stream to each other in chunks of `granularity` blocks (0: all at once)."""
 
     parts: tuple[Node, ...]
+    granularity: int = WHOLE
 
 
 Node = Leaf | LoopNode | Temporal | Spatial
@@ -59,15 +65,15 @@ class Plan:
 
     def leaves(self) -> dict[str, Leaf]:
         """Returns each stage's leaf, in the order of the tree."""
-        return {leaf.stage: leaf for leaf in _leaves(self.tree)}
+        return {leaf.stage: leaf for leaf in leaves(self.tree)}
 
     def loops(self) -> dict[str, LoopNode]:
         """Returns each loop's node by its name."""
-        return {node.loop: node for node in _nodes(self.tree) if isinstance(node, LoopNode)}
+        return {node.loop: node for node in nodes(self.tree) if isinstance(node, LoopNode)}
 
     def devices(self) -> Devices:
         """Returns all devices that the plan uses."""
-        return tuple(sorted({device for leaf in _leaves(self.tree) for device in leaf.devices}))
+        return tuple(sorted({device for leaf in leaves(self.tree) for device in leaf.devices}))
 
     def owners(self, stage: str, num_blocks: int) -> tuple[int, ...]:
         """Returns the device that owns each block of a stage: contiguous, as even as possible."""
@@ -79,15 +85,17 @@ class Plan:
         return {"name": self.name, "num_devices": self.num_devices, "tree": _to_dict(self.tree)}
 
 
-def _nodes(node: Node) -> Iterator[Node]:
+def nodes(node: Node) -> Iterator[Node]:
+    """Yields a node and all nodes below it, from left to right."""
     yield node
     if isinstance(node, (Temporal, Spatial)):
         for part in node.parts:
-            yield from _nodes(part)
+            yield from nodes(part)
 
 
-def _leaves(node: Node) -> Iterator[Leaf]:
-    for inner in _nodes(node):
+def leaves(node: Node) -> Iterator[Leaf]:
+    """Yields the stages of a tree with their devices, those inside loops too, from left to right."""
+    for inner in nodes(node):
         if isinstance(inner, Leaf):
             yield inner
         elif isinstance(inner, LoopNode):
@@ -100,7 +108,10 @@ def _to_dict(node: Node) -> dict[str, object]:
     if isinstance(node, LoopNode):
         stages = {leaf.stage: list(leaf.devices) for leaf in node.stages}
         return {"loop": {"name": node.loop, "shards": node.shards, "stages": stages}}
-    return {type(node).__name__.lower(): [_to_dict(part) for part in node.parts]}
+    parts = [_to_dict(part) for part in node.parts]
+    if isinstance(node, Temporal):
+        return {"temporal": parts if node.resident else {"resident": False, "parts": parts}}
+    return {"spatial": {"granularity": node.granularity, "parts": parts} if node.granularity else parts}
 
 
 def parse_devices(text: object, num_devices: int, path: str) -> Devices:
@@ -140,8 +151,7 @@ def _parse(data: object, num_devices: int, path: str) -> Node:
     ((kind, body),) = data.items()
     here = f"{path}.{kind}"
     if kind in ("temporal", "spatial"):
-        parts = tuple(_parse(part, num_devices, f"{here}[{i}]") for i, part in enumerate(body))
-        return Temporal(parts) if kind == "temporal" else Spatial(parts)
+        return _parse_parts(kind, body, num_devices, here)
     try:
         if kind == "leaf":
             return Leaf(body["stage"], parse_devices(body["devices"], num_devices, here))
@@ -151,6 +161,24 @@ def _parse(data: object, num_devices: int, path: str) -> Node:
         raise PlanError(
             f"{here} is {body!r}, and {error} is missing or of the wrong kind: mend the plan file"
         ) from error
+
+
+def _parse_parts(kind: str, body: object, num_devices: int, here: str) -> Node:
+    """Returns a node with parts: a list of them, or a mapping of `parts` and the node's setting."""
+    setting = {"temporal": "resident", "spatial": "granularity"}[kind]
+    data = body if isinstance(body, Mapping) else {"parts": body}
+    parts = data.get("parts")
+    if not isinstance(parts, (list, tuple)) or not parts or set(data) - {"parts", setting}:
+        raise PlanError(f"{here} is {body!r}, but it is a list of nodes, or has `parts` and `{setting}`: mend the plan")
+    nodes = tuple(_parse(part, num_devices, f"{here}[{i}]") for i, part in enumerate(parts))
+    if kind == "temporal":
+        return Temporal(nodes, bool(data.get("resident", True)))
+    return Spatial(nodes, int(str(data.get("granularity", WHOLE))))
+
+
+def _least(variant: Mapping[str, object]) -> int:
+    """Returns the number of devices that a variant of a plan needs at least."""
+    return int(str(variant.get("min_devices", 1)))
 
 
 def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, workflow: Workflow) -> Plan:
@@ -165,21 +193,21 @@ def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, 
     Raises:
         PlanError: no variant fits, a stage is missing or unknown, or there are too few blocks.
     """
-    fitting = [variant for variant in trees if int(variant.get("min_devices", 1)) <= num_devices]
+    fitting = [variant for variant in trees if _least(variant) <= num_devices]
     if not fitting:
-        least = min(int(variant.get("min_devices", 1)) for variant in trees)
+        least = min(_least(variant) for variant in trees)
         raise PlanError(
             f"plan {name} needs at least {least} devices, but cluster.num_devices is {num_devices}: "
             "use plan=collocated or a larger cluster"
         )
-    variant = max(fitting, key=lambda v: int(v.get("min_devices", 1)))
+    variant = max(fitting, key=lambda v: _least(v))
     plan = Plan(name, num_devices, _parse(variant["tree"], num_devices, f"plan.{name}"))
     _check(plan, workflow)
     return plan
 
 
 def _check(plan: Plan, workflow: Workflow) -> None:
-    placed = [leaf.stage for leaf in _leaves(plan.tree)]
+    placed = [leaf.stage for leaf in leaves(plan.tree)]
     if sorted(placed) != sorted(workflow.stages):
         raise PlanError(
             f"plan {plan.name} places the stages {sorted(placed)}, but the workflow {workflow.name} has "
@@ -193,11 +221,16 @@ def _check(plan: Plan, workflow: Workflow) -> None:
             )
     for node in plan.loops().values():
         _check_loop(plan, node, workflow)
-    for node in _nodes(plan.tree):
+    for node in nodes(plan.tree):
         if isinstance(node, Spatial):
-            used = [device for part in node.parts for device in {d for leaf in _leaves(part) for d in leaf.devices}]
+            used = [device for part in node.parts for device in {d for leaf in leaves(part) for d in leaf.devices}]
             if len(set(used)) != len(used):
                 raise PlanError(f"plan {plan.name}: the parts of a spatial node share devices: give each its own")
+            if node.granularity < 0 or (node.granularity and workflow.num_blocks % node.granularity):
+                raise PlanError(
+                    f"plan {plan.name}: a spatial node has granularity {node.granularity}, but chunks divide the "
+                    f"{workflow.num_blocks} blocks: use a divisor, or 0 for all at once"
+                )
 
 
 def _check_loop(plan: Plan, node: LoopNode, workflow: Workflow) -> None:

@@ -1,0 +1,110 @@
+"""Plans a workflow on a cluster without running it: the ranked plans, what binds each, and why it lost.
+
+python experiments/plan.py profile=maniskill_openvla cluster=h100x64
+python experiments/plan.py profile=runs/mine/profile.json cluster=local run.dir=runs/plan
+
+Writes plan.json (for plan=<file>), plan.png (a Gantt chart of the simulated iteration) and trace.json (for Perfetto).
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from rlinf_embodied.cluster.hardware import Cluster, described_cluster, local_cluster
+from rlinf_embodied.command_line import planning_main
+from rlinf_embodied.compose import CONFIG_DIR, choices, read_mapping
+from rlinf_embodied.config import PlanningConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.flow.catalogue import workflow_for
+from rlinf_embodied.flow.explain import Infeasible, Ranked, rank, rows
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.profile import Profile, load_profile
+from rlinf_embodied.flow.simulate import simulate
+from rlinf_embodied.telemetry.trace import write_gantt, write_trace
+
+DRAWN_DEVICES = 16  # a chart with more rows cannot be read
+
+
+def plan(config: PlanningConfig) -> None:
+    profile, cluster = find_profile(config), find_cluster(config.cluster)
+    pricer = Pricer(
+        workflow_for(profile, config.workflow), profile, cluster, overlap_in_worker=config.overlap_in_worker
+    )
+    ranked, impossible = rank(pricer, config.num_ranked)
+    show(ranked, impossible, pricer)
+    folder = Path(config.run.dir or f"runs/plan-{profile.name}-{cluster.name}")
+    write(folder, ranked, impossible, pricer)
+    print(f"{folder}/plan.json, plan.png, trace.json")
+
+
+def find_profile(config: PlanningConfig) -> Profile:
+    path = Path(config.profile).expanduser()
+    if path.suffix != ".json":
+        names = sorted(file.stem for file in (CONFIG_DIR / "profiles").glob("*.json"))
+        if config.profile not in names:
+            raise ConfigError(
+                f"profile is {config.profile!r}, but it must be one of configs/profiles ({', '.join(names)}), or a "
+                "path to a .json file: mend it"
+            )
+        path = CONFIG_DIR / "profiles" / f"{config.profile}.json"
+    profile = load_profile(path)
+    if config.num_items and profile.workload:
+        return replace(profile, workload=replace(profile.workload, num_items=config.num_items))
+    return profile
+
+
+def find_cluster(name: str) -> Cluster:
+    if name == "local":
+        return local_cluster(None)
+    path = Path(name).expanduser()
+    if path.suffix not in (".yaml", ".yml"):
+        known = [choice for choice in (name, f"emulated_{name}") if choice in choices("cluster")]
+        if not known:
+            raise ConfigError(
+                f"cluster is {name!r}, but it must be local, one of configs/cluster ({', '.join(choices('cluster'))}) "
+                "or a path to a .yaml file: mend it"
+            )
+        path = CONFIG_DIR / "cluster" / f"{known[0]}.yaml"
+    return described_cluster(read_mapping(path), str(path))
+
+
+def show(ranked: list[Ranked], impossible: list[Infeasible], pricer: Pricer) -> None:
+    cluster = pricer.cluster
+    title = (
+        f"{pricer.workflow.name} on {cluster.name} ({cluster.description}), profile {pricer.profile.name}: predicted"
+    )
+    table = Table(title=title, caption="a > b by turns, a >> b by turns with offloading, a || b side by side")
+    lines = rows(ranked)
+    for column in lines[0]:
+        table.add_column(column, overflow="fold", justify="right" if column[0] in "s" else "left")
+    for line in lines:
+        table.add_row(*line.values())
+    console = Console()
+    console.print(table)
+    for entry in impossible:
+        console.print(f"{entry.mode}: {entry.reason}", highlight=False)
+
+
+def write(folder: Path, ranked: list[Ranked], impossible: list[Infeasible], pricer: Pricer) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    best = ranked[0]
+    described = {
+        **best.plan.to_dict(),
+        "predicted_s_per_iteration": best.iteration_s,
+        "profile": pricer.profile.name,
+        "cluster": pricer.cluster.name,
+        "ranked": rows(ranked),
+        "impossible": {str(entry.mode): entry.reason for entry in impossible},
+    }
+    (folder / "plan.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    every = pricer.cluster.num_devices <= DRAWN_DEVICES
+    spans = simulate(best.plan.tree, pricer, every_device=every).spans
+    write_trace(folder / "trace.json", spans)
+    write_gantt(folder / "plan.png", spans, f"{pricer.workflow.name} on {pricer.cluster.name}: {best.shape}, predicted")
+
+
+if __name__ == "__main__":
+    planning_main(plan)

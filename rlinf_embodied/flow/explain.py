@@ -1,0 +1,143 @@
+"""Why a plan is as fast as it is: what binds it, who idles, what it holds, and why it lost to a faster one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.flow.plan import Node, Plan, leaves
+from rlinf_embodied.flow.planner import Found, Mode, find_plans, plan_tree
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.simulate import Simulation, simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A plan as it is reported."""
+
+    plan: Plan
+    shape: str
+    iteration_s: float  # by the formulas
+    simulated_s: float
+    devices: dict[str, int]  # of each stage
+    busy_s: dict[str, float]  # of each stage, on a device of its own
+    bottleneck: str
+    idle_share: float  # mean over devices
+    worst_idle_share: float
+    peak_bytes: float
+    verdict: str = ""  # why it lost; empty for the best
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """A mode without any plan, and the reason."""
+
+    mode: Mode
+    reason: str
+
+
+def rank(pricer: Pricer, num_ranked: int = 8) -> tuple[list[Ranked], list[Infeasible]]:
+    """Returns the best plans of all kinds, the best of every mode among them, and the modes that are impossible.
+
+    Raises:
+        PlanError: no plan is possible at all; says what is short.
+    """
+    plans = {found.draft: found for found in find_plans(pricer)[:num_ranked]}
+    impossible = []
+    for mode in (Mode.temporal, Mode.spatial, Mode.hybrid):
+        try:
+            best = find_plans(pricer, mode)[0]
+        except PlanError as error:
+            impossible.append(Infeasible(mode, str(error)))
+            continue
+        if best.draft.shape() not in {found.draft.shape() for found in plans.values()}:
+            plans[best.draft] = best
+    ordered = sorted(plans.values(), key=lambda found: found.iteration_s)
+    ranked = [describe(pricer, found, f"{pricer.workflow.name}_{i + 1}") for i, found in enumerate(ordered)]
+    return [_with_verdict(entry, ranked[0]) for entry in ranked], impossible
+
+
+def describe(pricer: Pricer, found: Found, name: str) -> Ranked:
+    """Returns a found plan with everything that a report says of it."""
+    tree = plan_tree(found, pricer)
+    plan = Plan(name, pricer.cluster.num_devices, tree)
+    run = simulate(tree, pricer, every_device=False)
+    devices = {stage: len(leaf.devices) for stage, leaf in plan.leaves().items()}
+    busy = busy_by_stage(run)
+    idle = idle_shares(pricer, tree, run)
+    return Ranked(
+        plan=plan,
+        shape=found.draft.shape(),
+        iteration_s=found.iteration_s,
+        simulated_s=run.iteration_s,
+        devices=devices,
+        busy_s=busy,
+        bottleneck=max(busy, key=lambda stage: busy[stage]),
+        idle_share=sum(idle) / len(idle),
+        worst_idle_share=max(idle),
+        peak_bytes=max(pricer.memory(tree).values()),
+    )
+
+
+def busy_by_stage(run: Simulation) -> dict[str, float]:
+    """Returns the seconds that each stage computes, on one of its devices."""
+    first: dict[str, int] = {}
+    busy: dict[str, float] = {}
+    for span in run.spans:
+        if first.setdefault(span.stage, span.worker) == span.worker:
+            busy[span.stage] = busy.get(span.stage, 0.0) + span.end_s - span.start_s
+    return busy
+
+
+def idle_shares(pricer: Pricer, tree: Node, run: Simulation) -> list[float]:
+    """Returns the idle share of every device of the cluster: 1 for those that a plan leaves out."""
+    busy = busy_by_stage(run)
+    on_device = [0.0] * pricer.cluster.num_devices
+    for leaf in leaves(tree):
+        for device in leaf.devices:
+            on_device[device] += busy[leaf.stage]
+    return [max(0.0, 1.0 - seconds / run.iteration_s) for seconds in on_device]
+
+
+def _with_verdict(entry: Ranked, best: Ranked) -> Ranked:
+    """Returns the entry with the reason why it is slower than the best."""
+    if entry is best:
+        return entry
+    if entry.iteration_s <= best.iteration_s * (1 + 1e-6):
+        return Ranked(**{**_as_dict(entry), "verdict": "as fast as the best"})
+    slower = {stage: entry.busy_s[stage] - best.busy_s[stage] for stage in entry.busy_s}
+    stage = max(slower, key=lambda s: slower[s])
+    lost = entry.iteration_s - best.iteration_s
+    reasons = [f"+{lost:.3g} s ({lost / best.iteration_s:.0%})"]
+    if slower[stage] > 0.01 * best.iteration_s:
+        reasons.append(
+            f"{stage} computes {entry.busy_s[stage]:.3g} s on {entry.devices[stage]} devices, "
+            f"{best.busy_s[stage]:.3g} s on {best.devices[stage]} in the best plan"
+        )
+    if entry.idle_share > best.idle_share + 0.01:
+        reasons.append(f"devices idle {entry.idle_share:.0%} of the time, {best.idle_share:.0%} in the best plan")
+    if len(reasons) == 1:
+        reasons.append("its switches and transfers take longer")
+    return Ranked(**{**_as_dict(entry), "verdict": "; ".join(reasons)})
+
+
+def _as_dict(entry: Ranked) -> dict[str, object]:
+    return {name: getattr(entry, name) for name in Ranked.__dataclass_fields__}
+
+
+def rows(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
+    """Returns the table that is printed: one row per plan, one text per column."""
+    return [
+        {
+            "plan": entry.shape,
+            "devices": " ".join(f"{stage} {n}" for stage, n in entry.devices.items()),
+            "s/iteration": f"{entry.iteration_s:.2f}",
+            "simulated": f"{entry.simulated_s:.2f}",
+            "bottleneck": f"{entry.bottleneck} {entry.busy_s[entry.bottleneck]:.1f} s",
+            "idle (worst)": f"{entry.idle_share:.0%} ({entry.worst_idle_share:.0%})",
+            "memory": f"{entry.peak_bytes / 1e9:.1f} GB",
+            "why not": entry.verdict or "the best",
+        }
+        for entry in ranked
+    ]

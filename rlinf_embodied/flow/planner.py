@@ -1,0 +1,414 @@
+"""Finds the best plan tree for a workflow on a cluster, and says why the others lost.
+
+    1. units        a loop counts as one node; the rest is a graph without cycles
+    2. shares       the sizes that a part of the cluster may have: every number of devices on small clusters, whole
+                    nodes on large ones, per class of devices where it is mixed
+    3. alone        price every unit on every share: leaves, and loops together or apart with every split and shard
+                    count
+    4. combine      sets of units in order of size, every cut in two: taking turns (resident or switching) on one share,
+                    or side by side on every split of it, for every number of chunks; keep the undominated candidates
+    5. build        the candidates for all units on the whole cluster become trees; on large clusters single nodes (and
+                    devices) are moved between parts as long as that helps
+    6. explain      rank by seconds per iteration; say what binds each and why it lost
+
+Step 4 is a recursion over all differences of predecessor-closed sets: sub-plans of one set on one share are found once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.flow import cost
+from rlinf_embodied.flow.draft import Draft, Share, is_possible, moves, price, realize
+from rlinf_embodied.flow.frontier import Block, Front, How, Ints, at, fitting, flatten, prune
+from rlinf_embodied.flow.graph import Loop
+from rlinf_embodied.flow.plan import Devices, Node, leaves
+from rlinf_embodied.flow.pricing import Pricer
+
+EXACT_DEVICES = 16  # up to here every number of devices is tried
+MAX_SHARES = 16  # sizes per class on larger clusters
+SMALL_WIDTH = (
+    8  # candidates kept per set of units and share: with 8 nothing was lost in 120 random cases, with 4 up to 7 %
+)
+LARGE_WIDTH = 4  # on larger clusters
+NUM_RANKED = 12  # plans of different shape that are returned
+NUM_IMPROVED = 4  # of them, those whose parts are fitted node by node
+
+
+class Mode(StrEnum):
+    """Which trees are searched."""
+
+    any = "any"
+    temporal = "temporal"  # all on all devices, by turns
+    spatial = "spatial"  # every stage on devices of its own
+    hybrid = "hybrid"  # the sides of a loop apart (without loops: some parts), and turns on all devices
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan with its prediction."""
+
+    draft: Draft
+    iteration_s: float
+    peak_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Step 2: sizes that a part may have, as devices per class, and which two add up to which third."""
+
+    counts: NDArray[np.int64]  # [n, classes]; the last one is the whole cluster
+    first: Ints  # [pairs]
+    second: Ints
+    total: Ints
+
+
+def make_shares(num_devices: Sequence[int], nodes: Sequence[int]) -> Shares:
+    """Returns the shares for `num_devices` of each class, in whole nodes where there are many."""
+    exact = sum(num_devices) <= EXACT_DEVICES
+    per_class = max(2, round(MAX_SHARES ** (1 / len(num_devices)))) if len(num_devices) > 1 else MAX_SHARES
+    units = [1 if exact else _unit(n, node, per_class) for n, node in zip(num_devices, nodes, strict=True)]
+    steps = [max(1, n // unit) for n, unit in zip(num_devices, units, strict=True)]
+    levels = np.array([level for level in itertools.product(*(range(k + 1) for k in steps)) if sum(level)])
+    weights = np.cumprod([1, *(k + 1 for k in steps[:-1])])
+    index_of = {int(level @ weights): i for i, level in enumerate(levels)}
+    first, second = np.triu_indices(len(levels), 0)
+    first, second = np.concatenate([first, second]), np.concatenate([second, first])
+    keys = np.unique(np.stack([first, second]), axis=1)
+    first, second = keys[:, (levels[keys[0]] + levels[keys[1]] <= np.array(steps)).all(axis=1)]
+    total = np.array([index_of[int(level @ weights)] for level in levels[first] + levels[second]], dtype=np.int64)
+    whole = np.where(levels == np.array(steps), np.array(num_devices), levels * np.array(units))
+    return Shares(whole, first, second, total)
+
+
+def _unit(num_devices: int, node: int, per_class: int) -> int:
+    """Returns by how many devices shares differ: whole nodes, or an even part of one where there are few nodes."""
+    least = -(-num_devices // per_class)
+    inside = [part for part in range(1, node) if node % part == 0 and part >= least]
+    return min(inside) if inside else node * -(-num_devices // (node * per_class))
+
+
+class Search:
+    """Steps 1 to 5 for one workflow, profile and cluster."""
+
+    def __init__(
+        self,
+        pricer: Pricer,
+        mode: Mode = Mode.any,
+        *,
+        width: int = SMALL_WIDTH,
+        ignore_memory: bool = False,
+        limit_s: float = np.inf,
+    ) -> None:
+        """Prepares a search.
+
+        Args:
+            pricer: what is to be planned.
+            mode: which trees are tried.
+            width: candidates that are kept per set of units and share.
+            ignore_memory: look for the plan that needs the least memory, whether or not there is as much.
+            limit_s: sub-plans slower than this are dropped at once.
+        """
+        self.pricer, self.mode, self.width, self.by_memory, self.limit_s = pricer, mode, width, ignore_memory, limit_s
+        self.shares = make_shares(
+            [group.num_devices for group in pricer.classes], [group.devices_per_node for group in pricer.classes]
+        )
+        self.capacity_bytes = np.inf if ignore_memory else pricer.capacity_bytes
+        self.chunk_counts = pricer.chunk_counts() if mode in (Mode.any, Mode.spatial, Mode.hybrid) else (1,)
+        self.units = _units(pricer)
+        self.fronts: dict[tuple[int, int], Front] = {}
+        self._last: list[Block] = []  # what was found for all units, before any of it is dropped
+
+    # ---------------------------------------------------------------------------------------------------- steps 3 and 4
+    def run(self) -> list[Found]:
+        """Returns plans for the whole workflow on the whole cluster, the fastest first; empty if none fits."""
+        everything = sum(self.units)
+        for units in _intervals(self.units, self._before()):
+            self._solve(units, is_root=units == everything)
+        return self._read_off(everything)
+
+    def _before(self) -> dict[int, int]:
+        """Returns, for each unit, the units that must go before it."""
+        return {u: sum(v for v in self.units if v != u and self.pricer.cut(v, u).dependent) for u in self.units}
+
+    def _solve(self, mask: int, is_root: bool) -> None:
+        """Finds the front of a set of units for every number of chunks; the unchunked one comes last."""
+        collapsed: list[Block] = []
+        for chunks in sorted(self.chunk_counts, reverse=True):
+            blocks = list(self._alone(mask, chunks)) if mask in self.units else list(self._combined(mask, chunks))
+            if chunks > 1:
+                collapsed += [
+                    Block(replace(b.how, own_chunks=chunks), b.state, cost.collapse(b.price, chunks), b.left, b.right)
+                    for b in blocks
+                    if b.how.kind == "spatial"
+                ]
+            else:
+                blocks += collapsed
+            blocks = [fitting(block, self.capacity_bytes, self.limit_s, chunks) for block in blocks]
+            blocks = [block for block in blocks if len(block.state)]
+            if is_root and chunks == 1:
+                self._last = blocks
+            elif blocks and not (is_root and chunks > 1):
+                self.fronts[mask, chunks] = prune(blocks, len(self.shares.counts), self.width, chunks, self.by_memory)
+
+    def _alone(self, mask: int, chunks: int) -> Iterator[Block]:
+        """Step 3: a unit on every share."""
+        counts, none = self.shares.counts, np.zeros(len(self.shares.counts), dtype=np.int64)
+        loop = self.units[mask]
+        if isinstance(loop, str):
+            for classes in _subsets(counts.shape[1]):
+                used = counts * np.isin(np.arange(counts.shape[1]), classes)
+                leaf = self.pricer.leaf(loop, used, chunks)
+                present = (used[:, list(classes)] > 0).all(axis=1)
+                same = (used == counts).all(axis=1)
+                leaf = replace(
+                    leaf,
+                    first_s=np.where(present, leaf.first_s, np.inf),
+                    everywhere=np.where(same, leaf.everywhere, 0),
+                )
+                yield Block(How("leaf", loop, classes=classes), np.arange(len(counts)), leaf, none, none)
+            return
+        if chunks > 1:  # a loop hands its blocks on when its episodes have ended
+            return
+        if self.mode in (Mode.any, Mode.temporal):
+            for shards in loop.shards if self.pricer.overlap_in_worker else (1,):
+                together = self.pricer.loop_together(loop, counts, shards)
+                yield Block(How("loop", loop.name, shards=shards), np.arange(len(counts)), together, none, none)
+        if self.mode in (Mode.any, Mode.spatial, Mode.hybrid):
+            first, second, total = self.shares.first, self.shares.second, self.shares.total
+            for shards in loop.shards:
+                apart = self.pricer.loop_apart(loop, counts[first], counts[second], shards)
+                yield Block(How("loop", loop.name, shards=shards, masks=(1, 1)), total, apart, first, second)
+
+    def _combined(self, mask: int, chunks: int) -> Iterator[Block]:
+        """Step 4: a set of units, cut in two in every way."""
+        for first, second in _cuts(mask, list(self.units), self._before()):
+            a, b = self.fronts.get((first, chunks)), self.fronts.get((second, chunks))
+            if a is None or b is None:
+                continue
+            if self.mode is not Mode.spatial:
+                yield from self._by_turns(first, second, a, b, chunks)
+            dependent = self.pricer.cut(first, second).dependent
+            if self.mode is not Mode.temporal and (dependent or first < second):
+                yield from self._side_by_side(first, second, a, b, chunks)
+
+    def _by_turns(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Block]:
+        """Both parts on one share, for each share."""
+        counts, n = self.shares.counts, len(self.shares.counts)
+        rows, shape = np.arange(n), (n, a.width, b.width)
+        left, right, state = _places(rows, rows, rows, a.width, b.width)
+        cut, by_chunk = self.pricer.cut(first, second), self.pricer.by_chunk(first, second, chunks)
+        sides = at(a.price, rows, 1), at(b.price, rows, 2)
+        for resident in (True, False):
+            joined = self.pricer.together(cut, *sides, chunks, counts[:, None, None], by_chunk, resident)
+            if chunks == 1:
+                joined = cost.collapse(joined, 1)
+            how = How("temporal", chunks=chunks, masks=(first, second), resident=resident)
+            yield Block(how, state, flatten(joined, shape), left, right)
+
+    def _side_by_side(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Block]:
+        """The two parts on two shares, for every split of every share."""
+        if not self.pricer.streams(first, second, chunks):
+            return
+        i, j, total = self.shares.first, self.shares.second, self.shares.total
+        left, right, state = _places(i, j, total, a.width, b.width)
+        counts = self.shares.counts
+        joined = self.pricer.apart(
+            self.pricer.cut(first, second),
+            *(at(a.price, i, 1), at(b.price, j, 2)),
+            chunks,
+            *(counts[i][:, None, None], counts[j][:, None, None]),
+        )
+        if chunks == 1:
+            joined = cost.collapse(joined, 1)
+        how = How("spatial", chunks=chunks, masks=(first, second))
+        yield Block(how, state, flatten(joined, (len(i), a.width, b.width)), left, right)
+
+    # ----------------------------------------------------------------------------------------------------------- step 5
+    def _read_off(self, everything: int) -> list[Found]:
+        """Returns the plans for the whole cluster, one per shape, the fastest (or smallest) first."""
+        last = len(self.shares.counts) - 1
+        entries = []
+        for block in self._last:
+            here = np.flatnonzero(block.state == last)
+            seconds = cost.iteration_s(block.price, 1)[here]
+            goal = block.price.peak_bytes[here] if self.by_memory else seconds
+            entries += [(goal[k], block, here[k]) for k in np.argsort(goal, kind="stable")[:24]]
+        found: dict[str, Found] = {}
+        whole = tuple(int(n) for n in self.shares.counts[last])
+        for _, block, entry in sorted(entries, key=lambda e: e[0]):
+            if len(found) == NUM_RANKED:
+                break
+            draft = self._draft(block.how, int(block.left[entry]), int(block.right[entry]), whole)
+            if draft.shape() not in found and _is_of(draft, self.mode):
+                plan = self._priced(draft)
+                found[draft.shape()] = self._improved(plan) if len(found) < NUM_IMPROVED else plan
+        return sorted(found.values(), key=lambda plan: plan.peak_bytes if self.by_memory else plan.iteration_s)
+
+    def _draft(self, how: How, left: int, right: int, share: Share) -> Draft:
+        """Returns the draft of a candidate on a share (that of its state, or a little more)."""
+        if how.kind == "leaf":
+            return Draft("leaf", share, how.name, classes=how.classes)
+        if how.kind == "loop":
+            if not how.masks[0]:
+                return Draft("loop", share, how.name, shards=how.shards)
+            mine = tuple(int(n) for n in self.shares.counts[left])
+            return Draft("loop", share, how.name, shards=how.shards, split=(mine, _rest(share, mine)))
+        a, b = (self.fronts[mask, how.chunks] for mask in how.masks)
+        shares = (share, share)
+        if how.kind == "spatial":
+            mine = tuple(int(n) for n in self.shares.counts[left // a.width])
+            shares = (mine, _rest(share, mine))
+        parts = tuple(self._candidate(f, k, own) for f, k, own in zip((a, b), (left, right), shares, strict=True))
+        return Draft(how.kind, share, parts=_flat(how, parts), chunks=how.own_chunks, resident=how.resident)
+
+    def _candidate(self, front: Front, index: int, share: Share) -> Draft:
+        row, place = divmod(index, front.width)
+        how = front.made[front.block[row, place]]
+        return self._draft(how, int(front.left[row, place]), int(front.right[row, place]), share)
+
+    def _priced(self, draft: Draft) -> Found:
+        known = price(draft, self.pricer)[0]
+        return Found(draft, float(cost.iteration_s(known)[0]), float(known.peak_bytes[0]))
+
+    def _improved(self, plan: Found) -> Found:
+        """Returns the plan after moving nodes, then halves of them, between its parts as long as that helps."""
+        classes = self.pricer.classes
+        if self.by_memory or sum(plan.draft.share) <= EXACT_DEVICES:
+            return plan
+        largest = max(max(plan.draft.share) // MAX_SHARES // 2, 1)
+        steps = [largest >> k for k in range(largest.bit_length())]
+        smallest = min(min(g.devices_per_node for g in classes), 8) if sum(plan.draft.share) > 64 else 1
+        for step in [s for s in steps if s >= smallest] or [smallest]:
+            better = True
+            while better:
+                better = False
+                tried = (d for i in range(len(classes)) for d in moves(plan.draft, step, i) if is_possible(d))
+                for other in map(self._priced, tried):
+                    if other.iteration_s < plan.iteration_s * (1 - 1e-9) and other.peak_bytes <= self.capacity_bytes:
+                        plan, better = other, True
+                        break
+        return plan
+
+
+# --------------------------------------------------------------------------------------------------------- small pieces
+def _units(pricer: Pricer) -> dict[int, str | Loop]:
+    """Step 1: returns bit mask -> stage name or Loop, in the order of the data edges."""
+    loops = {stage: loop for loop in pricer.workflow.loops.values() for stage in (loop.opener, loop.answerer)}
+    units: dict[int, str | Loop] = {}
+    for stage in pricer.workflow.order():
+        if stage in loops:
+            loop = loops[stage]
+            units[pricer.bits[loop.opener] | pricer.bits[loop.answerer]] = loop
+        else:
+            units[pricer.bits[stage]] = stage
+    return units
+
+
+def _intervals(units: Mapping[int, object], before: dict[int, int]) -> list[int]:
+    """Returns all differences of two predecessor-closed sets of units, as masks, the small ones first."""
+    closed = {0}
+    for _ in units:
+        closed |= {c | u for c in closed for u in units if not c & u and before[u] & c == before[u]}
+    found = {b & ~a for a in closed for b in closed if a != b and a & b == a}
+    return sorted(found, key=lambda mask: (sum(1 for u in units if u & mask), mask))
+
+
+def _cuts(mask: int, units: Sequence[int], before: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Yields every division of a set of units in a part that may go first and the rest."""
+    inside = [u for u in units if u & mask]
+    for size in range(1, len(inside)):
+        for chosen in itertools.combinations(inside, size):
+            first = sum(chosen)
+            if all(before[u] & mask & ~first == 0 for u in chosen):
+                yield first, mask & ~first
+
+
+def _subsets(n: int) -> list[tuple[int, ...]]:
+    return [s for size in range(1, n + 1) for s in itertools.combinations(range(n), size)]
+
+
+def _places(i: Ints, j: Ints, total: Ints, a_width: int, b_width: int) -> tuple[Ints, Ints, Ints]:
+    """Returns left place, right place and share of all pairs of candidates of shares i and j."""
+    shape = (len(i), a_width, b_width)
+    left = np.broadcast_to((i[:, None] * a_width + np.arange(a_width))[:, :, None], shape)
+    right = np.broadcast_to((j[:, None] * b_width + np.arange(b_width))[:, None, :], shape)
+    return left.ravel(), right.ravel(), np.broadcast_to(total[:, None, None], shape).ravel()
+
+
+def _rest(share: Share, mine: Share) -> Share:
+    return tuple(a - b for a, b in zip(share, mine, strict=True))
+
+
+def _flat(how: How, parts: tuple[Draft, ...]) -> tuple[Draft, ...]:
+    """Returns the parts with those of the same kind of node opened: a > (b > c) is a > b > c.
+
+    Side by side, a || (b || c) is not (a || b) || c where c waits for a but not for b; only the latter is opened.
+    """
+    flat: list[Draft] = []
+    for place, part in enumerate(parts):
+        alike = part.kind == how.kind and part.resident == how.resident and part.chunks == 1
+        flat += part.parts if alike and (part.kind == "temporal" or place == 0) else [part]
+    return tuple(flat)
+
+
+def _is_of(draft: Draft, mode: Mode) -> bool:
+    """Returns whether a draft is of a mode: hybrid has devices that are shared, and parts that work side by side."""
+    if mode is not Mode.hybrid:
+        return True
+    nodes = list(draft.walk())
+    apart = any(node.kind == "spatial" or node.split for node in nodes)
+    return draft.kind == "temporal" and apart
+
+
+def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) -> list[Found]:
+    """Returns the feasible plans of a mode, at most one per shape, the fastest first.
+
+    Raises:
+        PlanError: no plan fits into memory: says which comes closest, and what it lacks.
+    """
+    width = width or (SMALL_WIDTH if pricer.cluster.num_devices <= EXACT_DEVICES else LARGE_WIDTH)
+    found = Search(pricer, mode, width=width).run()
+    if found:
+        return found
+    what = "plan" if mode is Mode.any else f"{mode} plan"
+    smallest = Search(pricer, mode, width=width, ignore_memory=True).run()
+    if not smallest:
+        kinds = sorted({group.kind for group in pricer.classes})
+        raise PlanError(
+            f"no {what} of {pricer.workflow.name} runs on {pricer.cluster.name}: its devices ({', '.join(kinds)}) or "
+            f"their cores do not suit the stages of profile {pricer.profile.name}, or they are "
+            "too few: use another cluster"
+        )
+    if smallest[0].peak_bytes <= pricer.capacity_bytes:
+        raise PlanError(
+            f"no {what} of {pricer.workflow.name} on {pricer.cluster.name} is worth trying: taking turns on all "
+            "devices is at least as good for every set of its stages: use plan=auto"
+        )
+    tree = plan_tree(smallest[0], pricer)
+    device, needed = max(pricer.memory(tree).items(), key=lambda item: item[1] / pricer.memory_of(item[0]))
+    has = pricer.memory_of(device)
+    stages = ", ".join(leaf.stage for leaf in leaves(tree) if device in leaf.devices)
+    raise PlanError(
+        f"no {what} of {pricer.workflow.name} fits into the memory of {pricer.cluster.name}: even "
+        f"{smallest[0].draft.shape()} needs {needed / 1e9:.2f} GB for {stages} on device {device}, which has "
+        f"{has / 1e9:.2f} GB, {(needed - has) / 1e9:.2f} GB short: use devices with more memory, more of them, or less "
+        "work"
+    )
+
+
+def plan_tree(found: Found, pricer: Pricer) -> Node:
+    """Returns a found plan on the cluster's devices, numbered class after class."""
+    pools: list[Devices] = []
+    start = 0
+    for group in pricer.classes:
+        pools.append(tuple(range(start, start + group.num_devices)))
+        start += group.num_devices
+    return realize(found.draft, tuple(pools), pricer)

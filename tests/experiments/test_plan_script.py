@@ -1,0 +1,48 @@
+"""experiments/plan.py: from a profile to a table, a plan file that runs, a picture and a trace."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf_embodied.flow.catalogue import workflow_for
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.flow.profile import load_profile
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*overrides: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "experiments/plan.py", *overrides]
+    environment = {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1", "HOME": "/tmp"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+
+
+def test_it_ranks_plans_and_writes_what_the_executor_and_people_read(tmp_path: Path) -> None:
+    done = run("profile=grpo_llm", "cluster=h100x8", "num_ranked=2", f"run.dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert "the best" in done.stdout
+    assert "spatial" in done.stdout or "||" in done.stdout
+    data = json.loads((tmp_path / "plan.json").read_text())
+    work = workflow_for(load_profile(ROOT / "configs" / "profiles" / "grpo_llm.json"))
+    assert set(resolve(data["name"], [data], data["num_devices"], work).leaves()) == set(work.stages)
+    assert data["predicted_s_per_iteration"] == pytest.approx(float(data["ranked"][0]["s/iteration"]), abs=0.01)
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("profile=nothing", "profile is 'nothing', but it must be one of configs/profiles"),
+        ("cluster=h100x9", "cluster is 'h100x9', but it must be local, one of configs/cluster"),
+        ("workflow=reasoning", "workload.workflow is 'embodied', but reasoning is asked for"),
+        ("clustr=local", "clustr is unknown"),
+    ],
+)
+def test_wrong_input_ends_with_two_and_says_why(override: str, message: str) -> None:
+    done = run(override)
+    assert done.returncode == 2
+    assert message in done.stderr.replace("\n", " ")

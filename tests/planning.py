@@ -1,0 +1,239 @@
+"""Workflows, profiles and clusters for tests of the planner: small, random, and with round numbers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
+from rlinf_embodied.flow import cost
+from rlinf_embodied.flow.cost import Price
+from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.profile import FORMAT, Profile, parse_profile
+
+
+def cluster(devices: int = 4, memory_bytes: float = 1e12, node: int | None = None, cores: int = 64) -> Cluster:
+    node = node or devices
+    group = NodeGroup(
+        kind="gpu", num_nodes=devices // node, devices_per_node=node, memory_bytes=memory_bytes, cores_per_node=cores
+    )
+    links = Links(within_node_bytes_per_s=1e9, across_nodes_bytes_per_s=1e8, latency_s=0.0)
+    return Cluster("test", "gpu", devices, cores, int(memory_bytes), groups=(group,), links=links)
+
+
+def stage(
+    base_s: float, s_per_item: float, resident: float = 0.0, working: float = 0.0, loop: bool = False, **more
+) -> dict:
+    """A stage that takes base_s + s_per_item * items, whatever the number of devices."""
+    items = [1, 2, 64]
+    table = [[base_s + s_per_item * n] for n in items]
+    key = "s_per_chunk_step" if loop else "s_per_call"
+    entry = {"items_per_device": items, "devices": [1], key: table}
+    return {**entry, "resident_bytes": resident, "working_bytes": working, **more}
+
+
+def profile(stages: dict[str, dict], **more) -> Profile:
+    return parse_profile({"format": FORMAT, "name": "test", "device_kind": "gpu", "stages": stages, **more})
+
+
+def graph(
+    stages: Sequence[str], edges: Sequence[tuple[str, str]], blocks: int = 8, whole: bool = False, **more
+) -> Workflow:
+    granularities = (WHOLE,) if whole else ()
+    specs = {name: StageSpec(name, f"fakes.{name}", None) for name in stages}
+    return Workflow("test", blocks, specs, tuple(Edge(a, b, 0.0, granularities) for a, b in edges), **more)
+
+
+def embodied(
+    e: tuple[float, float], p: tuple[float, float], a: tuple[float, float], blocks: int = 8, steps: int = 4, **more
+) -> tuple[Workflow, Profile]:
+    """env <-> policy, actor; each stage as (base seconds, seconds per item)."""
+    stages = {"env": stage(*e, loop=True), "policy": stage(*p, loop=True), "actor": stage(*a)}
+    for name, extra in more.items():
+        stages[name] |= extra
+    loop = Loop("rollout", "env", "policy", steps)
+    weights = (WeightEdge("actor", "policy"),)
+    edges = (("policy", "actor"), ("env", "actor"))
+    work = graph(tuple(stages), edges, blocks, whole=True, loops={"rollout": loop}, weight_edges=weights)
+    return work, profile(stages)
+
+
+def random_case(seed: int, max_stages: int = 5, max_devices: int = 6, chain: bool = False, blocks: int = 12) -> Pricer:
+    """A random acyclic workflow, perhaps with a loop in front, on a random cluster; `chain`: without forks and data."""
+    draw = random.Random(seed)
+    with_loop = draw.random() < 0.4
+    names = [f"s{i}" for i in range(draw.randint(1, max_stages - 2 if with_loop else max_stages))]
+    edges = [(names[draw.randrange(i)], names[i]) for i in range(1, len(names))]
+    edges += [
+        (a, b) for i, a in enumerate(names) for b in names[i + 1 :] if draw.random() < 0.25 and (a, b) not in edges
+    ]
+    edges = list(itertools.pairwise(names)) if chain else edges
+    stages = {name: _random_stage(draw, False) for name in names}
+    loops, weights = {}, ()
+    if with_loop:
+        stages |= {"env": _random_stage(draw, True), "policy": _random_stage(draw, True)}
+        stages["policy"]["bootstrap_fraction"] = draw.choice([0.0, 0.25, 1.0])
+        edges.append(("policy", names[0]))
+        loops = {"rollout": Loop("rollout", "env", "policy", draw.randint(1, 6))}
+        weights = (WeightEdge(names[-1], "policy"),)
+    specs = {name: StageSpec(name, f"fakes.{name}", None) for name in stages}
+    joined = tuple(
+        Edge(a, b, granularities=() if draw.random() < 0.7 and a != "policy" else (WHOLE,)) for a, b in edges
+    )
+    work = Workflow("random", draw.choice([6, blocks]), specs, joined, weights, loops)
+    bytes_per_item = {f"{a}->{b}": 0.0 if chain else draw.choice([0.0, 0.0, 2e8, 1e9]) for a, b in edges}
+    if with_loop:
+        bytes_per_item |= {"env->policy": draw.choice([0.0, 3e8]), "policy->env": draw.choice([0.0, 1e7])}
+    measured = profile(
+        stages,
+        edge_bytes_per_item=bytes_per_item,
+        weights={f"{w.source}->{w.target}": {"bytes": 1e9, "install_s": 0.5} for w in weights},
+    )
+    return Pricer(work, measured, cluster(draw.randint(1, max_devices), draw.choice([25.0, 45.0, 1000.0])))
+
+
+def _random_stage(draw: random.Random, loop: bool) -> dict:
+    flat = draw.random() < 0.3
+    return stage(
+        draw.choice([0.0, 0.5, 2.0]) + (5.0 if flat else 0.0),
+        0.0 if flat else draw.choice([0.25, 1.0, 3.0]),
+        resident=float(draw.choice([1, 5, 10, 15])),
+        working=float(draw.choice([0, 2, 6])),
+        loop=loop,
+        parked_bytes=float(draw.choice([0, 1])),
+        park_s=draw.choice([0.0, 0.5]),
+        unpark_s=draw.choice([0.0, 1.0]),
+    )
+
+
+# ----------------------------------------------------------------------------------------------- exhaustive enumeration
+def all_trees(pricer: Pricer) -> tuple[float, int]:
+    """Returns the least seconds per iteration over every tree that fits into memory, and how many trees there are.
+
+    Nothing is pruned: each set of stages on each number of devices has the prices of all of its trees.
+    """
+    every = sum(pricer.bits.values())
+    capacity = pricer.classes[0].memory_bytes
+    with np.errstate(invalid="ignore"):
+        prices = _enumerate(pricer, every, pricer.classes[0].num_devices, 1, {})
+        seconds = cost.iteration_s(prices, 1)
+    fits = np.isfinite(seconds) & (prices.peak_bytes <= capacity)
+    return (float(seconds[fits].min()) if fits.any() else np.inf), len(seconds)
+
+
+def _enumerate(pricer: Pricer, mask: int, n: int, chunks: int, memo: dict) -> Price:
+    key = (mask, n, chunks)
+    if key not in memo:
+        found = list(_trees(pricer, mask, n, chunks, memo))
+        memo[key] = _concatenate(found) if found else None
+    return memo[key]
+
+
+def _trees(pricer: Pricer, mask: int, n: int, chunks: int, memo: dict) -> Iterator[Price]:
+    names = [name for name, bit in pricer.bits.items() if bit & mask]
+    here = np.array([[n]])
+    for loop in pricer.workflow.loops.values():
+        if set(names) == {loop.opener, loop.answerer} and chunks == 1:
+            yield pricer.loop_together(loop, here)
+            for k in range(1, n):
+                for shards in loop.shards:
+                    yield pricer.loop_apart(loop, np.array([[k]]), np.array([[n - k]]), shards)
+    inside = {end for loop in pricer.workflow.loops.values() for end in (loop.opener, loop.answerer)}
+    if len(names) == 1 and names[0] not in inside:
+        yield pricer.leaf(names[0], here, chunks)
+    for first in range(1, mask):
+        second = mask & ~first
+        if first & ~mask or not second or not _may_go_first(pricer, first, second):
+            continue
+        yield from _joined(pricer, first, second, n, chunks, memo)
+
+
+def _may_go_first(pricer: Pricer, first: int, second: int) -> bool:
+    for loop in pricer.workflow.loops.values():
+        ends = pricer.bits[loop.opener] | pricer.bits[loop.answerer]
+        if first & ends and second & ends:
+            return False
+    return not pricer.cut(second, first).edges
+
+
+def _joined(pricer: Pricer, first: int, second: int, n: int, chunks: int, memo: dict) -> Iterator[Price]:
+    cut = pricer.cut(first, second)
+    a, b = (_enumerate(pricer, mask, n, chunks, memo) for mask in (first, second))
+    if a is not None and b is not None:
+        by_chunk = pricer.by_chunk(first, second, chunks)
+        for resident in (True, False):
+            yield _done(pricer.together(cut, _tall(a), b, chunks, np.array([[n]]), by_chunk, resident), chunks)
+    for k in range(1, n):
+        for inner in pricer.chunk_counts() if chunks == 1 else (chunks,):
+            if not pricer.streams(first, second, inner):
+                continue
+            a, b = _enumerate(pricer, first, k, inner, memo), _enumerate(pricer, second, n - k, inner, memo)
+            if a is not None and b is not None:
+                joined = pricer.apart(cut, _tall(a), b, inner, np.array([[k]]), np.array([[n - k]]))
+                yield cost.collapse(_flat(joined), inner) if chunks == 1 else _flat(joined)
+
+
+def _done(price: Price, chunks: int) -> Price:
+    return cost.collapse(_flat(price), 1) if chunks == 1 else _flat(price)
+
+
+def _fields(price: Price) -> dict[str, np.ndarray]:
+    return {name: np.asarray(getattr(price, name)) for name in Price.__dataclass_fields__}
+
+
+def _tall(price: Price) -> Price:
+    return Price(**{name: value[:, None] for name, value in _fields(price).items()})
+
+
+def _flat(price: Price) -> Price:
+    arrays = _fields(price)
+    shape = np.broadcast_shapes(*(value.shape for value in arrays.values()))
+    return Price(**{name: np.broadcast_to(value, shape).ravel() for name, value in arrays.items()})
+
+
+def _concatenate(prices: Sequence[Price]) -> Price:
+    return Price(
+        **{name: np.concatenate([_fields(_flat(p))[name] for p in prices]) for name in Price.__dataclass_fields__}
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- random trees
+def random_tree(pricer: Pricer, draw: random.Random) -> Node:
+    """Any valid tree, good or bad; chunked where the edges allow it."""
+    mask = sum(pricer.bits.values())
+    return _random_node(pricer, draw, mask, tuple(range(pricer.classes[0].num_devices)), 1)
+
+
+def _random_node(pricer: Pricer, draw: random.Random, mask: int, devices: Devices, chunks: int) -> Node:
+    names = [name for name, bit in pricer.bits.items() if bit & mask]
+    for loop in pricer.workflow.loops.values():
+        if set(names) == {loop.opener, loop.answerer}:
+            return _random_loop(draw, loop, devices)
+    if len(names) == 1:
+        return Leaf(names[0], devices)
+    firsts = [f for f in range(1, mask) if not f & ~mask and mask & ~f and _may_go_first(pricer, f, mask & ~f)]
+    first = draw.choice(firsts)
+    second = mask & ~first
+    choices = [k for k in (pricer.chunk_counts() if chunks == 1 else (chunks,)) if pricer.streams(first, second, k)]
+    with_loop = any(mask & pricer.bits[loop.opener] for loop in pricer.workflow.loops.values())
+    choices = [k for k in choices if k == 1 or not with_loop]
+    if len(devices) > 1 and choices and draw.random() < 0.5:
+        k, at = draw.choice(choices), draw.randint(1, len(devices) - 1)
+        a = _random_node(pricer, draw, first, devices[:at], k)
+        b = _random_node(pricer, draw, second, devices[at:], k)
+        return Spatial((a, b), pricer.workflow.num_blocks // k if k > 1 else WHOLE)
+    parts = (_random_node(pricer, draw, part, devices, chunks) for part in (first, second))
+    return Temporal(tuple(parts), draw.random() < 0.5)
+
+
+def _random_loop(draw: random.Random, loop: Loop, devices: Devices) -> LoopNode:
+    if len(devices) > 1 and draw.random() < 0.6:
+        at = draw.randint(1, len(devices) - 1)
+        sides = (Leaf(loop.opener, devices[:at]), Leaf(loop.answerer, devices[at:]))
+        return LoopNode(loop.name, sides, draw.choice(loop.shards))
+    return LoopNode(loop.name, (Leaf(loop.opener, devices), Leaf(loop.answerer, devices)), 1)
