@@ -143,14 +143,14 @@ class RayWorkers:
 
 def clone_of(config: TrainConfig) -> str:
     """Returns the folder of the policy that training would start from."""
-    from rlinf_embodied.cluster.hardware import local_cluster
+    from rlinf_embodied.cluster.hardware import cluster_at_hand
     from rlinf_embodied.embodied.trainer import make_session
     from rlinf_embodied.embodied.warm_start import WarmStartStageConfig, cache_folder, warm_start
 
     if config.warm_start.checkpoint is not None:
         return config.warm_start.checkpoint
     stage = WarmStartStageConfig((config.env,), config.policy, config.warm_start, config.run.seed)
-    cluster = local_cluster(config.cluster.num_devices)
+    cluster = cluster_at_hand(config.cluster)
     cached = cache_folder(stage, cluster.kind == "cpu")
     if (cached / "config.json").exists():
         return str(cached)

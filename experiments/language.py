@@ -29,7 +29,7 @@ def scenes(config: TrainConfig) -> list[EnvConfig]:
 
 
 def table(config: TrainConfig) -> int:
-    from rlinf_embodied.cluster.hardware import local_cluster
+    from rlinf_embodied.cluster.hardware import cluster_at_hand
     from rlinf_embodied.embodied.language import BEHAVIOURS, behaviour_table
     from rlinf_embodied.embodied.policy_folder import load_policy
     from rlinf_embodied.embodied.trainer import make_session
@@ -42,7 +42,7 @@ def table(config: TrainConfig) -> int:
     stage = WarmStartStageConfig(tuple(scenes(config)), config.policy, config.warm_start, config.run.seed)
     try:
         with LiveView(0, "language") as view:
-            cluster = local_cluster(config.cluster.num_devices)
+            cluster = cluster_at_hand(config.cluster)
             clone = warm_start(stage, session, cluster, view.progress)
     finally:
         session.close()

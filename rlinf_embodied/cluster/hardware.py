@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
+from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 
 _Schema = TypeVar("_Schema", "NodeGroup", "Links")
@@ -92,6 +93,20 @@ def gpu_names() -> list[str]:
 def num_cores() -> int:
     """Returns the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def cluster_at_hand(config: ClusterConfig) -> Cluster:
+    """Returns the cluster that a run gets.
+
+    Raises:
+        ConfigError: an emulated cluster was asked for, or more GPUs than there are.
+    """
+    if config.emulated:
+        raise ConfigError(
+            f"cluster is {config.name!r}, which is only described: plan for it with experiments/plan.py "
+            f"cluster={config.name.removeprefix('emulated_')}, and run with cluster=local"
+        )
+    return local_cluster(config.num_devices)
 
 
 def local_cluster(num_devices: int | None) -> Cluster:

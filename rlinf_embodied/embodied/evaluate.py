@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import local_cluster
+from rlinf_embodied.cluster.hardware import cluster_at_hand
 from rlinf_embodied.config import EnvConfig, EvaluateConfig, PolicyConfig
 from rlinf_embodied.embodied.evaluation import (
     Acting,
@@ -36,7 +36,7 @@ def evaluate_command(config: EvaluateConfig) -> int:
         policy = trained_under(config.checkpoint).policy
         _require_same(config, policy)
     folder = RunFolder(Path(config.run.dir or _default_dir(config)))
-    cluster = local_cluster(config.cluster.num_devices)
+    cluster = cluster_at_hand(config.cluster)
     env = evaluation_env(config.env, min(config.eval.num_envs, config.eval.num_episodes))
     session = make_session(config.cluster)
     try:

@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import Cluster, local_cluster
+from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import ClusterConfig, TrainConfig
 from rlinf_embodied.embodied.evaluation import (
@@ -84,7 +84,7 @@ class Trainer:
             start = Path(config.warm_start.checkpoint)
             require_conditions("warm_start.checkpoint", start, config.env, config.policy, free=("task", "camera_fov"))
         self._folder = RunFolder(Path(config.run.dir or _default_dir(config)))
-        self._cluster: Cluster = local_cluster(config.cluster.num_devices)
+        self._cluster: Cluster = cluster_at_hand(config.cluster)
         self._plan: Plan = resolve(
             config.plan.name, config.plan.trees, self._cluster.num_devices, training_workflow(config, "")
         )
@@ -217,7 +217,7 @@ class Trainer:
 
     def _save(self, executor: Executor) -> None:
         carry_over: dict[int, object] = {}
-        for part in executor.call("env", "export_state", Tick(self._progress.iteration)):
+        for part in of_type(executor.call("env", "export_state", Tick(self._progress.iteration)), dict):
             carry_over |= part
         state = {"progress": asdict(self._progress), "config": to_yaml(self._config)}
         keep = self._config.checkpoint.keep
@@ -227,7 +227,7 @@ class Trainer:
 
     def _load(self, executor: Executor, path: Path) -> None:
         state = load_state(path)
-        self._progress = Progress(**state["progress"])
+        self._progress = Progress(**cast(dict, state["progress"]))
         executor.call("actor", "load", Tick(self._progress.iteration), str(path))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge.source, edge.target)

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from rlinf_embodied.cluster import hardware
-from rlinf_embodied.cluster.hardware import local_cluster
+from rlinf_embodied.cluster.hardware import cluster_at_hand, local_cluster
+from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 
 
@@ -55,3 +56,8 @@ def test_hidden_gpus_do_not_count(machine, visible: str, number: int) -> None:
 
 def test_cores_are_those_that_this_process_may_use() -> None:
     assert hardware.num_cores() == len(os.sched_getaffinity(0))
+
+
+def test_a_run_on_a_described_cluster_is_refused_and_sent_to_the_planner() -> None:
+    with pytest.raises(ConfigError, match=r"experiments/plan.py cluster=h100x8"):
+        cluster_at_hand(ClusterConfig(name="emulated_h100x8", emulated=True))
