@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 
+import numpy as np
 import torch
-from mani_skill.utils import sapien_utils
 from sapien import physx
 
 Contact = tuple[physx.PhysxContact, bool]  # and whether the body asked for comes first in it
 
 
 class ContactTable:
-    """Looks contacts up by body or pair of bodies; a scene's contacts are fetched once per simulation state."""
+    """Looks contacts up by body or pair of bodies; a scene's contacts are fetched once per simulation state.
+
+    Only bodies that some query names are kept: a robot that stands on a table makes many contacts nobody asks for.
+    """
 
     def __init__(self, systems: list[physx.PhysxCpuSystem], scene_of: Callable[..., int]) -> None:
         """`systems` is shared with the physics, which replaces items; `scene_of(*bodies)` gives the scene's number."""
         self._systems, self._scene_of = systems, scene_of
-        self._tables: list[dict] = [{} for _ in systems]
+        self._tables: list[dict[object, list[Contact]]] = [{} for _ in systems]
         self._stale = set(range(len(systems)))
+        self._single: set[object] = set()  # bodies asked for by themselves
+        self._paired: set[object] = set()  # bodies asked for in pairs
 
     def invalidate(self, scenes: Iterable[int]) -> None:
         """Says that the state of these scenes changed."""
@@ -28,6 +33,9 @@ class ContactTable:
     def create_query(self, keys: Sequence) -> SimpleNamespace:
         """Returns a query for the total impulse on each body, or between each pair of bodies, in `keys`."""
         pairs = [key if isinstance(key, tuple) else (key,) for key in keys]
+        for pair in pairs:
+            (self._paired if len(pair) == 2 else self._single).update(pair)
+        self._stale.update(range(len(self._systems)))
         impulses = torch.zeros(len(keys), 3)
         return SimpleNamespace(
             keys=[(self._scene_of(*pair), key) for pair, key in zip(pairs, keys, strict=True)],
@@ -35,21 +43,43 @@ class ContactTable:
         )
 
     def run_query(self, query: SimpleNamespace) -> None:
-        """Fills `query.cuda_impulses` [K, 3] (N s), summed over contact points as ManiSkill does on the CPU."""
-        impulses = query.cuda_impulses.torch()
-        impulses.zero_()
+        """Fills `query.cuda_impulses` [K, 3] (N s)."""
+        self._refresh()
+        impulses = query.cuda_impulses.torch().numpy()
+        impulses[:] = 0.0
         for k, (scene, key) in enumerate(query.keys):
-            found = self._table(scene).get(key)
+            found = self._tables[scene].get(key)
             if found:
-                impulses[k] = torch.from_numpy(sapien_utils.compute_total_impulse(found))
+                impulses[k] = total_impulse(found)
 
-    def _table(self, scene: int) -> dict[object, list[Contact]]:
-        if scene in self._stale:
-            self._stale.discard(scene)
+    def _refresh(self) -> None:
+        for scene in self._stale:
             table: dict[object, list[Contact]] = {}
             for contact in self._systems[scene].get_contacts():
                 first, second = contact.bodies
-                for key, flag in ((first, True), (second, False), ((first, second), True), ((second, first), False)):
-                    table.setdefault(key, []).append((contact, flag))
+                if first in self._paired and second in self._paired:
+                    table.setdefault((first, second), []).append((contact, True))
+                    table.setdefault((second, first), []).append((contact, False))
+                if first in self._single:
+                    table.setdefault(first, []).append((contact, True))
+                if second in self._single:
+                    table.setdefault(second, []).append((contact, False))
             self._tables[scene] = table
-        return self._tables[scene]
+        self._stale.clear()
+
+
+def total_impulse(contacts: Sequence[Contact]) -> np.ndarray:
+    """Returns the summed impulse of contacts on the body asked for, float64 [3] (N s).
+
+    The bits are those of ManiSkill's sum on the CPU: points in float32, one after the other, contacts in float64.
+    """
+    total = np.zeros(3)
+    for contact, first in contacts:
+        impulse: np.ndarray | float = 0.0
+        for number, point in enumerate(contact.points):
+            impulse = impulse + point.impulse if number else point.impulse
+        if first:
+            total += impulse
+        else:
+            total -= impulse
+    return total
