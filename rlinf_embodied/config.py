@@ -289,7 +289,7 @@ class WarmStartConfig:
     """The imitation checkpoint that RL starts from."""
 
     checkpoint: str | None = None  # a checkpoint folder; None: demonstrations of the scripted expert are cloned
-    num_demos: int = 140  # half to two thirds of the clone's PickCube episodes succeed then: RL has room above
+    num_demos: int = 160  # half to two thirds of the clone's PickCube episodes succeed then: RL has room above
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
     noise_steps: int = 15  # the largest noise lasts so many steps only
     epochs: int = 16  # of the whole policy
