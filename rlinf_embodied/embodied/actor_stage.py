@@ -151,9 +151,7 @@ class ActorStage:
             for rows in self._rows(tick, blocks, "value", epoch):
                 sums, weight, _ = minibatch_step(rows, loss, self._value_optimizer, 1, self._reducer)
                 total, count = total + float(sums[0]), count + weight
-        explained = self._reducer.sum_blocks(
-            {b: explained_variance_sums(t.values, t.returns, t.valid) for b, t in blocks.items()}
-        )
+        explained = self._reducer.sum_blocks({b: _explained_sums(t) for b, t in blocks.items()})
         return {
             "losses/value_loss": total / max(count, 1.0),
             "losses/explained_variance": explained_variance(explained),
@@ -295,6 +293,12 @@ class _PolicySums:
         self.loss, self.kl, self.clipped = self.loss + loss, self.kl + kl, self.clipped + clipped
         self.count, self.entropy, self.actions = self.count + count, self.entropy + entropy, self.actions + actions
         self.weight, self.norm, self.steps = self.weight + weight, self.norm + norm, self.steps + 1
+
+
+def _explained_sums(block: TrainingBlock) -> Tensor:
+    assert block.values is not None
+    assert block.returns is not None
+    return explained_variance_sums(block.values, block.returns, block.valid)
 
 
 def _pair(payloads: list[object]) -> list[tuple[PolicyColumns, EnvColumns]]:

@@ -38,10 +38,10 @@ def ppo_block(policy: Policy, rollouts: Rollouts, algorithm: AlgorithmConfig) ->
 
 def _ppo_rollout(policy: Policy, columns: PolicyColumns, env: EnvColumns, algorithm: AlgorithmConfig) -> TrainingBlock:
     values = _values_of_rollout(policy, columns, env)
-    chunk = values.shape[2]
+    h, b, chunk = values.shape
     final = torch.zeros_like(values)
     if algorithm.bootstrap_at_timeout and env.final is not None:
-        final = spread_final_values(env.final_index, _first_value(policy, env.final, chunk), tuple(values.shape))
+        final = spread_final_values(env.final_index, _first_value(policy, env.final, chunk), (h, b, chunk))
     # without bootstrapping a time-out ends the episode like the task's own end: the critic has seen the time
     truncated = env.truncated if algorithm.bootstrap_at_timeout else torch.zeros_like(env.truncated)
     terminated = env.terminated if algorithm.bootstrap_at_timeout else env.terminated | env.truncated

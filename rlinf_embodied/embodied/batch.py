@@ -81,12 +81,16 @@ class TrainingBlock:
         """Returns these samples."""
         take = lambda value: None if value is None else value[index]  # noqa: E731
         return TrainingBlock(
-            {name: value[index] for name, value in self.features.items()},
-            *(take(getattr(self, name)) for name in _TENSORS),
+            features={name: value[index] for name, value in self.features.items()},
+            tokens=self.tokens[index],
+            old_log_probs=self.old_log_probs[index],
+            valid=self.valid[index],
+            advantages=self.advantages[index],
+            weights=self.weights[index],
+            privileged=take(self.privileged),
+            values=take(self.values),
+            returns=take(self.returns),
         )
-
-
-_TENSORS = ("tokens", "old_log_probs", "valid", "advantages", "weights", "privileged", "values", "returns")
 
 
 def flatten_rows(value: Tensor) -> Tensor:
@@ -132,8 +136,21 @@ def concatenate(parts: Sequence[TrainingBlock]) -> TrainingBlock:
     """Returns the samples of several rollouts of one block, in order."""
     if len(parts) == 1:
         return parts[0]
-    join = lambda name: (  # noqa: E731
-        None if getattr(parts[0], name) is None else torch.cat([getattr(part, name) for part in parts])
+    return TrainingBlock(
+        features={name: torch.cat([part.features[name] for part in parts]) for name in parts[0].features},
+        tokens=torch.cat([part.tokens for part in parts]),
+        old_log_probs=torch.cat([part.old_log_probs for part in parts]),
+        valid=torch.cat([part.valid for part in parts]),
+        advantages=torch.cat([part.advantages for part in parts]),
+        weights=torch.cat([part.weights for part in parts]),
+        privileged=_cat([part.privileged for part in parts]),
+        values=_cat([part.values for part in parts]),
+        returns=_cat([part.returns for part in parts]),
     )
-    features = {key: torch.cat([part.features[key] for part in parts]) for key in parts[0].features}
-    return TrainingBlock(features, *(join(name) for name in _TENSORS))
+
+
+def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Joins what all parts have; None if they have none of it."""
+    found = [part for part in parts if part is not None]
+    assert len(found) in (0, len(parts)), "some rollouts of a block have a column that others lack"
+    return torch.cat(found) if found else None

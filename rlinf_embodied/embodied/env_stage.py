@@ -65,7 +65,7 @@ class EnvStage:
         return next(iter(self._parts.values())).env.spec
 
     # ------------------------------------------------------------------------------------------------ rollout loop
-    def open(self, tick: Tick, blocks: Blocks) -> dict[int, Observation]:
+    def open(self, tick: Tick, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts an episode in every row, or goes on with the running ones, and shows what the policy sees first."""
         part = self._parts[blocks]
         part.results = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,10 +26,10 @@ from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import Loop, StageSpec, Verdict, Workflow
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.interfaces import EnvSpec, Observation
+from rlinf_embodied.interfaces import EnvSpec, EpisodeEnd, Observation
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
-from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.metrics import wilson
 
 Acting = Literal["policy", "expert", "random"]  # expert and random act inside the env stage, which knows what they need
@@ -116,7 +116,7 @@ class EvaluationEnvStage(EnvStage):
         part.results = []
         return Output(dict.fromkeys(blocks), RolloutReport(episodes, steps, {}))
 
-    def _write_videos(self, part: _Part, ends: Mapping[int, object], tick: Tick) -> None:
+    def _write_videos(self, part: _Part, ends: Mapping[int, EpisodeEnd], tick: Tick) -> None:
         filmed = {row: [f.cpu().numpy() for f in frames] for row, frames in part.env.take_frames().items() if frames}
         if not filmed or self._eval.videos is None:
             return
@@ -238,7 +238,7 @@ class Evaluation:
         workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop})
         devices = min(cluster.num_devices, env.num_blocks)
         self._executor = Executor(workflow, resolve("evaluation", ON_ALL_DEVICES, devices, workflow), session, cluster)
-        self.env_spec: EnvSpec = self._executor.facts["eval_env"][0]
+        self.env_spec = of_type(self._executor.facts["eval_env"], EnvSpec)[0]
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -248,7 +248,7 @@ class Evaluation:
     def run(self, step: int) -> EvaluationResult:
         """Evaluates every episode; `step` labels the videos."""
         result = self._executor.run(Tick(step))
-        reports: Sequence[RolloutReport] = [r for round_ in result.reports["eval_env"] for r in round_]
+        reports = result.all_of("eval_env", RolloutReport)
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
         mean = lambda key: sum(e.metrics[key] for e in episodes) / len(episodes)  # noqa: E731
         successes = sum(e.metrics["success_once"] > 0 for e in episodes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -132,8 +132,7 @@ def trained_under(folder: str) -> TrainedUnder:
         env["backend"], env["reward"] = Backend(env["backend"]), Reward(env["reward"])
         policy["critic"] = Critic(policy["critic"])
         saved = dict(content["fingerprint"])
-        known = {f.name for f in fields(Fingerprint)}
-        saved = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items() if k in known}
+        saved["cameras"] = tuple(saved["cameras"])
         return TrainedUnder(EnvConfig(**env), PolicyConfig(**policy), Fingerprint(**saved))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): the checkpoint is damaged; use another one") from error

@@ -12,6 +12,7 @@ import logging
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import to_yaml
@@ -31,9 +32,10 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.flow.plan import Plan, resolve
+from rlinf_embodied.interfaces import EnvSpec
 from rlinf_embodied.learning.checkpoint import find_latest, load_state, verify
 from rlinf_embodied.runtime.host import Tick
-from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.runtime.session import SerialSession, Session, of_type
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import MetricsWriter
 from rlinf_embodied.telemetry.run_folder import RunFolder
@@ -240,14 +242,15 @@ class Trainer:
     def _finish(self, executor: Executor, after: EvaluationResult, view: LiveView) -> None:
         config, progress = self._config, self._progress
         digest = executor.call("actor", "weights_digest", Tick(progress.iteration))[0]
-        before = progress.success_before or {}
+        before = progress.success_before
+        assert before is not None
         iterations = max(1, progress.iteration)
         self._folder.write_json(
             "summary.json",
             {
                 "iterations": progress.iteration,
-                "success_rate_before": before.get("success_once"),
-                "success_rate_before_interval": before.get("success_once_interval"),
+                "success_rate_before": before["success_once"],
+                "success_rate_before_interval": before["success_once_interval"],
                 "success_rate_after": after.success_once,
                 "success_rate_after_interval": list(after.interval),
                 "num_eval_episodes": len(after.episodes),
@@ -261,7 +264,7 @@ class Trainer:
                 "predicted_s_per_iteration": None,
                 "measured_s_per_iteration": progress.rollout_s / iterations,
                 "weights_sha256": digest,
-                "backend": executor.facts["env"][0].backend,
+                "backend": of_type(executor.facts["env"], EnvSpec)[0].backend,
             },
         )
         write_trace(self._folder.path / "trace.json", self._spans)
@@ -269,9 +272,9 @@ class Trainer:
         view.note(f"videos   {self._folder.videos}" if config.eval.record_video else "videos   off")
         view.note(f"curve    {curve}")
         view.note(f"summary  {self._folder.path / 'summary.json'}")
-        low, high = before.get("success_once_interval", (0.0, 1.0))
+        success, (low, high) = before["success_once"], cast("list[float]", before["success_once_interval"])
         view.last_line(
-            f"success before {100 * before.get('success_once', 0.0):.1f} % [{100 * low:.1f}, {100 * high:.1f}], "
+            f"success before {100 * cast(float, success):.1f} % [{100 * low:.1f}, {100 * high:.1f}], "
             f"after {after} ({progress.rollout_s / 60:.1f} min of RL)"
         )
 

@@ -35,7 +35,7 @@ from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.update import LossSums, minibatch_step, slices
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.runtime.host import StageContext, Tick
-from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 _LOG = logging.getLogger(__name__)
@@ -131,9 +131,7 @@ class WarmStartStage:
         for chunk_step in range(env.spec.horizon // env.spec.chunk):
             positions = env.object_positions()
             labels: list[Tensor] = []
-            before = (
-                observation if len(self._envs) == 1 else replace(observation, privileged=None)
-            )  # differs by task
+            before = observation if len(self._envs) == 1 else replace(observation, privileged=None)  # differs by task
             result = env.step_chunk(self._noisy_expert(env, numbers, chunk_step, labels))
             observation = result.observation
             actions = torch.stack(labels, 1)
@@ -338,10 +336,11 @@ def warm_start(
     workflow = Workflow("warm start", NUM_DATA_BLOCKS, {"warm_start": stage})
     devices = min(cluster.num_devices, NUM_DATA_BLOCKS)
     executor = Executor(workflow, resolve("warm start", PLAN, devices, workflow), session, cluster)
-    rounds = max(executor.facts["warm_start"])
+    rounds = max(of_type(executor.facts["warm_start"], int))
     done = 0
     for number in range(rounds):
-        done += sum(answer["episodes"] for answer in executor.call("warm_start", "collect", Tick(number)))
+        answers = of_type(executor.call("warm_start", "collect", Tick(number)), dict)
+        done += sum(answer["episodes"] for answer in answers)
         progress("demonstrations", done, config.warm_start.num_demos, "")
     executor.call("warm_start", "prepare", Tick(0))
     for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):

@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlinf_embodied.config import AlgorithmName, Critic, TrainConfig
-from rlinf_embodied.embodied.actor_stage import ActorConfig
+from rlinf_embodied.embodied.actor_stage import ActorConfig, ActorReport
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, Verdict, WeightEdge, Workflow
 from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import of_type
 
 _PACKAGE = "rlinf_embodied.embodied"
 
@@ -74,15 +75,20 @@ class GroupJudge:
         """Takes how many groups a round has, how many suffice, and whether any are dropped at all."""
         self._num_groups, self._min_groups, self._drop = num_groups, min_groups, drop_uniform
 
-    def __call__(self, rounds: Sequence[Sequence[RolloutReport]]) -> Verdict:
+    def __call__(self, rounds: Sequence[Sequence[object]]) -> Verdict:
         """Returns whether enough groups are useful, and which to train on."""
         useful = [
             (number, group)
             for number, reports in enumerate(rounds)
-            for group, success in sorted(item for report in reports for item in report.group_success.items())
+            for group, success in _groups(of_type(reports, RolloutReport))
             if not self._drop or len(set(success)) > 1
         ]
         return Verdict(len(useful) >= self._min_groups, tuple(useful[: self._num_groups]))
+
+
+def _groups(reports: Sequence[RolloutReport]) -> list[tuple[int, tuple[bool, ...]]]:
+    """Returns the success of each group's members, in the order of the groups."""
+    return sorted(item for report in reports for item in report.group_success.items())
 
 
 def run_iteration(executor: Executor, iteration: int) -> tuple[IterationResult, dict[str, float]]:
@@ -91,15 +97,15 @@ def run_iteration(executor: Executor, iteration: int) -> tuple[IterationResult, 
     An iteration is a function of a snapshot: weights, optimizer state, counters and what the env carries over.
     """
     result = executor.run(Tick(iteration))
-    reports: list[RolloutReport] = [report for round_ in result.reports["env"] for report in round_]
-    updates = result.reports["actor"][0]
+    reports = result.all_of("env", RolloutReport)
+    update = result.all_of("actor", ActorReport)[0]
     # in an order that no plan changes: floating-point means depend on it
     episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.env_id)
     metrics = {f"rollout/{key}": value for key, value in episode_means(episodes).items()}
     metrics["rollout/episodes"] = float(len(episodes))
     metrics["rollout/env_steps"] = float(sum(report.env_steps for report in reports))
     metrics["rollout/rounds"] = float(len(result.reports["env"]))
-    return result, metrics | updates[0].metrics
+    return result, metrics | update.metrics
 
 
 def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -15,14 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.flow.graph import Loop, Verdict, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan
 from rlinf_embodied.learning.reduce import SoloGroup
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, Tick, WorkerSpec
-from rlinf_embodied.runtime.session import Ref, Session
+from rlinf_embodied.runtime.session import Ref, Session, of_type
 from rlinf_embodied.telemetry.trace import Span
+
+_Report = TypeVar("_Report")
 
 
 @dataclass(slots=True)
@@ -31,6 +34,10 @@ class IterationResult:
 
     reports: dict[str, list[list[object]]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
+
+    def all_of(self, stage: str, kind: type[_Report]) -> list[_Report]:
+        """Returns a stage's reports of all rounds, which are of this type."""
+        return of_type((report for round_ in self.reports[stage] for report in round_), kind)
 
 
 class Executor:
@@ -212,13 +219,12 @@ class Executor:
         where = f"iteration {state.tick.iteration} of {self.workflow.name}"
         by_stage: dict[str, list[object]] = {}
         for stage, refs in state.receipts:
-            receipts = self._session.fetch(refs, f"{stage} in {where}")
+            receipts = of_type(self._session.fetch(refs, f"{stage} in {where}"), Receipt)
             by_stage.setdefault(stage, []).extend(receipt.report for receipt in receipts)
             state.result.spans.extend(span for receipt in receipts for span in receipt.spans)
         for stage, reports in by_stage.items():
             state.result.reports.setdefault(stage, []).append(reports)
-        for receipt in self._session.fetch(state.timings, where):
-            assert isinstance(receipt, Receipt)
+        for receipt in of_type(self._session.fetch(state.timings, where), Receipt):
             state.result.spans.extend(receipt.spans)
         state.receipts, state.timings = [], []
 
@@ -227,7 +233,7 @@ class Executor:
         calls = [(worker, Call(stage, method, tick, argument=argument), []) for worker in self.workers(stage)]
         answers = self._session.submit(calls, gang=self.workflow.stages[stage].collective)
         receipts = self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
-        return [receipt.report for receipt in receipts if isinstance(receipt, Receipt)]
+        return [receipt.report for receipt in of_type(receipts, Receipt)]
 
     def sync_weights(self, source: str, target: str, state: _Iteration | None = None) -> None:
         """Sends the weights of `source` to those workers of `target` that do not host `source`."""
@@ -242,7 +248,7 @@ class Executor:
         worker, stage = source
         export = Call(stage, "export_weights", tick)
         ((receipt,),) = session.submit([(worker, export, [])])
-        (exported,) = session.fetch([receipt], f"{stage}.export_weights")
+        (exported,) = of_type(session.fetch([receipt], f"{stage}.export_weights"), Receipt)
         calls = [(w, Call(s, "install_weights", tick, argument=exported.report), []) for w, s in targets]
         session.fetch([refs[-1] for refs in session.submit(calls)], "install_weights")
 

@@ -16,8 +16,10 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
+from typing import cast
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rlinf_embodied.errors import HangError, RlinfError, WorkerError
@@ -73,7 +75,7 @@ class RaySession:
     def __init__(self, timeout_s: float = 600.0, object_store_bytes: int | None = None) -> None:
         """Connects to the running Ray of this process, or starts one."""
         self._timeout_s = timeout_s
-        self._actors: dict[int, ray.actor.ActorHandle] = {}
+        self._actors: dict[int, ActorHandle] = {}
         self._waiting: dict[object, str] = {}
         self._owns_ray = not ray.is_initialized()
         self._folder = tempfile.TemporaryDirectory(prefix="rlinf-")
@@ -94,7 +96,7 @@ class RaySession:
                 runtime_env={"env_vars": _variables(spec.threads)},
                 name=None,
             )
-            self._actors[spec.worker] = remote.remote(spec)
+            self._actors[spec.worker] = cast(ActorHandle, remote.remote(spec))
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """See Session; a collective stage gets a process group with a rendezvous of its own."""
@@ -123,7 +125,7 @@ class RaySession:
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
         """See Session."""
         try:
-            values = ray.get(list(refs), timeout=self._timeout_s)
+            values = ray.get(cast("list[ray.ObjectRef]", list(refs)), timeout=self._timeout_s)
         except GetTimeoutError:
             raise HangError(f"the driver waited {self._timeout_s:.0f} s for {waiting}; {self._oldest()}") from None
         except RayTaskError as error:

@@ -7,8 +7,8 @@ driver itself needs a value.  A worker runs its calls in the order of submission
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar, cast
 
 from rlinf_embodied.errors import HangError
 from rlinf_embodied.flow.graph import StageSpec
@@ -16,6 +16,15 @@ from rlinf_embodied.learning.reduce import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerHost, WorkerSpec
 
 Ref = object  # opaque to everyone but the session that made it
+_Kind = TypeVar("_Kind")
+
+
+def of_type(values: Iterable[object], kind: type[_Kind]) -> list[_Kind]:
+    """Returns values that came from workers, all of which are of this type."""
+    found = list(values)
+    for value in found:
+        assert isinstance(value, kind), f"a worker answered with a {type(value).__name__}, not a {kind.__name__}"
+    return cast("list[_Kind]", found)
 
 
 class Session(Protocol):
