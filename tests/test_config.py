@@ -132,7 +132,7 @@ def test_impossible_combinations_of_grpo_are_refused():
         compose_train(["algorithm=grpo", "env.block_size=4"])
     with pytest.raises(ConfigError, match=r"env\.auto_reset is True.*set env\.auto_reset=false"):
         compose_train(["algorithm=grpo", "env.auto_reset=true"])
-    with pytest.raises(ConfigError, match=r"algorithm\.min_groups is 8.*hold 4 groups"):
+    with pytest.raises(ConfigError, match=r"algorithm\.min_groups is 6.*hold 4 groups"):
         compose_train(["algorithm=grpo", "env.num_envs=32"])
 
 
