@@ -3,7 +3,8 @@
     record    one rollout as in training; every reset, drive target, picture and chunk of actions is kept
     rollout   the same rollout again: what a worker does, without Ray
     env       the same chunks of actions, without the policy
-    limit     the same drive targets, pictures and policy calls, without anything else (resets run, untimed)
+    limit     the same inverse kinematics, drive targets, steps, pictures and policy calls, without anything else
+              (resets run too, but count for nothing)
     stock     the same actions on one env object of ManiSkill's own, rendering every step
 
 Rollouts of one seed, iteration and weights are equal bit for bit, so that all of these do the same work.
@@ -18,9 +19,12 @@ from multiprocessing.connection import Connection
 from typing import cast
 
 import gymnasium as gym
+import sapien
 import torch
+from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController
 from torch import Tensor
 
+from envs.batched import patches
 from rlinf_embodied.config import Reduction, TrainConfig
 from rlinf_embodied.embodied.actor_stage import ActorStage
 from rlinf_embodied.embodied.batch import RolloutReport
@@ -142,7 +146,7 @@ class Limit:
         self._px = self._sim._task.scene.px
         self._cameras = self._sim._renderer._cameras
         self._reset = self._sim.reset
-        self.seconds = {"physics": 0.0, "pictures": 0.0}
+        self.seconds = {"kinematics": 0.0, "physics": 0.0, "pictures": 0.0}
 
     def state(self) -> bytes:
         """Returns the state of all PhysX systems."""
@@ -151,6 +155,13 @@ class Limit:
     def reset(self, rows: list[int], seeds: list[int]) -> None:
         """Resets rows, untimed."""
         self._reset(rows, seeds)
+
+    def kinematics(self, solve: Callable[..., object], problems: list[tuple]) -> None:
+        """Solves for the joint targets that the actions stand for."""
+        start = time.perf_counter()
+        for problem in problems:
+            solve(*problem)
+        self.seconds["kinematics"] += time.perf_counter() - start
 
     def step(self, active: list[int], count: int, drives: list[tuple[Callable[[float], None], float]]) -> None:
         """Sets drive targets and steps the systems, nothing else."""
@@ -206,19 +217,35 @@ class Recorder:
             add(lambda: limit.step(active, count, drives))
             stock[self._px, "step"](count)
 
-        self._sim.reset, self._sim.pictures, self._px.step = reset, pictures, step
+        def solve(controller: PDEEPosController) -> Tensor:
+            model, problems = controller.kinematics.pmodel, self._problems(controller)
+            add(lambda: limit.kinematics(model.compute_inverse_kinematics, problems))
+            return stock[patches, "_solve"](controller)
+
+        self._sim.reset, self._sim.pictures, self._px.step, patches._solve = reset, pictures, step, solve
         self._env.reset, self._env.step_chunk = self._recorded_reset, self._recorded_chunk  # type: ignore[method-assign]
         return self
 
     def _watched(self) -> list[tuple[object, str]]:
-        inside = [(self._sim, "reset"), (self._sim, "pictures"), (self._px, "step")]
+        inside = [(self._sim, "reset"), (self._sim, "pictures"), (self._px, "step"), (patches, "_solve")]
         return [*inside, (self._env, "reset"), (self._env, "step_chunk")]
 
     def __exit__(self, *error: object) -> None:
         for owner, name in self._watched():
             delattr(owner, name)  # the class's own method is seen again
-        self._sim.pictures = self._stock[self._sim, "pictures"]  # an attribute of the object
+        self._sim.pictures = self._stock[self._sim, "pictures"]  # these two were no methods of a class
+        patches._solve = self._stock[patches, "_solve"]
         self.recording.end = self._limit.state()
+
+    def _problems(self, controller: PDEEPosController) -> list[tuple]:
+        """Returns the arguments of each active row's inverse kinematics."""
+        solver = controller.kinematics
+        joints = controller.articulation.get_qpos()[:, solver.pmodel_active_joint_indices].numpy().copy()
+        poses, mask = controller._target_pose.raw_pose.numpy(), solver.qmask.numpy()
+        return [
+            (solver.end_link_idx, sapien.Pose(poses[row, :3], poses[row, 3:]), joints[row], mask, 1e-4, 100)
+            for row in self._px.active
+        ]
 
     def _drives(self) -> list[tuple[Callable[[float], None], float]]:
         """Returns the setters of drive targets that this step is about to call, with their values."""

@@ -1,13 +1,13 @@
 """Env steps per second of ManiSkill's own env, our env, our rollout with the policy, and the bare costs it cannot beat.
 
-python experiments/bench_rollout.py [rounds=5] [chunks=10] [stock_steps=60] [out=docs/results/rollout.json] [overrides]
+python experiments/bench_rollout.py [rounds=4] [chunks=20] [stock_steps=60] [out=docs/results/rollout.json] [overrides]
 
 One run, alternating rounds, all on the same recorded rollout (see bench_parts.py):
 
     (a) stock   ManiSkill's env: same robot, cameras and resolution, rendering every step, meshes as they are
     (b) env     our env alone: one observation per chunk, partial resets
     (c) rollout env and policy in the loop of training, in one process and one call
-    (d) limit   PhysX's steps, one picture per camera and chunk, one policy call per chunk; resets cost nothing
+    (d) limit   inverse kinematics, steps of PhysX, per chunk one picture per camera and one policy call; no resets
 
 and with two workers: two Ray workers under the executor against two plain processes.  The policy is the clone that
 training starts from (made first if it is not in the cache).  Overrides are those of train_vla.py.
@@ -41,7 +41,7 @@ from rlinf_embodied.errors import RlinfError, WorkerError
 if TYPE_CHECKING:
     from bench_parts import Timing
 
-OWN = {"rounds": 5, "chunks": 10, "stock_steps": 60, "out": ""}
+OWN = {"rounds": 4, "chunks": 20, "stock_steps": 60, "out": ""}
 NUM_WORKERS = 2
 LABELS = {
     "stock": "(a) stock ManiSkill, 1 core",
