@@ -9,7 +9,8 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.trainer import Trainer
-from rlinf_embodied.embodied.warm_start import WarmStartStageConfig, warm_start
+from rlinf_embodied.embodied.warm_start import warm_start
+from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve

@@ -27,7 +27,9 @@ from rlinf_embodied.algorithms.losses import (
 from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Level, Reduction
 from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
+from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
 from rlinf_embodied.embodied.policy_folder import SharedPolicy, load_policy, save_policy
+from rlinf_embodied.embodied.policy_sums import PolicySums
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces import RunningEpisode
@@ -166,15 +168,16 @@ class ActorStage:
         self._optimizer.lr = linear_decay(
             tick.iteration, self._config.num_iterations, algorithm.lr, algorithm.lr_end_fraction
         )
-        sums = _PolicySums()
+        sums = PolicySums()
         for epoch in range(algorithm.epochs):
             for rows in self._rows(tick, blocks, "policy", epoch):
                 statistics, weight, norm = minibatch_step(
                     rows, lambda b, i: self._policy_loss(blocks[b], i), self._optimizer, 6, self._reducer, self._too_far
                 )
-                if norm is None:
-                    return self._policy_metrics(sums, stopped=weight > 0)
-                sums.add(statistics, weight, norm)
+                if norm is not None:
+                    sums.add(statistics, weight, norm)
+                elif weight > 0:  # otherwise there are fewer samples than minibatches, and this one is empty
+                    return self._policy_metrics(sums, stopped=True)
         return self._policy_metrics(sums, stopped=False)
 
     def _policy_loss(self, block: TrainingBlock, index: Tensor) -> LossSums:
@@ -205,10 +208,12 @@ class ActorStage:
 
     @torch.no_grad()
     def _check_ratio_of_first(self, tick: Tick, blocks: Mapping[int, TrainingBlock]) -> None:
-        """Measures max |log ratio| per token on the first minibatch, before any step."""
+        """Measures max |log ratio| per token on each block's first minibatch with samples, before any step."""
         size = self._config.held.block_size
+        minibatches = self._rows(tick, blocks, "policy", 0)
         largest = {}
-        for block, index in self._rows(tick, blocks, "policy", 0)[0].items():
+        for block in blocks:
+            index = next((rows[block] for rows in minibatches if len(rows[block])), minibatches[0][block])
             difference = torch.zeros(1)
             for part in index.split(size) if len(index) else ():
                 # in calls of the rollout's size: a row's last bits depend on the size of its batch
@@ -220,15 +225,8 @@ class ActorStage:
         self._initial_log_ratio = max(float(v[0]) for v in self._reducer.gather_blocks(largest).values())
         require_unit_ratio(self._initial_log_ratio, _RATIO_LIMIT[self._device.split(":")[0]])
 
-    def _policy_metrics(self, sums: _PolicySums, stopped: bool) -> dict[str, float]:
-        count, steps = max(sums.count, 1.0), max(sums.steps, 1)
-        return {
-            "losses/policy_loss": sums.loss / max(sums.weight, 1e-8),
-            "losses/approx_kl": sums.kl / count,
-            "losses/clipfrac": sums.clipped / count,
-            "losses/entropy": sums.entropy / max(sums.actions, 1.0),
-            "losses/grad_norm": sums.norm / steps,
-            "losses/policy_steps": float(sums.steps),
+    def _policy_metrics(self, sums: PolicySums, stopped: bool) -> dict[str, float]:
+        return sums.means() | {
             "losses/stopped_by_kl": float(stopped),
             "losses/initial_log_ratio": self._initial_log_ratio,
             "charts/learning_rate": self._optimizer.lr,
@@ -252,7 +250,7 @@ class ActorStage:
         if self._value_optimizer is not None:
             tensors["value_optimizer"] = self._value_optimizer.export_state()
         if carry_over:
-            tensors["carry_over"] = _flatten_carry_over(carry_over)
+            tensors["carry_over"] = flatten_carry_over(carry_over)
         state = state | {"version": self._shared.version, "blocks": sorted(carry_over)}
         policy, config = self._policy, self._config
 
@@ -270,29 +268,7 @@ class ActorStage:
 
     def load_carry_over(self, tick: Tick, folder: str) -> dict[int, list[RunningEpisode | None]]:
         """Returns what the env carried over, {} if nothing."""
-        return _unflatten_carry_over(load_tensors(Path(folder), "carry_over"), self._config.env.block_size)
-
-
-@dataclass(slots=True)
-class _PolicySums:
-    """Sums over the minibatches of an iteration."""
-
-    loss: float = 0.0
-    weight: float = 0.0
-    kl: float = 0.0
-    clipped: float = 0.0
-    count: float = 0.0
-    entropy: float = 0.0
-    actions: float = 0.0
-    norm: float = 0.0
-    steps: int = 0
-
-    def add(self, statistics: Tensor, weight: float, norm: float) -> None:
-        """Adds one minibatch."""
-        loss, kl, clipped, count, entropy, actions = statistics.tolist()
-        self.loss, self.kl, self.clipped = self.loss + loss, self.kl + kl, self.clipped + clipped
-        self.count, self.entropy, self.actions = self.count + count, self.entropy + entropy, self.actions + actions
-        self.weight, self.norm, self.steps = self.weight + weight, self.norm + norm, self.steps + 1
+        return unflatten_carry_over(load_tensors(Path(folder), "carry_over"), self._config.env.block_size)
 
 
 def _explained_sums(block: TrainingBlock) -> Tensor:
@@ -307,25 +283,3 @@ def _pair(payloads: list[object]) -> list[tuple[PolicyColumns, EnvColumns]]:
     return [
         (cast(PolicyColumns, p), cast(EnvColumns, e)) for p, e in zip(payloads[:half], payloads[half:], strict=True)
     ]
-
-
-def _flatten_carry_over(state: Mapping[int, list[RunningEpisode | None]]) -> dict[str, Tensor]:
-    """Returns seeds and actions of running episodes as named tensors."""
-    tensors = {}
-    for block, episodes in state.items():
-        for row, episode in enumerate(episodes):
-            if episode is not None:
-                tensors[f"{block}.{row}.seed"] = torch.tensor([episode.seed])
-                tensors[f"{block}.{row}.actions"] = episode.actions.cpu().contiguous()
-    return tensors
-
-
-def _unflatten_carry_over(tensors: Mapping[str, Tensor], block_size: int) -> dict[int, list[RunningEpisode | None]]:
-    blocks = sorted({int(name.split(".")[0]) for name in tensors})
-    state: dict[int, list[RunningEpisode | None]] = {block: [None] * block_size for block in blocks}
-    for name in tensors:
-        block, row, kind = name.split(".")
-        if kind == "seed":
-            actions = tensors[f"{block}.{row}.actions"]
-            state[int(block)][int(row)] = RunningEpisode(int(tensors[name][0]), actions)
-    return state

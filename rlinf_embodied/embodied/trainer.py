@@ -26,7 +26,8 @@ from rlinf_embodied.embodied.evaluation import (
 from rlinf_embodied.embodied.interrupt import INTERRUPTED, StopRequest, stop_on_interrupt
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
-from rlinf_embodied.embodied.warm_start import WarmStartStageConfig, warm_start
+from rlinf_embodied.embodied.warm_start import warm_start
+from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor, IterationResult

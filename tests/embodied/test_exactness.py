@@ -33,6 +33,7 @@ VARIANTS = {
     "ppo, stops at a KL": (["algorithm.target_kl=1e-4"], ["collocated on 2"]),
     "ppo, no freezing": (["policy.freeze_stem=false"], ["disaggregated on 2"]),
     "grpo": (GRPO, ["collocated on 2", "disaggregated on 3", "unlike splits"]),
+    "grpo, more minibatches than samples": ([*GRPO, "algorithm.num_minibatches=40"], ["collocated on 2"]),
     "grpo, token ratio": ([*GRPO, "algorithm.ratio_level=token"], ["hybrid on 2"]),
 }
 CASES = [(variant, plan) for variant, (_, plans) in VARIANTS.items() for plan in plans]

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from envs.point_reach import STEP
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.warm_start import (
+from rlinf_embodied.embodied.warm_start import cache_folder, warm_start
+from rlinf_embodied.embodied.warm_start_stage import (
     NUM_DATA_BLOCKS,
     Demonstrations,
     WarmStartStage,
     WarmStartStageConfig,
-    cache_folder,
-    warm_start,
 )
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.runtime.host import Tick, solo_context

@@ -1,0 +1,33 @@
+"""What an env carries over from one iteration to the next, as named tensors for a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlinf_embodied.interfaces import RunningEpisode
+
+
+def flatten_carry_over(state: Mapping[int, list[RunningEpisode | None]]) -> dict[str, Tensor]:
+    """Returns seeds and actions of running episodes as named tensors."""
+    tensors = {}
+    for block, episodes in state.items():
+        for row, episode in enumerate(episodes):
+            if episode is not None:
+                tensors[f"{block}.{row}.seed"] = torch.tensor([episode.seed])
+                tensors[f"{block}.{row}.actions"] = episode.actions.cpu().contiguous()
+    return tensors
+
+
+def unflatten_carry_over(tensors: Mapping[str, Tensor], block_size: int) -> dict[int, list[RunningEpisode | None]]:
+    """Returns what `flatten_carry_over` was given, {} for no tensors."""
+    blocks = sorted({int(name.split(".")[0]) for name in tensors})
+    state: dict[int, list[RunningEpisode | None]] = {block: [None] * block_size for block in blocks}
+    for name in tensors:
+        block, row, kind = name.split(".")
+        if kind == "seed":
+            actions = tensors[f"{block}.{row}.actions"]
+            state[int(block)][int(row)] = RunningEpisode(int(tensors[name][0]), actions)
+    return state

@@ -1,0 +1,277 @@
+"""Demonstrations and cloning as a stage: the scripted expert acts, and the policy learns to do the same.
+
+    collect (rounds) --> fit the whole policy (epochs) --> cache features --> fit all but the stem (epochs) --> save
+
+Demonstrations are divided into a fixed number of data blocks; a minibatch is one slice of every block, as in RL, so
+that the clone too is the same for every number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from rlinf_embodied.config import EnvConfig, PolicyConfig, WarmStartConfig
+from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.policy_folder import save_policy
+from rlinf_embodied.errors import SimulatorError
+from rlinf_embodied.interfaces import Features, Observation, Policy, VectorEnv, load_target
+from rlinf_embodied.learning.optimizer import FlatOptimizer, one_cycle
+from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.update import LossSums, minibatch_step, slices
+from rlinf_embodied.randomness import normal, reset_seed
+from rlinf_embodied.runtime.host import StageContext, Tick
+
+NUM_DATA_BLOCKS = 4
+ROWS = 16  # env rows per worker while demonstrating
+_PROPRIO_JITTER = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartStageConfig:
+    """What the stage needs to know; with several envs, demonstrations are divided among them."""
+
+    envs: tuple[EnvConfig, ...]
+    policy: PolicyConfig
+    warm_start: WarmStartConfig
+    seed: int
+
+    def demonstrations(self, block: int) -> range:
+        """Returns the numbers of a data block's demonstrations: blocks are as equal as possible."""
+        number = self.warm_start.num_demos
+        return range(number * block // NUM_DATA_BLOCKS, number * (block + 1) // NUM_DATA_BLOCKS)
+
+
+@dataclass(slots=True)
+class Demonstrations:
+    """Chunks of one data block: what was seen, and what the expert did.  M chunks."""
+
+    observation: Observation  # M rows
+    actions: Tensor  # float32 [M, C, A]
+    object_positions: Tensor | None  # float32 [M, 3]
+
+    def __len__(self) -> int:
+        """Returns M."""
+        return len(self.actions)
+
+
+class WarmStartStage:
+    """Collects demonstrations and clones them; one call per round or epoch, so that a progress bar can move."""
+
+    def __init__(self, config: WarmStartStageConfig) -> None:
+        """Takes plain data."""
+        self._config = config
+        self._data: dict[int, list[Demonstrations]] = {}
+        self._features: dict[int, Features] = {}
+
+    def setup(self, context: StageContext) -> int:
+        """Builds the simulators and a new policy; returns how many rounds of demonstrations this worker needs."""
+        config = self._config
+        self._device = context.device
+        self._reducer = ExactReducer(context.group, context.owners)
+        self._envs = [make_env(_for_demonstrations(env), ROWS, context.device) for env in config.envs]
+        make = load_target(config.policy._target_)
+        self._policy = cast(Policy, make(config.policy, self._envs[0].spec, config.seed))
+        self._policy.module.to(context.device)
+        self._blocks = context.blocks
+        self._todo = [(e, block, number) for block in context.blocks for e, number in self._episodes(block)]
+        self._attempts = self._successes = 0
+        of_env = [sum(item[0] == e for item in self._todo) for e in range(len(config.envs))]
+        return sum(-(-number // ROWS) for number in of_env)
+
+    def _episodes(self, block: int) -> Iterator[tuple[int, int]]:
+        """Yields (env index, episode number) of a data block; env by env, so that a round has one env."""
+        for e in range(len(self._envs)):
+            numbers = self._config.demonstrations(block)
+            yield from ((e, number) for number in numbers if number % len(self._envs) == e)
+
+    # ------------------------------------------------------------------------------------------------ demonstrations
+    def collect(self, tick: Tick) -> dict[str, int]:
+        """Runs one round of demonstrations: up to ROWS episodes of one env."""
+        if not self._todo:
+            return {"episodes": 0, "chunks": 0}
+        e = self._todo[0][0]
+        batch = [item for item in self._todo if item[0] == e][:ROWS]
+        self._todo = [item for item in self._todo if item not in batch]
+        chunks = 0
+        for (_, block, _), demonstration in zip(batch, self._demonstrate(self._envs[e], batch), strict=True):
+            self._attempts += 1
+            if demonstration is not None:
+                self._successes += 1
+                chunks += len(demonstration)
+                self._data.setdefault(block, []).append(demonstration)
+        return {"episodes": len(batch), "chunks": chunks}
+
+    def _demonstrate(self, env: VectorEnv, batch: Sequence[tuple[int, int, int]]) -> list[Demonstrations | None]:
+        """Runs one episode per row; an episode is kept up to the chunk in which it succeeds, or dropped if it fails."""
+        numbers = [number for _, _, number in batch]
+        rows = list(range(len(batch)))
+        observation = env.reset([int(reset_seed(self._config.seed, -1, number)) for number in numbers], rows)
+        seen: list[list[tuple[Observation, Tensor, Tensor | None]]] = [[] for _ in rows]
+        solved = torch.zeros(len(rows), dtype=torch.bool)
+        for chunk_step in range(env.spec.horizon // env.spec.chunk):
+            positions = env.object_positions()
+            labels: list[Tensor] = []
+            before = observation if len(self._envs) == 1 else replace(observation, privileged=None)  # differs by task
+            result = env.step_chunk(self._noisy_expert(env, numbers, chunk_step, labels))
+            observation = result.observation
+            actions = torch.stack(labels, 1)
+            for row in rows:
+                if not solved[row]:
+                    where = None if positions is None else positions[row].cpu()
+                    seen[row].append((before.rows([row]), actions[row].cpu(), where))
+            solved |= result.success[: len(rows)].any(1).cpu()
+            if solved.all():
+                break
+        return [_join(parts) if solved[row] else None for row, parts in enumerate(seen)]
+
+    def _noisy_expert(
+        self, env: VectorEnv, numbers: Sequence[int], chunk_step: int, labels: list[Tensor]
+    ) -> Callable[[int], Tensor]:
+        """Returns a controller that executes the expert's action plus noise, and files the clean one as the label."""
+        chunk = env.spec.chunk
+
+        def act(substep: int) -> Tensor:
+            clean = env.expert_actions().clamp(-1.0, 1.0)
+            labels.append(clean)
+            step = chunk_step * chunk + substep
+            noise = torch.zeros_like(clean)
+            moved = min(3, clean.shape[1])  # where the hand goes is disturbed, not how it turns or grips
+            drawn = normal(self._config.seed, "demonstration", list(numbers), step, shape=(moved,))
+            noise[: len(numbers), :moved] = torch.from_numpy(drawn).to(noise) * self._noise_levels(numbers, step, noise)
+            return (clean + noise).clamp(-1.0, 1.0)
+
+        return act
+
+    def _noise_levels(self, numbers: Sequence[int], step: int, like: Tensor) -> Tensor:
+        """Noise level of each episode [n, 1]; the largest level only disturbs the beginning."""
+        levels = self._config.warm_start.noise
+        chosen = [levels[number % len(levels)] for number in numbers]
+        late = step >= self._config.warm_start.noise_steps
+        values = [0.0 if late and len(levels) > 1 and level == max(levels) else level for level in chosen]
+        return torch.tensor(values).to(like)[:, None]
+
+    # -------------------------------------------------------------------------------------------------------- cloning
+    def prepare(self, tick: Tick) -> dict[str, int]:
+        """Joins the demonstrations, closes the simulators and sets what the policy standardises its inputs with.
+
+        Raises:
+            SimulatorError: the expert solved nothing.
+        """
+        for env in self._envs:
+            env.close()
+        counts = self._reducer.gather_blocks(
+            {b: torch.tensor([float(sum(len(d) for d in self._data.get(b, [])))]) for b in self._blocks}
+        )
+        self._sizes = {block: int(count[0]) for block, count in counts.items()}
+        if min(self._sizes.values()) == 0:
+            raise SimulatorError(
+                f"the expert of {self._envs[0].spec.task} solved none of a block's episodes: "
+                "check the task's expert, or give warm_start.checkpoint"
+            )
+        self._blocks_data = {block: _join_all(self._data.pop(block)) for block in self._blocks}
+        self._set_statistics("proprio", {b: d.observation.proprio for b, d in self._blocks_data.items()})
+        privileged = {b: d.observation.privileged for b, d in self._blocks_data.items()}
+        if all(value is not None for value in privileged.values()):
+            self._set_statistics("privileged", cast(dict[int, Tensor], privileged))
+        return {"attempts": self._attempts, "successes": self._successes, "chunks": sum(self._sizes.values())}
+
+    def _set_statistics(self, name: str, columns: Mapping[int, Tensor]) -> None:
+        """Global mean and standard deviation of a column [M, D], summed over blocks in fixed order."""
+        count = float(sum(self._sizes.values()))
+        mean = self._reducer.sum_blocks({b: v.double().sum(0) for b, v in columns.items()}) / count
+        square = self._reducer.sum_blocks({b: (v.double() - mean).square().sum(0) for b, v in columns.items()}) / count
+        self._policy.set_statistics(name, mean.float(), square.sqrt().float())
+
+    def begin_phase(self, tick: Tick, whole: bool) -> int:
+        """Starts cloning the whole policy, or all but its stem on cached features; returns minibatches per epoch."""
+        config = self._config.warm_start
+        self._whole = whole
+        epochs, batch, lr = (
+            (config.epochs, config.batch_size, config.lr)
+            if whole
+            else (config.head_epochs, config.head_batch_size, config.head_lr)
+        )
+        if not whole:
+            self._cache_features()
+        self._parts = max(1, sum(self._sizes.values()) // batch)
+        parameters = self._policy.imitation_parameters(whole)
+        self._optimizer = FlatOptimizer(parameters, lr, weight_decay=1e-2, max_grad_norm=1.0)
+        self._total, self._done, self._lr = epochs * self._parts, 0, lr
+        return self._parts
+
+    @torch.no_grad()
+    def _cache_features(self) -> None:
+        self._features = {b: self._encode(d.observation) for b, d in self._blocks_data.items()}
+        vision = {block: self._policy.pooled(features) for block, features in self._features.items()}
+        self._set_statistics("vision", vision)
+
+    def _encode(self, observation: Observation, size: int = 64) -> Features:
+        parts = [
+            self._policy.encode_frozen(observation.rows(range(k, min(k + size, len(observation)))))
+            for k in range(0, len(observation), size)
+        ]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def fit_epoch(self, tick: Tick) -> float:
+        """Runs one epoch of minibatches; returns the mean loss per chunk."""
+        phase = "whole" if self._whole else "head"
+        cut = {
+            b: slices(self._config.seed, f"clone/{phase}", tick.iteration, 0, b, len(d), self._parts)
+            for b, d in self._blocks_data.items()
+        }
+        total, count = 0.0, 0.0
+        for k in range(self._parts):
+            rows = {block: parts[k] for block, parts in cut.items()}
+            self._optimizer.lr = one_cycle(self._done, self._total, self._lr)
+            statistics, weight, _ = minibatch_step(rows, self._loss(tick), self._optimizer, 1, self._reducer)
+            total, count, self._done = total + float(statistics[0]), count + weight, self._done + 1
+        return total / count
+
+    def _loss(self, tick: Tick) -> Callable[[int, Tensor], LossSums]:
+        def loss(block: int, index: Tensor) -> LossSums:
+            data = self._blocks_data[block]
+            targets = {} if data.object_positions is None else {"object_position": data.object_positions[index]}
+            shape = tuple(data.observation.proprio.shape[1:])
+            drawn = normal(self._config.seed, "jitter", tick.iteration, block, index.numpy(), shape=shape)
+            jitter = torch.from_numpy(drawn) * _PROPRIO_JITTER
+            if self._whole:
+                observation = data.observation.rows(index.tolist())
+                observation = replace(observation, proprio=observation.proprio + jitter)
+                features = self._policy.encode_trainable(observation)
+            else:
+                features = {name: value[index] for name, value in self._features[block].items()}
+                features = features | {"proprio": features["proprio"] + jitter}
+            value = self._policy.imitation_loss(features, data.actions[index], targets if self._whole else {})
+            return LossSums(value, torch.tensor(float(len(index))), value.detach().reshape(1))
+
+        return loss
+
+    def save(self, tick: Tick, folder: str) -> None:
+        """Writes the clone (the first worker does)."""
+        if 0 in self._blocks:
+            save_policy(self._policy, Path(folder), self._config.envs[0], self._config.policy)
+
+
+def _for_demonstrations(env: EnvConfig) -> EnvConfig:
+    chunks = env.horizon // env.chunk
+    return replace(env, auto_reset=False, carry_over=False, ends_at_success=False, chunks_per_rollout=chunks)
+
+
+def _join(parts: Sequence[tuple[Observation, Tensor, Tensor | None]]) -> Demonstrations:
+    positions = None if parts[0][2] is None else torch.stack([cast(Tensor, part[2]) for part in parts])
+    return Demonstrations(Observation.concatenate([p[0] for p in parts]), torch.stack([p[1] for p in parts]), positions)
+
+
+def _join_all(parts: Sequence[Demonstrations]) -> Demonstrations:
+    positions = [part.object_positions for part in parts]
+    return Demonstrations(
+        Observation.concatenate([part.observation for part in parts]),
+        torch.cat([part.actions for part in parts]),
+        None if positions[0] is None else torch.cat(cast(list[Tensor], positions)),
+    )
