@@ -49,6 +49,11 @@ class Observation:
             privileged=None if self.privileged is None else self.privileged[take],
         )
 
+    def to(self, device: str) -> Observation:
+        """Returns the observation on a device."""
+        move = lambda tensor: None if tensor is None else tensor.to(device)  # noqa: E731
+        return Observation(self.proprio.to(device), self.instruction, move(self.images), move(self.privileged))
+
     def padded(self, size: int) -> Observation:
         """Returns `size` rows, the last one repeated as often as needed (policy calls have fixed sizes)."""
         return self.rows([*range(len(self)), *[len(self) - 1] * (size - len(self))])

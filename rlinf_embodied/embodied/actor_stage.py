@@ -39,6 +39,7 @@ from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, Reducer
 from rlinf_embodied.learning.update import LossSums, minibatch_step, slices
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.tensor_wire import to_device
 
 _RATIO_LIMIT = {"cpu": 1e-5, "cuda": 1e-2}  # of |log ratio| at unchanged weights; a GPU's kernels depend on the batch
 
@@ -104,7 +105,10 @@ class ActorStage:
         Raises:
             ObjectiveError: the ratio is not 1 at the start, or samples come from another version of the weights.
         """
-        rollouts = {block: _pair(payloads) for block, payloads in inputs.items()}
+        rollouts = {
+            block: _pair([to_device(payload, self._device) for payload in payloads])
+            for block, payloads in inputs.items()
+        }
         self._require_version(rollouts)
         metrics: dict[str, float] = {}
         if self._algorithm.name is AlgorithmName.ppo:

@@ -132,11 +132,13 @@ def _group_columns(
     """Advantages and weights [H, B, C] of one round."""
     size = algorithm.group_size
     rewards = torch.where(env.valid, env.rewards, 0.0).sum((0, 2))
-    episode = env.success.to(torch.float32) if algorithm.success_only else rewards
+    episode = env.success.to(rewards) if algorithm.success_only else rewards
     relative = group_advantages(episode.reshape(-1, size)).reshape(-1)
     groups_per_block = len(episode) // size
     useful = [(env.round, block * groups_per_block + row // size) in kept for row in range(len(episode))]
-    weights = env.valid.to(torch.float32) * torch.tensor(useful, dtype=torch.float32)[None, :, None]
+    weights = (
+        env.valid.to(torch.float32) * torch.tensor(useful, dtype=torch.float32, device=env.valid.device)[None, :, None]
+    )
     if algorithm.length_normalized:
         weights = weights / env.valid.sum((0, 2)).clamp(min=1)[None, :, None]
     return relative[None, :, None].expand_as(weights).contiguous(), weights

@@ -86,7 +86,8 @@ class EnvStage:
         if all(chunk is None for chunk in actions.values()):
             return dict.fromkeys(actions)
         spec = part.env.spec
-        idle = torch.zeros(self._size, spec.chunk, spec.action_dim)
+        device = next(chunk.device for chunk in actions.values() if chunk is not None)
+        idle = torch.zeros(self._size, spec.chunk, spec.action_dim, device=device)
         chunk = torch.cat([idle if a is None else a for a in actions.values()])
         seeds = self._seeds(part, tick, part.episode + 1).tolist() if self._config.env.auto_reset else None
         result = part.env.step_chunk(chunk, seeds)

@@ -145,7 +145,7 @@ class EvaluationPolicyStage(RolloutStage):
             numbers = tick.round * self._eval.num_envs + np.arange(block * size, (block + 1) * size)
             shape = (policy.spec.chunk, policy.spec.action_dim)
             noise = uniform(self._config.seed, "evaluate", numbers, tick.chunk_step, shape=shape)
-        features = policy.encode(observation)
+        features = policy.encode(observation.to(self._device))
         drawn = None if noise is None else torch.from_numpy(noise).to(self._device)
         return policy.act(features, drawn, self._config.policy.temperature).actions
 

@@ -64,7 +64,7 @@ class RolloutStage:
         ids = np.arange(block * size, (block + 1) * size)
         shape = (policy.spec.chunk, policy.spec.action_dim)
         noise = uniform(self._config.seed, "action", ids, tick.iteration, tick.round, tick.chunk_step, shape=shape)
-        features = policy.encode(observation)
+        features = policy.encode(observation.to(self._device))
         output = policy.act(features, torch.from_numpy(noise).to(self._device), self._config.policy.temperature)
         rollout = self._rollouts[block]
         rollout.features.append(features)

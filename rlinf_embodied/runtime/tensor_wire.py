@@ -60,3 +60,8 @@ def pack(value: object) -> object:
 def unpack(value: object) -> object:
     """Returns the payload that `pack` was given, tensors on the CPU."""
     return map_leaves(value, _unpack_leaf)
+
+
+def to_device(value: object, device: str) -> object:
+    """Returns a nested payload with every tensor on a device; on the CPU nothing is copied."""
+    return map_leaves(value, lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf)

@@ -1,0 +1,218 @@
+"""Every check and measurement that needs a GPU, in one call; what cannot run here is skipped with the reason.
+
+python experiments/bench_gpu.py [out=docs/results/gpu.json] [only=policy,physics,...] [overrides of train_vla.py]
+
+    policy    forward and forward + backward of the policy on CUDA, fp32 and bf16, ms per sample over batch sizes
+    agrees    log-probs of the same tokens on CPU and CUDA: largest difference
+    physics   physx_cuda env: steps/s over N rows, and whether a row that ends freezes
+    reduce    TorchGroup on nccl with one process per GPU (two GPUs): exact and fast sums against the CPU's
+    train     two iterations of PPO on the device through the executor: seconds, ratio at the start
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench_report import machine, split_arguments, write_results
+
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import Backend, TrainConfig
+from rlinf_embodied.errors import RlinfError
+
+OWN = {"out": "", "only": "policy,agrees,physics,reduce,train"}
+
+
+class SkippedError(Exception):
+    """A check that this machine cannot run, and why."""
+
+
+def need_gpus(number: int) -> None:
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < number:
+        raise SkippedError(f"needs {number} CUDA device(s), found {found}")
+
+
+def example(config: TrainConfig, rows: int):
+    """A policy and random inputs of an env like PickCube's, on the CPU."""
+    import torch
+
+    from policies.tiny_vla import TinyVLA
+    from rlinf_embodied.interfaces import EnvSpec, Observation
+
+    env = config.env
+    spec = EnvSpec(env.task, rows, env.chunk, env.horizon, 7, 19, 44, env.obs_size, tuple(env.cameras), "none")
+    draw = torch.Generator().manual_seed(0)
+    shape = (rows, len(env.cameras), env.obs_size, env.obs_size, 3)
+    images = torch.randint(0, 255, shape, dtype=torch.uint8, generator=draw)
+    observation = Observation(torch.randn(rows, 19, generator=draw), ("pick up the cube",) * rows, images)
+    tokens = torch.randint(0, config.policy.num_bins, (rows, env.chunk, 7), generator=draw)
+    return TinyVLA(config.policy, spec, seed=0), observation, tokens
+
+
+def to_device(observation, device: str):
+    move = {name: getattr(observation, name).to(device) for name in ("proprio", "images")}
+    return dataclasses.replace(observation, **move)
+
+
+def milliseconds(work: Callable[[], object], repeat: int = 20) -> float:
+    import torch
+
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeat):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / repeat * 1e3
+
+
+def policy(config: TrainConfig) -> dict[str, object]:
+    need_gpus(1)
+    import torch
+
+    results: dict[str, object] = {}
+    for rows in (16, 256, 1024):
+        vla, observation, tokens = example(config, rows)
+        vla.module.cuda()
+        shown, tokens = to_device(observation, "cuda"), tokens.cuda()
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+
+            def forward(shown=shown, tokens=tokens, vla=vla, dtype=dtype):
+                with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
+                    return vla.evaluate(vla.encode_trainable(shown), tokens, config.policy.temperature)[0]
+
+            forward_ms = milliseconds(forward)
+            both_ms = milliseconds(lambda forward=forward: forward().sum().backward())
+            results[f"{name}, {rows} rows"] = {
+                "forward_ms_per_sample": forward_ms / rows,
+                "forward_backward_ms_per_sample": both_ms / rows,
+            }
+    return results
+
+
+def agrees(config: TrainConfig) -> dict[str, object]:
+    need_gpus(1)
+    vla, observation, tokens = example(config, 64)
+    here, _ = vla.evaluate(vla.encode(observation), tokens, config.policy.temperature)
+    vla.module.cuda()
+    there, _ = vla.evaluate(vla.encode(to_device(observation, "cuda")), tokens.cuda(), config.policy.temperature)
+    return {"max_abs_log_prob_difference": float((here - there.cpu()).abs().max())}
+
+
+def physics(config: TrainConfig) -> dict[str, object]:
+    need_gpus(1)
+    import torch
+
+    from rlinf_embodied.embodied.env_stage import make_env
+
+    results: dict[str, object] = {}
+    for rows in (64, 512, 2048):
+        env = make_env(dataclasses.replace(config.env, backend=Backend.gpu), rows, "cuda:0")
+        env.reset(range(rows))
+        seeds = list(range(rows, 2 * rows))
+        start, steps = time.perf_counter(), 0
+        for _ in range(2 * env.spec.horizon // env.spec.chunk):
+            actions = torch.rand(rows, env.spec.chunk, env.spec.action_dim, device="cuda:0") * 2 - 1
+            steps += int(env.step_chunk(actions, seeds).valid.sum())
+        seconds = time.perf_counter() - start
+        env.reset(range(rows))
+        for _ in range(env.spec.horizon // env.spec.chunk):
+            env.step_chunk(torch.zeros(rows, env.spec.chunk, env.spec.action_dim, device="cuda:0"))
+        frozen = all(episode is None for episode in env.running())
+        results[f"{rows} rows"] = {"env_steps_per_s": steps / seconds, "all_rows_froze_at_the_horizon": frozen}
+        env.close()
+    return results
+
+
+def member(rank: int, size: int, rendezvous: str, answers) -> None:
+    import torch
+
+    from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
+    from rlinf_embodied.runtime.process_group import TorchGroup
+
+    device = f"cuda:{rank}"
+    group = TorchGroup(rank, size, rendezvous, timeout_s=120, device=device)
+    owners = [block * size // 8 for block in range(8)]
+    draw = torch.Generator().manual_seed(1)
+    blocks = {block: torch.randn(1 << 20, generator=draw) for block in range(8)}
+    mine = {block: tensor.to(device) for block, tensor in blocks.items() if owners[block] == rank}
+    exact = ExactReducer(group, owners).sum_blocks(mine).cpu()
+    fast = FastReducer(group, owners).sum_blocks(mine).cpu()
+    truth = sum(tensor.double() for tensor in blocks.values())
+    answers.put((rank, float((exact - truth).abs().max()), float((fast - truth).abs().max())))
+
+
+def reduce(config: TrainConfig) -> dict[str, object]:
+    need_gpus(2)
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("spawn")
+    answers = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [(rank, 2, f"file://{folder}/meet", answers) for rank in range(2)]
+        processes = [context.Process(target=member, args=each) for each in arguments]
+        for process in processes:
+            process.start()
+        found = [answers.get(timeout=300) for _ in processes]
+        for process in processes:
+            process.join()
+    return {f"rank {rank}": {"exact_error": exact, "fast_error": fast} for rank, exact, fast in sorted(found)}
+
+
+def train(config: TrainConfig) -> dict[str, object]:
+    need_gpus(1)
+    from rlinf_embodied.cluster.hardware import local_cluster
+    from rlinf_embodied.embodied.policy_folder import save_policy
+    from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
+    from rlinf_embodied.execution.executor import Executor
+    from rlinf_embodied.flow.plan import resolve
+    from rlinf_embodied.runtime.session import SerialSession
+
+    vla, _, _ = example(config, config.env.block_size)
+    with tempfile.TemporaryDirectory() as folder:
+        save_policy(vla, Path(folder), config.env, config.policy)
+        cluster = local_cluster(1)
+        workflow = training_workflow(config, folder)
+        session = SerialSession()
+        try:
+            executor = Executor(workflow, resolve("gpu", config.plan.trees, 1, workflow), session, cluster)
+            results = {}
+            for iteration in range(2):
+                start = time.perf_counter()
+                _, metrics = run_iteration(executor, iteration)
+                results[f"iteration {iteration}"] = {"seconds": time.perf_counter() - start, **metrics}
+            return results
+        finally:
+            session.close()
+
+
+CHECKS = {"policy": policy, "agrees": agrees, "physics": physics, "reduce": reduce, "train": train}
+
+
+def main(arguments: list[str]) -> int:
+    own, overrides = split_arguments(arguments, OWN)
+    config = compose_train(overrides)
+    results: dict[str, object] = {}
+    failed = False
+    for name in str(own["only"]).split(","):
+        try:
+            results[name] = CHECKS[name](config)
+        except SkippedError as reason:
+            results[name] = {"skipped": str(reason)}
+        except (RlinfError, RuntimeError, AssertionError) as error:  # one broken check must not hide the others
+            results[name], failed = {"failed": f"{type(error).__name__}: {error}"}, True
+        print(f"{name}: {results[name]}", flush=True)
+    write_results(str(own["out"]), {"machine": machine(), "results": results})
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
