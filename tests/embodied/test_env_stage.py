@@ -1,0 +1,161 @@
+"""The simulator as a stage: seeds by group, blocks that show nothing, and what its report says."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from runs import GRPO, tiny
+
+from rlinf_embodied.embodied.batch import EnvColumns, RolloutReport
+from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
+from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
+from rlinf_embodied.interfaces import Observation, RunningEpisode
+from rlinf_embodied.runtime.host import Tick, solo_context
+
+
+def stage_for(*overrides: str, group_size: int = 1, keep_images: bool = False) -> EnvStage:
+    stage = EnvStage(EnvStageConfig(tiny(*overrides).env, 3, group_size, keep_images))
+    stage.setup(solo_context(range(4)))
+    return stage
+
+
+def chunk_towards_goal(observation: Observation | None) -> torch.Tensor | None:
+    """The expert's chunk for a block of the toy, whose proprioception is (point, goal)."""
+    if observation is None:
+        return None
+    offset = observation.proprio[:, 2:] - observation.proprio[:, :2]
+    steps = [(offset / 0.15 - k).clamp(0, 1) + (offset / 0.15 + k).clamp(-1, 0) for k in range(4)]
+    return torch.stack(steps, 1)
+
+
+def roll(stage: EnvStage, tick: Tick, chunk_steps: int, idle: bool = False) -> tuple[dict, RolloutReport, list[set]]:
+    """Runs a rollout; returns columns, report, and the blocks that showed something before each chunk-step."""
+    shown = stage.open(tick, (0, 1, 2, 3))
+    visible = []
+    for step in range(chunk_steps):
+        visible.append({block for block, observation in shown.items() if observation is not None})
+        actions = {b: None if o is None else chunk_towards_goal(o) for b, o in shown.items()}
+        if idle:
+            actions = {b: None if a is None else torch.zeros_like(a) for b, a in actions.items()}
+        shown = stage.step(Tick(tick.iteration, 0, tick.round, step), actions)
+    output = stage.close(tick, dict.fromkeys(range(4)))
+    assert isinstance(output.report, RolloutReport)
+    return dict(output.blocks), output.report, visible
+
+
+def starts(stage: EnvStage, tick: Tick) -> torch.Tensor:
+    shown = stage.open(tick, (0, 1, 2, 3))
+    return torch.cat([o.proprio for o in shown.values() if o is not None])
+
+
+def test_members_of_a_group_start_alike_and_groups_rounds_and_iterations_differ() -> None:
+    stage = stage_for(*GRPO, group_size=4)
+    proprio = starts(stage, Tick(0))
+    for group in range(4):
+        assert bool((proprio[4 * group : 4 * group + 4] == proprio[4 * group]).all())
+    seen = [proprio, starts(stage, Tick(0, round=1)), starts(stage, Tick(1))]
+    leaders = torch.cat([each[::4] for each in seen])
+    assert len(leaders.unique(dim=0)) == 12
+    assert torch.equal(starts(stage, Tick(0)), proprio)
+
+
+def test_blocks_of_frozen_rows_show_nothing_and_columns_end_with_their_last_valid_step() -> None:
+    stage = stage_for("env.auto_reset=false", "env.horizon=20", "env.chunks_per_rollout=5")
+    columns, report, visible = roll(stage, Tick(0), 5)
+    assert visible[0] == {0, 1, 2, 3}
+    assert all(later <= earlier for earlier, later in pairwise(visible))
+    assert visible[-1] < visible[0]  # some block was solved early
+    for block, column in columns.items():
+        assert isinstance(column, EnvColumns)
+        assert len(column.valid) == sum(block in blocks for blocks in visible)
+        assert bool(column.valid.any((1, 2)).all())
+        assert bool(column.success.all())
+    assert len(report.episodes) == 16
+    assert report.env_steps == sum(int(c.valid.sum()) for c in columns.values())
+    assert report.env_steps == sum(int(e.metrics["episode_len"]) for e in report.episodes)
+
+
+def test_with_partial_resets_every_row_goes_on_with_an_episode_of_its_own_seed() -> None:
+    stage = stage_for("env.chunks_per_rollout=8")
+    columns, report, visible = roll(stage, Tick(0), 8)
+    assert visible == [{0, 1, 2, 3}] * 8
+    assert len(report.episodes) > 16
+    assert len({(e.env_id, e.seed) for e in report.episodes}) == len(report.episodes)
+    assert len({e.seed for e in report.episodes}) == len(report.episodes)
+    ends = sum(len(c.final_index) for c in columns.values())
+    assert ends == len(report.episodes)
+    for column in columns.values():
+        ended = (column.terminated | column.truncated).any(-1).nonzero()
+        assert torch.equal(ended, column.final_index)
+        assert column.final is not None
+        assert len(column.final) == len(column.final_index)
+        assert column.final.images is None  # the privileged critic needs none
+
+
+def test_a_critic_that_sees_gets_pictures_of_final_and_last_states() -> None:
+    columns, _, _ = roll(stage_for(keep_images=True), Tick(0), 4, idle=True)
+    for column in columns.values():
+        assert column.last.images is not None
+        assert column.final is not None
+        assert column.final.images is not None
+        assert bool((column.final.images.amax((1, 2, 3, 4)) > 0).all())
+
+
+def test_groups_report_the_success_of_every_member() -> None:
+    _, solved, _ = roll(stage_for(*GRPO, group_size=2), Tick(0), 3)
+    assert sorted(solved.group_success) == list(range(8))
+    by_env = {e.env_id: e.metrics["success_once"] > 0 for e in solved.episodes}
+    for group, members in solved.group_success.items():
+        assert members == (by_env[2 * group], by_env[2 * group + 1])
+    _, lazy, _ = roll(stage_for(*GRPO, group_size=2), Tick(0), 3, idle=True)
+    assert sum(sum(members) for members in lazy.group_success.values()) < 4
+
+
+def test_running_episodes_are_carried_over_and_restored_bit_for_bit() -> None:
+    overrides = ["env.carry_over=true", "env.chunks_per_rollout=2"]
+    straight, resumed = stage_for(*overrides), stage_for(*overrides)
+    roll(straight, Tick(0), 2)
+    state = straight.export_state(Tick(1))
+    tensors = flatten_carry_over(state)
+    assert tensors
+    resumed.import_state(Tick(1), unflatten_carry_over(tensors, 4))
+    expected, report, _ = roll(straight, Tick(1), 2)
+    found, found_report, _ = roll(resumed, Tick(1), 2)
+    assert found_report == report
+    for block, column in expected.items():
+        for name in ("rewards", "terminated", "truncated", "valid", "privileged", "final_index"):
+            assert torch.equal(getattr(column, name), getattr(found[block], name)), name
+        assert torch.equal(column.last.proprio, found[block].last.proprio)
+
+
+def test_without_carry_over_nothing_is_exported() -> None:
+    stage = stage_for()
+    roll(stage, Tick(0), 4)
+    assert stage.export_state(Tick(1)) == {}
+
+
+def test_carry_over_keeps_rows_without_a_running_episode() -> None:
+    episode = RunningEpisode(2**30 + 5, torch.from_numpy(np.arange(6, dtype=np.float32).reshape(3, 2)))
+    fresh = RunningEpisode(7, torch.zeros(0, 2))
+    state = {0: [None, episode, None], 3: [fresh, None, None]}
+    back = unflatten_carry_over(flatten_carry_over(state), 3)
+    assert sorted(back) == [0, 3]
+    assert [[e is None for e in row] for row in back.values()] == [[True, False, True], [False, True, True]]
+    assert back[0][1] is not None
+    assert back[0][1].seed == episode.seed
+    assert torch.equal(back[0][1].actions, episode.actions)
+    assert unflatten_carry_over({}, 3) == {}
+
+
+@pytest.mark.parametrize("shards", [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0,), (1, 2, 3))])
+def test_an_episode_does_not_depend_on_the_shard_that_holds_its_row(shards) -> None:
+    expected = starts(stage_for(), Tick(5))
+    stage = EnvStage(EnvStageConfig(tiny().env, 3))
+    context = solo_context(range(4))
+    context.shards = shards
+    stage.setup(context)
+    shown = {block: o for part in shards for block, o in stage.open(Tick(5), part).items()}
+    assert torch.equal(torch.cat([o.proprio for o in shown.values() if o is not None]), expected)

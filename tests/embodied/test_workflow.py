@@ -1,0 +1,113 @@
+"""The graph of training, dynamic sampling, and the means that the driver forms."""
+
+from __future__ import annotations
+
+import json
+
+import av
+import numpy as np
+import pytest
+import torch
+from runs import GRPO, tiny
+
+from rlinf_embodied.embodied.batch import Episode, RolloutReport
+from rlinf_embodied.embodied.policy_sums import PolicySums
+from rlinf_embodied.embodied.report import moving_mean, plot_curve, read_metrics
+from rlinf_embodied.embodied.video import tile, write_mp4
+from rlinf_embodied.embodied.workflow import GroupJudge, episode_means, training_workflow
+
+
+def report(groups: dict[int, tuple[bool, ...]]) -> RolloutReport:
+    return RolloutReport((), 0, groups)
+
+
+def test_only_groups_whose_members_differ_are_useful() -> None:
+    judge = GroupJudge(num_groups=4, min_groups=2, drop_uniform=True)
+    first = [report({2: (True, True), 3: (False, True)}), report({0: (False, False), 1: (False, False)})]
+    verdict = judge([first])
+    assert (verdict.enough, verdict.message) == (False, ((0, 3),))
+    second = [report({0: (True, False), 1: (True, True), 2: (True, False), 3: (False, True)})]
+    verdict = judge([first, second])
+    assert (verdict.enough, verdict.message) == (True, ((0, 3), (1, 0), (1, 2), (1, 3)))
+
+
+def test_no_more_groups_are_trained_on_than_a_round_has() -> None:
+    judge = GroupJudge(num_groups=2, min_groups=1, drop_uniform=True)
+    mixed = {0: (True, False), 1: (False, True)}
+    assert judge([[report(mixed)], [report(mixed)]]).message == ((0, 0), (0, 1))
+
+
+def test_without_dropping_every_group_counts() -> None:
+    verdict = GroupJudge(2, 2, drop_uniform=False)([[report({1: (True, True), 0: (False, False)})]])
+    assert (verdict.enough, verdict.message) == (True, ((0, 0), (0, 1)))
+
+
+def test_grpo_repeats_its_rollout_and_ppo_does_not() -> None:
+    ppo, grpo = training_workflow(tiny(), "x"), training_workflow(tiny(*GRPO), "x")
+    assert (ppo.loops["rollout"].max_rounds, ppo.loops["rollout"].judge) == (1, None)
+    assert grpo.loops["rollout"].max_rounds == 3  # one, and two refills
+    assert grpo.stages["env"].config.group_size == 4  # pyright: ignore[reportAttributeAccessIssue]
+    fixed = training_workflow(tiny(*GRPO, "algorithm.drop_uniform_groups=false"), "x")
+    assert fixed.loops["rollout"].max_rounds == 1
+    assert {edge.source for edge in ppo.edges} == {"env", "policy"}
+    assert [(edge.source, edge.target) for edge in ppo.weight_edges] == [("actor", "policy")]
+
+
+def test_means_are_over_episodes() -> None:
+    episodes = [
+        Episode(0, 1, {"success_once": 1.0, "return": 2.0}),
+        Episode(3, 2, {"success_once": 0.0, "return": 5.0}),
+    ]
+    assert episode_means(episodes) == {"success_once": 0.5, "return": 3.5}
+    assert episode_means([]) == {}
+
+
+def test_policy_metrics_are_means_with_their_own_denominators() -> None:
+    sums = PolicySums()
+    # loss, sum of KL, ratios outside, ratios, sum of entropies, actions
+    sums.add(torch.tensor([-2.0, 0.5, 1.0, 10.0, 6.0, 3.0]), weight=4.0, norm=1.0)
+    sums.add(torch.tensor([-1.0, 0.1, 2.0, 20.0, 2.0, 5.0]), weight=2.0, norm=3.0)
+    means = sums.means()
+    assert means["losses/policy_loss"] == pytest.approx(-3 / 6)
+    assert means["losses/approx_kl"] == pytest.approx(0.6 / 30)
+    assert means["losses/clipfrac"] == pytest.approx(3 / 30)
+    assert means["losses/entropy"] == pytest.approx(8 / 8)
+    assert (means["losses/grad_norm"], means["losses/policy_steps"]) == (2.0, 2.0)
+    assert set(PolicySums().means().values()) == {0.0}  # nothing is divided by nothing
+
+
+# ------------------------------------------------------------------------------------------------------------ pictures
+def test_a_curve_is_drawn_from_whatever_a_run_has_so_far(tmp_path) -> None:
+    assert read_metrics(tmp_path) == []
+    rows = [{"iteration": k, "time/total_s": 60.0 * k, "rollout/success_once": k / 10} for k in (1, 2, 3)]
+    rows[1]["eval/success_once"] = 0.4
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    unfinished = plot_curve(tmp_path).read_bytes()
+    assert unfinished.startswith(b"\x89PNG")
+    ends = {"success_once": 0.5, "success_once_interval": [0.4, 0.6]}
+    (tmp_path / "summary.json").write_text(json.dumps({"before": ends, "after": ends}))
+    assert plot_curve(tmp_path).read_bytes() != unfinished
+
+
+def test_a_moving_mean_looks_back() -> None:
+    assert moving_mean([1.0, 3.0, 5.0, 7.0], width=2) == [1.0, 2.0, 4.0, 6.0]
+    assert moving_mean([]) == []
+
+
+def test_tiles_stand_still_when_their_episode_is_over() -> None:
+    short = [np.full((2, 2, 3), 10 + k, np.uint8) for k in range(1)]
+    long = [np.full((2, 2, 3), 50 + k, np.uint8) for k in range(3)]
+    frames = tile([short, long, long])
+    assert [frame.shape for frame in frames] == [(4, 4, 3)] * 3  # two by two, one cell stays black
+    assert [int(frame[0, 0, 0]) for frame in frames] == [10, 10, 10]
+    assert [int(frame[0, 2, 0]) for frame in frames] == [50, 51, 52]
+    assert [int(frame[3, 3, 0]) for frame in frames] == [0, 0, 0]
+
+
+def test_an_mp4_has_a_frame_per_step_and_shows_what_was_put_in(tmp_path) -> None:
+    frames = [np.full((32, 48, 3), value, np.uint8) for value in (0, 128, 255)]
+    write_mp4(tmp_path / "deep/er/video.mp4", frames)
+    with av.open(str(tmp_path / "deep/er/video.mp4")) as container:
+        shown = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert [frame.shape for frame in shown] == [(32, 48, 3)] * 3
+    assert [float(frame.mean()) for frame in shown] == pytest.approx([0, 128, 255], abs=6)
