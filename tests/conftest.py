@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,12 @@ CHECKED_PACKAGES = ["rlinf_embodied.algorithms", "rlinf_embodied.interfaces"]
 
 # Before any test imports them: the check costs 60 microseconds a call, so only tests pay for it.
 install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
+
+
+def pytest_configure() -> None:
+    """Hears Ctrl-C, and lets child processes hear it, even where a runner in the background has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
