@@ -5,8 +5,10 @@ python experiments/train_vla.py env=maniskill_pick policy=tiny_vla algorithm=ppo
 
 import time
 
-from rlinf_embodied.command_line import train_main
-from rlinf_embodied.config import TrainConfig
+STARTED = time.time()  # of the command: imports count
+
+from rlinf_embodied.command_line import train_main  # noqa: E402
+from rlinf_embodied.config import TrainConfig  # noqa: E402
 
 
 def train(config: TrainConfig) -> int:
@@ -16,5 +18,4 @@ def train(config: TrainConfig) -> int:
 
 
 if __name__ == "__main__":
-    STARTED = time.time()
     train_main(train)

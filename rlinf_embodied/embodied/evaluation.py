@@ -31,6 +31,7 @@ from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.metrics import wilson
+from rlinf_embodied.telemetry.trace import Span
 
 Acting = Literal["policy", "expert", "random"]  # expert and random act inside the env stage, which knows what they need
 ON_ALL_DEVICES = [{"tree": {"loop": {"name": "evaluation", "stages": {"eval_env": "all", "eval_policy": "all"}}}}]
@@ -190,6 +191,7 @@ class EvaluationResult:
     mean_return: float
     episode_len: float
     episodes: tuple[Episode, ...]
+    spans: tuple[Span, ...] = ()
 
     def summary(self) -> dict[str, object]:
         """Returns the JSON form (eval_info.json adds what was evaluated)."""
@@ -259,4 +261,5 @@ class Evaluation:
             mean("return"),
             mean("episode_len"),
             tuple(episodes),
+            tuple(result.spans),
         )

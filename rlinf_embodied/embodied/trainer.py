@@ -8,8 +8,8 @@ finish    evaluation after, with videos; summary, trace, curve
 
 from __future__ import annotations
 
-import logging
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -40,9 +40,8 @@ from rlinf_embodied.runtime.session import SerialSession, Session, of_type
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import MetricsWriter
 from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.telemetry.startup import StartupClock
 from rlinf_embodied.telemetry.trace import Span, write_trace
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -78,6 +77,7 @@ class Trainer:
         """
         self._config = config
         self._started = started or time.time()
+        self._startup = StartupClock(self._started)
         self._resumed = self._find_resume()
         if self._resumed is not None:
             verify(self._resumed)
@@ -119,7 +119,9 @@ class Trainer:
         self._folder.write_text("config.yaml", to_yaml(config))
         self._folder.write_manifest(config.run.seed, self._cluster)
         self._folder.write_json("plan.json", self._plan.to_dict())
+        self._startup.mark("command line and imports")
         session = make_session(config.cluster)
+        self._startup.mark("session")
         writer = MetricsWriter(self._folder.path, wandb=config.run.wandb, config=asdict(config))
         try:
             with LiveView(config.run.num_iterations, f"{config.env.task} · {config.algorithm.name}") as view:
@@ -130,10 +132,13 @@ class Trainer:
 
     def _run(self, session: Session, writer: MetricsWriter, view: LiveView) -> int:
         policy_folder = self._resumed or self._warm_start(session, view)
+        self._startup.mark("warm start")
         executor = Executor(training_workflow(self._config, str(policy_folder)), self._plan, session, self._cluster)
         if self._resumed is not None:
             self._load(executor, self._resumed)
+        self._startup.mark("workers and training stages")
         evaluation = self._evaluation(session, str(policy_folder))
+        self._startup.mark("evaluation stages")
         with stop_on_interrupt() as stop:
             if self._progress.success_before is None:
                 before = self._evaluate(evaluation, executor, session, 0, view, "before")
@@ -173,8 +178,13 @@ class Trainer:
         if missing:
             executor.send_weights(session, (hosts[0], "actor"), missing, Tick(step))
         result = evaluation.run(step)
+        self._note_start(result.spans, view)
         view.note(f"evaluation {label}: success {result}")
         return result
+
+    def _note_start(self, spans: Sequence[Span], view: LiveView) -> None:
+        if self._startup.first_step(spans):
+            view.note(str(self._startup))
 
     # ---------------------------------------------------------------------------------------------------- iterate
     def _iterate(
@@ -191,6 +201,7 @@ class Trainer:
             start = time.time()
             result, metrics = run_iteration(executor, progress.iteration)
             seconds = time.time() - start
+            self._note_start(result.spans, view)
             self._account(result, metrics, seconds)
             number = progress.iteration
             if config.eval.every and number % config.eval.every == 0 and number < config.run.num_iterations:
@@ -206,9 +217,6 @@ class Trainer:
 
     def _account(self, result: IterationResult, metrics: dict[str, float], seconds: float) -> None:
         progress = self._progress
-        if progress.iteration == 0 and self._resumed is None:
-            first = min(span.start_s for span in result.spans if span.stage == "env")
-            _LOG.info("first rollout step %.1f s after the command", first - self._started)
         progress.iteration += 1
         progress.env_steps += int(metrics["rollout/env_steps"])
         progress.rollout_s += seconds
@@ -261,6 +269,7 @@ class Trainer:
                 "env_steps_per_s": progress.env_steps / progress.rollout_s if progress.rollout_s else None,
                 "rl_s": progress.rollout_s,
                 "wall_s": time.time() - self._started,
+                "startup_s": self._startup.phases | {"first env step": self._startup.total_s},
                 "plan": self._plan.name,
                 "predicted_s_per_iteration": None,
                 "measured_s_per_iteration": progress.rollout_s / iterations,

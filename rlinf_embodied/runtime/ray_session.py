@@ -160,6 +160,7 @@ def start_ray(object_store_bytes: int | None = None) -> None:
     """Starts Ray in this process, quietly, or joins the cluster that RAY_ADDRESS names."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default, 15, yields every core to whatever else runs
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # no actor with variables of its own can use them
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # every receipt is fetched, so every error is raised
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False, logging_level=logging.ERROR)

@@ -61,7 +61,7 @@ def interrupt_in(monkeypatch, iteration: int, error: BaseException | None = None
 
 def same_end(folder: Path, other: Path) -> None:
     summary, expected = (json.loads((f / "summary.json").read_text()) for f in (folder, other))
-    timed = ("env_steps_per_s", "rl_s", "wall_s", "measured_s_per_iteration", "plan")
+    timed = ("env_steps_per_s", "rl_s", "wall_s", "startup_s", "measured_s_per_iteration", "plan")
     assert {k: v for k, v in summary.items() if k not in timed} == {k: v for k, v in expected.items() if k not in timed}
     assert metric_rows(folder) == metric_rows(other)
 
