@@ -7,6 +7,8 @@ python experiments/bench_gpu.py [out=docs/results/gpu.json] [only=policy,physics
     physics   physx_cuda env: steps/s over N rows, and whether a row that ends freezes
     reduce    TorchGroup on nccl with one process per GPU (two GPUs): exact and fast sums against the CPU's
     train     two iterations of PPO on the device through the executor: seconds, ratio at the start
+    same      two iterations of PPO on the toy env, whose physics is that of the CPU: largest difference of any weight
+              between CPU and CUDA, and the ratio at the start on both
 """
 
 from __future__ import annotations
@@ -15,16 +17,28 @@ import dataclasses
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from bench_report import machine, split_arguments, write_results
 
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import Backend, TrainConfig
-from rlinf_embodied.errors import RlinfError
 
-OWN = {"out": "", "only": "policy,agrees,physics,reduce,train"}
+OWN = {"out": "", "only": "policy,agrees,physics,reduce,train,same"}
+TOY = (
+    "env=point_reach",
+    "env.num_envs=32",
+    "policy.hidden_size=32",
+    "policy.num_layers=1",
+    "policy.num_heads=2",
+    "policy.stem_width=16",
+    "policy.keypoints=4",
+    "algorithm.critic_warmup_iterations=0",
+    "algorithm.target_kl=null",
+)
 
 
 class SkippedError(Exception):
@@ -132,13 +146,13 @@ def physics(config: TrainConfig) -> dict[str, object]:
     return results
 
 
-def member(rank: int, size: int, rendezvous: str, answers) -> None:
+def member(rank: int, size: int, rendezvous: str, answers, kind: str = "cuda") -> None:
     import torch
 
     from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
     from rlinf_embodied.runtime.process_group import TorchGroup
 
-    device = f"cuda:{rank}"
+    device = f"cuda:{rank}" if kind == "cuda" else "cpu"
     group = TorchGroup(rank, size, rendezvous, timeout_s=120, device=device)
     owners = [block * size // 8 for block in range(8)]
     draw = torch.Generator().manual_seed(1)
@@ -174,11 +188,12 @@ def train(config: TrainConfig) -> dict[str, object]:
     from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
     from rlinf_embodied.execution.executor import Executor
     from rlinf_embodied.flow.plan import resolve
+    from rlinf_embodied.interfaces import Policy
     from rlinf_embodied.runtime.session import SerialSession
 
     vla, _, _ = example(config, config.env.block_size)
     with tempfile.TemporaryDirectory() as folder:
-        save_policy(vla, Path(folder), config.env, config.policy)
+        save_policy(cast(Policy, vla), Path(folder), config.env, config.policy)
         cluster = local_cluster(1)
         workflow = training_workflow(config, folder)
         session = SerialSession()
@@ -194,20 +209,66 @@ def train(config: TrainConfig) -> dict[str, object]:
             session.close()
 
 
-CHECKS = {"policy": policy, "agrees": agrees, "physics": physics, "reduce": reduce, "train": train}
+def trained_toy(kind: str) -> tuple[dict[str, object], float]:
+    """Returns (weights on the CPU, largest log-ratio at the start) after two iterations on a kind of device."""
+    from rlinf_embodied.cluster.hardware import Cluster
+    from rlinf_embodied.embodied.env_stage import make_env
+    from rlinf_embodied.embodied.policy_folder import save_policy
+    from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
+    from rlinf_embodied.execution.executor import Executor
+    from rlinf_embodied.flow.plan import resolve
+    from rlinf_embodied.interfaces import Policy, load_target
+    from rlinf_embodied.learning.weights import WeightsMessage
+    from rlinf_embodied.runtime.host import Tick
+    from rlinf_embodied.runtime.session import SerialSession, of_type
+
+    config = compose_train(TOY)
+    session = SerialSession()
+    with tempfile.TemporaryDirectory() as folder:
+        spec = make_env(config.env, 1, "cpu").spec
+        policy = cast(Policy, load_target(config.policy._target_)(config.policy, spec, 0))
+        save_policy(policy, Path(folder), config.env, config.policy)
+        workflow = training_workflow(config, folder)
+        plan = resolve("gpu", config.plan.trees, 1, workflow)
+        executor = Executor(workflow, plan, session, Cluster("bench", kind, 1, 1, 0))
+        ratio = max(run_iteration(executor, number)[1]["losses/initial_log_ratio"] for number in range(2))
+        (message,) = of_type(executor.call("actor", "export_weights", Tick(2)), WeightsMessage)
+    session.close()
+    return dict(message.tensors), ratio
+
+
+def same(config: TrainConfig) -> dict[str, object]:
+    need_gpus(1)
+    (here, here_ratio), (there, there_ratio) = trained_toy("cpu"), trained_toy("cuda")
+    return compared(here, there) | {"cpu_initial_log_ratio": here_ratio, "cuda_initial_log_ratio": there_ratio}
+
+
+def compared(here: dict, there: dict) -> dict[str, object]:
+    """Returns the largest difference between two sets of weights, and where it is."""
+    differences = {name: float((here[name] - there[name]).abs().max()) for name in here if here[name].numel()}
+    worst = max(differences, key=differences.__getitem__)
+    return {"max_abs_weight_difference": differences[worst], "where": worst}
+
+
+CHECKS = {"policy": policy, "agrees": agrees, "physics": physics, "reduce": reduce, "train": train, "same": same}
 
 
 def main(arguments: list[str]) -> int:
     own, overrides = split_arguments(arguments, OWN)
+    names = [name for name in str(own["only"]).split(",") if name]
+    if unknown := [name for name in names if name not in CHECKS]:
+        print(f"error: only has {unknown}, but the checks are {list(CHECKS)}: use some of these", file=sys.stderr)
+        return 2
     config = compose_train(overrides)
     results: dict[str, object] = {}
     failed = False
-    for name in str(own["only"]).split(","):
+    for name in names:
         try:
             results[name] = CHECKS[name](config)
         except SkippedError as reason:
             results[name] = {"skipped": str(reason)}
-        except (RlinfError, RuntimeError, AssertionError) as error:  # one broken check must not hide the others
+        except Exception as error:  # noqa: BLE001 - one broken check must not hide the others
+            traceback.print_exc()
             results[name], failed = {"failed": f"{type(error).__name__}: {error}"}, True
         print(f"{name}: {results[name]}", flush=True)
     write_results(str(own["out"]), {"machine": machine(), "results": results})

@@ -14,12 +14,16 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from bench_report import Spread, machine, split_arguments, table, use_one_thread_per_process, write_results
 
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import ConfigError, RlinfError
+
+if TYPE_CHECKING:
+    from rlinf_embodied.telemetry.trace import Span
 
 OWN = {"iterations": 3, "chunks": 10, "cases": "", "out": ""}
 
@@ -105,7 +109,7 @@ def run_cases(
     return measured
 
 
-def account(measured: Measured, seconds: float, spans: Sequence, metrics: Mapping[str, float]) -> None:
+def account(measured: Measured, seconds: float, spans: Sequence[Span], metrics: Mapping[str, float]) -> None:
     """Adds one iteration."""
     from rlinf_embodied.embodied.trainer import stage_seconds
     from rlinf_embodied.telemetry.trace import busy_seconds
@@ -114,7 +118,7 @@ def account(measured: Measured, seconds: float, spans: Sequence, metrics: Mappin
     for (worker, _), busy in busy_seconds(spans).items():
         by_worker[worker] = by_worker.get(worker, 0.0) + busy
     measured.iteration_s.append(seconds)
-    measured.stages_s.append(stage_seconds(spans))
+    measured.stages_s.append(stage_seconds(list(spans)))
     measured.busiest_s.append(max(by_worker.values()))
     measured.rollout_env_steps.append(int(metrics["rollout/env_steps"]))
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ def split_arguments(arguments: Sequence[str], own: Mapping[str, object]) -> tupl
             continue
         kind = type(own[key])
         try:
-            values[key] = kind(value)
+            values[key] = int(value) if kind is int else value
         except ValueError:
             raise ConfigError(f"{key} is {value!r}, but it must be a {kind.__name__}: use {key}={own[key]}") from None
     return values, overrides
@@ -82,7 +83,7 @@ class Goal:
 
     def to_json(self) -> dict[str, object]:
         """Returns plain values."""
-        return asdict(self) | {"reached": self.ratio.median >= self.goal}
+        return {**asdict(self), "reached": self.ratio.median >= self.goal}
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
@@ -110,6 +111,7 @@ def machine() -> dict[str, object]:
         "cores": num_cores(),
         "gpus": gpu_names(),
         "system": platform.platform(),
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "load_average": list(os.getloadavg()),
         "versions": library_versions(),
         "git_revision": git_revision(),

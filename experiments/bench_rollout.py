@@ -126,13 +126,15 @@ class RayWorkers:
         """Returns the rollout's timing as the driver sees it, and the slowest worker's seconds per update."""
         from bench_parts import TICK, Timing
 
+        from rlinf_embodied.embodied.batch import RolloutReport
+
         self._executor.call("actor", "arm", TICK, update)
         start = time.perf_counter()
         result = self._executor.run(TICK)
         seconds = time.perf_counter() - start
         actor = [span.duration_s for span in result.spans if span.stage == "actor"]
-        env_steps = sum(report.env_steps for report in result.reports["env"][0])
-        updates = result.reports["actor"][0]
+        env_steps = sum(report.env_steps for report in result.all_of("env", RolloutReport))
+        updates = result.all_of("actor", dict)
         slowest = {name: max(part[name] for part in updates) for name in updates[0]}
         return Timing(seconds - max(actor), env_steps), slowest
 

@@ -136,7 +136,7 @@ class Trainer:
         executor = Executor(training_workflow(self._config, str(policy_folder)), self._plan, session, self._cluster)
         if self._resumed is not None:
             self._load(executor, self._resumed)
-        self._startup.mark("workers and training stages")
+        self._startup.mark("stages", executor.setup_s)
         evaluation = self._evaluation(session, str(policy_folder))
         self._startup.mark("evaluation stages")
         with stop_on_interrupt() as stop:

@@ -13,6 +13,7 @@ The driver holds references; values move only between the workers that need them
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -53,7 +54,12 @@ class Executor:
             for leaf in node.stages
         }
         session.start([WorkerSpec(device, cluster.torch_device(device)) for device in plan.devices()])
-        self.facts = {name: self._add_stage(name, cluster) for name in workflow.order()}
+        self.facts: dict[str, list[object]] = {}
+        self.setup_s: dict[str, float] = {}  # by stage; the first one waits for the workers to start
+        for name in workflow.order():
+            start = time.time()
+            self.facts[name] = self._add_stage(name, cluster)
+            self.setup_s[name] = time.time() - start
 
     # ------------------------------------------------------------------------------------------------------- set-up
     def workers(self, stage: str) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlinf_embodied.telemetry.trace import Span
 
@@ -17,11 +17,15 @@ class StartupClock:
         self.phases: dict[str, float] = {}  # seconds by name, in order
         self.total_s: float | None = None  # until the first env step
 
-    def mark(self, phase: str) -> None:
-        """Ends a phase: it took the time since the last one ended."""
+    def mark(self, phase: str, parts: Mapping[str, float] | None = None) -> None:
+        """Ends a phase: it took the time since the last one ended.
+
+        `parts`, seconds by name, stand for themselves ("phase part"); the phase keeps what is left.
+        """
         if self.total_s is None:
             now = time.time()
-            self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
+            seconds = {f"{phase} {name}": value for name, value in (parts or {}).items()}
+            self.phases |= seconds | {phase: now - self._last - sum(seconds.values())}
             self._last = now
 
     def first_step(self, spans: Sequence[Span]) -> bool:

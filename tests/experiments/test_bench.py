@@ -81,6 +81,7 @@ def test_what_the_busiest_worker_spends_in_no_stage_is_outside(report):
 
 @pytest.mark.sim
 def test_stock_env_rollout_and_limit_do_the_same_work(report, tmp_path):
+    load_script("bench_limit")
     parts = load_script("bench_parts")
     from envs.maniskill import make_env
     from policies.tiny_vla import TinyVLA
