@@ -21,7 +21,7 @@ from typing import TypeVar
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.flow.graph import Loop, Verdict, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan
-from rlinf_embodied.learning.reduce import SoloGroup
+from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, Tick, WorkerSpec
 from rlinf_embodied.runtime.session import Ref, Session, of_type
 from rlinf_embodied.telemetry.trace import Span

@@ -24,7 +24,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rlinf_embodied.errors import HangError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.learning.reduce import SoloGroup
+from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.session import Ref
