@@ -246,17 +246,24 @@ class Executor:
         tick = state.tick if state else Tick(0)
         missing = [worker for worker in self.workers(target) if worker not in self.workers(source)]
         if missing:
-            self.send_weights(self._session, (self.workers(source)[0], source), [(w, target) for w in missing], tick)
+            sent = self.send_weights(
+                self._session, (self.workers(source)[0], source), [(w, target) for w in missing], tick
+            )
+            if state:
+                state.result.spans.extend(sent)
 
     @staticmethod
-    def send_weights(session: Session, source: tuple[int, str], targets: list[tuple[int, str]], tick: Tick) -> None:
+    def send_weights(
+        session: Session, source: tuple[int, str], targets: list[tuple[int, str]], tick: Tick
+    ) -> list[Span]:
         """Exports weights at one stage and installs them at others, each of which verifies version and checksum."""
         worker, stage = source
         export = Call(stage, "export_weights", tick)
         ((receipt,),) = session.submit([(worker, export, [])])
         (exported,) = of_type(session.fetch([receipt], f"{stage}.export_weights"), Receipt)
         calls = [(w, Call(s, "install_weights", tick, argument=exported.report), []) for w, s in targets]
-        session.fetch([refs[-1] for refs in session.submit(calls)], "install_weights")
+        installed = session.fetch([refs[-1] for refs in session.submit(calls)], "install_weights")
+        return [span for receipt in of_type([exported, *installed], Receipt) for span in receipt.spans]
 
 
 def _split(blocks: tuple[int, ...], parts: int) -> tuple[tuple[int, ...], ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from rlinf_embodied.errors import HangError
 
@@ -101,7 +101,7 @@ class ThreadGroup:
         self._slots[self.rank] = tensors
         try:
             self._barrier.wait(self._timeout_s)
-            everything = [[tensor.clone() for tensor in slot] for slot in self._slots]
+            everything = [[_copied(value) for value in slot] for slot in self._slots]
             self._barrier.wait(self._timeout_s)
         except threading.BrokenBarrierError:
             raise HangError(
@@ -109,3 +109,8 @@ class ThreadGroup:
                 "one of them failed, hangs, or makes other calls; look for its error"
             ) from None
         return everything
+
+
+def _copied(value: Tensor | float) -> Tensor:
+    """Returns a tensor of its own; emulated stages exchange plain numbers, which nobody can change."""
+    return cast("Tensor", value) if isinstance(value, (float, int)) else value.clone()

@@ -34,6 +34,8 @@ class Tick:
     attempt: int = 0  # results of an older attempt are dropped
     round: int = 0  # of a repeated loop
     chunk_step: int = 0
+    chunk: int = 0  # of a stage whose blocks arrive in several calls ...
+    num_chunks: int = 1  # ... and how many there are
     message: object = None  # a repeat's verdict, for the stages downstream
 
 
