@@ -8,7 +8,7 @@
 Executor, workers, messages, waiting and locks are the real ones; only the work is replaced.  Each call sleeps until a
 deadline that follows from the deadlines of its inputs, not for a duration that starts when it got round to it.  So the
 overhead of a hop (a millisecond, which a time scale of 0.02 would turn into 50) does not add up along a chain of calls
-as long as the machine keeps up; where it does not, calls end late on the wall clock, and every report says by how much.
+as long as the machine keeps up; where it does not, calls end late on the wall clock, and the result says by how much.
 A wrong order of submission or a missed overlap shows all the same: a worker takes its calls one after the other.
 
 Nothing here imports torch: a sleeping worker needs no core and little memory.
@@ -48,10 +48,10 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A stage's report: when its call ended, and by how much the wall clock was late then, in emulated seconds."""
+    """A stage's report: when its call ended, and what its device held at most since the run began."""
 
     end_s: float
-    late_s: float
+    peak_bytes: float
     start: Start
 
 
@@ -123,11 +123,6 @@ class EmulatedDevice:
         deadline = self.start.wall_s + self._free_s * self.start.scale
         time.sleep(max(0.0, deadline - time.time()))
         return self._free_s
-
-    def late_s(self) -> float:
-        """Returns by how many emulated seconds the wall clock is behind the device's own."""
-        behind = time.time() - (self.start.wall_s + self._free_s * self.start.scale)
-        return max(0.0, behind / self.start.scale) if self.start.scale else 0.0
 
 
 class EmulatedStage:
@@ -214,12 +209,12 @@ class EmulatedStage:
         end_s = self._device.work(self._device.free_s, self._config.exports.export_s)
         return Parcel(self._config.profile.name, self._device.number, end_s)
 
-    def install_weights(self, tick: Tick, parcel: Parcel) -> None:
+    def install_weights(self, tick: Tick, parcel: Parcel) -> Finish:
         """Receives the weights and puts them in place."""
         self._device.at(tick)
         installs = self._config.installs
         arrival_s = parcel.ready_s + self._wire_s(parcel.device, installs.bytes)
-        self._device.work(arrival_s, installs.install_s)
+        return self._finish(self._device.work(arrival_s, installs.install_s))
 
     # ----------------------------------------------------------------------------------------------------- small pieces
     def _done(self, blocks: Iterable[int], begin_s: float, seconds: float) -> Output:
@@ -229,7 +224,10 @@ class EmulatedStage:
         self._device.require(name, working)
         end_s = self._device.work(begin_s, seconds)
         parcels = {block: Parcel(name, self._device.number, end_s, place) for place, block in enumerate(chosen)}
-        return Output(parcels, Finish(end_s, self._device.late_s(), self._device.start))
+        return Output(parcels, self._finish(end_s))
+
+    def _finish(self, end_s: float) -> Finish:
+        return Finish(end_s, self._device.peak_bytes, self._device.start)
 
     def _seconds(self, num_blocks: int) -> float:
         return self._seconds_of(num_blocks * self._config.items_per_block)

@@ -36,7 +36,8 @@ class Emulated:
     predicted_s: float
     simulated_s: float
     measured_s: tuple[float, ...]  # of each iteration
-    late_s: float  # by how much the wall clock was behind at worst: the machine's own slowness within measured_s
+    due_s: tuple[float, ...]  # the same without this machine's own slowness: by the deadlines of the calls
+    peak_bytes: float  # of any device
     wall_s: float  # of all iterations
     scale: float
 
@@ -46,13 +47,24 @@ class Emulated:
         return statistics.median(self.measured_s)
 
     @property
+    def late_s(self) -> float:
+        """By how much the wall clock was behind the deadlines at worst: the machine's own part of the measurement."""
+        return max(measured - due for measured, due in zip(self.measured_s, self.due_s, strict=True))
+
+    @property
     def error(self) -> float:
         """Of the prediction, as a share of the measurement: positive where it promised too much time."""
         return self.predicted_s / self.median_s - 1.0
 
     def to_dict(self) -> dict[str, object]:
         """Returns everything as JSON-ready data."""
-        return {**asdict(self), "plan": self.plan.to_dict(), "median_s": self.median_s, "error": self.error}
+        return {
+            **asdict(self),
+            "plan": self.plan.to_dict(),
+            "median_s": self.median_s,
+            "late_s": self.late_s,
+            "error": self.error,
+        }
 
 
 class Emulator:
@@ -90,19 +102,20 @@ class Emulator:
             plan=plan,
             predicted_s=predicted_s,
             simulated_s=simulate(plan.tree, self._pricer, every_device=False).iteration_s,
-            measured_s=tuple(seconds for seconds, _ in done),
-            late_s=max(late for _, late in done),
+            measured_s=tuple(measured for measured, _ in done),
+            due_s=tuple(max(finish.end_s for finish in finishes) for _, finishes in done),
+            peak_bytes=max(finish.peak_bytes for _, finishes in done for finish in finishes),
             wall_s=time.time() - start,
             scale=scale,
         )
 
-    def _iterate(self, executor: Executor, scale: float) -> tuple[float, float]:
-        """Runs an iteration; returns its emulated seconds until the last worker was done, and the worst lateness."""
+    def _iterate(self, executor: Executor, scale: float) -> tuple[float, list[Finish]]:
+        """Runs an iteration; returns the emulated seconds until the last worker was done, and what they report."""
         self._iteration += 1
         begin = Start(self._iteration, time.time(), scale)
         result = executor.run(Tick(self._iteration, message=begin))
         end_s = max(span.end_s for span in result.spans)
-        return (end_s - begin.wall_s) / scale, max(finish.late_s for finish in _finishes(result))
+        return (end_s - begin.wall_s) / scale, _finishes(result)
 
 
 def _finishes(result: IterationResult) -> list[Finish]:
@@ -188,6 +201,7 @@ def row(result: Emulated) -> dict[str, str]:
         "simulated s": f"{result.simulated_s:.2f}",
         "EMULATED s": f"{result.median_s:.2f} ({low:.2f}-{high:.2f})",
         "error": f"{result.error:+.1%}",
+        "memory": f"{result.peak_bytes / 1e9:.1f} GB",
         "late": f"{result.late_s / result.median_s:.1%}",
         "scale": f"{result.scale:.3g}",
     }

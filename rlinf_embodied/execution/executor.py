@@ -250,20 +250,24 @@ class Executor:
                 self._session, (self.workers(source)[0], source), [(w, target) for w in missing], tick
             )
             if state:
-                state.result.spans.extend(sent)
+                state.result.spans.extend(span for receipt in sent for span in receipt.spans)
+                state.result.reports[f"{target}.install_weights"] = [[receipt.report for receipt in sent[1:]]]
 
     @staticmethod
     def send_weights(
         session: Session, source: tuple[int, str], targets: list[tuple[int, str]], tick: Tick
-    ) -> list[Span]:
-        """Exports weights at one stage and installs them at others, each of which verifies version and checksum."""
+    ) -> list[Receipt]:
+        """Exports weights at one stage and installs them at others, each of which verifies version and checksum.
+
+        Returns the receipt of the export, then those of the installs.
+        """
         worker, stage = source
         export = Call(stage, "export_weights", tick)
         ((receipt,),) = session.submit([(worker, export, [])])
         (exported,) = of_type(session.fetch([receipt], f"{stage}.export_weights"), Receipt)
         calls = [(w, Call(s, "install_weights", tick, argument=exported.report), []) for w, s in targets]
         installed = session.fetch([refs[-1] for refs in session.submit(calls)], "install_weights")
-        return [span for receipt in of_type([exported, *installed], Receipt) for span in receipt.spans]
+        return of_type([exported, *installed], Receipt)
 
 
 def _split(blocks: tuple[int, ...], parts: int) -> tuple[tuple[int, ...], ...]:
