@@ -271,8 +271,12 @@ class Executor:
 
 
 def _split(blocks: tuple[int, ...], parts: int) -> tuple[tuple[int, ...], ...]:
-    """Returns `blocks` in `parts` contiguous pieces, as even as possible."""
-    return tuple(blocks[len(blocks) * k // parts : len(blocks) * (k + 1) // parts] for k in range(parts))
+    """Returns `blocks` in `parts` shards, by turns.
+
+    Contiguous pieces of an opener's blocks would fall to single workers of the answerer, which owns other contiguous
+    blocks: its other workers would idle during that shard.  By turns, both sides have an even part of every shard.
+    """
+    return tuple(tuple(block for block in blocks if block % parts == k) for k in range(parts))
 
 
 @dataclass(slots=True)
