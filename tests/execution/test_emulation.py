@@ -46,7 +46,7 @@ def end_of(output: Output) -> float:
     return output.report.end_s
 
 
-# ------------------------------------------------------------------------------------------------------- clock and wires
+# ------------------------------------------------------------------------------------------------------ clock and wires
 def test_a_call_waits_for_its_inputs_and_for_the_device():
     stage = one_stage(planning.stage(1.0, 0.5))
     assert end_of(stage.run(tick(), {0: [Parcel("a", 0, 7.0)]})) == pytest.approx(7.0 + 1.5)
@@ -79,7 +79,7 @@ def test_switches_come_before_the_next_call_and_free_memory():
     stage.offload(tick())
     assert end_of(stage.run(tick(), {0: [Parcel("a", 0, 5.0)]})) == pytest.approx(5.0 + 2.0 + 1.0)
     stage.onload(tick())
-    with pytest.raises(AssertionError, match="held are s 800.00"):
+    with pytest.raises(AssertionError, match=r"held are s 800.00"):
         stage.run(tick(), {0: []})
 
 
@@ -121,7 +121,7 @@ def test_a_plan_that_does_not_fit_is_found_out():
     pricer = Pricer(work, profile, planning.cluster(2))
     both = (0, 1)
     loop = LoopNode("rollout", (Leaf("env", both), Leaf("policy", both)), 1)
-    with pytest.raises(WorkerError, match="but a call of env needs 2000.00"):
+    with pytest.raises(WorkerError, match=r"but a call of env needs 2000.00"):
         due_s(pricer, Temporal((loop, Leaf("actor", both))))
 
 
