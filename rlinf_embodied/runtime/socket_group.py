@@ -76,6 +76,11 @@ class SocketGroup:
             connection.send(everything)
         return everything
 
+    def close(self) -> None:
+        """Leaves; the others find out at their next exchange."""
+        for connection in self._others:
+            connection.close()
+
     def _receive(self, connection: Connection, whom: str) -> object:
         def receive() -> object:
             if not connection.poll(self._timeout_s):
@@ -87,7 +92,7 @@ class SocketGroup:
     def _within_limit(self, wait: Callable[[], _Result], whom: str) -> _Result:
         try:
             return wait()
-        except (TimeoutError, EOFError, ConnectionResetError):
+        except (TimeoutError, EOFError, ConnectionError):
             raise self._hang(whom) from None
 
     def _hang(self, whom: str) -> HangError:
