@@ -73,7 +73,7 @@ class Stage(Protocol):
     """The running object of a StageSpec.  Beside `setup` it has the methods that its place in the workflow calls for.
 
     Leaf: `run(tick, {block: [payload, ...]}) -> Output`, payloads in the order of the edges, rounds within an edge.
-    Loop opener: `open(tick, blocks)`, `step(tick, {block: message})` -> {block: message}, `close(tick, {block: None})
+    Loop opener: `open(tick, blocks)`, or `open(tick, {block: [payload, ...]})` where edges lead into the loop, `step(tick, {block: message})` -> {block: message}, `close(tick, {block: None})
     -> Output`.  Loop answerer: `step`, `close(tick, {block: last message}) -> Output`.
     Weight edge: `export_weights(tick) -> object`, `install_weights(tick, object)`.
     Context switch: `offload(tick)` leaves the device's memory and `onload(tick)` comes back; a stage without them is
@@ -97,7 +97,7 @@ class LocalRef:
 class Call:
     """One call of a stage's method for some blocks.
 
-    `payloads_per_block` payloads follow for each block.  With `keep`, results stay in the worker.  `method` "loop" runs
+    `payloads_per_block` payloads follow for each block, then those that the call only waits for.  With `keep`, results stay in the worker.  `method` "loop" runs
     a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns; "enter" only brings the
     stage into the device's memory.
     """
@@ -193,7 +193,7 @@ class WorkerHost:
             values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
             count = call.payloads_per_block
             inputs = {block: values[i * count : (i + 1) * count] for i, block in enumerate(call.blocks)}
-            results, report = self._loop(call) if call.method == "loop" else self._plain(call, inputs)
+            results, report = self._loop(call, inputs) if call.method == "loop" else self._plain(call, inputs)
         except RlinfError:
             raise
         except Exception as error:
@@ -232,7 +232,7 @@ class WorkerHost:
         if call.method == "enter":
             return [], None
         if call.method == "open":
-            output = self._timed(call, stage, call.blocks)
+            output = self._timed(call, stage, inputs if call.payloads_per_block else call.blocks)
         elif call.method in ("step", "close"):
             output = self._timed(call, stage, {block: parts[0] if parts else None for block, parts in inputs.items()})
         elif call.method == "run":
@@ -243,11 +243,11 @@ class WorkerHost:
             return [output.blocks[block] for block in call.blocks], output.report
         return [output[block] for block in call.blocks], None
 
-    def _loop(self, call: Call) -> tuple[list[object], object]:
+    def _loop(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
         """Runs the whole loop in this process: the same calls, in the same order, as a driver would make."""
         assert call.partner is not None
         opener, answerer = self.stages[call.stage], self.stages[call.partner]
-        shown = self._timed(call, opener, call.blocks, method="open")
+        shown = self._timed(call, opener, inputs if call.payloads_per_block else call.blocks, method="open")
         for step in range(call.chunk_steps):
             tick = replace(call.tick, chunk_step=step)
             answers = self._timed(call, answerer, shown, method="step", stage_name=call.partner, tick=tick)
