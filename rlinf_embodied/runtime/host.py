@@ -22,6 +22,7 @@ from typing import Protocol, runtime_checkable
 from rlinf_embodied.errors import PlanError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
+from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
 
@@ -73,8 +74,9 @@ class Stage(Protocol):
     """The running object of a StageSpec.  Beside `setup` it has the methods that its place in the workflow calls for.
 
     Leaf: `run(tick, {block: [payload, ...]}) -> Output`, payloads in the order of the edges, rounds within an edge.
-    Loop opener: `open(tick, blocks)`, or `open(tick, {block: [payload, ...]})` where edges lead into the loop, `step(tick, {block: message})` -> {block: message}, `close(tick, {block: None})
-    -> Output`.  Loop answerer: `step`, `close(tick, {block: last message}) -> Output`.
+    Loop opener: `open(tick, blocks)`, or `open(tick, {block: [payload, ...]})` where edges lead into the loop;
+    `step(tick, {block: message})` -> {block: message}; `close(tick, {block: None}) -> Output`.
+    Loop answerer: `step`, `close(tick, {block: last message}) -> Output`.
     Weight edge: `export_weights(tick) -> object`, `install_weights(tick, object)`.
     Context switch: `offload(tick)` leaves the device's memory and `onload(tick)` comes back; a stage without them is
     resident always.
@@ -97,9 +99,9 @@ class LocalRef:
 class Call:
     """One call of a stage's method for some blocks.
 
-    `payloads_per_block` payloads follow for each block, then those that the call only waits for.  With `keep`, results stay in the worker.  `method` "loop" runs
-    a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns; "enter" only brings the
-    stage into the device's memory.
+    `payloads_per_block` payloads follow for each block, then those that the call only waits for.  With `keep`, results
+    stay in the worker.  `method` "loop" runs a whole loop between two stages of this worker (`partner` answers) for
+    `chunk_steps` turns; "enter" only brings the stage into the device's memory.
     """
 
     stage: str
@@ -214,7 +216,14 @@ class WorkerHost:
     def _make_room(self, name: str, tick: Tick) -> None:
         for other in sorted(self._exclusive[name] & self.stages.keys() - self._parked):
             self._switch(other, "offload", tick)
+            self._park_kept(other)
             self._parked.add(other)
+
+    def _park_kept(self, name: str) -> None:
+        """Moves what a leaving stage made and keeps here to the CPU's memory; its consumers take it from anywhere."""
+        if self.spec.device.startswith("cuda"):
+            kept = [key for key in self._store if key[2] == name]
+            self._store |= {key: to_device(self._store[key], "cpu") for key in kept}
 
     def _switch(self, name: str, method: str, tick: Tick) -> None:
         start = time.time()
