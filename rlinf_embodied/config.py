@@ -56,6 +56,13 @@ class Critic(StrEnum):
     observation = "observation"  # the policy's own features
 
 
+class TransportMode(StrEnum):
+    """How data gets from stage to stage."""
+
+    adaptive = "adaptive"  # chosen per edge from the placement: what can stay in its process does
+    object_store = "object_store"  # always through the object store, as if no two stages shared a process
+
+
 class Reduction(StrEnum):
     """How gradients are summed over workers."""
 
@@ -261,6 +268,7 @@ class ClusterConfig:
     session: str = "ray"  # ray, or serial: one process, for debuggers
     call_timeout_s: float = 600.0  # a call that takes longer is reported as a hang
     object_store_bytes: int | None = None  # None: Ray's choice
+    transport: TransportMode = TransportMode.adaptive
     emulated: bool = False  # described by the two below; for planning and for stages that only sleep
     nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see cluster/hardware.py
     links: dict[str, float] = field(default_factory=dict)
@@ -279,6 +287,13 @@ class ClusterConfig:
             self.session,
             "it is ray or serial",
             "use cluster.session=ray",
+        )
+        _require(
+            self.transport is TransportMode.adaptive or self.session == "ray",
+            "cluster.transport",
+            self.transport.value,
+            "one process (cluster.session=serial) has no object store",
+            "use cluster.session=ray or cluster.transport=adaptive",
         )
         limit = self.call_timeout_s
         _require(limit > 0, "cluster.call_timeout_s", limit, "it must be positive", "use 600")

@@ -88,3 +88,32 @@ class Summer:
 
     def export_weights(self, tick: Tick) -> dict:
         return dict(self.shared)
+
+
+class Maker:
+    """Makes a list per block, and shows its worker which."""
+
+    def __init__(self, config: object) -> None:
+        pass
+
+    def setup(self, context: StageContext) -> None:
+        self.made = context.share("made", dict)
+
+    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
+        made = {block: [block, tick.iteration] for block in inputs}
+        self.made.update(made)
+        return Output(made)
+
+
+class Taker:
+    """Reports for each block whether it got the very object that was made in its worker, and what was in it."""
+
+    def __init__(self, config: object) -> None:
+        pass
+
+    def setup(self, context: StageContext) -> None:
+        self.made = context.share("made", dict)
+
+    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
+        report = {block: (parts[0] is self.made.get(block), parts[0]) for block, parts in inputs.items()}
+        return Output(dict.fromkeys(inputs), report)

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 from rlinf_embodied.config import ClusterConfig
@@ -57,6 +57,7 @@ class Cluster:
     description: str = ""
     groups: tuple[NodeGroup, ...] = ()  # (): one node with all of the above
     links: Links = Links()
+    transport: str = "adaptive"  # or "object_store": see runtime/transport.py
 
     def node_groups(self) -> tuple[NodeGroup, ...]:
         """Returns the groups of alike nodes, in the order in which their devices are numbered."""
@@ -106,7 +107,7 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
             f"cluster is {config.name!r}, which is only described: plan for it with experiments/plan.py "
             f"cluster={config.name.removeprefix('emulated_')}, and run with cluster=local"
         )
-    return local_cluster(config.num_devices)
+    return replace(local_cluster(config.num_devices), transport=config.transport.value)
 
 
 def local_cluster(num_devices: int | None) -> Cluster:

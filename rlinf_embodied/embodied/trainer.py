@@ -35,6 +35,7 @@ from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.flow.plan import Plan, resolve
 from rlinf_embodied.interfaces import EnvSpec
 from rlinf_embodied.learning.checkpoint import find_latest, load_state, verify
+from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import SerialSession, Session, of_type
 from rlinf_embodied.telemetry.live import LiveView
@@ -134,6 +135,10 @@ class Trainer:
         policy_folder = self._resumed or self._warm_start(session, view)
         self._startup.mark("warm start")
         executor = Executor(training_workflow(self._config, str(policy_folder)), self._plan, session, self._cluster)
+        self._folder.write_json(
+            "plan.json", self._plan.to_dict() | {"transports": [r.to_dict() for r in executor.routes]}
+        )
+        view.note(transport.table(executor.routes))
         if self._resumed is not None:
             self._load(executor, self._resumed)
         self._startup.mark("stages", executor.setup_s)

@@ -93,8 +93,8 @@ class LocalRef:
 class Call:
     """One call of a stage's method for some blocks.
 
-    `payloads_per_block` payloads follow for each block.  With `keep`, results stay in the worker.  `method` "loop" runs
-    a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns.
+    `payloads_per_block` payloads follow for each block.  Results of the blocks in `keep` stay in the worker.  `method`
+    "loop" runs a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns.
     """
 
     stage: str
@@ -102,7 +102,7 @@ class Call:
     tick: Tick
     blocks: tuple[int, ...] = ()
     payloads_per_block: int = 0
-    keep: bool = False
+    keep: frozenset[int] = frozenset()
     partner: str | None = None
     chunk_steps: int = 0
     argument: object = None
@@ -177,8 +177,8 @@ class WorkerHost:
             raise
         except Exception as error:
             raise self._failure(str(call), error) from error
-        if call.keep:
-            results = [self._keep(call, i, result) for i, result in enumerate(results)]
+        blocks = call.blocks * 2  # both sides of a loop answer
+        results = [self._keep(call, i, r) if call.keep and blocks[i] in call.keep else r for i, r in enumerate(results)]
         return [*results, Receipt(report, tuple(self._spans))]
 
     def _plain(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
