@@ -479,3 +479,20 @@ class PlanningConfig:
         _require(
             self.num_items is None or self.num_items >= 1, "num_items", self.num_items, "it is positive", "use 256"
         )
+
+
+@dataclass(kw_only=True, slots=True)
+class EmulationConfig(PlanningConfig):
+    """Everything that experiments/emulate.py reads."""
+
+    plan: str = "auto"  # auto, all (what plan.py ranks), temporal, hybrid, spatial, or a path to a plan file
+    time_scale: float | None = None  # wall seconds per emulated second; None: as fast as this machine keeps up with
+    out: str | None = None  # a .json file for the results
+    run: RunConfig = field(default_factory=lambda: RunConfig(num_iterations=3))
+
+    def __post_init__(self) -> None:
+        PlanningConfig.__post_init__(self)
+        scale = self.time_scale
+        _require(scale is None or scale > 0, "time_scale", scale, "it must be positive", "use 0.02, or leave it out")
+        number = self.run.num_iterations
+        _require(number >= 1, "run.num_iterations", number, "something must be measured", "use 3")

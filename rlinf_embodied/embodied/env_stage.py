@@ -12,9 +12,10 @@ from torch import Tensor
 
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.batch import EnvColumns, Episode, RolloutReport
-from rlinf_embodied.interfaces import ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv, load_target
+from rlinf_embodied.interfaces import ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.targets import load_target
 
 Blocks = tuple[int, ...]
 

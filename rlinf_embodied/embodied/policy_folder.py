@@ -14,8 +14,9 @@ from typing import cast
 
 from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Reward
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.interfaces import Policy, load_target
+from rlinf_embodied.interfaces import Policy
 from rlinf_embodied.learning.checkpoint import Fingerprint
+from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 _FILE = "evaluation.json"

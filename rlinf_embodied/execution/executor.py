@@ -22,7 +22,7 @@ from typing import TypeVar
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.flow.graph import Loop, Verdict, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan
-from rlinf_embodied.learning.reduce import SoloGroup
+from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, Tick, WorkerSpec
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
@@ -258,22 +258,37 @@ class Executor:
         hosts = self.workers(source) if self._adaptive else []  # these share the weights: nothing is sent
         missing = [worker for worker in self.workers(target) if worker not in hosts]
         if missing:
-            self.send_weights(self._session, (self.workers(source)[0], source), [(w, target) for w in missing], tick)
+            sent = self.send_weights(
+                self._session, (self.workers(source)[0], source), [(w, target) for w in missing], tick
+            )
+            if state:
+                state.result.spans.extend(span for receipt in sent for span in receipt.spans)
+                state.result.reports[f"{target}.install_weights"] = [[receipt.report for receipt in sent[1:]]]
 
     @staticmethod
-    def send_weights(session: Session, source: tuple[int, str], targets: list[tuple[int, str]], tick: Tick) -> None:
-        """Exports weights at one stage and installs them at others, each of which verifies version and checksum."""
+    def send_weights(
+        session: Session, source: tuple[int, str], targets: list[tuple[int, str]], tick: Tick
+    ) -> list[Receipt]:
+        """Exports weights at one stage and installs them at others, each of which verifies version and checksum.
+
+        Returns the receipt of the export, then those of the installs.
+        """
         worker, stage = source
         export = Call(stage, "export_weights", tick)
         ((receipt,),) = session.submit([(worker, export, [])])
         (exported,) = of_type(session.fetch([receipt], f"{stage}.export_weights"), Receipt)
         calls = [(w, Call(s, "install_weights", tick, argument=exported.report), []) for w, s in targets]
-        session.fetch([refs[-1] for refs in session.submit(calls)], "install_weights")
+        installed = session.fetch([refs[-1] for refs in session.submit(calls)], "install_weights")
+        return of_type([exported, *installed], Receipt)
 
 
 def _split(blocks: tuple[int, ...], parts: int) -> tuple[tuple[int, ...], ...]:
-    """Returns `blocks` in `parts` contiguous pieces, as even as possible."""
-    return tuple(blocks[len(blocks) * k // parts : len(blocks) * (k + 1) // parts] for k in range(parts))
+    """Returns `blocks` in `parts` shards, by turns.
+
+    Contiguous pieces of an opener's blocks would fall to single workers of the answerer, which owns other contiguous
+    blocks: its other workers would idle during that shard.  By turns, both sides have an even part of every shard.
+    """
+    return tuple(tuple(block for block in blocks if block % parts == k) for k in range(parts))
 
 
 @dataclass(slots=True)

@@ -103,6 +103,10 @@ class Pricer:
             factors.append(factor if fits else np.inf)
         return np.where(counts > 0, np.array(factors), 0.0).max(axis=-1)
 
+    def slowdown_on(self, stage: str, device: int) -> float:
+        """Returns how much longer a stage takes on a device than the profile says; inf where it cannot run."""
+        return float(self._slowdown(self.profile.stages[stage], self.counts_of([device]))[0])
+
     def usable(self, stage: str, counts: Counts) -> NDArray[np.bool_]:
         """Returns where every class in use can run the stage."""
         return np.isfinite(self._slowdown(self.profile.stages[stage], counts))
@@ -224,10 +228,11 @@ class Pricer:
         lanes = np.minimum(np.minimum(a, b), self.workflow.num_blocks)
         items = -(-self.workflow.num_blocks // shards) * self.workflow.items_per_block
         ends = ((loop.opener, loop.answerer), (loop.answerer, loop.opener))
-        up, down = (self._send_s(self._edge_bytes(*end) * items, lanes, a + b) for end in ends)
+        up, down = (self._send_s(self.edge_bytes(*end) * items, lanes, a + b) for end in ends)
         return up, down
 
-    def _edge_bytes(self, source: str, target: str) -> float:
+    def edge_bytes(self, source: str, target: str) -> float:
+        """Returns the bytes per item that `target` gets from `source`: as measured, else as the workflow estimates."""
         measured = self.profile.edge_bytes_per_item.get((source, target))
         if measured is not None:
             return measured
@@ -274,7 +279,7 @@ class Pricer:
         if not cut.dependent:
             return cost.side_by_side(a, b, chunks, weights)
         items = self.workflow.num_blocks // chunks * self.workflow.items_per_block
-        num_bytes = sum(self._edge_bytes(edge.source, edge.target) for edge in cut.edges) * items
+        num_bytes = sum(self.edge_bytes(edge.source, edge.target) for edge in cut.edges) * items
         lanes = np.minimum(a.narrowest, b.narrowest)
         return cost.pipeline(a, b, chunks, self._send_s(num_bytes, lanes, region), weights)
 
@@ -291,7 +296,7 @@ class Pricer:
         moved = np.zeros_like(a.first_s + b.first_s)
         for edge in cut.edges:
             stays = (a_mask & self.bits[edge.source] > 0) & (b_mask & self.bits[edge.target] > 0)
-            moved = moved + np.where(stays, 0.0, self._edge_bytes(edge.source, edge.target) * items)
+            moved = moved + np.where(stays, 0.0, self.edge_bytes(edge.source, edge.target) * items)
         weights = np.zeros_like(moved)
         for edge in cut.weights:
             shared = (a_mask | b_mask) & self.bits[edge[0]] > 0
@@ -330,7 +335,7 @@ class Pricer:
             return 0.0
         items = self.workflow.num_blocks // chunks * self.workflow.items_per_block
         union, lanes = {*source, *target}, min(len(source), len(target))
-        num_bytes = self._edge_bytes(edge.source, edge.target) * items
+        num_bytes = self.edge_bytes(edge.source, edge.target) * items
         return float(self._send_s(np.array([num_bytes]), np.array([lanes]), np.array([len(union)]))[0])
 
     # --------------------------------------------------------------------------------------------------------- memory

@@ -11,6 +11,7 @@ A worker is called from one thread at a time, in the order in which the driver s
 from __future__ import annotations
 
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import torch
-
 from rlinf_embodied.errors import RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.interfaces import load_target
-from rlinf_embodied.learning.reduce import Group, SoloGroup
+from rlinf_embodied.learning.groups import Group, SoloGroup
+from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
 
 
@@ -35,6 +34,8 @@ class Tick:
     attempt: int = 0  # results of an older attempt are dropped
     round: int = 0  # of a repeated loop
     chunk_step: int = 0
+    chunk: int = 0  # of a stage whose blocks arrive in several calls ...
+    num_chunks: int = 1  # ... and how many there are
     message: object = None  # a repeat's verdict, for the stages downstream
 
 
@@ -139,19 +140,20 @@ class WorkerHost:
     """Hosts stages in one process; see the picture above."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        """Pins the process to its resources."""
+        """Starts without stages."""
         self.spec = spec
         self.stages: dict[str, Stage] = {}
         self.shared: dict[str, object] = {}
         self._store: dict[tuple[object, ...], object] = {}
         self._spans: list[Span] = []
-        torch.set_num_threads(spec.threads)
 
     def add_stage(self, spec: StageSpec, context: StageContext) -> object:
         """Builds a stage and returns the facts that its `setup` reports."""
         context.shared = self.shared
         try:
-            stage = load_target(spec.target)(spec.config)
+            make = load_target(spec.target)
+            self._pin_threads()
+            stage = make(spec.config)
             assert isinstance(stage, Stage)
             self.stages[spec.name] = stage
             return stage.setup(context)
@@ -159,6 +161,12 @@ class WorkerHost:
             raise
         except Exception as error:
             raise self._failure(f"{spec.name}.setup", error) from error
+
+    def _pin_threads(self) -> None:
+        """Limits torch's threads, if a stage brought torch with it: a worker without it stays small."""
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(self.spec.threads)
 
     def invoke(self, call: Call, payloads: Sequence[object]) -> list[object]:
         """Runs a call and returns its block results, then a Receipt.

@@ -22,12 +22,14 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import HangError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.learning.reduce import SoloGroup
+from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.session import Ref
+from rlinf_embodied.runtime.socket_group import SocketGroup
 
 _LOG = logging.getLogger(__name__)
 _DEFAULT_STORE_BYTES = 2 << 30
@@ -56,17 +58,23 @@ class _Worker:
         if rendezvous is None:
             context.group = SoloGroup()
         else:
-            from rlinf_embodied.runtime.process_group import TorchGroup  # torch.distributed, only where it is needed
-
-            size = len(set(context.owners))
-            rank = context.owners[context.blocks[0]]
-            context.group = TorchGroup(rank, size, rendezvous, timeout_s=timeout_s, device=context.device)
+            context.group = _group(context, rendezvous, timeout_s)
         return self._host.add_stage(spec, context)
 
     def invoke(self, call: Call, *payloads: object) -> object:
         results = self._host.invoke(call, [tensor_wire.unpack(payload) for payload in payloads])
         packed = [r if isinstance(r, LocalRef | Receipt) else tensor_wire.pack(r) for r in results]
         return packed if len(packed) > 1 else packed[0]
+
+
+def _group(context: StageContext, rendezvous: str, timeout_s: float) -> Group:
+    """Returns this worker's member of a new group; torch.distributed is imported only where tensors are exchanged."""
+    rank, size = context.owners[context.blocks[0]], len(set(context.owners))
+    if context.device == EMULATED:
+        return cast(Group, SocketGroup(rank, size, rendezvous, timeout_s))
+    from rlinf_embodied.runtime.process_group import TorchGroup
+
+    return TorchGroup(rank, size, rendezvous, timeout_s=timeout_s, device=context.device)
 
 
 class RaySession:
@@ -88,8 +96,9 @@ class RaySession:
             if spec.worker in self._actors:
                 continue
             gpu = spec.device.startswith("cuda")
+            sleeps = spec.device == EMULATED
             remote = ray.remote(_Worker).options(
-                num_cpus=0 if gpu else 1,
+                num_cpus=0 if gpu or sleeps else 1,
                 num_gpus=1 if gpu else 0,
                 max_restarts=0,
                 max_task_retries=0,
