@@ -259,7 +259,7 @@ def main(arguments: list[str]) -> int:
     if unknown := [name for name in names if name not in CHECKS]:
         print(f"error: only has {unknown}, but the checks are {list(CHECKS)}: use some of these", file=sys.stderr)
         return 2
-    config = compose_train(overrides)
+    config = compose_train(["plan=collocated", *overrides])
     results: dict[str, object] = {}
     failed = False
     for name in names:

@@ -10,6 +10,7 @@ A worker is called from one thread at a time, in the order in which the driver s
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import traceback
@@ -159,6 +160,15 @@ class WorkerHost:
             raise
         except Exception as error:
             raise self._failure(f"{spec.name}.setup", error) from error
+
+    def clear(self) -> None:
+        """Forgets all stages, what they share and what they stored: the worker is as it was started."""
+        self.stages.clear()
+        self.shared = {}  # not cleared in place: contexts of the old stages hold it
+        self._store.clear()
+        gc.collect()
+        if self.spec.device.startswith("cuda"):
+            torch.cuda.empty_cache()
 
     def invoke(self, call: Call, payloads: Sequence[object]) -> list[object]:
         """Runs a call and returns its block results, then a Receipt.
