@@ -30,6 +30,7 @@ from rlinf_embodied.config import Backend, TrainConfig
 OWN = {"out": "", "only": "policy,agrees,physics,reduce,train,same"}
 TOY = (
     "env=point_reach",
+    "plan=collocated",
     "env.num_envs=32",
     "policy.hidden_size=32",
     "policy.num_layers=1",

@@ -72,7 +72,7 @@ def _median(values: list[float]) -> float:
 
 def relevant_parts(config: TrainConfig) -> dict[str, object]:
     """Returns the parts of a config that the stages' times depend on: all of env, policy and algorithm."""
-    parts = {name: asdict(getattr(config, name)) for name in ("env", "policy", "algorithm")}
+    parts: dict[str, object] = {name: asdict(getattr(config, name)) for name in ("env", "policy", "algorithm")}
     return parts | {"exact": config.run.exact, "session": config.cluster.session}
 
 

@@ -242,7 +242,9 @@ class Trainer:
     def _replan(self, running: _Running, result: IterationResult, metrics: Mapping[str, float], view: LiveView) -> None:
         """Compares the iteration with its prediction, and goes on under another plan where that is due."""
         stages = {name: metrics[f"time/{name}_s"] for name in running.executor.workflow.stages}
-        rounds = dict.fromkeys(("env", "policy"), len(result.reports["env"]))
+        rounds: dict[str, int] = {}
+        for loop in running.executor.workflow.loops.values():
+            rounds |= dict.fromkeys((loop.opener, loop.answerer), len(result.reports[loop.opener]))
         number = self._progress.iteration - 1
         plan, told = self._planning.observe(number, metrics["time/iteration_s"], stages, rounds)
         if told:

@@ -210,8 +210,9 @@ def _along(points: Mapping[int, float], item: int) -> float:
     right = min(max(sum(1 for k in known if k < item), 1), len(known) - 1)
     low, high = known[right - 1], known[right]
     value = points[low] + (points[high] - points[low]) * (item - low) / (high - low)
-    proportional = points[low] * item / low
-    return max(value, proportional) if item < low else max(value, points[high])
+    if item < low:
+        return max(value, points[low] * item / low)
+    return max(value, points[high]) if item > high else value
 
 
 def _largest(bytes_by_cell: Mapping[Cell, float], items: Sequence[int], devices: Sequence[int]) -> list[list[float]]:
