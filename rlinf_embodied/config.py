@@ -243,20 +243,35 @@ class AlgorithmConfig:
 
 @dataclass(kw_only=True, slots=True)
 class PlanConfig:
-    """Which plan tree runs: a preset under configs/plan, or any file of the same form."""
+    """Which plan tree runs: `auto` (the best one for what is measured), a preset, or any file of the same form."""
 
-    name: str = "collocated"
+    name: str = "auto"
     file: str | None = None
     trees: list[dict] = field(default_factory=list)  # variants by number of devices, see flow/plan.py
+    replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see flow/drift.py
+    profile: str | None = None  # auto: a profile file to plan with; None: the cached one, or measured now
+    profile_budget_s: float = 36.0  # auto: seconds for the repeated measurements of a profile, besides set-up
 
     def __post_init__(self) -> None:
         _require(
-            bool(self.trees) or self.file is not None,
+            self.profile_budget_s > 0,
+            "plan.profile_budget_s",
+            self.profile_budget_s,
+            "it must be positive",
+            "use 36",
+        )
+        _require(
+            self.is_auto or bool(self.trees) or self.file is not None,
             "plan",
             self.name,
             "a plan needs a tree",
-            "use plan=collocated, plan=disaggregated, or plan=<file.yaml>",
+            "use plan=auto, plan=collocated, plan=disaggregated, or plan=<file.yaml>",
         )
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the plan is still to be found."""
+        return self.name == "auto" and not self.trees and self.file is None
 
 
 @dataclass(kw_only=True, slots=True)

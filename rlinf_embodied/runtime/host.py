@@ -10,6 +10,7 @@ A worker is called from one thread at a time, in the order in which the driver s
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -167,6 +168,16 @@ class WorkerHost:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(self.spec.threads)
+
+    def clear(self) -> None:
+        """Forgets all stages, what they share and what they stored: the worker is as it was started."""
+        self.stages.clear()
+        self.shared = {}  # not cleared in place: contexts of the old stages hold it
+        self._store.clear()
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and self.spec.device.startswith("cuda"):
+            torch.cuda.empty_cache()
 
     def invoke(self, call: Call, payloads: Sequence[object]) -> list[object]:
         """Runs a call and returns its block results, then a Receipt.

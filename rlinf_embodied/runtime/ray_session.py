@@ -61,6 +61,9 @@ class _Worker:
             context.group = _group(context, rendezvous, timeout_s)
         return self._host.add_stage(spec, context)
 
+    def clear(self) -> None:
+        self._host.clear()
+
     def invoke(self, call: Call, *payloads: object) -> object:
         results = self._host.invoke(call, [tensor_wire.unpack(payload) for payload in payloads])
         packed = [r if isinstance(r, LocalRef | Receipt) else tensor_wire.pack(r) for r in results]
@@ -154,6 +157,12 @@ class RaySession:
         late = [self._waiting[ref] for ref in pending if ref not in set(answered)]
         behind = f", {len(late) - 1} calls wait behind it (the next: {late[1]})" if len(late) > 1 else ""
         return f"no answer from {late[0]}{behind}: look at that worker, or raise cluster.call_timeout_s"
+
+    def clear(self) -> None:
+        """See Session."""
+        refs = [actor.clear.remote() for actor in self._actors.values()]
+        self._waiting |= {ref: f"worker {worker} (clear)" for worker, ref in zip(self._actors, refs, strict=True)}
+        self.fetch(refs, "clear")
 
     def close(self) -> None:
         """See Session; ends Ray too if this session started it."""
