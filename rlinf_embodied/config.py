@@ -56,6 +56,13 @@ class Critic(StrEnum):
     observation = "observation"  # the policy's own features
 
 
+class TransportMode(StrEnum):
+    """How data gets from stage to stage."""
+
+    adaptive = "adaptive"  # chosen per edge from the placement: what can stay in its process does
+    object_store = "object_store"  # always through the object store, as if no two stages shared a process
+
+
 class Reduction(StrEnum):
     """How gradients are summed over workers."""
 
@@ -236,20 +243,35 @@ class AlgorithmConfig:
 
 @dataclass(kw_only=True, slots=True)
 class PlanConfig:
-    """Which plan tree runs: a preset under configs/plan, or any file of the same form."""
+    """Which plan tree runs: `auto` (the best one for what is measured), a preset, or any file of the same form."""
 
-    name: str = "collocated"
+    name: str = "auto"
     file: str | None = None
     trees: list[dict] = field(default_factory=list)  # variants by number of devices, see flow/plan.py
+    replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see flow/drift.py
+    profile: str | None = None  # auto: a profile file to plan with; None: the cached one, or measured now
+    profile_budget_s: float = 36.0  # auto: seconds for the repeated measurements of a profile, besides set-up
 
     def __post_init__(self) -> None:
         _require(
-            bool(self.trees) or self.file is not None,
+            self.profile_budget_s > 0,
+            "plan.profile_budget_s",
+            self.profile_budget_s,
+            "it must be positive",
+            "use 36",
+        )
+        _require(
+            self.is_auto or bool(self.trees) or self.file is not None,
             "plan",
             self.name,
             "a plan needs a tree",
-            "use plan=collocated, plan=disaggregated, or plan=<file.yaml>",
+            "use plan=auto, plan=collocated, plan=disaggregated, or plan=<file.yaml>",
         )
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the plan is still to be found."""
+        return self.name == "auto" and not self.trees and self.file is None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -261,6 +283,7 @@ class ClusterConfig:
     session: str = "ray"  # ray, or serial: one process, for debuggers
     call_timeout_s: float = 600.0  # a call that takes longer is reported as a hang
     object_store_bytes: int | None = None  # None: Ray's choice
+    transport: TransportMode = TransportMode.adaptive
     emulated: bool = False  # described by the two below; for planning and for stages that only sleep
     nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see cluster/hardware.py
     links: dict[str, float] = field(default_factory=dict)
@@ -280,6 +303,13 @@ class ClusterConfig:
             "it is ray or serial",
             "use cluster.session=ray",
         )
+        _require(
+            self.transport is TransportMode.adaptive or self.session == "ray",
+            "cluster.transport",
+            self.transport.value,
+            "one process (cluster.session=serial) has no object store",
+            "use cluster.session=ray or cluster.transport=adaptive",
+        )
         limit = self.call_timeout_s
         _require(limit > 0, "cluster.call_timeout_s", limit, "it must be positive", "use 600")
 
@@ -289,11 +319,11 @@ class WarmStartConfig:
     """The imitation checkpoint that RL starts from."""
 
     checkpoint: str | None = None  # a checkpoint folder; None: demonstrations of the scripted expert are cloned
-    num_demos: int = 160  # half to two thirds of the clone's PickCube episodes succeed then: RL has room above
+    num_demos: int = 120  # about half of the clone's PickCube episodes succeed then: RL has room above
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
     noise_steps: int = 15  # the largest noise lasts so many steps only
-    epochs: int = 16  # of the whole policy
-    head_epochs: int = 80  # of everything but the stem, on cached features
+    epochs: int = 24  # of the whole policy
+    head_epochs: int = 120  # of everything but the stem, on cached features
     batch_size: int = 32
     head_batch_size: int = 64
     lr: float = 1e-3
@@ -302,7 +332,7 @@ class WarmStartConfig:
 
     def __post_init__(self) -> None:
         rule = "each of the 4 blocks of demonstrations needs at least one"
-        _require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 140")
+        _require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 120")
         for name in ("batch_size", "head_batch_size"):
             value = getattr(self, name)
             _require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use 32")
@@ -352,7 +382,7 @@ class RunConfig:
 
     dir: str | None = None  # None: runs/<task>-<algorithm>-<time>
     seed: int = 0
-    num_iterations: int = 50
+    num_iterations: int = 60
     exact: bool = True  # the same seed gives the same weights under every plan (CPU)
     dry: bool = False  # print the resolved config and stop
     wandb: bool = False

@@ -48,6 +48,7 @@ class RolloutStage:
         config = self._config
         shared = context.share("policy", lambda: load_policy(config.policy, config.folder, context.device))
         self._shared = cast(SharedPolicy, shared)
+        self._shared.enter("policy")
         self._device = context.device
 
     @torch.no_grad()
@@ -85,3 +86,11 @@ class RolloutStage:
         """Installs a new version; checksum and names are verified first."""
         install_weights(self._shared.policy.module, message)
         self._shared.version = message.version
+
+    def offload(self, tick: Tick) -> None:
+        """Leaves the device's memory; the weights stay if the actor uses them."""
+        self._shared.leave("policy")
+
+    def onload(self, tick: Tick) -> None:
+        """Comes back."""
+        self._shared.enter("policy")

@@ -80,7 +80,6 @@ class EmulatedDevice:
         self.start = Start(-1, 0.0, 0.0)
         self._held: dict[str, float] = {}  # bytes of each stage, loaded or parked
         self._free_s = 0.0
-        self._switching_s = 0.0  # offloads and onloads since the last call: they wait for its inputs, as it does
         self.peak_bytes = 0.0
 
     def at(self, tick: Tick) -> None:
@@ -107,9 +106,8 @@ class EmulatedDevice:
         )
 
     def switch(self, seconds: float) -> None:
-        """Offloads or onloads something, before the next call."""
-        self._switching_s += seconds
-        time.sleep(seconds * self.start.scale)
+        """Offloads or onloads something when the calls so far are done."""
+        self.work(self._free_s, seconds)
 
     @property
     def free_s(self) -> float:
@@ -117,9 +115,8 @@ class EmulatedDevice:
         return self._free_s
 
     def work(self, begin_s: float, seconds: float) -> float:
-        """Is busy for `seconds` from `begin_s` (and pending switches) on, and returns the end."""
-        self._free_s = max(begin_s, self._free_s) + self._switching_s + seconds
-        self._switching_s = 0.0
+        """Is busy for `seconds` from `begin_s` on, and returns the end."""
+        self._free_s = max(begin_s, self._free_s) + seconds
         deadline = self.start.wall_s + self._free_s * self.start.scale
         time.sleep(max(0.0, deadline - time.time()))
         return self._free_s

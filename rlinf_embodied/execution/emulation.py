@@ -147,7 +147,13 @@ def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
     """Returns the workflow with every stage replaced by one that sleeps; `run` keeps apart what shares workers."""
     workflow = pricer.workflow
     stages = {
-        name: replace(spec, target=_TARGET, config=_config(pricer, spec, run)) for name, spec in workflow.stages.items()
+        name: replace(
+            spec,
+            target=_TARGET,
+            config=_config(pricer, spec, run),
+            at_once=bool(pricer.profile.stages[name].finish_quantiles),
+        )
+        for name, spec in workflow.stages.items()
     }
     loops = {
         name: replace(loop, judge=Rounds(loop)) if loop.max_rounds > 1 else loop

@@ -27,6 +27,11 @@ class StageSpec:
     collective: bool = False  # its workers exchange data among themselves, so that their calls start as a gang
     kinds: tuple[str, ...] = ()  # device kinds that it can run on; (): whatever its profile knows
     granularities: tuple[int, ...] = ()  # blocks per call that it accepts, WHOLE among them; (): any
+    at_once: bool = False  # works on all its blocks together and hands each on when it is finished (long tails)
+
+    def accepts(self, blocks_per_chunk: int, num_blocks: int) -> bool:
+        """Returns whether it may be called for so many blocks at a time."""
+        return blocks_per_chunk == num_blocks or not self.granularities or blocks_per_chunk in self.granularities
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,7 @@ class Loop:
     judge: Callable[[Sequence[Sequence[object]]], Verdict] | None = None
     expected_rounds: float = 1.0  # what a planner counts with
     shards: tuple[int, ...] = (1, 2)  # parts of the blocks that may be in flight together
+    typical_steps: int = 0  # so many chunk-steps stand for all of them when the stages are measured; 0: nothing less
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,7 @@ class Workflow:
     loops: Mapping[str, Loop] = field(default_factory=dict)
     barriers: tuple[Barrier, ...] = ()
     items_per_block: int = 1  # episodes, prompts: the unit in which profiles count
+    typical_iteration: int = 0  # the first whose work is like that of the later ones; stages are measured in it
 
     def __post_init__(self) -> None:
         """Checks that every name is declared, loops are bounded and data edges have no cycle outside the loops.
@@ -168,6 +175,23 @@ class Workflow:
     def sources(self, stage: str) -> tuple[str, ...]:
         """Returns the stages whose data `stage` consumes, in the order of the edges."""
         return tuple(edge.source for edge in self.edges if edge.target == stage)
+
+    def downstream(self, *stages: str) -> set[str]:
+        """Returns the stages that data of these reaches, themselves not included."""
+        found: set[str] = set()
+        while reached := {e.target for e in self.edges if e.source in found.union(stages)} - found:
+            found |= reached
+        return found.difference(stages)
+
+    def blocking(self, first: Sequence[str], second: Sequence[str], blocks_per_chunk: int) -> list[str]:
+        """Returns what keeps `second` from starting on a chunk before `first` has finished all: edges and barriers."""
+        edges = [
+            f"edge {edge.source} -> {edge.target}"
+            for edge in self.edges
+            if edge.source in first and edge.target in second and not edge.allows(blocks_per_chunk, self.num_blocks)
+        ]
+        barriers = [b for b in self.barriers if b.before in first and b.after in second]
+        return edges + [f"barrier {b.before} | {b.after}" for b in barriers if blocks_per_chunk != self.num_blocks]
 
     def order(self) -> tuple[str, ...]:
         """Returns the stages sorted along the data edges and barriers.

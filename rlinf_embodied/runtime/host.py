@@ -10,16 +10,17 @@ A worker is called from one thread at a time, in the order in which the driver s
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from rlinf_embodied.errors import RlinfError, WorkerError
+from rlinf_embodied.errors import PlanError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.targets import load_target
@@ -59,6 +60,7 @@ class StageContext:
     owners: tuple[int, ...]  # rank, within the stage's group, that owns each block
     group: Group  # the workers of this stage, for collectives
     shared: dict[str, object]  # objects that several stages of one worker share
+    exclusive: frozenset[str] = frozenset()  # stages of this worker that may not be in its memory together with this
 
     def share(self, key: str, make: Callable[[], object]) -> object:
         """Returns the worker's one object of that name, made on first use."""
@@ -75,6 +77,8 @@ class Stage(Protocol):
     Loop opener: `open(tick, blocks)`, `step(tick, {block: message})` -> {block: message}, `close(tick, {block: None})
     -> Output`.  Loop answerer: `step`, `close(tick, {block: last message}) -> Output`.
     Weight edge: `export_weights(tick) -> object`, `install_weights(tick, object)`.
+    Context switch: `offload(tick)` leaves the device's memory and `onload(tick)` comes back; a stage without them is
+    resident always.
     """
 
     def setup(self, context: StageContext) -> object:
@@ -94,8 +98,9 @@ class LocalRef:
 class Call:
     """One call of a stage's method for some blocks.
 
-    `payloads_per_block` payloads follow for each block.  With `keep`, results stay in the worker.  `method` "loop" runs
-    a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns.
+    `payloads_per_block` payloads follow for each block.  Results of the blocks in `keep` stay in the worker.  `method`
+    "loop" runs a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns; "enter" only
+    brings the stage into the device's memory.
     """
 
     stage: str
@@ -103,7 +108,7 @@ class Call:
     tick: Tick
     blocks: tuple[int, ...] = ()
     payloads_per_block: int = 0
-    keep: bool = False
+    keep: frozenset[int] = frozenset()
     partner: str | None = None
     chunk_steps: int = 0
     argument: object = None
@@ -146,6 +151,8 @@ class WorkerHost:
         self.shared: dict[str, object] = {}
         self._store: dict[tuple[object, ...], object] = {}
         self._spans: list[Span] = []
+        self._exclusive: dict[str, frozenset[str]] = {}
+        self._parked: set[str] = set()
 
     def add_stage(self, spec: StageSpec, context: StageContext) -> object:
         """Builds a stage and returns the facts that its `setup` reports."""
@@ -155,6 +162,10 @@ class WorkerHost:
             self._pin_threads()
             stage = make(spec.config)
             assert isinstance(stage, Stage)
+            _require_switchable(spec.name, stage, context.exclusive)
+            self._exclusive[spec.name] = context.exclusive
+            self._parked.discard(spec.name)  # an earlier stage of that name is gone
+            self._make_room(spec.name, Tick(0))
             self.stages[spec.name] = stage
             return stage.setup(context)
         except RlinfError:
@@ -168,6 +179,16 @@ class WorkerHost:
         if torch is not None:
             torch.set_num_threads(self.spec.threads)
 
+    def clear(self) -> None:
+        """Forgets all stages, what they share and what they stored: the worker is as it was started."""
+        self.stages.clear()
+        self.shared = {}  # not cleared in place: contexts of the old stages hold it
+        self._store.clear()
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and self.spec.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
     def invoke(self, call: Call, payloads: Sequence[object]) -> list[object]:
         """Runs a call and returns its block results, then a Receipt.
 
@@ -177,6 +198,9 @@ class WorkerHost:
         self._forget_before(call.tick)
         self._spans = []
         try:
+            for name in (call.stage, call.partner):
+                if name is not None:
+                    self._switch_to(name, call.tick)
             values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
             count = call.payloads_per_block
             inputs = {block: values[i * count : (i + 1) * count] for i, block in enumerate(call.blocks)}
@@ -185,12 +209,39 @@ class WorkerHost:
             raise
         except Exception as error:
             raise self._failure(str(call), error) from error
-        if call.keep:
-            results = [self._keep(call, i, result) for i, result in enumerate(results)]
+        blocks = call.blocks * 2  # both sides of a loop answer
+        results = [self._keep(call, i, r) if call.keep and blocks[i] in call.keep else r for i, r in enumerate(results)]
         return [*results, Receipt(report, tuple(self._spans))]
 
+    # ------------------------------------------------------------------------------------------------- context switch
+    def _switch_to(self, name: str, tick: Tick) -> None:
+        """Brings a stage into the device's memory, after those have left that may not be there together with it."""
+        if self._exclusive.get(name):
+            self._make_room(name, tick)
+        if name in self._parked:
+            self._switch(name, "onload", tick)
+            self._parked.remove(name)
+
+    def _make_room(self, name: str, tick: Tick) -> None:
+        for other in sorted(self._exclusive[name] & self.stages.keys() - self._parked):
+            self._switch(other, "offload", tick)
+            self._parked.add(other)
+
+    def _switch(self, name: str, method: str, tick: Tick) -> None:
+        start = time.time()
+        getattr(self.stages[name], method)(tick)
+        self._note_span(name, method, tick, start)
+
+    def _note_span(self, stage: str, method: str, tick: Tick, start: float) -> None:
+        args = {"iteration": tick.iteration, "chunk_step": tick.chunk_step}
+        device, worker = self.spec.device, self.spec.worker
+        self._spans.append(Span(f"{stage}.{method}", stage, worker, device, start, time.time(), args))
+
+    # ----------------------------------------------------------------------------------------------------------- calls
     def _plain(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
         stage = self.stages[call.stage]
+        if call.method == "enter":
+            return [], None
         if call.method == "open":
             output = self._timed(call, stage, call.blocks)
         elif call.method in ("step", "close"):
@@ -209,7 +260,7 @@ class WorkerHost:
         opener, answerer = self.stages[call.stage], self.stages[call.partner]
         shown = self._timed(call, opener, call.blocks, method="open")
         for step in range(call.chunk_steps):
-            tick = Tick(call.tick.iteration, call.tick.attempt, call.tick.round, step)
+            tick = replace(call.tick, chunk_step=step)
             answers = self._timed(call, answerer, shown, method="step", stage_name=call.partner, tick=tick)
             shown = self._timed(call, opener, answers, method="step", tick=tick)
             if all(message is None for message in shown.values()):
@@ -231,9 +282,7 @@ class WorkerHost:
         method, tick = method or call.method, tick or call.tick
         start = time.time()
         result = getattr(stage, method)(tick, *arguments)
-        args = {"iteration": tick.iteration, "chunk_step": tick.chunk_step}
-        name = stage_name or call.stage
-        self._spans.append(Span(f"{name}.{method}", name, self.spec.worker, self.spec.device, start, time.time(), args))
+        self._note_span(stage_name or call.stage, method, tick, start)
         return result
 
     def _keep(self, call: Call, index: int, value: object) -> LocalRef:
@@ -253,6 +302,15 @@ class WorkerHost:
         return WorkerError(
             f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
             f"{type(error).__name__}: {error} (at {path})"
+        )
+
+
+def _require_switchable(name: str, stage: Stage, exclusive: frozenset[str]) -> None:
+    missing = [method for method in ("offload", "onload") if not hasattr(stage, method)]
+    if exclusive and missing:
+        raise PlanError(
+            f"the plan takes {name} out of the device's memory for {', '.join(sorted(exclusive))}, but "
+            f"{type(stage).__name__} has no {' and '.join(missing)}: use a plan that keeps it resident"
         )
 
 
