@@ -7,7 +7,10 @@ object was made; all are off by default:
     exit_at_step    ends the process in this step, without a trace
     hang_at_step    sleeps for an hour in this step
     slow_s          sleeps so many seconds in every step
-    once            a number; with it a fault happens only once per machine and number, so that a repetition succeeds
+    slow_row_s      sleeps so many seconds for every row in every step
+    slow_from_step  is slow from this step on only
+    once            a number; with it a fault happens only once per machine and number, so that a repetition succeeds;
+                    what has become slow by then stays slow, also in objects made later
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from rlinf_embodied.randomness import uniform
 STEP = 0.15  # of the unit square's half side, at action 1
 REACHED = 0.15  # distance at which the goal is reached
 FAULTS = ("crash_at_step", "exit_at_step", "hang_at_step")
-OPTIONS = (*FAULTS, "slow_s", "once")
+OPTIONS = (*FAULTS, "slow_s", "slow_row_s", "slow_from_step", "once")
 _HANG_S = 3600.0
 _EXIT_CODE = 13
 _POINT_RGB, _GOAL_RGB, _BACK_RGB = (230, 40, 40), (40, 200, 60), (30, 30, 40)
@@ -129,19 +132,31 @@ class PointSimulator:
     # ---------------------------------------------------------------------------------------------------------- faults
     def _inject_faults(self) -> None:
         options = self._config.options
-        if options.get("slow_s", 0) > 0:
-            time.sleep(options["slow_s"])
+        pause_s = options.get("slow_s", 0) + options.get("slow_row_s", 0) * self.num_rows
+        if pause_s > 0 and self._is_slow():
+            time.sleep(pause_s)
         for fault in FAULTS:
             if options.get(fault) == self._steps_run and self._may_fail(fault):
                 _fail(fault, self._steps_run)
+
+    def _is_slow(self) -> bool:
+        """Whether the simulator is slow by now; with `once`, a marker file says so to those that are made later."""
+        first = self._config.options.get("slow_from_step", 0)
+        if "once" not in self._config.options or not first:
+            return self._steps_run >= first
+        if self._steps_run >= first:
+            self._marker("slow").touch()
+        return self._steps_run >= first or self._marker("slow").exists()
+
+    def _marker(self, what: str) -> Path:
+        return Path(tempfile.gettempdir()) / f"point_reach_{what}_{int(self._config.options['once'])}"
 
     def _may_fail(self, fault: str) -> bool:
         """Whether the fault may still happen; with `once`, the first process to create the marker file takes it."""
         if "once" not in self._config.options:
             return True
-        marker = Path(tempfile.gettempdir()) / f"point_reach_{fault}_{int(self._config.options['once'])}"
         try:
-            marker.touch(exist_ok=False)
+            self._marker(fault).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True

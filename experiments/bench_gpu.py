@@ -30,6 +30,7 @@ from rlinf_embodied.config import Backend, TrainConfig
 OWN = {"out": "", "only": "policy,agrees,physics,reduce,train,same"}
 TOY = (
     "env=point_reach",
+    "plan=collocated",
     "env.num_envs=32",
     "policy.hidden_size=32",
     "policy.num_layers=1",
@@ -260,7 +261,7 @@ def main(arguments: list[str]) -> int:
     if unknown := [name for name in names if name not in CHECKS]:
         print(f"error: only has {unknown}, but the checks are {list(CHECKS)}: use some of these", file=sys.stderr)
         return 2
-    config = compose_train(overrides)
+    config = compose_train(["plan=collocated", *overrides])
     results: dict[str, object] = {}
     failed = False
     for name in names:

@@ -45,7 +45,7 @@ def test_evaluation_takes_the_choices_of_its_groups(group):
 def test_the_default_is_the_demo():
     config = compose_train([])
     assert (config.env.task, config.policy.name) == ("PickCube-v1", "tiny_vla")
-    assert (config.algorithm.name, config.plan.name, config.cluster.session) == (AlgorithmName.ppo, "collocated", "ray")
+    assert (config.algorithm.name, config.plan.name, config.cluster.session) == (AlgorithmName.ppo, "auto", "ray")
     assert len(config.env.cameras) == 2
 
 

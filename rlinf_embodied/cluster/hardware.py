@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 from rlinf_embodied.config import ClusterConfig
@@ -58,6 +58,7 @@ class Cluster:
     description: str = ""
     groups: tuple[NodeGroup, ...] = ()  # (): one node with all of the above
     links: Links = Links()
+    transport: str = "adaptive"  # or "object_store": see runtime/transport.py
     emulated: bool = False  # only described: stages sleep instead of computing
 
     def node_groups(self) -> tuple[NodeGroup, ...]:
@@ -111,7 +112,7 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
             f"cluster={config.name.removeprefix('emulated_')}, run its plans with sleeping stages with "
             f"experiments/emulate.py cluster={config.name.removeprefix('emulated_')}, and train with cluster=local"
         )
-    return local_cluster(config.num_devices)
+    return replace(local_cluster(config.num_devices), transport=config.transport.value)
 
 
 def local_cluster(num_devices: int | None) -> Cluster:

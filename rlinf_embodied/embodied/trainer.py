@@ -1,15 +1,16 @@
 """One training run, from the configuration to the summary.
 
 prepare   run folder, cluster, session                    nothing expensive has started
-start     warm start or resume -> a policy folder; workers with env, policy and actor; evaluation before
+start     warm start or resume -> a policy folder; the plan (planning.py); workers with all stages; evaluation before
 iterate   run_iteration -> metrics -> checkpoint          an iteration is the transaction: what dies in it is lost
+          times that drift from the prediction -> another plan, from a checkpoint, at the iteration's border
 finish    evaluation after, with videos; summary, trace, curve
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -24,6 +25,7 @@ from rlinf_embodied.embodied.evaluation import (
     evaluation_env,
 )
 from rlinf_embodied.embodied.interrupt import INTERRUPTED, StopRequest, stop_on_interrupt
+from rlinf_embodied.embodied.planning import Planning
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.warm_start import warm_start
@@ -32,9 +34,10 @@ from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.flow.plan import Plan, resolve
+from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.interfaces import EnvSpec
 from rlinf_embodied.learning.checkpoint import find_latest, load_state, verify
+from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import SerialSession, Session, of_type
 from rlinf_embodied.telemetry.live import LiveView
@@ -52,6 +55,15 @@ class Progress:
     env_steps: int = 0
     rollout_s: float = 0.0  # seconds of RL so far
     success_before: dict[str, object] | None = None
+
+
+@dataclass(slots=True)
+class _Running:
+    """The stages that are up: they change with the plan, the workers stay."""
+
+    session: Session
+    executor: Executor
+    evaluation: Evaluation
 
 
 def make_session(config: ClusterConfig) -> Session:
@@ -88,9 +100,7 @@ class Trainer:
             require_conditions("warm_start.checkpoint", start, config.env, config.policy, free=("task", "camera_fov"))
         self._folder = RunFolder(Path(config.run.dir or _default_dir(config)))
         self._cluster: Cluster = cluster_at_hand(config.cluster)
-        self._plan: Plan = resolve(
-            config.plan.name, config.plan.trees, self._cluster.num_devices, training_workflow(config, "")
-        )
+        self._planning = Planning(config, self._cluster, training_workflow(config, ""))
         self._spans: list[Span] = []
         self._progress = Progress()
         self._saved: int | None = None  # the iteration of the newest checkpoint
@@ -118,7 +128,6 @@ class Trainer:
         config = self._config
         self._folder.write_text("config.yaml", to_yaml(config))
         self._folder.write_manifest(config.run.seed, self._cluster)
-        self._folder.write_json("plan.json", self._plan.to_dict())
         self._startup.mark("command line and imports")
         session = make_session(config.cluster)
         self._startup.mark("session")
@@ -133,23 +142,51 @@ class Trainer:
     def _run(self, session: Session, writer: MetricsWriter, view: LiveView) -> int:
         policy_folder = self._resumed or self._warm_start(session, view)
         self._startup.mark("warm start")
-        executor = Executor(training_workflow(self._config, str(policy_folder)), self._plan, session, self._cluster)
-        if self._resumed is not None:
-            self._load(executor, self._resumed)
-        self._startup.mark("stages", executor.setup_s)
-        evaluation = self._evaluation(session, str(policy_folder))
-        self._startup.mark("evaluation stages")
+        plan = self._choose_plan(session, policy_folder, view)
+        running = self._start(session, plan, policy_folder, self._resumed, view)
         with stop_on_interrupt() as stop:
             if self._progress.success_before is None:
-                before = self._evaluate(evaluation, executor, session, 0, view, "before")
+                before = self._evaluate(running, 0, view, "before")
                 self._progress.success_before = before.summary()
-            self._iterate(executor, evaluation, session, writer, view, stop)
+            self._iterate(running, writer, view, stop)
         if stop.asked:
             view.note(f"stopped after iteration {self._progress.iteration}; resume with the same command")
             return INTERRUPTED
-        after = self._evaluate(evaluation, executor, session, self._config.run.num_iterations, view, "after")
-        self._finish(executor, after, view)
+        after = self._evaluate(running, self._config.run.num_iterations, view, "after")
+        self._finish(running.executor, after, view)
         return 0
+
+    def _choose_plan(self, session: Session, policy_folder: Path, view: LiveView) -> Plan:
+        workflow = training_workflow(self._config, str(policy_folder))
+        first = 0 if self._resumed is None else int(cast(dict, load_state(self._resumed)["progress"])["iteration"])
+        plan, why = self._planning.choose(workflow, session, self._folder, view.progress, first)
+        view.note(why)
+        self._startup.mark("profile and plan")
+        return plan
+
+    def _start(
+        self, session: Session, plan: Plan, policy_folder: Path, checkpoint: Path | None, view: LiveView
+    ) -> _Running:
+        """Builds the stages of training and evaluation from a policy folder, and loads a checkpoint's other state."""
+        executor = Executor(training_workflow(self._config, str(policy_folder)), plan, session, self._cluster)
+        self._folder.write_json("transports.json", [route.to_dict() for route in executor.routes])
+        view.note(f"transports\n{transport.table(executor.routes)}")
+        if checkpoint is not None:
+            self._load(executor, checkpoint)
+        self._startup.mark("stages", executor.setup_s)
+        evaluation = self._evaluation(session, str(policy_folder))
+        self._startup.mark("evaluation stages")
+        return _Running(session, executor, evaluation)
+
+    def _switch(self, running: _Running, plan: Plan, view: LiveView) -> None:
+        """Goes on under another plan: a checkpoint is the snapshot, and the workers build all stages anew from it."""
+        if self._saved != self._progress.iteration:
+            self._save(running.executor)
+        latest = find_latest(self._folder.checkpoints)
+        assert latest is not None
+        running.session.clear()
+        started = self._start(running.session, plan, latest, latest, view)
+        running.executor, running.evaluation = started.executor, started.evaluation
 
     def _warm_start(self, session: Session, view: LiveView) -> Path:
         config = self._config
@@ -168,15 +205,14 @@ class Trainer:
         videos = str(self._folder.videos) if config.eval.record_video else None
         return Evaluation(env, config.eval, stage, session, self._cluster, config.run.seed, videos)
 
-    def _evaluate(
-        self, evaluation: Evaluation, executor: Executor, session: Session, step: int, view: LiveView, label: str
-    ) -> EvaluationResult:
+    def _evaluate(self, running: _Running, step: int, view: LiveView, label: str) -> EvaluationResult:
         """Evaluates the actor's present weights on all devices."""
         view.note(f"evaluating {label} ({self._config.eval.num_episodes} held-out episodes) ...")
+        executor, evaluation = running.executor, running.evaluation
         hosts = executor.workers("actor")
         missing = [(worker, "eval_policy") for worker in evaluation.workers if worker not in hosts]
         if missing:
-            executor.send_weights(session, (hosts[0], "actor"), missing, Tick(step))
+            executor.send_weights(running.session, (hosts[0], "actor"), missing, Tick(step))
         result = evaluation.run(step)
         self._note_start(result.spans, view)
         view.note(f"evaluation {label}: success {result}")
@@ -187,33 +223,41 @@ class Trainer:
             view.note(str(self._startup))
 
     # ---------------------------------------------------------------------------------------------------- iterate
-    def _iterate(
-        self,
-        executor: Executor,
-        evaluation: Evaluation,
-        session: Session,
-        writer: MetricsWriter,
-        view: LiveView,
-        stop: StopRequest,
-    ) -> None:
+    def _iterate(self, running: _Running, writer: MetricsWriter, view: LiveView, stop: StopRequest) -> None:
         config, progress = self._config, self._progress
         while progress.iteration < config.run.num_iterations and not stop.asked:
             start = time.time()
-            result, metrics = run_iteration(executor, progress.iteration)
+            result, metrics = run_iteration(running.executor, progress.iteration)
             seconds = time.time() - start
             self._note_start(result.spans, view)
             self._account(result, metrics, seconds)
             number = progress.iteration
             if config.eval.every and number % config.eval.every == 0 and number < config.run.num_iterations:
-                evaluated = self._evaluate(evaluation, executor, session, number, view, f"at {number}")
+                evaluated = self._evaluate(running, number, view, f"at {number}")
                 metrics |= {"eval/success_once": evaluated.success_once, "eval/return": evaluated.mean_return}
             writer.write(progress.env_steps, number, metrics)
             view.update(number, metrics)
             due = config.checkpoint.every and number % config.checkpoint.every == 0
             if due or number == config.run.num_iterations:
-                self._save(executor)
+                self._save(running.executor)
+            self._replan(running, result, metrics, view)
         if stop.asked and self._saved != progress.iteration:  # whenever Ctrl-C came, before the first iteration too
-            self._save(executor)
+            self._save(running.executor)
+
+    def _replan(self, running: _Running, result: IterationResult, metrics: Mapping[str, float], view: LiveView) -> None:
+        """Compares the iteration with its prediction, and goes on under another plan where that is due."""
+        stages = {name: metrics[f"time/{name}_s"] for name in running.executor.workflow.stages}
+        rounds: dict[str, int] = {}
+        for loop in running.executor.workflow.loops.values():
+            rounds |= dict.fromkeys((loop.opener, loop.answerer), len(result.reports[loop.opener]))
+        number = self._progress.iteration - 1
+        plan, told = self._planning.observe(number, metrics["time/iteration_s"], stages, rounds)
+        if told:
+            view.note(told)
+        if plan is not None and self._progress.iteration < self._config.run.num_iterations:
+            start = time.time()
+            self._switch(running, plan, view)
+            view.note(f"switched to {plan.name} in {time.time() - start:.1f} s")
 
     def _account(self, result: IterationResult, metrics: dict[str, float], seconds: float) -> None:
         progress = self._progress
@@ -270,8 +314,8 @@ class Trainer:
                 "rl_s": progress.rollout_s,
                 "wall_s": time.time() - self._started,
                 "startup_s": self._startup.phases | {"first env step": self._startup.total_s},
-                "plan": self._plan.name,
-                "predicted_s_per_iteration": None,
+                "plan": self._planning.plan.name,
+                "predicted_s_per_iteration": self._planning.predicted_s,
                 "measured_s_per_iteration": progress.rollout_s / iterations,
                 "weights_sha256": digest,
                 "backend": of_type(executor.facts["env"], EnvSpec)[0].backend,
@@ -279,6 +323,7 @@ class Trainer:
         )
         write_trace(self._folder.path / "trace.json", self._spans)
         curve = plot_curve(self._folder.path)
+        view.note(self._planning.report(self._folder))
         view.note(f"videos   {self._folder.videos}" if config.eval.record_video else "videos   off")
         view.note(f"curve    {curve}")
         view.note(f"summary  {self._folder.path / 'summary.json'}")

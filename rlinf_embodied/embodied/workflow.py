@@ -18,6 +18,7 @@ run_iteration            driver     one Tick down the plan tree, then metrics of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlinf_embodied.config import AlgorithmName, Critic, TrainConfig
 from rlinf_embodied.embodied.actor_stage import ActorConfig, ActorReport
@@ -50,12 +51,15 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
             granularities=(WHOLE,),  # statistics and minibatches are of all blocks
         ),
     }
-    loop = Loop("rollout", "env", "policy", chunk_steps=env.chunks_per_rollout)
+    steps = env.chunks_per_rollout
+    # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less to the end
+    typical = min(env.horizon // env.chunk, steps) if env.auto_reset else 0
+    loop = Loop("rollout", "env", "policy", steps, typical_steps=typical)
     if grpo:
         num_groups = env.num_envs // algorithm.group_size
         rounds = 1 + (algorithm.max_refills if algorithm.drop_uniform_groups else 0)
         judge = GroupJudge(num_groups, algorithm.min_groups, algorithm.drop_uniform_groups)
-        loop = Loop("rollout", "env", "policy", env.chunks_per_rollout, max_rounds=rounds, judge=judge)
+        loop = replace(loop, max_rounds=rounds, judge=judge)
     return Workflow(
         name="embodied",
         num_blocks=env.num_blocks,
@@ -63,6 +67,7 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
         edges=(Edge("policy", "actor"), Edge("env", "actor")),
         weight_edges=(WeightEdge("actor", "policy"),),
         loops={"rollout": loop},
+        typical_iteration=0 if grpo else algorithm.critic_warmup_iterations,
     )
 
 

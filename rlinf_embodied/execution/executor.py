@@ -15,6 +15,7 @@ may not be in a device's memory together are switched by their worker, when one 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,10 +26,12 @@ from rlinf_embodied.execution.schedule import Step, schedule
 from rlinf_embodied.flow.graph import Loop, Verdict, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
 from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, Tick, WorkerSpec
-from rlinf_embodied.runtime.session import Ref, Session, of_type
+from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
 from rlinf_embodied.telemetry.trace import Span
 
+_LOG = logging.getLogger(__name__)
 _Report = TypeVar("_Report")
 
 
@@ -51,6 +54,11 @@ class Executor:
         """Starts the workers and builds every stage where the plan puts it."""
         self.workflow, self.plan, self._session = workflow, plan, session
         self._owners = {stage: plan.owners(stage, workflow.num_blocks) for stage in workflow.stages}
+        self.routes = transport.routes(
+            workflow, plan, cluster, owners=self._owners, one_process=isinstance(session, SerialSession)
+        )
+        _LOG.info("transports of plan %s:\n%s", plan.name, transport.table(self.routes))
+        self._adaptive = cluster.transport == "adaptive"
         self._shards = {
             leaf.stage: 1 if self._fused(node) else node.shards
             for node in plan.loops().values()
@@ -92,9 +100,9 @@ class Executor:
         return frozenset(stage for stage, owners in self._owners.items() if worker in owners)
 
     def _fused(self, node: LoopNode) -> bool:
-        """Whether every block meets both stages of the loop in the same worker: then the loop is one call."""
+        """Whether every block meets both stages of the loop in one worker, and may stay there: then it is one call."""
         first, second = (self._owners[leaf.stage] for leaf in node.stages)
-        return first == second
+        return self._adaptive and first == second
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run(self, tick: Tick) -> IterationResult:
@@ -137,10 +145,13 @@ class Executor:
         gang = self.workflow.stages[stage].collective
         self._note(stage, calls, self._session.submit(calls, gang), state)
 
-    def _stays(self, stage: str) -> bool:
-        """Whether all consumers of a stage's data live where it was made: then it stays there."""
-        consumers = [edge.target for edge in self.workflow.edges if edge.source == stage]
-        return bool(consumers) and all(self._owners[consumer] == self._owners[stage] for consumer in consumers)
+    def _stays(self, stage: str) -> frozenset[int]:
+        """Returns the blocks of a stage whose data is consumed only where it was made: it stays there."""
+        consumers = [self._owners[edge.target] for edge in self.workflow.edges if edge.source == stage]
+        if not self._adaptive or not consumers:
+            return frozenset()
+        makers = enumerate(self._owners[stage])
+        return frozenset(block for block, maker in makers if all(owners[block] == maker for owners in consumers))
 
     def _behind(self, stage: str, state: _Iteration) -> list[Ref]:
         """Returns what a stage's calls wait for beside their inputs: the receipts of stages behind a barrier.
@@ -187,7 +198,7 @@ class Executor:
     def _fused_loop(self, loop: Loop, state: _Iteration) -> None:
         calls, sources = [], self._outside(loop)
         behind = self._behind(loop.opener, state) + self._behind(loop.answerer, state)
-        keep = self._stays(loop.opener) and self._stays(loop.answerer)
+        keep = self._stays(loop.opener) & self._stays(loop.answerer)
         for worker in self.workers(loop.opener):
             blocks = self._blocks(loop.opener, worker)
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
@@ -246,7 +257,7 @@ class Executor:
             blocks = tuple(block for block in self._blocks(stage, worker) if block in shard)
             if blocks:
                 payloads = [ref for block in blocks for ref in inputs.get(block, ())]
-                keep = final and self._stays(stage)
+                keep = self._stays(stage) if final else frozenset()
                 call = Call(stage, method, tick or state.tick, blocks, len(payloads) // len(blocks), keep)
                 calls.append((worker, call, [*payloads, *behind]))
         answers = self._session.submit(calls)
@@ -283,9 +294,10 @@ class Executor:
         return [receipt.report for receipt in of_type(receipts, Receipt)]
 
     def sync_weights(self, source: str, target: str, state: _Iteration | None = None) -> None:
-        """Sends the weights of `source` to those workers of `target` that do not host `source`."""
+        """Sends the weights of `source` to those workers of `target` that do not share them already."""
         tick = state.tick if state else Tick(0)
-        missing = [worker for worker in self.workers(target) if worker not in self.workers(source)]
+        hosts = self.workers(source) if self._adaptive else []  # these share the weights: nothing is sent
+        missing = [worker for worker in self.workers(target) if worker not in hosts]
         if missing:
             sent = self.send_weights(
                 self._session, (self.workers(source)[0], source), [(w, target) for w in missing], tick

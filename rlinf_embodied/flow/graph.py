@@ -91,6 +91,7 @@ class Loop:
     judge: Callable[[Sequence[Sequence[object]]], Verdict] | None = None
     expected_rounds: float = 1.0  # what a planner counts with
     shards: tuple[int, ...] = (1, 2)  # parts of the blocks that may be in flight together
+    typical_steps: int = 0  # so many chunk-steps stand for all of them when the stages are measured; 0: nothing less
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class Workflow:
     loops: Mapping[str, Loop] = field(default_factory=dict)
     barriers: tuple[Barrier, ...] = ()
     items_per_block: int = 1  # episodes, prompts: the unit in which profiles count
+    typical_iteration: int = 0  # the first whose work is like that of the later ones; stages are measured in it
 
     def __post_init__(self) -> None:
         """Checks that every name is declared, loops are bounded and data edges have no cycle outside the loops.

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rlinf_embodied.cluster.hardware import Links
 from rlinf_embodied.errors import ConfigError
 
 FORMAT = "rlinf-profile/1"
@@ -42,8 +43,9 @@ _STAGE_KEYS = (
 _WEIGHT_KEYS = ("bytes", "export_s", "install_s")
 _KEYS = (
     *("format", "name", "device_kind", "fingerprint", "workload", "sources", "stages"),
-    *("edge_bytes_per_item", "weights"),
+    *("edge_bytes_per_item", "weights", "links"),
 )
+_LINK_KEYS = ("within_node_bytes_per_s", "across_nodes_bytes_per_s", "latency_s")
 _WORKLOAD_KEYS = ("workflow", "num_items", "items_per_block", "chunk_steps", "expected_rounds", "max_rounds")
 
 
@@ -154,6 +156,7 @@ class Profile:
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     workload: Workload | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    links: Links | None = None  # of the machine that was measured; None: as the cluster says
 
     def require(self, stages: Iterable[str], loop_stages: Iterable[str] = ()) -> None:
         """Checks that every stage of a workflow was measured, in the way it is used.
@@ -230,7 +233,12 @@ def parse_profile(data: object, path: str = "profile") -> Profile:
         fingerprint={key: str(value) for key, value in _mapping(body.get("fingerprint", {}), path).items()},
         workload=None if workload is None else _workload(workload, f"{path}.workload"),
         sources={key: str(value) for key, value in _mapping(body.get("sources", {}), path).items()},
+        links=None if body.get("links") is None else _links(body["links"], f"{path}.links"),
     )
+
+
+def _links(data: object, path: str) -> Links:
+    return Links(**{key: _number(value, f"{path}.{key}") for key, value in _mapping(data, path, _LINK_KEYS).items()})
 
 
 def _workload(data: object, path: str) -> Workload:

@@ -10,6 +10,7 @@ A worker is called from one thread at a time, in the order in which the driver s
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -99,9 +100,9 @@ class LocalRef:
 class Call:
     """One call of a stage's method for some blocks.
 
-    `payloads_per_block` payloads follow for each block, then those that the call only waits for.  With `keep`, results
-    stay in the worker.  `method` "loop" runs a whole loop between two stages of this worker (`partner` answers) for
-    `chunk_steps` turns; "enter" only brings the stage into the device's memory.
+    `payloads_per_block` payloads follow for each block, then those that the call only waits for.  Results of the blocks
+    in `keep` stay in the worker.  `method` "loop" runs a whole loop between two stages of this worker (`partner`
+    answers) for `chunk_steps` turns; "enter" only brings the stage into the device's memory.
     """
 
     stage: str
@@ -109,7 +110,7 @@ class Call:
     tick: Tick
     blocks: tuple[int, ...] = ()
     payloads_per_block: int = 0
-    keep: bool = False
+    keep: frozenset[int] = frozenset()
     partner: str | None = None
     chunk_steps: int = 0
     argument: object = None
@@ -180,6 +181,16 @@ class WorkerHost:
         if torch is not None:
             torch.set_num_threads(self.spec.threads)
 
+    def clear(self) -> None:
+        """Forgets all stages, what they share and what they stored: the worker is as it was started."""
+        self.stages.clear()
+        self.shared = {}  # not cleared in place: contexts of the old stages hold it
+        self._store.clear()
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and self.spec.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+
     def invoke(self, call: Call, payloads: Sequence[object]) -> list[object]:
         """Runs a call and returns its block results, then a Receipt.
 
@@ -200,8 +211,8 @@ class WorkerHost:
             raise
         except Exception as error:
             raise self._failure(str(call), error) from error
-        if call.keep:
-            results = [self._keep(call, i, result) for i, result in enumerate(results)]
+        blocks = call.blocks * 2  # both sides of a loop answer
+        results = [self._keep(call, i, r) if call.keep and blocks[i] in call.keep else r for i, r in enumerate(results)]
         return [*results, Receipt(report, tuple(self._spans))]
 
     # ------------------------------------------------------------------------------------------------- context switch

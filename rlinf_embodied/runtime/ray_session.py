@@ -16,6 +16,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import ray
@@ -61,10 +62,27 @@ class _Worker:
             context.group = _group(context, rendezvous, timeout_s)
         return self._host.add_stage(spec, context)
 
-    def invoke(self, call: Call, *payloads: object) -> object:
+    def clear(self) -> None:
+        self._host.clear()
+
+    def invoke(self, call: Call, argument: object, *payloads: object) -> object:
+        call = replace(call, argument=tensor_wire.unpack(argument))
         results = self._host.invoke(call, [tensor_wire.unpack(payload) for payload in payloads])
-        packed = [r if isinstance(r, LocalRef | Receipt) else tensor_wire.pack(r) for r in results]
+        packed = [_packed(result) for result in results]
         return packed if len(packed) > 1 else packed[0]
+
+
+def _packed(result: object) -> object:
+    """Returns what a worker sends; of a receipt only the report may hold tensors (weights), its spans are many."""
+    if isinstance(result, Receipt):
+        return replace(result, report=tensor_wire.pack(result.report))
+    return result if isinstance(result, LocalRef) else tensor_wire.pack(result)
+
+
+def _unpacked(value: object) -> object:
+    if isinstance(value, Receipt):
+        return replace(value, report=tensor_wire.unpack(value.report))
+    return tensor_wire.unpack(value)
 
 
 def _group(context: StageContext, rendezvous: str, timeout_s: float) -> Group:
@@ -123,9 +141,12 @@ class RaySession:
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
         """See Session; a gang needs nothing more than submission in one go, as each actor takes calls in order."""
         answers = []
+        stored: dict[int, Ref] = {}  # one object in the store, however many workers get it
         for worker, call, payloads in calls:
+            if call.argument is not None and id(call.argument) not in stored:
+                stored[id(call.argument)] = ray.put(tensor_wire.pack(call.argument))
             method = self._actors[worker].invoke.options(num_returns=call.num_results + 1)
-            refs = method.remote(call, *payloads)
+            refs = method.remote(replace(call, argument=None), stored.get(id(call.argument)), *payloads)
             refs = refs if isinstance(refs, list) else [refs]
             self._waiting[refs[-1]] = f"worker {worker} ({call})"
             answers.append(refs)
@@ -145,7 +166,7 @@ class RaySession:
             raise WorkerError(f"a worker died while the driver waited for {waiting} from {who}: {error}") from None
         for ref in refs:
             self._waiting.pop(ref, None)
-        return [tensor_wire.unpack(value) for value in values]
+        return [_unpacked(value) for value in values]
 
     def _oldest(self) -> str:
         """Says which call is the oldest without an answer: whatever else is late waits for it."""
@@ -154,6 +175,12 @@ class RaySession:
         late = [self._waiting[ref] for ref in pending if ref not in set(answered)]
         behind = f", {len(late) - 1} calls wait behind it (the next: {late[1]})" if len(late) > 1 else ""
         return f"no answer from {late[0]}{behind}: look at that worker, or raise cluster.call_timeout_s"
+
+    def clear(self) -> None:
+        """See Session."""
+        refs = [actor.clear.remote() for actor in self._actors.values()]
+        self._waiting |= {ref: f"worker {worker} (clear)" for worker, ref in zip(self._actors, refs, strict=True)}
+        self.fetch(refs, "clear")
 
     def close(self) -> None:
         """See Session; ends Ray too if this session started it."""

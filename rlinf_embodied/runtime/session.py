@@ -57,6 +57,10 @@ class Session(Protocol):
         """
         ...
 
+    def clear(self) -> None:
+        """Forgets every stage of every worker; the workers stay."""
+        ...
+
     def close(self) -> None:
         """Ends the workers."""
         ...
@@ -116,6 +120,12 @@ class SerialSession:
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
         """See Session; everything has run already."""
         return list(refs)
+
+    def clear(self) -> None:
+        """See Session."""
+        self._groups.clear()
+        for host in self._hosts.values():
+            host.clear()
 
     def close(self) -> None:
         """See Session."""

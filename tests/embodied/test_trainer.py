@@ -224,7 +224,7 @@ def test_a_plan_that_does_not_fit_is_refused_before_anything_starts(tmp_path, no
     with pytest.raises(PlanError, match=r"needs at least 2 devices, but cluster.num_devices is 1"):
         Trainer(four(tmp_path, "plan=disaggregated"))
     with pytest.raises(PlanError, match="gives env 5 devices, but there are only 4 blocks"):
-        Trainer(four(tmp_path, "cluster.num_devices=5"))
+        Trainer(four(tmp_path, "plan=collocated", "cluster.num_devices=5"))
 
 
 def test_a_full_disk_costs_the_checkpoint_under_way_only(straight, monkeypatch, tmp_path) -> None:

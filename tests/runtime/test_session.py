@@ -99,7 +99,7 @@ def test_an_aborted_group_is_spent_for_every_member() -> None:
 
 def test_what_is_kept_stays_in_the_worker_for_this_iteration_only() -> None:
     session = session_with(None)
-    keep = Call("member", "run", Tick(0), (1,), 1, keep=True)
+    keep = Call("member", "run", Tick(0), (1,), 1, keep=frozenset({1}))
     (((kept, receipt),)) = session.submit([(1, keep, ["x"])])
     assert isinstance(kept, LocalRef)
     assert isinstance(receipt, Receipt)

@@ -1,0 +1,282 @@
+"""Profile -> plan -> run as training sees it: which plan a run gets, what it should take, and when it is due again.
+
+choose    a forced plan as it is; a single feasible one without measuring; else the profile (cached, or measured now),
+          the ranked plans, and the best of them
+observe   after each iteration: measured against predicted seconds of every stage; a lasting drift plans again
+report    at the end: the ranked table with what was measured, and the error of each prediction
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.execution.profiler import (
+    Progress,
+    as_measured,
+    cached_path,
+    cached_profile,
+    fingerprint,
+    linked,
+    measure,
+    store_profile,
+)
+from rlinf_embodied.flow.drift import DriftWatch, Prediction, predict, replan
+from rlinf_embodied.flow.explain import Ranked, rank, rows
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.plan import Plan, resolve
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.probes import together
+from rlinf_embodied.flow.profile import Profile, load_profile
+from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.telemetry.tables import text_table
+
+
+@dataclass(slots=True)
+class Period:
+    """Iterations under one plan: what was predicted, and what each took."""
+
+    plan: Plan
+    predicted: Prediction | None
+    first_iteration: int
+    iteration_s: list[float] = field(default_factory=list)
+    stages_s: dict[str, list[float]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the period as JSON-ready data: medians, and the relative error of each prediction."""
+        measured = {"iteration": _median(self.iteration_s)}
+        measured |= {stage: _median(seconds) for stage, seconds in self.stages_s.items()}
+        predicted: dict[str, float] = {}
+        if self.predicted is not None and math.isfinite(self.predicted.iteration_s):
+            predicted = {"iteration": self.predicted.iteration_s, **self.predicted.stages_s}
+        both = [name for name in predicted if measured.get(name)]
+        return {
+            "plan": self.plan.name,
+            "first_iteration": self.first_iteration,
+            "num_iterations": len(self.iteration_s),
+            "predicted_s": predicted,
+            "measured_s": measured,
+            "error": {name: predicted[name] / measured[name] - 1 for name in both},
+        }
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def relevant_parts(config: TrainConfig) -> dict[str, object]:
+    """Returns the parts of a config that the stages' times depend on: all of env, policy and algorithm."""
+    parts: dict[str, object] = {name: asdict(getattr(config, name)) for name in ("env", "policy", "algorithm")}
+    return parts | {"exact": config.run.exact, "session": config.cluster.session}
+
+
+class Planning:
+    """The plan of one run, and what is known about it."""
+
+    def __init__(self, config: TrainConfig, cluster: Cluster, workflow: Workflow) -> None:
+        """Resolves a forced plan, so that a wrong one is refused before anything starts.
+
+        Raises:
+            PlanError: the plan does not fit the cluster.
+        """
+        self._config, self._cluster, self._workflow = config, cluster, workflow
+        self._forced: Plan | None = None
+        if not config.plan.is_auto:
+            self._forced = resolve(config.plan.name, config.plan.trees, cluster.num_devices, workflow)
+        self._pricer: Pricer | None = None
+        self._ranked: list[Ranked] = []
+        self._watch: DriftWatch | None = None
+        self.periods: list[Period] = []
+
+    # ------------------------------------------------------------------------------------------------------- choose
+    def choose(
+        self, workflow: Workflow, session: Session, folder: RunFolder, progress: Progress, iteration: int
+    ) -> tuple[Plan, str]:
+        """Returns the plan to run and a text that says why; writes plan.json, and profile.json where there is one.
+
+        Args:
+            workflow: the one that will run; its stages are built and forgotten if they have to be measured.
+            session: without stages; its workers are left without any.
+            folder: of the run.
+            progress: called with (what, done, total, remark).
+            iteration: the first one to come.
+
+        Raises:
+            ConfigError: plan.profile cannot be read, or lacks a stage.
+            PlanError: no plan fits; says what is short.
+        """
+        plan, why = self._chosen(workflow, session, progress)
+        if self._pricer is not None:
+            folder.write_text("profile.json", self._profile_path().read_text(encoding="utf-8"))
+        predicted = predict(self._pricer, plan) if self._pricer is not None else None
+        self._begin(plan, predicted, iteration)
+        self._write(folder)
+        return plan, why
+
+    def _chosen(self, workflow: Workflow, session: Session, progress: Progress) -> tuple[Plan, str]:
+        config = self._config.plan
+        if self._forced is not None:
+            profile = self._known_profile()
+            if profile is not None:
+                self._price(profile, workflow)
+            return self._forced, f"plan {self._forced.name}: forced" + ("" if profile else ", not profiled")
+        reason = self._only_one(workflow)
+        if reason and config.profile is None:
+            plan = together(workflow, self._cluster.num_devices, "collocated")
+            return plan, f"plan collocated: {reason}, so nothing is measured"
+        self._price(self._known_profile() or self._measured(workflow, session, progress), workflow)
+        assert self._pricer is not None
+        self._ranked, impossible = rank(self._pricer)
+        best = self._ranked[0]
+        lines = [text_table(rows(self._ranked), f"plans of {workflow.name} on {self._cluster.name}, predicted:")]
+        lines += [f"{entry.mode}: {entry.reason}" for entry in impossible]
+        return replace(best.plan, name=f"auto: {best.shape}"), "\n".join(lines)
+
+    def _only_one(self, workflow: Workflow) -> str:
+        """Returns why there is but one plan worth running, "" if there are more."""
+        if self._cluster.num_devices == 1:
+            return "there is one device"
+        if self._config.cluster.session == "serial":
+            return "one process takes turns under every plan"
+        return "there is one block" if workflow.num_blocks == 1 else ""
+
+    # ------------------------------------------------------------------------------------------------------ profile
+    def _key(self) -> dict[str, str]:
+        return fingerprint(self._cluster, relevant_parts(self._config))
+
+    def _path(self) -> Path:
+        return cached_path(self._config.warm_start.cache_dir, self._config.env.task, self._key())
+
+    def _profile_path(self) -> Path:
+        given = self._config.plan.profile
+        return self._path() if given is None else Path(given).expanduser()
+
+    def _known_profile(self) -> Profile | None:
+        """Returns the profile that the config names, or the cached one, or None."""
+        if self._config.plan.profile is not None:
+            return load_profile(self._profile_path())
+        return cached_profile(self._path(), self._key())
+
+    def _measured(self, workflow: Workflow, session: Session, progress: Progress) -> Profile:
+        config = self._config
+        profile, data = measure(
+            workflow, session, self._cluster, config.env.task, self._key(), progress, config.plan.profile_budget_s
+        )
+        store_profile(self._path(), data)
+        return profile
+
+    def _price(self, profile: Profile, workflow: Workflow) -> None:
+        self._pricer = Pricer(as_measured(workflow, profile), profile, linked(self._cluster, profile))
+
+    # ------------------------------------------------------------------------------------------------------ observe
+    def _begin(self, plan: Plan, predicted: Prediction | None, iteration: int) -> None:
+        self.periods.append(Period(plan, predicted, iteration))
+        self._watch = None
+        if predicted is not None and math.isfinite(predicted.iteration_s) and self._may_replan():
+            assert self._pricer is not None
+            loops = self._pricer.workflow.loops.values()
+            usual = {stage: loop.expected_rounds for loop in loops for stage in (loop.opener, loop.answerer)}
+            self._watch = DriftWatch(predicted, usual)
+
+    def _may_replan(self) -> bool:
+        return self._forced is None and self._config.plan.replan
+
+    def observe(
+        self, iteration: int, seconds: float, stages_s: Mapping[str, float], rounds: Mapping[str, int]
+    ) -> tuple[Plan | None, str]:
+        """Takes the times of an iteration; returns the plan to go on with (None: the same), and what to tell, or "".
+
+        Args:
+            iteration: its number; the first ones, whose work is not like that of the others, do not count.
+            seconds: of the whole iteration.
+            stages_s: of the busiest worker of each stage.
+            rounds: of each stage inside a loop.
+        """
+        if iteration < self._workflow.typical_iteration:
+            return None, ""
+        period = self.periods[-1]
+        period.iteration_s.append(seconds)
+        for stage, value in stages_s.items():
+            period.stages_s.setdefault(stage, []).append(value)
+        if self._watch is None:
+            return None, ""
+        self._watch.observe(stages_s, rounds)
+        drifted = self._watch.drifted()
+        return self._replanned(drifted, iteration + 1) if drifted else (None, "")
+
+    def _replanned(self, drifted: Mapping[str, float], iteration: int) -> tuple[Plan | None, str]:
+        assert self._pricer is not None
+        assert self._watch is not None
+        old = self.periods[-1].plan
+        found = replan(self._pricer, old, self._watch.factors())
+        self._pricer = found.pricer
+        what = ", ".join(f"{stage} takes {factor:.2f} times its predicted time" for stage, factor in drifted.items())
+        self._begin(found.plan, found.predicted, iteration)
+        if not found.changed:
+            return None, f"planned again ({what}): {old.name} stays the best, now {found.stays_s:.2f} s predicted"
+        return found.plan, (
+            f"planned again ({what}): from iteration {iteration + 1} on {found.plan.name}, "
+            f"{found.predicted.iteration_s:.2f} s predicted instead of {found.stays_s:.2f} s under {old.name}"
+        )
+
+    # ------------------------------------------------------------------------------------------------------- report
+    @property
+    def plan(self) -> Plan:
+        """The plan that runs."""
+        return self.periods[-1].plan
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Predicted seconds per iteration of the plan that runs; None without a profile."""
+        predicted = self.periods[-1].predicted
+        return predicted.iteration_s if predicted is not None and math.isfinite(predicted.iteration_s) else None
+
+    def _write(self, folder: RunFolder) -> None:
+        content = {**self.plan.to_dict(), "predicted_s_per_iteration": self.predicted_s}
+        if self._ranked:
+            content["ranked"] = rows(self._ranked)
+        folder.write_json("plan.json", content)
+
+    def report(self, folder: RunFolder) -> str:
+        """Writes plan.json and plan_report.json and returns the table of predicted and measured seconds."""
+        self._write(folder)
+        periods = [period.to_dict() for period in self.periods if period.iteration_s]
+        folder.write_json("plan_report.json", {"periods": periods, "ranked": rows(self._ranked)})
+        lines = [line for period in periods for line in _report_rows(period)]
+        text = text_table(lines, "seconds per iteration, predicted and measured (medians):") if lines else ""
+        return "\n".join(part for part in (self._ranked_with_measured(), text) if part)
+
+    def _ranked_with_measured(self) -> str:
+        """Returns the ranked table with the measured seconds of those plans that ran."""
+        measured = {p.plan.name.removeprefix("auto: "): _median(p.iteration_s) for p in self.periods if p.iteration_s}
+        table = []
+        for entry, row in zip(self._ranked, rows(self._ranked), strict=True):
+            seconds = measured.get(entry.shape)
+            error = f"{entry.iteration_s / seconds - 1:+.0%}" if seconds else "-"
+            shown = {"measured": f"{seconds:.2f}" if seconds else "-", "error": error}
+            table.append({k: v for k, v in row.items() if k not in ("simulated", "why not")} | shown)
+        return text_table(table, "plans, predicted and measured:") if table else ""
+
+
+def _report_rows(period: Mapping[str, object]) -> list[dict[str, str]]:
+    """Returns a row for the iteration and for each stage of a period."""
+    predicted, measured, error = (period[key] for key in ("predicted_s", "measured_s", "error"))
+    assert isinstance(predicted, Mapping)
+    assert isinstance(measured, Mapping)
+    assert isinstance(error, Mapping)
+    return [
+        {
+            "plan": str(period["plan"]) if name == "iteration" else "",
+            "stage": name,
+            "predicted": f"{predicted[name]:.3g}" if name in predicted else "-",
+            "measured": f"{seconds:.3g}",
+            "error": f"{error[name]:+.0%}" if name in error else "-",
+        }
+        for name, seconds in measured.items()
+    ]

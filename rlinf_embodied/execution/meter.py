@@ -1,0 +1,217 @@
+"""What a profile needs of the workers beside times: their memory, the bytes that leave them, and the wire between them.
+
+MeteredSession stands between an executor and a session: it measures memory around each stage that is built, and keeps
+what stages answered so that their bytes can be counted.  Meter and Echo are stages of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, Tick, WorkerSpec
+from rlinf_embodied.runtime.session import Ref, Session, of_type
+from rlinf_embodied.runtime.tensor_wire import map_leaves
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_HOPS, _ROUNDS = 10, 4
+_SMALL, _LARGE = 256, 4 << 20  # bytes per payload
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A worker at one moment: bytes of its device in use and at most since the last reset, and seconds of CPU."""
+
+    used_bytes: float
+    peak_bytes: float
+    cpu_s: float
+
+
+class Meter:
+    """A stage that reads the memory of its worker: its share of a GPU, or the resident pages of its process."""
+
+    def __init__(self, config: None) -> None:
+        """Needs nothing."""
+
+    def setup(self, context: StageContext) -> None:
+        """Learns which device it is to read."""
+        self._cuda = context.device.startswith("cuda")
+
+    def reset(self, tick: Tick) -> None:
+        """Starts a new maximum."""
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+        elif _CLEAR.exists():
+            _CLEAR.write_text("5")  # Linux: the high-water mark becomes what is resident now
+
+    def read(self, tick: Tick) -> Reading:
+        """Returns memory and CPU seconds."""
+        cpu = sum(os.times()[:2])
+        if self._cuda:
+            free, total = torch.cuda.mem_get_info()
+            used = float(total - free)  # the simulator's memory counts too, which torch does not know of
+            return Reading(used, used + torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated(), cpu)
+        used = float(psutil.Process().memory_info().rss)
+        return Reading(used, max(used, _high_water_bytes()), cpu)
+
+
+def _high_water_bytes() -> float:
+    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
+    return next((1024.0 * float(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0.0)
+
+
+class Echo:
+    """A stage that hands on what it gets: two of them measure the wire."""
+
+    def __init__(self, config: None) -> None:
+        """Needs nothing."""
+
+    def setup(self, context: StageContext) -> None:
+        """Needs nothing."""
+
+    def step(self, tick: Tick, payloads: Mapping[int, object]) -> dict[int, object]:
+        """Returns new payloads: bytes of tick.chunk_step in the first call, otherwise what came."""
+        if any(value is None for value in payloads.values()):
+            return {block: torch.zeros(tick.chunk_step, dtype=torch.uint8) for block in payloads}
+        return dict(payloads)
+
+
+METER = StageSpec("profiler.meter", f"{__name__}.Meter", None)
+ECHO = StageSpec("profiler.echo", f"{__name__}.Echo", None)
+
+
+def payload_bytes(value: object) -> float:
+    """Returns the bytes of all tensors and arrays in a nested payload."""
+    total = 0.0
+
+    def count(leaf: object) -> object:
+        nonlocal total
+        if isinstance(leaf, torch.Tensor):
+            total += leaf.numel() * leaf.element_size()
+        elif isinstance(leaf, np.ndarray):
+            total += leaf.nbytes
+        return leaf
+
+    map_leaves(value, count)
+    return total
+
+
+def context_of(worker: int, device: str, num_blocks: int = 1) -> StageContext:
+    """Returns the context of a stage of one worker."""
+    blocks = tuple(range(num_blocks))
+    return StageContext(worker, device, blocks, (blocks,), num_blocks, (0,) * num_blocks, SoloGroup(), {})
+
+
+class MeteredSession:
+    """A session that measures what passes through it; see Session for the methods."""
+
+    def __init__(self, inner: Session) -> None:
+        """Takes the session that does the work."""
+        self._inner = inner
+        self._devices: dict[int, str] = {}
+        self.resident: dict[str, float] = {}  # bytes of each stage on its fullest worker
+        self.answers: list[tuple[Call, list[Ref]]] = []  # that left their workers, while `recording`
+        self.recording = False
+
+    def start(self, workers: Sequence[WorkerSpec]) -> None:
+        """Starts the workers, each with a meter."""
+        self._inner.start(workers)
+        self._devices = {spec.worker: spec.device for spec in workers}
+        self._inner.add_stage(METER, [context_of(spec.worker, spec.device) for spec in workers])
+
+    def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
+        """Builds a stage and notes what its workers grew by."""
+        before = self.readings()
+        facts = self._inner.add_stage(spec, contexts)
+        after = self.readings()
+        grown = [after[c.worker].used_bytes - before[c.worker].used_bytes for c in contexts]
+        self.resident[spec.name] = max(0.0, *grown)
+        return facts
+
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
+        """Submits, and keeps the references of what leaves a worker if it is recorded."""
+        answers = self._inner.submit(calls, gang)
+        if self.recording:
+            self.answers += [(call, a[:-1]) for (_, call, _), a in zip(calls, answers, strict=True) if not call.keep]
+        return answers
+
+    def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
+        """See Session."""
+        return self._inner.fetch(refs, waiting)
+
+    def clear(self) -> None:
+        """See Session."""
+        self.answers = []
+        self._inner.clear()
+
+    def close(self) -> None:
+        """See Session."""
+        self._inner.close()
+
+    # -------------------------------------------------------------------------------------------------------- readings
+    def ask(self, worker: int, stage: str, method: str, tick: Tick | None = None, argument: object = None) -> object:
+        """Returns what a stage of one worker answers."""
+        call = Call(stage, method, tick or Tick(0), argument=argument)
+        ((receipt,),) = self._inner.submit([(worker, call, [])])
+        return of_type(self._inner.fetch([receipt], f"{stage}.{method}"), Receipt)[0].report
+
+    def readings(self) -> dict[int, Reading]:
+        """Returns the memory of every worker."""
+        found = {worker: self.ask(worker, METER.name, "read") for worker in self._devices}
+        return dict(zip(found, of_type(found.values(), Reading), strict=True))
+
+    def reset_peaks(self) -> None:
+        """Starts new maxima in every worker."""
+        for worker in self._devices:
+            self.ask(worker, METER.name, "reset")
+
+    def bytes_per_block(self, stage: str, method: str) -> float | None:
+        """Returns the bytes of a stage's answer for a block (the largest of the first few); None if none left."""
+        mine = [refs for call, refs in self.answers if (call.stage, call.method) == (stage, method)]
+        values = [
+            value
+            for refs in mine[:2]
+            for value in self._inner.fetch([r for r in refs if not isinstance(r, LocalRef)], f"{stage}.{method}")
+        ]
+        return max((payload_bytes(value) for value in values), default=None)
+
+
+def measure_links(session: Session, devices: Mapping[int, str], num_blocks: int) -> dict[str, float]:
+    """Returns latency_s of a hop with that many blocks, and the bytes per second beyond, between two workers.
+
+    A payload goes back and forth; nobody computes.
+    """
+    first, second = list(devices)[:2]
+    session.add_stage(ECHO, [context_of(first, devices[first], num_blocks)])
+    session.add_stage(ECHO, [context_of(second, devices[second], num_blocks)])
+    _bounce(session, (first, second), num_blocks, _SMALL, 4)
+    # the quickest of a few rounds: what else the machine does makes a hop longer, never shorter
+    small = min(_bounce(session, (first, second), num_blocks, _SMALL, _HOPS) for _ in range(_ROUNDS))
+    large = min(_bounce(session, (first, second), num_blocks, _LARGE, _HOPS) for _ in range(_ROUNDS))
+    extra_bytes = num_blocks * (_LARGE - _SMALL)
+    return {"latency_s": max(small, 1e-6), "within_node_bytes_per_s": extra_bytes / max(large - small, 1e-6)}
+
+
+def _bounce(session: Session, workers: tuple[int, int], num_blocks: int, num_bytes: int, hops: int) -> float:
+    """Returns seconds per hop of payloads of so many bytes for each block."""
+    blocks = tuple(range(num_blocks))
+    make = Call(ECHO.name, "step", Tick(0, chunk_step=num_bytes), blocks)
+    (refs,) = session.submit([(workers[0], make, [])])
+    session.fetch([refs[-1]], "profiler.echo")
+    start = time.perf_counter()
+    receipts = []
+    for hop in range(hops):
+        call = Call(ECHO.name, "step", Tick(0, chunk_step=num_bytes), blocks, 1)
+        (refs,) = session.submit([(workers[(hop + 1) % 2], call, refs[:num_blocks])])
+        receipts.append(refs[-1])
+    session.fetch(receipts, "profiler.echo")
+    return (time.perf_counter() - start) / hops

@@ -1,0 +1,308 @@
+"""Measures the real stages of a workflow in real workers, by running a few small plans (flow/probes.py).
+
+    for each probe    build its stages -> a short rollout (what is done once is done then) -> some whole iterations
+                      spans -> seconds, meters -> memory and cores, answers -> bytes per edge; then all is forgotten
+    at the end        the wire between two workers; a profile in the form of flow/profile.py
+
+Iterations of a profile train a policy of their own: the stages are built for it and dropped behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.execution.meter import MeteredSession, Reading, measure_links, payload_bytes
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.measurement import Measurements, Memory, cell_of, loop_of, profile_dict, samples
+from rlinf_embodied.flow.probes import Probe, probes, shortened, warm_up
+from rlinf_embodied.flow.profile import Profile, load_profile, parse_profile
+from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.targets import load_target
+from rlinf_embodied.telemetry.run_folder import library_versions
+
+Progress = Callable[[str, int, int, str], None]  # (what, done, total, remark)
+
+_LOG = logging.getLogger(__name__)
+_VERSION = 1  # of what is measured and how
+_BUDGET_S = 36.0  # of repetitions, over all probes
+_MOST_REPETITIONS, _LEAST_REPETITIONS = 5, 2
+_WARM_STEPS = 2  # chunk-steps of the first rollouts
+
+
+@dataclass(slots=True)
+class _Budget:
+    """How long the loops of the repetitions are, and until when a probe may repeat."""
+
+    share: float  # of the chunk-steps
+    probe_s: float
+
+
+# ---------------------------------------------------------------------------------------------------------------- cache
+def fingerprint(cluster: Cluster, parts: Mapping[str, object]) -> dict[str, str]:
+    """Returns what a profile is valid for: this hardware, these libraries, and the given parts of the config."""
+    hardware = f"{platform.machine()} {_processor()}, {cluster.num_cores} cores, {cluster.description}"
+    libraries = ("python", "torch", "ray", "mani_skill", "sapien", "numpy", "transformers")
+    versions = {k: v for k, v in library_versions().items() if k in libraries}
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return {
+        "hardware": f"{hardware}, {cluster.num_devices} devices",
+        "libraries": json.dumps(versions, sort_keys=True),
+        "config": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "version": str(_VERSION),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), platform.processor())
+
+
+def cached_path(root: str, name: str, key: Mapping[str, str]) -> Path:
+    """Returns where the profile of a fingerprint is kept; RLINF_EMBODIED_CACHE moves `root`."""
+    folder = Path(os.environ.get("RLINF_EMBODIED_CACHE", root)).expanduser() / "profiles"
+    digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
+    return folder / f"{name}-{digest}.json"
+
+
+def cached_profile(path: Path, key: Mapping[str, str]) -> Profile | None:
+    """Returns the profile in the cache, None if there is none for this fingerprint."""
+    if not path.exists():
+        return None
+    profile = load_profile(path)
+    profile.require_fingerprint(key)
+    return profile
+
+
+def store_profile(path: Path, data: Mapping[str, object]) -> None:
+    """Writes a profile so that readers see all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+# -------------------------------------------------------------------------------------------------------------- measure
+def measure(
+    workflow: Workflow,
+    session: Session,
+    cluster: Cluster,
+    name: str,
+    key: Mapping[str, str],
+    progress: Progress,
+    budget_s: float = _BUDGET_S,
+) -> tuple[Profile, dict[str, object]]:
+    """Returns the profile of a workflow on a cluster, also in the form of its file.
+
+    The session's workers are left as they were started: whatever stages they had are gone.
+
+    Args:
+        workflow: its stages are built several times, and forgotten.
+        session: where the probes run.
+        cluster: its devices.
+        name: of the profile.
+        key: what it is valid for, see `fingerprint`.
+        progress: called with (what, done, total, remark).
+        budget_s: seconds for the repetitions; a slow workflow is measured with shorter rollouts, as far as these stand
+            for whole ones.
+    """
+    metered, measured = MeteredSession(session), Measurements()
+    planned = probes(workflow, cluster.num_devices)
+    total = len(planned) * (1 + _LEAST_REPETITIONS)
+    budget: _Budget | None = None
+    start = time.time()
+    for number, probe in enumerate(planned):
+        metered.clear()
+        done = number * (1 + _LEAST_REPETITIONS)
+        progress("profile", done, total, probe.name)
+        executor = Executor(probe.workflow, probe.plan, metered, cluster)
+        short_s = _warm(executor, probe)
+        budget = budget or _budget(workflow, cluster, short_s, budget_s, len(planned))
+        advance = lambda k, at=done, what=probe.name: progress("profile", at + k, total, what)  # noqa: E731
+        _repeat(executor, probe, metered, measured, budget, workflow.num_blocks, advance)
+        _count_bytes(probe, metered, measured, executor.workflow)
+        _switches(executor, probe, metered, measured)
+        _weights(executor, probe, metered, measured)
+    metered.clear()
+    if cluster.num_devices > 1:
+        devices = {worker: cluster.torch_device(worker) for worker in (0, 1)}
+        measured.links = measure_links(session, devices, max(1, workflow.num_blocks // 2))
+    session.clear()
+    measured.sources |= _sources(workflow, measured)
+    progress("profile", total, total, f"{time.time() - start:.0f} s")
+    data = profile_dict(name, workflow, cluster.node_groups()[0].kind, measured, key)
+    return parse_profile(data, f"the profile of {name}"), data
+
+
+def _tick(probe: Probe, repetition: int) -> Tick:
+    return Tick(probe.workflow.typical_iteration + repetition)
+
+
+def _warm(executor: Executor, probe: Probe) -> float:
+    """Runs two short iterations and returns the seconds of the second."""
+    seconds = 0.0
+    for attempt in range(2):
+        executor.workflow = warm_up(probe.workflow, _WARM_STEPS)
+        start = time.perf_counter()
+        executor.run(_tick(probe, attempt))
+        seconds = time.perf_counter() - start
+    executor.workflow = probe.workflow
+    return seconds
+
+
+def _budget(workflow: Workflow, cluster: Cluster, short_s: float, budget_s: float, num_probes: int) -> _Budget:
+    """Returns how much of the loops can be run, from a short iteration on all devices."""
+    steps = max((loop.chunk_steps for loop in workflow.loops.values()), default=_WARM_STEPS)
+    whole_s = short_s * max(1.0, steps / _WARM_STEPS)
+    devices = min(cluster.num_devices, workflow.num_blocks)
+    all_s = _LEAST_REPETITIONS * whole_s * (num_probes - 1 + devices)
+    return _Budget(min(1.0, budget_s / all_s) if all_s else 1.0, budget_s / num_probes)
+
+
+def _repeat(
+    executor: Executor,
+    probe: Probe,
+    metered: MeteredSession,
+    measured: Measurements,
+    budget: _Budget,
+    num_blocks: int,
+    progress: Callable[[int], None],
+) -> None:
+    """Runs a probe's iterations and files what they showed."""
+    executor.workflow = run = shortened(probe.workflow, budget.share)
+    measured.chunk_steps = max((loop.chunk_steps for loop in run.loops.values()), default=1)
+    metered.reset_peaks()
+    before, started = metered.readings(), time.perf_counter()
+    for k in range(_MOST_REPETITIONS):
+        if k >= _LEAST_REPETITIONS and time.perf_counter() - started > budget.probe_s:
+            break
+        metered.recording = k == 0
+        result = executor.run(_tick(probe, 2 + k))
+        metered.recording = False
+        rounds = _rounds(run, result)
+        if rounds and probe.workflow.num_blocks == num_blocks:
+            measured.rounds.append(max(rounds.values()))
+        measured.samples += samples(probe, run, probe.workflow, result.spans, rounds)
+        progress(min(k + 1, _LEAST_REPETITIONS))
+    _file_memory(executor, probe, metered, measured, before, time.perf_counter() - started)
+
+
+def _rounds(workflow: Workflow, result: IterationResult) -> dict[str, int]:
+    return {name: len(result.reports[loop.opener]) for name, loop in workflow.loops.items()}
+
+
+def _file_memory(
+    executor: Executor,
+    probe: Probe,
+    metered: MeteredSession,
+    measured: Measurements,
+    before: Mapping[int, Reading],
+    seconds: float,
+) -> None:
+    """Files resident and working bytes and CPU cores; what ran together cannot be told apart, and shares the peak."""
+    after = metered.readings()
+    for stage in probe.workflow.stages:
+        memory = measured.memory.setdefault(stage, Memory())
+        workers = executor.workers(stage)
+        cell = cell_of(probe, stage)
+        memory.resident[cell] = metered.resident[stage]
+        memory.working[cell] = max(max(0.0, after[w].peak_bytes - before[w].used_bytes) for w in workers)
+        cores = max((after[w].cpu_s - before[w].cpu_s) / seconds for w in workers)
+        memory.cores = max(1.0, round(cores))
+
+
+# ------------------------------------------------------------------------------------------------- edges and switches
+def _count_bytes(probe: Probe, metered: MeteredSession, measured: Measurements, run: Workflow) -> None:
+    """Counts what an item's data holds, on every edge whose data left its worker."""
+    whole = probe.workflow
+    ends = [(edge.source, edge.target) for edge in whole.edges]
+    for source, target in ends:
+        loop = loop_of(whole, source)
+        found = metered.bytes_per_block(source, "close" if loop else "run")
+        if found is not None:
+            longer = whole.loops[loop.name].chunk_steps / run.loops[loop.name].chunk_steps if loop else 1.0
+            measured.edge_bytes_per_item[source, target] = found * longer / whole.items_per_block
+    for loop in whole.loops.values():
+        for source, target in ((loop.opener, loop.answerer), (loop.answerer, loop.opener)):
+            found = metered.bytes_per_block(source, "step")
+            if found is not None:
+                measured.edge_bytes_per_item[source, target] = found / whole.items_per_block
+    metered.answers = []
+
+
+def _switches(executor: Executor, probe: Probe, metered: MeteredSession, measured: Measurements) -> None:
+    """Times offload and onload of the stages that have them, and reads what they leave on the device."""
+    for stage, spec in probe.workflow.stages.items():
+        memory = measured.memory[stage]
+        if memory.parked_bytes is not None or not hasattr(load_target(spec.target), "offload"):
+            continue
+        worker = executor.workers(stage)[0]
+        before = metered.readings()[worker].used_bytes
+        start = time.perf_counter()
+        metered.ask(worker, stage, "offload", _tick(probe, 0))
+        memory.park_s = time.perf_counter() - start
+        freed = before - metered.readings()[worker].used_bytes
+        start = time.perf_counter()
+        metered.ask(worker, stage, "onload", _tick(probe, 0))
+        memory.unpark_s = time.perf_counter() - start
+        memory.parked_bytes = max(0.0, max(memory.resident.values()) - freed)
+
+
+def _weights(executor: Executor, probe: Probe, metered: MeteredSession, measured: Measurements) -> None:
+    """Times one export and one install along each weight edge, the wire to the driver and back included."""
+    for edge in probe.workflow.weight_edges:
+        ends = edge.source, edge.target
+        if ends in measured.weights:
+            continue
+        tick = _tick(probe, 0)
+        exports, installs, message = [], [], None
+        for _ in range(3):
+            start = time.perf_counter()
+            message = metered.ask(executor.workers(edge.source)[0], edge.source, "export_weights", tick)
+            exports.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            metered.ask(executor.workers(edge.target)[-1], edge.target, "install_weights", tick, message)
+            installs.append(time.perf_counter() - start)
+        # both times hold the wire, so no bytes are left for the planner to send
+        seconds = {"export_s": statistics.median(exports), "install_s": statistics.median(installs)}
+        measured.weights[ends] = {"bytes": 0.0, **seconds}
+        measured.sources[f"weights.{edge.source}->{edge.target}"] = (
+            f"measured with the wire, {payload_bytes(message):.0f} bytes by way of the driver"
+        )
+
+
+def _sources(workflow: Workflow, measured: Measurements) -> dict[str, str]:
+    steps = max((loop.chunk_steps for loop in workflow.loops.values()), default=1)
+    return {
+        "measured": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "stages": f"rollouts of {measured.chunk_steps} of {steps} chunk-steps; stages behind them in proportion",
+        "cells": "measured where a probe ran (flow/probes.py), filled by the rules of flow/measurement.py elsewhere",
+        "working_bytes": "the peak of a worker, alike for all of its stages",
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------- apply
+def as_measured(workflow: Workflow, profile: Profile) -> Workflow:
+    """Returns the workflow with the rounds that its repeats took when it was measured."""
+    if profile.workload is None:
+        return workflow
+    rounds = profile.workload.expected_rounds
+    loops = {n: replace(o, expected_rounds=min(max(rounds, 1.0), o.max_rounds)) for n, o in workflow.loops.items()}
+    return replace(workflow, loops=loops)
+
+
+def linked(cluster: Cluster, profile: Profile) -> Cluster:
+    """Returns the cluster with the wire that was measured, where one was."""
+    return cluster if profile.links is None else replace(cluster, links=profile.links)

@@ -1,0 +1,109 @@
+"""Which runs measure a workflow: a few small plans, each of which shows every stage at one point of the grid.
+
+together on all    ceil(n / D) blocks on each of D devices, all of them at work (they share caches and memory buses)
+together on one    n blocks on one device
+apart              loops with a device for each side, two shards in flight: n / 2 blocks per call while the other works;
+                   everything that leaves its worker does so here, so that bytes can be counted
+few on one         ceil(n / D) blocks on one device, where n / 2 is another number
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rlinf_embodied.flow.graph import WHOLE, Loop, Workflow
+from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Temporal
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A plan to be run for its measurements."""
+
+    name: str
+    workflow: Workflow
+    plan: Plan
+
+    def devices(self, stage: str) -> int:
+        """Returns on how many devices a stage runs."""
+        return len(self.plan.leaves()[stage].devices)
+
+    def shards(self, stage: str) -> int:
+        """Returns in how many parts a stage is called; a loop whose sides live together is one call."""
+        for node in self.plan.loops().values():
+            first, second = node.stages
+            if stage in (first.stage, second.stage):
+                return 1 if first.devices == second.devices else node.shards
+        return 1
+
+    def blocks_per_call(self, stage: str) -> int:
+        """Returns the blocks that the busiest device gets per call."""
+        owned = -(-self.workflow.num_blocks // self.devices(stage))
+        return -(-owned // self.shards(stage))
+
+
+def together(workflow: Workflow, num_devices: int, name: str = "together") -> Plan:
+    """Returns the plan in which every stage is on the first `num_devices` devices, resident, by turns."""
+    everywhere = tuple(range(min(num_devices, workflow.num_blocks)))
+    return Plan(name, num_devices, _tree(workflow, dict.fromkeys(workflow.stages, everywhere), 1))
+
+
+def apart(workflow: Workflow, shards: int, name: str = "apart") -> Plan:
+    """Returns the plan with each loop's opener on device 0 and its answerer on device 1, everything else on both."""
+    both = (0, 1) if workflow.num_blocks > 1 else (0,)
+    places: dict[str, Devices] = dict.fromkeys(workflow.stages, both)
+    for loop in workflow.loops.values():
+        places |= {loop.opener: (0,), loop.answerer: (1,)}
+    return Plan(name, 2, _tree(workflow, places, shards))
+
+
+def _tree(workflow: Workflow, places: Mapping[str, Devices], shards: int) -> Node:
+    """Returns the stages in the order of the edges, by turns."""
+    loops: dict[str, Loop] = {s: loop for loop in workflow.loops.values() for s in (loop.opener, loop.answerer)}
+    parts: dict[str, Node] = {}  # a loop goes where the first of its sides would
+    for stage in workflow.order():
+        loop = loops.get(stage)
+        if loop is None:
+            parts[stage] = Leaf(stage, places[stage])
+        else:
+            sides = tuple(Leaf(side, places[side]) for side in (loop.opener, loop.answerer))
+            parts[loop.name] = LoopNode(loop.name, sides, shards)
+    return Temporal(tuple(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
+
+
+def probes(workflow: Workflow, num_devices: int) -> list[Probe]:
+    """Returns the runs that measure a workflow for a cluster of so many devices, the shortest first."""
+    devices = min(num_devices, workflow.num_blocks)
+    found = [Probe(f"together on {devices}", workflow, together(workflow, devices))]
+    if num_devices > 1 and workflow.loops:
+        most = min(max(loop.shards) for loop in workflow.loops.values())
+        found.append(Probe("apart", workflow, apart(workflow, min(most, 2, workflow.num_blocks))))
+    if devices > 1:
+        found.append(Probe("together on 1", workflow, together(workflow, 1)))
+        few = -(-workflow.num_blocks // devices)
+        if few not in {probe.blocks_per_call(s) for probe in found for s in workflow.stages if probe.devices(s) == 1}:
+            small = with_blocks(workflow, few)
+            found.append(Probe("few on 1", small, together(small, 1)))
+    return found
+
+
+def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
+    """Returns the workflow with another number of blocks, which flow all at once."""
+    edges = tuple(replace(edge, granularities=(WHOLE,)) for edge in workflow.edges)
+    loops = {name: replace(loop, max_rounds=1, expected_rounds=1.0) for name, loop in workflow.loops.items()}
+    return replace(workflow, num_blocks=num_blocks, edges=edges, loops=loops)
+
+
+def shortened(workflow: Workflow, share: float) -> Workflow:
+    """Returns the workflow with a share of its loops' chunk-steps, at least what stands for all of them."""
+    loops = {}
+    for name, loop in workflow.loops.items():
+        least = loop.typical_steps or loop.chunk_steps
+        loops[name] = replace(loop, chunk_steps=min(loop.chunk_steps, max(least, round(share * loop.chunk_steps), 1)))
+    return replace(workflow, loops=loops)
+
+
+def warm_up(workflow: Workflow, chunk_steps: int) -> Workflow:
+    """Returns the workflow with loops of a few chunk-steps: what is done once is done then."""
+    loops = {n: replace(o, chunk_steps=min(chunk_steps, o.chunk_steps)) for n, o in workflow.loops.items()}
+    return replace(workflow, loops=loops)

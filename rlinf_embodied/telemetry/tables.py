@@ -1,0 +1,16 @@
+"""Tables for terminals and log files: aligned columns of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def text_table(rows: Sequence[Mapping[str, str]], title: str = "") -> str:
+    """Returns rows of the same columns with a header, each column as wide as its longest cell; "" for no rows."""
+    if not rows:
+        return title
+    columns = list(rows[0])
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
+    line = lambda row: "  ".join(row[name].ljust(widths[name]) for name in columns).rstrip()  # noqa: E731
+    head = line({name: name for name in columns})
+    return "\n".join([*([title] if title else []), head, "-" * len(head), *map(line, rows)])

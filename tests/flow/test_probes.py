@@ -1,0 +1,61 @@
+"""The runs that measure a workflow cover the grid that its plans need."""
+
+from __future__ import annotations
+
+import pytest
+from planning import embodied
+
+from rlinf_embodied.flow.graph import Edge, StageSpec, Workflow
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.flow.probes import probes, shortened, together, with_blocks
+
+
+def workflow(blocks: int = 8, steps: int = 20) -> Workflow:
+    return embodied((0.0, 1.0), (0.0, 1.0), (0.0, 1.0), blocks=blocks, steps=steps)[0]
+
+
+def cells(blocks: int, devices: int, stage: str) -> set[tuple[int, int]]:
+    return {(p.blocks_per_call(stage), p.devices(stage)) for p in probes(workflow(blocks), devices)}
+
+
+def test_two_devices_are_measured_together_apart_and_one_alone() -> None:
+    assert cells(8, 2, "env") == {(4, 2), (4, 1), (8, 1)}
+    assert cells(8, 2, "policy") == {(4, 2), (4, 1), (8, 1)}
+    assert cells(8, 2, "actor") == {(4, 2), (8, 1)}
+
+
+def test_many_devices_are_measured_with_the_few_blocks_that_each_has_too() -> None:
+    assert cells(8, 4, "env") == {(2, 4), (2, 1), (4, 1), (8, 1)}
+    assert cells(3, 8, "env") == {(1, 3), (1, 1), (2, 1), (3, 1)}  # never more devices than blocks
+
+
+def test_one_device_needs_one_run_and_one_block_no_second_device() -> None:
+    assert [probe.name for probe in probes(workflow(8), 1)] == ["together on 1"]
+    assert cells(1, 2, "env") == {(1, 1)}
+
+
+@pytest.mark.parametrize(("blocks", "devices"), [(8, 2), (3, 2), (1, 4), (7, 5), (2, 2)])
+def test_every_probe_is_a_plan_that_could_run(blocks: int, devices: int) -> None:
+    for probe in probes(workflow(blocks), devices):
+        trees = [{"tree": probe.plan.to_dict()["tree"]}]
+        assert resolve("probe", trees, probe.plan.num_devices, probe.workflow).tree == probe.plan.tree
+
+
+def test_a_chain_without_loops_is_measured_together_only() -> None:
+    stages = {name: StageSpec(name, f"fakes.{name}", None) for name in ("b", "a")}
+    chain = Workflow("chain", 4, stages, (Edge("a", "b", granularities=()),))
+    assert [probe.name for probe in probes(chain, 2)] == ["together on 2", "together on 1", "few on 1"]
+    assert [*together(chain, 2).leaves()] == ["a", "b"]
+
+
+def test_rollouts_are_shortened_only_as_far_as_they_stand_for_whole_ones() -> None:
+    whole = workflow(steps=20)
+    assert shortened(whole, 0.1).loops["rollout"].chunk_steps == 20  # it does not say how many would do
+    (loop,) = whole.loops.values()
+    object.__setattr__(loop, "typical_steps", 8)
+    assert [shortened(whole, share).loops["rollout"].chunk_steps for share in (0.1, 0.6, 1.0)] == [8, 12, 20]
+
+
+def test_fewer_blocks_flow_at_once() -> None:
+    chain = Workflow("chain", 8, {n: StageSpec(n, "x.y", None) for n in "ab"}, (Edge("a", "b", granularities=(4, 0)),))
+    assert with_blocks(chain, 3).edges[0].granularities == (0,)
