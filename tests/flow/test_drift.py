@@ -96,7 +96,7 @@ def test_another_plan_has_to_win_by_a_margin() -> None:
     again = {saved(replan(pricer, present, f).pricer): f for f in factors}
     barely = again[max(share for share in again if share < MARGIN)]
     clearly = again[min(share for share in again if share > 1.2 * MARGIN)]
-    assert 0 < saved(replan(pricer, present, barely).pricer)
+    assert saved(replan(pricer, present, barely).pricer) > 0
     assert not replan(pricer, present, barely).changed
     assert replan(pricer, present, clearly).changed
 
