@@ -32,7 +32,7 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
-Progress = Callable[[str, int, int, str], None]  # (what, done, total, remark)
+ShowProgress = Callable[[str, int, int, str], None]  # (what, done, total, remark)
 
 _LOG = logging.getLogger(__name__)
 _VERSION = 1  # of what is measured and how
@@ -101,7 +101,7 @@ def measure(
     cluster: Cluster,
     name: str,
     key: Mapping[str, str],
-    progress: Progress,
+    progress: ShowProgress,
     budget_s: float = _BUDGET_S,
 ) -> tuple[Profile, dict[str, object]]:
     """Returns the profile of a workflow on a cluster, also in the form of its file.
