@@ -218,10 +218,11 @@ def trained_toy(kind: str) -> tuple[dict[str, object], float]:
     from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
     from rlinf_embodied.execution.executor import Executor
     from rlinf_embodied.flow.plan import resolve
-    from rlinf_embodied.interfaces import Policy, load_target
+    from rlinf_embodied.interfaces import Policy
     from rlinf_embodied.learning.weights import WeightsMessage
     from rlinf_embodied.runtime.host import Tick
     from rlinf_embodied.runtime.session import SerialSession, of_type
+    from rlinf_embodied.targets import load_target
 
     config = compose_train(TOY)
     session = SerialSession()

@@ -33,7 +33,8 @@ from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.interfaces import VectorEnv
-from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, SoloGroup
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Call, Output, Receipt, StageContext, Tick, WorkerHost, WorkerSpec
 

@@ -7,22 +7,18 @@ Writes plan.json (for plan=<file>), plan.png (a Gantt chart of the simulated ite
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from rlinf_embodied.cluster.hardware import Cluster, described_cluster, local_cluster
 from rlinf_embodied.command_line import planning_main
-from rlinf_embodied.compose import CONFIG_DIR, choices, read_mapping
 from rlinf_embodied.config import PlanningConfig
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.catalogue import linked, workflow_for
 from rlinf_embodied.flow.explain import Infeasible, Ranked, rank, rows
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.profile import Profile, load_profile
 from rlinf_embodied.flow.simulate import simulate
+from rlinf_embodied.planning_inputs import find_cluster, find_profile
 from rlinf_embodied.telemetry.trace import write_gantt, write_trace
 
 DRAWN_DEVICES = 16  # a chart with more rows cannot be read
@@ -40,37 +36,6 @@ def plan(config: PlanningConfig) -> None:
     folder = Path(config.run.dir or f"runs/plan-{profile.name}-{cluster.name}")
     write(folder, ranked, impossible, pricer)
     print(f"{folder}/plan.json, plan.png, trace.json")
-
-
-def find_profile(config: PlanningConfig) -> Profile:
-    path = Path(config.profile).expanduser()
-    if path.suffix != ".json":
-        names = sorted(file.stem for file in (CONFIG_DIR / "profiles").glob("*.json"))
-        if config.profile not in names:
-            raise ConfigError(
-                f"profile is {config.profile!r}, but it must be one of configs/profiles ({', '.join(names)}), or a "
-                "path to a .json file: mend it"
-            )
-        path = CONFIG_DIR / "profiles" / f"{config.profile}.json"
-    profile = load_profile(path)
-    if config.num_items and profile.workload:
-        return replace(profile, workload=replace(profile.workload, num_items=config.num_items))
-    return profile
-
-
-def find_cluster(name: str) -> Cluster:
-    if name == "local":
-        return local_cluster(None)
-    path = Path(name).expanduser()
-    if path.suffix not in (".yaml", ".yml"):
-        known = [choice for choice in (name, f"emulated_{name}") if choice in choices("cluster")]
-        if not known:
-            raise ConfigError(
-                f"cluster is {name!r}, but it must be local, one of configs/cluster ({', '.join(choices('cluster'))}) "
-                "or a path to a .yaml file: mend it"
-            )
-        path = CONFIG_DIR / "cluster" / f"{known[0]}.yaml"
-    return described_cluster(read_mapping(path), str(path))
 
 
 def show(ranked: list[Ranked], impossible: list[Infeasible], pricer: Pricer) -> None:

@@ -15,13 +15,14 @@ from rlinf_embodied.compose import (
     PLANNING_GROUPS,
     TRAIN_GROUPS,
     choices,
+    compose_emulation,
     compose_evaluate,
     compose_planning,
     compose_train,
     keys,
     to_yaml,
 )
-from rlinf_embodied.config import EvaluateConfig, PlanningConfig, RunConfig, TrainConfig
+from rlinf_embodied.config import EmulationConfig, EvaluateConfig, PlanningConfig, RunConfig, TrainConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError, SimulatorError
 
 USAGE_ERRORS = (ConfigError, PlanError, CheckpointError, SimulatorError)  # the input was wrong, not the machine
@@ -58,6 +59,14 @@ MAIN_OVERRIDES = {
         "num_ranked=8": "plans that are shown",
         "run.dir=runs/plan": "where plan.json, plan.png and trace.json go",
     },
+    EmulationConfig: {
+        "profile=maniskill_openvla": "what the stages cost: a file under configs/profiles, or a path to a .json file",
+        "cluster=h100x8": "h100x64, mixed, or a path to a .yaml file of the form of configs/cluster/emulated_*",
+        "plan=auto": "or all, temporal, hybrid, spatial, or a plan file such as runs/plan/plan.json",
+        "run.num_iterations=3": "iterations that are measured, after one that is not",
+        "time_scale=0.02": "wall seconds per emulated second; left out: as fast as this machine keeps up with",
+        "out=emulated.json": "where the results go",
+    },
 }
 
 
@@ -83,6 +92,11 @@ def evaluate_main(entry: Callable[[EvaluateConfig], int | None]) -> NoReturn:
 def planning_main(entry: Callable[[PlanningConfig], int | None]) -> NoReturn:
     """Runs the planning script: `main` with PlanningConfig."""
     main(entry, compose_planning, PlanningConfig, PLANNING_GROUPS)
+
+
+def emulation_main(entry: Callable[[EmulationConfig], int | None]) -> NoReturn:
+    """Runs the emulation script: `main` with EmulationConfig."""
+    main(entry, compose_emulation, EmulationConfig, ())
 
 
 def main(

@@ -24,7 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_embodied.config import EnvConfig, EvaluateConfig, PlanConfig, PlanningConfig, TrainConfig
+from rlinf_embodied.config import EmulationConfig, EnvConfig, EvaluateConfig, PlanConfig, PlanningConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
@@ -81,6 +81,15 @@ def compose_planning(overrides: Sequence[str]) -> PlanningConfig:
         ConfigError: as for `compose_train`.
     """
     return _compose("planning", PlanningConfig, PLANNING_GROUPS, overrides)
+
+
+def compose_emulation(overrides: Sequence[str]) -> EmulationConfig:
+    """Returns the config of experiments/emulate.py.
+
+    Raises:
+        ConfigError: as for `compose_train`.
+    """
+    return _compose("emulate", EmulationConfig, (), overrides)
 
 
 def read_mapping(path: Path) -> dict[str, object]:

@@ -56,6 +56,13 @@ class Critic(StrEnum):
     observation = "observation"  # the policy's own features
 
 
+class TransportMode(StrEnum):
+    """How data gets from stage to stage."""
+
+    adaptive = "adaptive"  # chosen per edge from the placement: what can stay in its process does
+    object_store = "object_store"  # always through the object store, as if no two stages shared a process
+
+
 class Reduction(StrEnum):
     """How gradients are summed over workers."""
 
@@ -276,6 +283,7 @@ class ClusterConfig:
     session: str = "ray"  # ray, or serial: one process, for debuggers
     call_timeout_s: float = 600.0  # a call that takes longer is reported as a hang
     object_store_bytes: int | None = None  # None: Ray's choice
+    transport: TransportMode = TransportMode.adaptive
     emulated: bool = False  # described by the two below; for planning and for stages that only sleep
     nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see cluster/hardware.py
     links: dict[str, float] = field(default_factory=dict)
@@ -294,6 +302,13 @@ class ClusterConfig:
             self.session,
             "it is ray or serial",
             "use cluster.session=ray",
+        )
+        _require(
+            self.transport is TransportMode.adaptive or self.session == "ray",
+            "cluster.transport",
+            self.transport.value,
+            "one process (cluster.session=serial) has no object store",
+            "use cluster.session=ray or cluster.transport=adaptive",
         )
         limit = self.call_timeout_s
         _require(limit > 0, "cluster.call_timeout_s", limit, "it must be positive", "use 600")
@@ -479,3 +494,20 @@ class PlanningConfig:
         _require(
             self.num_items is None or self.num_items >= 1, "num_items", self.num_items, "it is positive", "use 256"
         )
+
+
+@dataclass(kw_only=True, slots=True)
+class EmulationConfig(PlanningConfig):
+    """Everything that experiments/emulate.py reads."""
+
+    plan: str = "auto"  # auto, all (what plan.py ranks), temporal, hybrid, spatial, or a path to a plan file
+    time_scale: float | None = None  # wall seconds per emulated second; None: as fast as this machine keeps up with
+    out: str | None = None  # a .json file for the results
+    run: RunConfig = field(default_factory=lambda: RunConfig(num_iterations=3))
+
+    def __post_init__(self) -> None:
+        PlanningConfig.__post_init__(self)
+        scale = self.time_scale
+        _require(scale is None or scale > 0, "time_scale", scale, "it must be positive", "use 0.02, or leave it out")
+        number = self.run.num_iterations
+        _require(number >= 1, "run.num_iterations", number, "something must be measured", "use 3")

@@ -6,7 +6,6 @@ Q privileged state.  Every tensor below lives on the device of the env or policy
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -295,7 +294,3 @@ class Policy(Protocol):
 
 
 # ---------------------------------------------------------------------------------------------------------------- tools
-def load_target(target: str) -> Callable[..., object]:
-    """Returns the object at a dotted path, for example "envs.maniskill.ManiSkillEnv" (Hydra's `_target_`)."""
-    module, _, name = target.rpartition(".")
-    return getattr(importlib.import_module(module), name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+import numpy as np
 import torch
 
 from rlinf_embodied.learning.reduce import ExactReducer
@@ -88,3 +89,57 @@ class Summer:
 
     def export_weights(self, tick: Tick) -> dict:
         return dict(self.shared)
+
+
+class Maker:
+    """Makes a list per block, and shows its worker which."""
+
+    def __init__(self, config: object) -> None:
+        pass
+
+    def setup(self, context: StageContext) -> None:
+        self.made = context.share("made", dict)
+
+    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
+        made = {block: [block, tick.iteration] for block in inputs}
+        self.made.update(made)
+        return Output(made)
+
+
+class Taker:
+    """Reports for each block whether it got the very object that was made in its worker, and what was in it."""
+
+    def __init__(self, config: object) -> None:
+        pass
+
+    def setup(self, context: StageContext) -> None:
+        self.made = context.share("made", dict)
+
+    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
+        report = {block: (parts[0] is self.made.get(block), parts[0]) for block, parts in inputs.items()}
+        return Output(dict.fromkeys(inputs), report)
+
+
+class Arrays:
+    """Makes a numpy array and a tensor; given them, it tries to write to both and reports what came of it."""
+
+    def __init__(self, config: object) -> None:
+        pass
+
+    def setup(self, context: StageContext) -> None:
+        pass
+
+    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
+        if not any(inputs.values()):
+            return Output({b: {"array": np.zeros(1 << 20), "tensor": torch.zeros(1 << 20)} for b in inputs})
+        ((payload,),) = inputs.values()
+        report = {name: self.written(value) for name, value in payload.items()}
+        return Output(dict.fromkeys(inputs), report | {"array_owns_its_memory": payload["array"].flags.owndata})
+
+    @staticmethod
+    def written(value: np.ndarray | torch.Tensor) -> str:
+        try:
+            value[0] = 1.0
+        except ValueError as error:
+            return type(error).__name__
+        return "written"

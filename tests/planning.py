@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -237,3 +238,13 @@ def _random_loop(draw: random.Random, loop: Loop, devices: Devices) -> LoopNode:
         sides = (Leaf(loop.opener, devices[:at]), Leaf(loop.answerer, devices[at:]))
         return LoopNode(loop.name, sides, draw.choice(loop.shards))
     return LoopNode(loop.name, (Leaf(loop.opener, devices), Leaf(loop.answerer, devices)), 1)
+
+
+def replace_cluster(known: Cluster, **changes) -> Cluster:
+    return dataclasses.replace(known, **changes)
+
+
+def with_memory(pricer: Pricer, memory_bytes: float) -> Pricer:
+    """The same case on devices with so much memory that every tree fits."""
+    groups = tuple(dataclasses.replace(group, memory_bytes=memory_bytes) for group in pricer.cluster.groups)
+    return Pricer(pricer.workflow, pricer.profile, dataclasses.replace(pricer.cluster, groups=groups))

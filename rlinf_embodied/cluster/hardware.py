@@ -6,12 +6,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 
+EMULATED = "emulated"  # the name of a device that is only described
 _Schema = TypeVar("_Schema", "NodeGroup", "Links")
 
 
@@ -57,6 +58,8 @@ class Cluster:
     description: str = ""
     groups: tuple[NodeGroup, ...] = ()  # (): one node with all of the above
     links: Links = Links()
+    transport: str = "adaptive"  # or "object_store": see runtime/transport.py
+    emulated: bool = False  # only described: stages sleep instead of computing
 
     def node_groups(self) -> tuple[NodeGroup, ...]:
         """Returns the groups of alike nodes, in the order in which their devices are numbered."""
@@ -76,6 +79,8 @@ class Cluster:
 
     def torch_device(self, device: int) -> str:
         """Returns torch's name of a device as the worker that owns it sees it (a worker sees only its own GPU)."""
+        if self.emulated:
+            return EMULATED
         return "cuda:0" if self.kind == "cuda" else "cpu"
 
 
@@ -104,9 +109,10 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
     if config.emulated:
         raise ConfigError(
             f"cluster is {config.name!r}, which is only described: plan for it with experiments/plan.py "
-            f"cluster={config.name.removeprefix('emulated_')}, and run with cluster=local"
+            f"cluster={config.name.removeprefix('emulated_')}, run its plans with sleeping stages with "
+            f"experiments/emulate.py cluster={config.name.removeprefix('emulated_')}, and train with cluster=local"
         )
-    return local_cluster(config.num_devices)
+    return replace(local_cluster(config.num_devices), transport=config.transport.value)
 
 
 def local_cluster(num_devices: int | None) -> Cluster:
@@ -149,6 +155,7 @@ def described_cluster(data: Mapping[str, object], path: str) -> Cluster:
         description=", ".join(f"{g.num_nodes} nodes x {g.devices_per_node} {g.kind}" for g in groups),
         groups=groups,
         links=links,
+        emulated=True,
     )
 
 

@@ -36,6 +36,7 @@ from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.interfaces import EnvSpec
 from rlinf_embodied.learning.checkpoint import find_latest, load_state, verify
+from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import SerialSession, Session, of_type
 from rlinf_embodied.telemetry.live import LiveView
@@ -141,7 +142,7 @@ class Trainer:
         policy_folder = self._resumed or starting_policy(self._config, session, self._cluster, view.progress)
         self._startup.mark("warm start")
         plan = self._choose_plan(session, policy_folder, view)
-        running = self._start(session, plan, policy_folder, self._resumed)
+        running = self._start(session, plan, policy_folder, self._resumed, view)
         with stop_on_interrupt() as stop:
             if self._progress.success_before is None:
                 before = self._evaluate(running, 0, view, "before")
@@ -162,9 +163,13 @@ class Trainer:
         self._startup.mark("profile and plan")
         return plan
 
-    def _start(self, session: Session, plan: Plan, policy_folder: Path, checkpoint: Path | None) -> _Running:
+    def _start(
+        self, session: Session, plan: Plan, policy_folder: Path, checkpoint: Path | None, view: LiveView
+    ) -> _Running:
         """Builds the stages of training and evaluation from a policy folder, and loads a checkpoint's other state."""
         executor = Executor(training_workflow(self._config, str(policy_folder)), plan, session, self._cluster)
+        self._folder.write_json("transports.json", [route.to_dict() for route in executor.routes])
+        view.note(f"transports\n{transport.table(executor.routes)}")
         if checkpoint is not None:
             self._load(executor, checkpoint)
         self._startup.mark("stages", executor.setup_s)
@@ -172,14 +177,14 @@ class Trainer:
         self._startup.mark("evaluation stages")
         return _Running(session, executor, evaluation)
 
-    def _switch(self, running: _Running, plan: Plan) -> None:
+    def _switch(self, running: _Running, plan: Plan, view: LiveView) -> None:
         """Goes on under another plan: a checkpoint is the snapshot, and the workers build all stages anew from it."""
         if self._saved != self._progress.iteration:
             self._save(running.executor)
         latest = find_latest(self._folder.checkpoints)
         assert latest is not None
         running.session.clear()
-        started = self._start(running.session, plan, latest, latest)
+        started = self._start(running.session, plan, latest, latest, view)
         running.executor, running.evaluation = started.executor, started.evaluation
 
     def _evaluation(self, session: Session, policy_folder: str) -> Evaluation:
@@ -243,7 +248,7 @@ class Trainer:
             view.note(told)
         if plan is not None and self._progress.iteration < self._config.run.num_iterations:
             start = time.time()
-            self._switch(running, plan)
+            self._switch(running, plan, view)
             view.note(f"switched to {plan.name} in {time.time() - start:.1f} s")
 
     def _account(self, result: IterationResult, metrics: dict[str, float], seconds: float) -> None:

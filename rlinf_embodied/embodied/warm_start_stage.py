@@ -20,12 +20,13 @@ from rlinf_embodied.config import EnvConfig, PolicyConfig, WarmStartConfig
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.errors import SimulatorError
-from rlinf_embodied.interfaces import Features, Observation, Policy, VectorEnv, load_target
+from rlinf_embodied.interfaces import Features, Observation, Policy, VectorEnv
 from rlinf_embodied.learning.optimizer import FlatOptimizer, one_cycle
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.update import LossSums, minibatch_step, slices
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.runtime.host import StageContext, Tick
+from rlinf_embodied.targets import load_target
 
 NUM_DATA_BLOCKS = 4
 ROWS = 16  # env rows per worker while demonstrating

@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.learning.reduce import SoloGroup
+from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, Tick, WorkerSpec
 from rlinf_embodied.runtime.session import Ref, Session, of_type
 from rlinf_embodied.runtime.tensor_wire import map_leaves

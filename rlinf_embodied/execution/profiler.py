@@ -27,9 +27,9 @@ from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measurement import Measurements, Memory, cell_of, loop_of, profile_dict, samples
 from rlinf_embodied.flow.probes import Probe, probes, shortened, warm_up
 from rlinf_embodied.flow.profile import Profile, load_profile, parse_profile
-from rlinf_embodied.interfaces import load_target
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 ShowProgress = Callable[[str, int, int, str], None]  # (what, done, total, remark)

@@ -103,6 +103,10 @@ class Pricer:
             factors.append(factor if fits else np.inf)
         return np.where(counts > 0, np.array(factors), 0.0).max(axis=-1)
 
+    def slowdown_on(self, stage: str, device: int) -> float:
+        """Returns how much longer a stage takes on a device than the profile says; inf where it cannot run."""
+        return float(self._slowdown(self.profile.stages[stage], self.counts_of([device]))[0])
+
     def usable(self, stage: str, counts: Counts) -> NDArray[np.bool_]:
         """Returns where every class in use can run the stage."""
         return np.isfinite(self._slowdown(self.profile.stages[stage], counts))
@@ -117,10 +121,10 @@ class Pricer:
     def _leaf(self, stage: str, counts: Counts, chunks: int) -> Price:
         work, measured = self.workflow, self.profile.stages[stage]
         region = counts.sum(axis=-1)
-        devices = np.minimum(region, work.num_blocks)
-        owned = -(-work.num_blocks // np.maximum(devices, 1)) * work.items_per_block
         size = work.num_blocks // chunks
+        devices = np.minimum(region, size)  # each chunk is spread alike: where it has fewer blocks, the others idle
         called = -(-size // np.maximum(devices, 1)) * work.items_per_block
+        owned = chunks * called
         sizes = work.stages[stage].granularities
         allowed = chunks == 1 or not sizes or size in sizes
         slowdown = np.where(allowed & (devices > 0), self._slowdown(measured, counts), np.inf)
@@ -224,10 +228,11 @@ class Pricer:
         lanes = np.minimum(np.minimum(a, b), self.workflow.num_blocks)
         items = -(-self.workflow.num_blocks // shards) * self.workflow.items_per_block
         ends = ((loop.opener, loop.answerer), (loop.answerer, loop.opener))
-        up, down = (self._send_s(self._edge_bytes(*end) * items, lanes, a + b) for end in ends)
+        up, down = (self._send_s(self.edge_bytes(*end) * items, lanes, a + b) for end in ends)
         return up, down
 
-    def _edge_bytes(self, source: str, target: str) -> float:
+    def edge_bytes(self, source: str, target: str) -> float:
+        """Returns the bytes per item that `target` gets from `source`: as measured, else as the workflow estimates."""
         measured = self.profile.edge_bytes_per_item.get((source, target))
         if measured is not None:
             return measured
@@ -274,7 +279,7 @@ class Pricer:
         if not cut.dependent:
             return cost.side_by_side(a, b, chunks, weights)
         items = self.workflow.num_blocks // chunks * self.workflow.items_per_block
-        num_bytes = sum(self._edge_bytes(edge.source, edge.target) for edge in cut.edges) * items
+        num_bytes = sum(self.edge_bytes(edge.source, edge.target) for edge in cut.edges) * items
         lanes = np.minimum(a.narrowest, b.narrowest)
         return cost.pipeline(a, b, chunks, self._send_s(num_bytes, lanes, region), weights)
 
@@ -291,7 +296,7 @@ class Pricer:
         moved = np.zeros_like(a.first_s + b.first_s)
         for edge in cut.edges:
             stays = (a_mask & self.bits[edge.source] > 0) & (b_mask & self.bits[edge.target] > 0)
-            moved = moved + np.where(stays, 0.0, self._edge_bytes(edge.source, edge.target) * items)
+            moved = moved + np.where(stays, 0.0, self.edge_bytes(edge.source, edge.target) * items)
         weights = np.zeros_like(moved)
         for edge in cut.weights:
             shared = (a_mask | b_mask) & self.bits[edge[0]] > 0
@@ -330,7 +335,7 @@ class Pricer:
             return 0.0
         items = self.workflow.num_blocks // chunks * self.workflow.items_per_block
         union, lanes = {*source, *target}, min(len(source), len(target))
-        num_bytes = self._edge_bytes(edge.source, edge.target) * items
+        num_bytes = self.edge_bytes(edge.source, edge.target) * items
         return float(self._send_s(np.array([num_bytes]), np.array([lanes]), np.array([len(union)]))[0])
 
     # --------------------------------------------------------------------------------------------------------- memory
@@ -341,17 +346,30 @@ class Pricer:
         for stage, owned in devices.items():
             for device in owned:
                 stages_on.setdefault(device, []).append(stage)
-        loops = {s: loop for loop in self.workflow.loops.values() for s in (loop.opener, loop.answerer)}
-        shards = {n.loop: n.shards for n in nodes(tree) if isinstance(n, LoopNode)}
-        facts = {s: self._bytes(s, len(d), shards[loops[s].name] if s in loops else 1) for s, d in devices.items()}
+        shards = {leaf.stage: n.shards for n in nodes(tree) if isinstance(n, LoopNode) for leaf in n.stages}
+        chunks = self._chunks(tree, 1)
+        facts = {s: self._bytes(s, len(d), shards.get(s, 1), chunks[s]) for s, d in devices.items()}
         known = {tuple(stages): self._on_device(tree, facts, set(stages))[1] for stages in stages_on.values()}
         return {device: known[tuple(stages)] for device, stages in stages_on.items()}
 
-    def _bytes(self, stage: str, devices: int, shards: int) -> tuple[float, float, float]:
+    def _chunks(self, node: Node, chunks: int) -> dict[str, int]:
+        """Returns in how many chunks each stage of a tree gets its blocks."""
+        if isinstance(node, Leaf):
+            return {node.stage: chunks}
+        if isinstance(node, Spatial) and node.granularity and chunks == 1:
+            chunks = self.workflow.num_blocks // node.granularity
+        parts = node.stages if isinstance(node, LoopNode) else node.parts
+        return {stage: number for part in parts for stage, number in self._chunks(part, chunks).items()}
+
+    def _bytes(self, stage: str, devices: int, shards: int, chunks: int) -> tuple[float, float, float]:
         """Returns a stage's bytes on each of its devices: held, at its peak, parked."""
         measured, work = self.profile.stages[stage], self.workflow
-        owned = -(-work.num_blocks // devices)
-        called = -(-owned // shards) * work.items_per_block
+        size = work.num_blocks // chunks
+        devices = min(devices, size)
+        in_chunk = -(-size // devices)
+        owned = chunks * in_chunk
+        at_once = owned if measured.finish_quantiles else in_chunk
+        called = -(-at_once // shards) * work.items_per_block
         held = float(measured.resident(owned * work.items_per_block, devices))
         return held, held + float(measured.working(called, devices)), measured.parked_bytes
 

@@ -16,18 +16,21 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import HangError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.learning.reduce import SoloGroup
+from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.session import Ref
+from rlinf_embodied.runtime.socket_group import SocketGroup
 
 _LOG = logging.getLogger(__name__)
 _DEFAULT_STORE_BYTES = 2 << 30
@@ -56,20 +59,40 @@ class _Worker:
         if rendezvous is None:
             context.group = SoloGroup()
         else:
-            from rlinf_embodied.runtime.process_group import TorchGroup  # torch.distributed, only where it is needed
-
-            size = len(set(context.owners))
-            rank = context.owners[context.blocks[0]]
-            context.group = TorchGroup(rank, size, rendezvous, timeout_s=timeout_s, device=context.device)
+            context.group = _group(context, rendezvous, timeout_s)
         return self._host.add_stage(spec, context)
 
     def clear(self) -> None:
         self._host.clear()
 
-    def invoke(self, call: Call, *payloads: object) -> object:
+    def invoke(self, call: Call, argument: object, *payloads: object) -> object:
+        call = replace(call, argument=tensor_wire.unpack(argument))
         results = self._host.invoke(call, [tensor_wire.unpack(payload) for payload in payloads])
-        packed = [r if isinstance(r, LocalRef | Receipt) else tensor_wire.pack(r) for r in results]
+        packed = [_packed(result) for result in results]
         return packed if len(packed) > 1 else packed[0]
+
+
+def _packed(result: object) -> object:
+    """Returns what a worker sends; of a receipt only the report may hold tensors (weights), its spans are many."""
+    if isinstance(result, Receipt):
+        return replace(result, report=tensor_wire.pack(result.report))
+    return result if isinstance(result, LocalRef) else tensor_wire.pack(result)
+
+
+def _unpacked(value: object) -> object:
+    if isinstance(value, Receipt):
+        return replace(value, report=tensor_wire.unpack(value.report))
+    return tensor_wire.unpack(value)
+
+
+def _group(context: StageContext, rendezvous: str, timeout_s: float) -> Group:
+    """Returns this worker's member of a new group; torch.distributed is imported only where tensors are exchanged."""
+    rank, size = context.owners[context.blocks[0]], len(set(context.owners))
+    if context.device == EMULATED:
+        return cast(Group, SocketGroup(rank, size, rendezvous, timeout_s))
+    from rlinf_embodied.runtime.process_group import TorchGroup
+
+    return TorchGroup(rank, size, rendezvous, timeout_s=timeout_s, device=context.device)
 
 
 class RaySession:
@@ -91,8 +114,9 @@ class RaySession:
             if spec.worker in self._actors:
                 continue
             gpu = spec.device.startswith("cuda")
+            sleeps = spec.device == EMULATED
             remote = ray.remote(_Worker).options(
-                num_cpus=0 if gpu else 1,
+                num_cpus=0 if gpu or sleeps else 1,
                 num_gpus=1 if gpu else 0,
                 max_restarts=0,
                 max_task_retries=0,
@@ -117,9 +141,12 @@ class RaySession:
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
         """See Session; a gang needs nothing more than submission in one go, as each actor takes calls in order."""
         answers = []
+        stored: dict[int, Ref] = {}  # one object in the store, however many workers get it
         for worker, call, payloads in calls:
+            if call.argument is not None and id(call.argument) not in stored:
+                stored[id(call.argument)] = ray.put(tensor_wire.pack(call.argument))
             method = self._actors[worker].invoke.options(num_returns=call.num_results + 1)
-            refs = method.remote(call, *payloads)
+            refs = method.remote(replace(call, argument=None), stored.get(id(call.argument)), *payloads)
             refs = refs if isinstance(refs, list) else [refs]
             self._waiting[refs[-1]] = f"worker {worker} ({call})"
             answers.append(refs)
@@ -139,7 +166,7 @@ class RaySession:
             raise WorkerError(f"a worker died while the driver waited for {waiting} from {who}: {error}") from None
         for ref in refs:
             self._waiting.pop(ref, None)
-        return [tensor_wire.unpack(value) for value in values]
+        return [_unpacked(value) for value in values]
 
     def _oldest(self) -> str:
         """Says which call is the oldest without an answer: whatever else is late waits for it."""

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar, cast
 
 from rlinf_embodied.errors import HangError
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.learning.reduce import SoloGroup, ThreadGroup
+from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerHost, WorkerSpec
 
 Ref = object  # opaque to everyone but the session that made it

@@ -1,6 +1,7 @@
 """The run folder, one contract for people and scripts.
 
-config.yaml  manifest.json  profile.json  plan.json  metrics.jsonl  summary.json  trace.json  videos/  checkpoints/
+config.yaml  manifest.json  profile.json  plan.json  transports.json  metrics.jsonl  summary.json  trace.json
+videos/  checkpoints/
 """
 
 from __future__ import annotations

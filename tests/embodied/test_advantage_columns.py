@@ -15,7 +15,8 @@ from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, Level
 from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.interfaces import Observation
-from rlinf_embodied.learning.reduce import ExactReducer, SoloGroup
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.learning.reduce import ExactReducer
 
 GAMMA, LAMBDA = 0.9, 0.8
 

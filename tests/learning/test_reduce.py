@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_embodied.errors import HangError
-from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, Group, SoloGroup, ThreadGroup
+from rlinf_embodied.learning.groups import Group, SoloGroup, ThreadGroup
+from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
 
 
 def on_threads(size: int, work: Callable[[Group], object], timeout_s: float = 20.0) -> list[object]:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.learning.optimizer import FlatOptimizer
-from rlinf_embodied.learning.reduce import ExactReducer, SoloGroup, ThreadGroup
+from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.update import LossSums, gradient_sums, minibatch_step, slices
 
 SIZES = {0: 5, 1: 0, 2: 8, 3: 3}

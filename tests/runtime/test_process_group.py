@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from rlinf_embodied.errors import ConfigError, HangError
-from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, SoloGroup
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
 from rlinf_embodied.runtime.process_group import TorchGroup
 
 REPOSITORY = Path(__file__).resolve().parents[2]

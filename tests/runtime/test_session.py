@@ -10,7 +10,7 @@ import torch
 
 from rlinf_embodied.errors import HangError, ObjectiveError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.learning.reduce import SoloGroup, ThreadGroup
+from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.host import Call, LocalRef, Output, Receipt, StageContext, Tick, WorkerSpec
 from rlinf_embodied.runtime.session import SerialSession
 
@@ -99,7 +99,7 @@ def test_an_aborted_group_is_spent_for_every_member() -> None:
 
 def test_what_is_kept_stays_in_the_worker_for_this_iteration_only() -> None:
     session = session_with(None)
-    keep = Call("member", "run", Tick(0), (1,), 1, keep=True)
+    keep = Call("member", "run", Tick(0), (1,), 1, keep=frozenset({1}))
     (((kept, receipt),)) = session.submit([(1, keep, ["x"])])
     assert isinstance(kept, LocalRef)
     assert isinstance(receipt, Receipt)

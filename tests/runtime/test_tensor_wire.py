@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,7 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlinf_embodied.execution.meter import context_of
+from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.interfaces import Observation, RunningEpisode
+from rlinf_embodied.runtime.host import Call, Receipt, Tick, WorkerSpec
+from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.runtime.tensor_wire import pack, unpack
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int64, torch.bool]
@@ -94,3 +99,30 @@ def test_views_and_tensors_with_a_gradient_travel_by_value(dtype: torch.dtype) -
         assert isinstance(back, torch.Tensor)
         assert torch.equal(back, view)
         assert not back.requires_grad
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: str
+
+
+def test_named_tuples_keep_their_type() -> None:
+    back = unpack(pack([Pair(torch.ones(2), "r")]))
+    assert isinstance(back, list)
+    assert isinstance(back[0], Pair)
+    assert (float(back[0].left.sum()), back[0].right) == (2.0, "r")
+
+
+@pytest.mark.ray
+def test_what_travels_as_numpy_is_read_where_it_lies_and_cannot_be_written(ray_session: Session) -> None:
+    session = ray_session
+    session.start([WorkerSpec(0, "cpu"), WorkerSpec(1, "cpu")])
+    for worker in (0, 1):
+        session.add_stage(StageSpec("arrays", "fakes.Arrays", None), [context_of(worker, "cpu")])
+    run = lambda worker, payloads: session.submit(  # noqa: E731
+        [(worker, Call("arrays", "run", Tick(0), (0,), len(payloads)), payloads)]
+    )[0]
+    first, _ = run(0, [])
+    _, receipt = run(1, [first])
+    (told,) = of_type(session.fetch([receipt], "arrays"), Receipt)
+    assert told.report == {"array": "ValueError", "tensor": "written", "array_owns_its_memory": False}

@@ -1,0 +1,213 @@
+"""Runs plans on clusters that are only described: the real executor and workers, with stages that sleep.
+
+What is measured rests on the same times of single calls as what is predicted (a profile's), and on nothing else of the
+planner: which calls overlap, wait and follow each other comes from running them.  See emulated_stage.py for the clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from rlinf_embodied.execution.emulated_stage import NO_WEIGHTS, EmulatedStageConfig, Finish, Start
+from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.flow import cost
+from rlinf_embodied.flow.graph import Loop, StageSpec, Verdict, Workflow
+from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.simulate import simulate
+from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import Session, of_type
+
+_TARGET = "rlinf_embodied.execution.emulated_stage.EmulatedStage"
+_WARM_UP = 0.1  # the first iteration has no switch back before it and is not counted: it may be this much faster
+LEAST_S = 4.0  # wall seconds of an iteration, so that the last hop's overhead is below a percent
+S_PER_CALL = 0.003  # wall seconds that two cores need for a call from submission to receipt, with room to spare
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """A plan's iterations on emulated devices; seconds are emulated ones where nothing else is said."""
+
+    plan: Plan
+    predicted_s: float
+    simulated_s: float
+    measured_s: tuple[float, ...]  # of each iteration
+    due_s: tuple[float, ...]  # the same without this machine's own slowness: by the deadlines of the calls
+    peak_bytes: float  # of any device
+    wall_s: float  # of all iterations
+    scale: float
+
+    @property
+    def median_s(self) -> float:
+        """The measurement."""
+        return statistics.median(self.measured_s)
+
+    @property
+    def late_s(self) -> float:
+        """By how much the wall clock was behind the deadlines at worst: the machine's own part of the measurement."""
+        return max(measured - due for measured, due in zip(self.measured_s, self.due_s, strict=True))
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a share of the measurement: positive where it promised too much time."""
+        return self.predicted_s / self.median_s - 1.0
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns everything as JSON-ready data."""
+        return {
+            **asdict(self),
+            "plan": self.plan.to_dict(),
+            "median_s": self.median_s,
+            "late_s": self.late_s,
+            "error": self.error,
+        }
+
+
+class Emulator:
+    """Emulates plans of one workflow, profile and cluster one after the other, in the same workers."""
+
+    def __init__(self, pricer: Pricer, session: Session) -> None:
+        """Takes the prices, and the session whose workers sleep."""
+        assert pricer.cluster.emulated, f"cluster {pricer.cluster.name} is a real one"
+        self._pricer, self._session = pricer, session
+        self._iteration = 0  # over all plans: workers tell iterations apart by it
+
+    def predicted_s(self, plan: Plan) -> float:
+        """Returns the seconds per iteration that the formulas promise."""
+        return float(cost.iteration_s(self._pricer.price(plan.tree))[0])
+
+    def run(self, plan: Plan, num_iterations: int, scale: float | None = None) -> Emulated:
+        """Runs a plan for an uncounted iteration, then for so many.
+
+        Args:
+            plan: made for the cluster.
+            num_iterations: at least 1.
+            scale: wall seconds per emulated second; None: as fast as this machine can keep up with.
+
+        Raises:
+            WorkerError: the plan needs more memory than a device has.
+        """
+        predicted_s = self.predicted_s(plan)
+        scale = scale or time_scale(plan, self._pricer.workflow, predicted_s)
+        workflow = emulated_workflow(self._pricer, f"{plan.name} {uuid.uuid4().hex[:8]}")
+        executor = Executor(workflow, plan, self._session, self._pricer.cluster)
+        self._iterate(executor, scale * _WARM_UP)
+        start = time.time()
+        done = [self._iterate(executor, scale) for _ in range(num_iterations)]
+        return Emulated(
+            plan=plan,
+            predicted_s=predicted_s,
+            simulated_s=simulate(plan.tree, self._pricer, every_device=False).iteration_s,
+            measured_s=tuple(measured for measured, _ in done),
+            due_s=tuple(max(finish.end_s for finish in finishes) for _, finishes in done),
+            peak_bytes=max(finish.peak_bytes for _, finishes in done for finish in finishes),
+            wall_s=time.time() - start,
+            scale=scale,
+        )
+
+    def _iterate(self, executor: Executor, scale: float) -> tuple[float, list[Finish]]:
+        """Runs an iteration; returns the emulated seconds until the last worker was done, and what they report."""
+        self._iteration += 1
+        begin = Start(self._iteration, time.time(), scale)
+        result = executor.run(Tick(self._iteration, message=begin))
+        end_s = max(span.end_s for span in result.spans)
+        return (end_s - begin.wall_s) / scale, _finishes(result)
+
+
+def _finishes(result: IterationResult) -> list[Finish]:
+    reports = [report for rounds in result.reports.values() for reports in rounds for report in reports]
+    return of_type(reports, Finish)
+
+
+def time_scale(plan: Plan, workflow: Workflow, predicted_s: float) -> float:
+    """Returns wall seconds per emulated second at which one machine keeps up with a plan's calls."""
+    return max(LEAST_S, num_calls(plan.tree, plan, workflow) * S_PER_CALL) / predicted_s
+
+
+def num_calls(node: Node, plan: Plan, workflow: Workflow, chunks: int = 1) -> float:
+    """Returns how many calls an iteration of a plan submits."""
+    if isinstance(node, LoopNode):
+        loop = workflow.loops[node.loop]
+        sides = [plan.owners(leaf.stage, workflow.num_blocks) for leaf in node.stages]
+        workers = sum(len(set(owners)) for owners in sides)
+        calls = 1 if sides[0] == sides[1] else node.shards * (loop.chunk_steps + 2)
+        return workers * calls * loop.expected_rounds
+    if isinstance(node, Leaf):
+        return len(node.devices) * chunks
+    if isinstance(node, Spatial) and node.granularity:
+        chunks = workflow.num_blocks // node.granularity
+    return sum(num_calls(part, plan, workflow, chunks) for part in node.parts)
+
+
+def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
+    """Returns the workflow with every stage replaced by one that sleeps; `run` keeps apart what shares workers."""
+    workflow = pricer.workflow
+    stages = {
+        name: replace(
+            spec,
+            target=_TARGET,
+            config=_config(pricer, spec, run),
+            at_once=bool(pricer.profile.stages[name].finish_quantiles),
+        )
+        for name, spec in workflow.stages.items()
+    }
+    loops = {
+        name: replace(loop, judge=Rounds(loop)) if loop.max_rounds > 1 else loop
+        for name, loop in workflow.loops.items()
+    }
+    return replace(workflow, stages=stages, loops=loops)
+
+
+def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
+    work, name = pricer.workflow, spec.name
+    partners = [
+        pair for loop in work.loops.values() for pair in ((loop.opener, loop.answerer), (loop.answerer, loop.opener))
+    ]
+    ends = [*((edge.source, edge.target) for edge in work.edges), *partners]
+    weights = {(edge.source, edge.target): NO_WEIGHTS for edge in work.weight_edges} | dict(pricer.profile.weights)
+    return EmulatedStageConfig(
+        run=run,
+        profile=pricer.profile.stages[name],
+        items_per_block=work.items_per_block,
+        cluster=pricer.cluster,
+        slowdown=tuple(pricer.slowdown_on(name, device) for device in range(pricer.cluster.num_devices)),
+        answers=any(loop.answerer == name for loop in work.loops.values()),
+        bytes_per_block={a: pricer.edge_bytes(a, b) * work.items_per_block for a, b in ends if b == name},
+        exports=next((known for (a, _), known in weights.items() if a == name), NO_WEIGHTS),
+        installs=next((known for (_, b), known in weights.items() if b == name), NO_WEIGHTS),
+    )
+
+
+class Rounds:
+    """Ends a repeat so that over the iterations it takes its expected number of rounds on average."""
+
+    def __init__(self, loop: Loop) -> None:
+        """Takes the loop whose rounds are counted."""
+        self._expected = loop.expected_rounds
+
+    def __call__(self, rounds: Sequence[Sequence[object]]) -> Verdict:
+        """Returns whether the rounds so far are enough."""
+        start = of_type(rounds[0], Finish)[0].start
+        wanted = int((start.iteration + 1) * self._expected) - int(start.iteration * self._expected)
+        return Verdict(len(rounds) >= wanted, message=start)
+
+
+def row(result: Emulated) -> dict[str, str]:
+    """Returns a plan's line of the table that is printed."""
+    low, high = min(result.measured_s), max(result.measured_s)
+    devices = " ".join(f"{stage} {len(leaf.devices)}" for stage, leaf in result.plan.leaves().items())
+    return {
+        "plan": result.plan.name,
+        "devices": devices,
+        "predicted s": f"{result.predicted_s:.2f}",
+        "simulated s": f"{result.simulated_s:.2f}",
+        "EMULATED s": f"{result.median_s:.2f} ({low:.2f}-{high:.2f})",
+        "error": f"{result.error:+.1%}",
+        "memory": f"{result.peak_bytes / 1e9:.1f} GB",
+        "late": f"{result.late_s / result.median_s:.1%}",
+        "scale": f"{result.scale:.3g}",
+    }

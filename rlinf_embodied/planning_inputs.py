@@ -1,0 +1,92 @@
+"""What planning commands are given: a profile, a cluster and plans, by name or path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rlinf_embodied.cluster.hardware import Cluster, described_cluster, local_cluster
+from rlinf_embodied.compose import CONFIG_DIR, PLAN_SUFFIXES, choices, read_mapping
+from rlinf_embodied.config import PlanningConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.flow.explain import rank
+from rlinf_embodied.flow.plan import Plan, resolve
+from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.profile import Profile, load_profile
+
+
+def find_profile(config: PlanningConfig) -> Profile:
+    """Returns the profile that a planning command names, with `num_items` in the place of its own where given.
+
+    Raises:
+        ConfigError: there is none of that name, or it breaks a rule of the format.
+    """
+    path = Path(config.profile).expanduser()
+    if path.suffix != ".json":
+        names = sorted(file.stem for file in (CONFIG_DIR / "profiles").glob("*.json"))
+        if config.profile not in names:
+            raise ConfigError(
+                f"profile is {config.profile!r}, but it must be one of configs/profiles ({', '.join(names)}), or a "
+                "path to a .json file: mend it"
+            )
+        path = CONFIG_DIR / "profiles" / f"{config.profile}.json"
+    profile = load_profile(path)
+    if config.num_items and profile.workload:
+        return replace(profile, workload=replace(profile.workload, num_items=config.num_items))
+    return profile
+
+
+def find_cluster(name: str) -> Cluster:
+    """Returns this machine (`local`), or the cluster that a file under configs/cluster or at a path describes.
+
+    Raises:
+        ConfigError: there is none of that name, or its file breaks a rule.
+    """
+    if name == "local":
+        return local_cluster(None)
+    path = Path(name).expanduser()
+    if path.suffix not in (".yaml", ".yml"):
+        known = [choice for choice in (name, f"emulated_{name}") if choice in choices("cluster")]
+        if not known:
+            raise ConfigError(
+                f"cluster is {name!r}, but it must be local, one of configs/cluster ({', '.join(choices('cluster'))}) "
+                "or a path to a .yaml file: mend it"
+            )
+        path = CONFIG_DIR / "cluster" / f"{known[0]}.yaml"
+    return described_cluster(read_mapping(path), str(path))
+
+
+def find_named_plans(text: str, pricer: Pricer, num_ranked: int) -> list[Plan]:
+    """Returns the plans that a text names, the best first.
+
+    Args:
+        text: auto (the best one), all (the best ones, those of every mode among them), a mode, a preset under
+            configs/plan, or a path to a plan file.
+        pricer: what is planned.
+        num_ranked: how many `all` means at least.
+
+    Raises:
+        ConfigError: there is no such plan.
+        PlanError: no plan of that mode is possible, or the file's plan does not suit the workflow or the cluster.
+    """
+    if text == "all":
+        return [entry.plan for entry in rank(pricer, num_ranked)[0]]
+    if text == "auto" or text in [mode.value for mode in Mode if mode is not Mode.any]:
+        mode = Mode.any if text == "auto" else Mode(text)
+        best = find_plans(pricer, mode)[0]
+        return [Plan(f"{text} {best.draft.shape()}", pricer.cluster.num_devices, plan_tree(best, pricer))]
+    path = Path(text).expanduser()
+    if text in choices("plan"):
+        path = CONFIG_DIR / "plan" / f"{text}.yaml"
+    elif path.suffix not in PLAN_SUFFIXES:
+        modes = ", ".join(mode.value for mode in Mode if mode is not Mode.any)
+        raise ConfigError(
+            f"plan is {text!r}, but it must be auto, all, {modes}, {', '.join(choices('plan'))} or a path to a plan "
+            "file: mend it"
+        )
+    data = read_mapping(path)
+    trees = data.get("trees") or [{"min_devices": data.get("num_devices", 1), "tree": data.get("tree")}]
+    if not isinstance(trees, list):
+        raise ConfigError(f"{path}.trees is {trees!r}, but it is a list: see configs/plan/collocated.yaml")
+    return [resolve(str(data.get("name") or path.stem), trees, pricer.cluster.num_devices, pricer.workflow)]

@@ -1,0 +1,102 @@
+"""A group of processes that exchange small plain values over Unix sockets: collectives for workers without torch.
+
+rank 0 listens;  the others send what they have, rank 0 answers each with everybody's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Client, Connection, Listener
+from typing import TypeVar, cast
+
+from rlinf_embodied.errors import HangError
+
+_Result = TypeVar("_Result")
+_RETRY_S = 0.02  # rank 0's socket is not there yet
+_PREFIX = "file://"
+
+
+class SocketGroup:
+    """One member of a group of processes of one machine; see learning/groups.py for the protocol."""
+
+    def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float = 600.0) -> None:
+        """Meets the other members.
+
+        Args:
+            rank: of this process, 0 <= rank < size.
+            size: number of members.
+            rendezvous: "file:///shared/path", which does not exist yet.
+            timeout_s: limit of this meeting and of every later exchange.
+
+        Raises:
+            HangError: not everyone came in time.
+        """
+        assert 0 <= rank < size, f"rank {rank} is not in a group of {size}"
+        self.rank, self.size = rank, size
+        self._timeout_s = timeout_s
+        path = rendezvous.removeprefix(_PREFIX)
+        self._others = self._accept(path) if rank == 0 else [self._connect(path)]
+
+    def _accept(self, path: str) -> list[Connection]:
+        """Returns rank 0's connections, by rank from 1."""
+        found: dict[int, Connection] = {}
+        with Listener(path, family="AF_UNIX", backlog=self.size) as listener:
+            listener._listener._socket.settimeout(self._timeout_s)  # pyright: ignore[reportAttributeAccessIssue]
+            while len(found) < self.size - 1:
+                connection = self._within_limit(listener.accept, "a member to join")
+                found[cast(int, self._receive(connection, "a member's rank"))] = connection
+        return [found[rank] for rank in range(1, self.size)]
+
+    def _connect(self, path: str) -> Connection:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                connection = Client(path, family="AF_UNIX")
+                connection.send(self.rank)
+                return connection
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() > deadline:
+                    raise self._hang("rank 0 to listen") from None
+                time.sleep(_RETRY_S)
+
+    def exchange(self, values: Sequence[object], counts: Sequence[int]) -> list[list[object]]:
+        """See Group; the values are whatever can be pickled.
+
+        Raises:
+            HangError: a member did not answer within the timeout, or is gone.
+        """
+        assert counts[self.rank] == len(values), f"rank {self.rank} gives {len(values)} of {counts[self.rank]} values"
+        if self.rank:
+            self._others[0].send(list(values))
+            return cast("list[list[object]]", self._receive(self._others[0], "rank 0"))
+        given = [self._receive(connection, f"rank {i + 1}") for i, connection in enumerate(self._others)]
+        everything = [list(values), *cast("list[list[object]]", given)]
+        for connection in self._others:
+            connection.send(everything)
+        return everything
+
+    def close(self) -> None:
+        """Leaves; the others find out at their next exchange."""
+        for connection in self._others:
+            connection.close()
+
+    def _receive(self, connection: Connection, whom: str) -> object:
+        def receive() -> object:
+            if not connection.poll(self._timeout_s):
+                raise TimeoutError
+            return connection.recv()
+
+        return self._within_limit(receive, whom)
+
+    def _within_limit(self, wait: Callable[[], _Result], whom: str) -> _Result:
+        try:
+            return wait()
+        except (TimeoutError, EOFError, ConnectionError):
+            raise self._hang(whom) from None
+
+    def _hang(self, whom: str) -> HangError:
+        return HangError(
+            f"rank {self.rank} of {self.size} waited up to {self._timeout_s:g} s for {whom}: it failed, hangs, or "
+            "makes other calls; look for its error"
+        )

@@ -1,0 +1,192 @@
+"""Which way each edge's data goes, chosen at launch from the placement: plain functions of plan, cluster and session.
+
+    same worker                      in_process     a reference; nothing is copied
+    same node                        shared_memory  packed as numpy into the node's object store, mapped by the reader
+    other node                       network        the same; the object stores copy it from node to node
+    two processes on one GPU         cuda_ipc       wanted; goes by shared_memory, through the host's memory
+    GPUs of one kind                 nccl           wanted; goes by shared_memory or network, through the host's memory
+
+Every route names what the placement calls for and what is used, which differ where the wanted transport does not exist
+here.  `cluster.transport=object_store` sends everything through the store, edges inside a worker too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.plan import Plan
+
+Blocks = tuple[int, ...]
+Hop = tuple[int, int]  # worker to worker
+
+
+class Transport(StrEnum):
+    """How a payload gets from worker to worker."""
+
+    in_process = "in_process"
+    shared_memory = "shared_memory"
+    network = "network"
+    cuda_ipc = "cuda_ipc"
+    nccl = "nccl"
+
+
+IMPLEMENTED = frozenset({Transport.in_process, Transport.shared_memory, Transport.network})
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a worker runs, for example Endpoint(worker=3, node=0, kind="h100", gpu=3)."""
+
+    worker: int
+    node: int
+    kind: str  # of its device
+    gpu: int | None = None  # number of its GPU within the node; None on a CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The transport that a placement calls for, the one that is used, and why."""
+
+    wanted: Transport
+    used: Transport
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """All hops of one edge that go the same way; an edge whose blocks go different ways has several."""
+
+    edge: str  # "policy -> actor"
+    kind: str  # data, loop or weights
+    choice: Choice
+    blocks: Blocks  # that go this way; () for weights, which are no block's
+    hops: tuple[Hop, ...]
+    bytes_per_item: float | None  # None: nobody has measured or declared it
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the route as JSON-ready data (what plan.json holds under "transports")."""
+        data = asdict(self) | asdict(self.choice)
+        del data["choice"]
+        return data
+
+
+def endpoints(cluster: Cluster) -> tuple[Endpoint, ...]:
+    """Returns where each worker of a cluster runs, by its number: one worker per device, node after node."""
+    found: list[Endpoint] = []
+    node = 0
+    for group in cluster.node_groups():
+        for _ in range(group.num_nodes):
+            for place in range(group.devices_per_node):
+                gpu = None if group.kind == "cpu" else place
+                found.append(Endpoint(len(found), node, group.kind, gpu))
+            node += 1
+    return tuple(found)
+
+
+def choose(source: Endpoint, target: Endpoint, *, always_store: bool = False, one_process: bool = False) -> Choice:
+    """Returns how data goes from one worker to another.
+
+    Args:
+        source: who made it.
+        target: who consumes it.
+        always_store: nothing stays in a process, as if no two stages shared one.
+        one_process: all workers live in one process (a serial session).
+    """
+    if one_process:
+        return Choice(Transport.in_process, Transport.in_process, "all workers are one process")
+    near = source.node == target.node
+    store = Transport.shared_memory if near else Transport.network
+    if always_store:
+        return Choice(store, store, "cluster.transport=object_store")
+    if source.worker == target.worker:
+        return Choice(Transport.in_process, Transport.in_process, "same worker")
+    place = "same node" if near else "other node"
+    if source.gpu is None and target.gpu is None:
+        return Choice(store, store, f"{place}, CPU tensors")
+    if source.kind != target.kind:
+        return Choice(store, store, f"{place}, {source.kind} to {target.kind}: through the host's memory")
+    same_gpu = near and source.gpu == target.gpu
+    wanted = Transport.cuda_ipc if same_gpu else Transport.nccl
+    where = "one GPU, two processes" if same_gpu else f"{place}, both {source.kind}"
+    return Choice(wanted, store, f"{where}; {wanted} is not implemented: through the host's memory")
+
+
+def routes(
+    workflow: Workflow,
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    owners: Mapping[str, Sequence[int]] | None = None,
+    one_process: bool = False,
+    bytes_per_item: Mapping[tuple[str, str], float] | None = None,
+) -> list[Route]:
+    """Returns the routes of all edges: loops (both ways), data, weights.
+
+    Args:
+        workflow: whose edges.
+        plan: which worker hosts what.
+        cluster: where these workers run, and whether everything goes through the store.
+        owners: the worker of each block, by stage; None: as the plan says.
+        one_process: see `choose`.
+        bytes_per_item: what a profile has measured, by edge; it goes before what the edge declares.
+    """
+    owners = owners or {stage: plan.owners(stage, workflow.num_blocks) for stage in workflow.stages}
+    where = endpoints(cluster)
+    always_store = cluster.transport == "object_store"
+    measured = bytes_per_item or {}
+
+    def pick(hop: Hop) -> Choice:
+        return choose(where[hop[0]], where[hop[1]], always_store=always_store, one_process=one_process)
+
+    found: list[Route] = []
+    ends = [("loop", pair) for loop in workflow.loops.values() for pair in _both_ways(loop.opener, loop.answerer)]
+    ends += [("data", (edge.source, edge.target)) for edge in workflow.edges]
+    declared = {(edge.source, edge.target): edge.bytes_per_item for edge in workflow.edges}
+    for kind, (source, target) in ends:
+        hops = list(zip(owners[source], owners[target], strict=True))
+        size = measured.get((source, target)) or declared.get((source, target)) or None
+        found += _grouped(f"{source} -> {target}", kind, hops, pick, size)
+    for edge in workflow.weight_edges:
+        hosts = sorted(set(owners[edge.source]))
+        shared = [] if always_store else hosts  # who hosts both ends has the new weights already
+        hops = [(worker if worker in shared else hosts[0], worker) for worker in sorted(set(owners[edge.target]))]
+        rows = _grouped(f"{edge.source} ~> {edge.target}", "weights", hops, pick, None)
+        found += [Route(r.edge, r.kind, r.choice, (), r.hops, r.bytes_per_item) for r in rows]
+    return found
+
+
+def _both_ways(first: str, second: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    return (first, second), (second, first)
+
+
+def _grouped(
+    edge: str, kind: str, hops: Sequence[Hop], pick: Callable[[Hop], Choice], size: float | None
+) -> list[Route]:
+    """Returns one route per way that the hops (one per block) of an edge go."""
+    by_choice: dict[Choice, list[int]] = {}
+    for place, hop in enumerate(hops):
+        by_choice.setdefault(pick(hop), []).append(place)
+    return [
+        Route(edge, kind, choice, tuple(places), tuple(sorted({hops[place] for place in places})), size)
+        for choice, places in by_choice.items()
+    ]
+
+
+def table(found: Sequence[Route]) -> str:
+    """Returns the routes as aligned lines: edge, workers, blocks, transport, bytes per item, reason."""
+    header = ("edge", "workers", "blocks", "transport", "bytes/item", "why")
+    rows = [header, *(_row(route) for route in found)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _row(route: Route) -> tuple[str, ...]:
+    shown = [f"{a}->{b}" for a, b in route.hops[:4]] + (["..."] if len(route.hops) > 4 else [])
+    choice = route.choice
+    name = str(choice.used) if choice.used == choice.wanted else f"{choice.used} (wanted: {choice.wanted})"
+    size = "?" if route.bytes_per_item is None else f"{route.bytes_per_item:.0f}"
+    return (route.edge, " ".join(shown), str(len(route.blocks) or "-"), name, size, choice.reason)

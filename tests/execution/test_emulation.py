@@ -1,0 +1,157 @@
+"""Emulated clusters: clocks, wires and memory by hand; whole plans against the simulation; real workers on Ray."""
+
+from __future__ import annotations
+
+import random
+
+import planning
+import pytest
+
+from rlinf_embodied.errors import WorkerError
+from rlinf_embodied.execution.emulated_stage import EmulatedStage, EmulatedStageConfig, Finish, Parcel, Start, node_of
+from rlinf_embodied.execution.emulation import Emulator, Rounds, emulated_workflow, num_calls
+from rlinf_embodied.flow.graph import Loop
+from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal
+from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.simulate import simulate
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.session import SerialSession
+
+NOW = 1e-12  # a time scale at which nobody sleeps: only the deadlines count
+
+
+def emulated(pricer: Pricer) -> Pricer:
+    cluster = planning.replace_cluster(pricer.cluster, emulated=True)
+    return Pricer(pricer.workflow, pricer.profile, cluster)
+
+
+def one_stage(entry: dict, blocks: int = 4, devices: int = 2, **more) -> EmulatedStage:
+    profile = planning.profile({"s": entry})
+    cluster = planning.replace_cluster(planning.cluster(devices, node=1), emulated=True)
+    config = EmulatedStageConfig("run", profile.stages["s"], 1, cluster, (1.0,) * devices, **more)
+    stage = EmulatedStage(config)
+    chosen = tuple(range(blocks))
+    stage.setup(StageContext(0, "emulated", chosen, (chosen,), blocks, (0,) * blocks, SoloGroup(), {}))
+    return stage
+
+
+def tick(**more) -> Tick:
+    return Tick(0, message=Start(0, 0.0, NOW), **more)
+
+
+def end_of(output: Output) -> float:
+    assert isinstance(output.report, Finish)
+    return output.report.end_s
+
+
+# ------------------------------------------------------------------------------------------------------ clock and wires
+def test_a_call_waits_for_its_inputs_and_for_the_device():
+    stage = one_stage(planning.stage(1.0, 0.5))
+    assert end_of(stage.run(tick(), {0: [Parcel("a", 0, 7.0)]})) == pytest.approx(7.0 + 1.5)
+    assert end_of(stage.run(tick(), {1: [Parcel("a", 0, 2.0)]})) == pytest.approx(8.5 + 1.5)
+    again = Tick(1, message=Start(1, 0.0, NOW))  # a new iteration begins at 0
+    assert end_of(stage.run(again, {1: [Parcel("a", 0, 2.0)]})) == pytest.approx(2.0 + 1.5)
+
+
+def test_parcels_of_other_devices_come_over_the_wire_one_after_the_other():
+    stage = one_stage(planning.stage(1.0, 0.0), bytes_per_block={"a": 1e8})  # 1e8 bytes/s between nodes: 1 s each
+    parcels = {block: [Parcel("a", 1, 3.0, block)] for block in range(3)}
+    assert end_of(stage.run(tick(), parcels)) == pytest.approx(3.0 + 3 * 1.0 + 1.0)
+    here = {block: [Parcel("a", 0, 3.0, block)] for block in range(3)}
+    assert end_of(one_stage(planning.stage(1.0, 0.0), bytes_per_block={"a": 1e8}).run(tick(), here)) == pytest.approx(4)
+
+
+def test_a_long_tailed_stage_hands_on_what_is_finished():
+    entry = planning.stage(0.0, 10.0, finish_quantiles=[[0.0, 0.0], [0.5, 0.1], [1.0, 1.0]])
+    stage = one_stage(entry)  # 4 items: 40 s in all
+    first = stage.run(tick(chunk=0, num_chunks=2), {0: [], 1: []})
+    second = stage.run(tick(chunk=1, num_chunks=2), {2: [], 3: []})
+    assert (end_of(first), end_of(second)) == (pytest.approx(4.0), pytest.approx(40.0))
+
+
+def test_switches_come_before_the_next_call_and_free_memory():
+    entry = planning.stage(1.0, 0.0, resident=8e11, working=4e11, parked_bytes=1e11, park_s=2.0, unpark_s=3.0)
+    stage = one_stage(entry)
+    with pytest.raises(AssertionError, match=r"device 0 has 1000.00 GB, but a call of s needs 1200.00"):
+        stage.run(tick(), {0: []})
+    stage.offload(tick())
+    assert end_of(stage.run(tick(), {0: [Parcel("a", 0, 5.0)]})) == pytest.approx(
+        5.0 + 1.0
+    )  # the switch was over before the input came
+    stage.onload(tick())
+    with pytest.raises(AssertionError, match=r"held are s 800.00"):
+        stage.run(tick(), {0: []})
+
+
+def test_devices_are_numbered_node_after_node():
+    cluster = planning.cluster(6, node=2)
+    assert [node_of(cluster, device) for device in range(6)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_repeats_take_their_expected_rounds_on_average():
+    judge = Rounds(Loop("l", "a", "b", 3, max_rounds=3, expected_rounds=1.5))
+    taken = []
+    for iteration in range(8):
+        finish = Finish(0.0, 0.0, Start(iteration, 0.0, NOW))
+        rounds: list[list[object]] = [[finish]]
+        while not judge(rounds).enough:
+            rounds.append([finish])
+        taken.append(len(rounds))
+    assert set(taken) == {1, 2}
+    assert sum(taken) == 12
+
+
+# ---------------------------------------------------------------------------------------------------------- whole plans
+def due_s(pricer: Pricer, tree: Node) -> float:
+    plan = Plan("tree", pricer.cluster.num_devices, tree)
+    return Emulator(emulated(pricer), SerialSession()).run(plan, 1, NOW).due_s[0]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_emulated_and_simulated_agree_on_chains(seed: int):
+    pricer = planning.random_case(seed, chain=True)
+    tree = planning.random_tree(pricer, random.Random(seed))
+    if max(pricer.memory(tree).values()) > pricer.classes[0].memory_bytes:
+        pricer = planning.with_memory(pricer, 1e12)
+    assert due_s(pricer, tree) == pytest.approx(simulate(tree, pricer).iteration_s, rel=0.01)
+
+
+def test_a_plan_that_does_not_fit_is_found_out():
+    work, profile = planning.embodied((1, 0), (1, 0), (1, 0), actor={"resident_bytes": 2e12})
+    pricer = Pricer(work, profile, planning.cluster(2))
+    both = (0, 1)
+    loop = LoopNode("rollout", (Leaf("env", both), Leaf("policy", both)), 1)
+    with pytest.raises(WorkerError, match=r"but a call of env needs 2000.00"):
+        due_s(pricer, Temporal((loop, Leaf("actor", both))))
+
+
+def test_calls_are_counted_as_they_are_submitted():
+    work, _ = planning.embodied((1, 0), (1, 0), (1, 0), blocks=8, steps=4)
+    loop = LoopNode("rollout", (Leaf("env", (0,)), Leaf("policy", (1, 2))), 2)
+    plan = Plan("p", 3, Temporal((loop, Leaf("actor", (0, 1, 2)))))
+    assert num_calls(plan.tree, plan, work) == 3 * 2 * (4 + 2) + 3
+    chain = planning.graph(["a", "b"], [("a", "b")], blocks=8)
+    pair = Plan("p", 2, Spatial((Leaf("a", (0,)), Leaf("b", (1,))), granularity=2))
+    assert num_calls(pair.tree, pair, chain) == 8
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("mode", [Mode.temporal, Mode.spatial])
+def test_real_workers_keep_the_deadlines_of_the_simulation(ray_session, mode: Mode):
+    work, profile = planning.embodied((1, 0.25), (0.5, 0.5), (2, 1), policy={"bootstrap_fraction": 0.5})
+    pricer = emulated(Pricer(work, profile, planning.cluster(3)))
+    tree = plan_tree(find_plans(pricer, mode)[0], pricer)
+    result = Emulator(pricer, ray_session).run(Plan("tree", 3, tree), 1, 0.01)
+    assert result.due_s[0] == pytest.approx(simulate(tree, pricer).iteration_s, rel=0.01)
+    assert result.measured_s[0] >= result.due_s[0]  # nobody answers early
+    assert result.wall_s >= 0.01 * result.due_s[0]
+
+
+def test_an_emulated_workflow_is_the_same_graph():
+    work, profile = planning.embodied((1, 0), (1, 0), (1, 0))
+    pricer = emulated(Pricer(work, profile, planning.cluster(2)))
+    made = emulated_workflow(pricer, "run")
+    assert (made.edges, made.weight_edges, made.order()) == (work.edges, work.weight_edges, work.order())
+    assert {spec.target.rpartition(".")[2] for spec in made.stages.values()} == {"EmulatedStage"}

@@ -1,0 +1,52 @@
+"""experiments/emulate.py as a user starts it: real workers, sleeping stages, a table and a file of results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = """
+name: pair
+emulated: true
+nodes: [{kind: h100, num_nodes: 1, devices_per_node: 2, memory_bytes: 200.0e+9, cores_per_node: 64}]
+"""
+
+
+def run(*overrides: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "experiments" / "emulate.py"), *overrides]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+
+
+@pytest.mark.ray
+def test_a_plan_runs_on_emulated_devices_and_is_compared_with_its_prediction(tmp_path: Path) -> None:
+    cluster, out = tmp_path / "pair.yaml", tmp_path / "out.json"
+    cluster.write_text(CLUSTER)
+    done = run(
+        *("profile=grpo_llm", "num_items=512", f"cluster={cluster}", "plan=temporal", "run.num_iterations=1"),
+        *("time_scale=0.02", f"out={out}"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "EMULATED reasoning on pair" in done.stdout
+    data = json.loads(out.read_text())
+    assert data["emulated"] is True
+    (plan,) = data["plans"]
+    assert plan["due_s"][0] == pytest.approx(plan["predicted_s"], rel=0.01)
+    assert plan["measured_s"][0] >= plan["due_s"][0]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("plan=nothing", "plan is 'nothing', but it must be auto, all, temporal, spatial, hybrid, collocated"),
+        ("time_scale=-1", "time_scale is -1.0, but it must be positive"),
+    ],
+)
+def test_wrong_input_ends_with_two_and_says_why(override: str, message: str) -> None:
+    done = run(override)
+    assert done.returncode == 2
+    assert message in done.stderr.replace("\n", " ")

@@ -1,0 +1,157 @@
+"""Each edge's transport follows from where its ends are, and what is used is what is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
+from rlinf_embodied.config import ClusterConfig, TransportMode
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.flow.plan import Plan, resolve
+from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.runtime.transport import IMPLEMENTED, Endpoint, Transport, choose, endpoints, routes, table
+
+CORES = Cluster("test", "cpu", 2, 2, 0)
+EVERYTHING_STORED = replace(CORES, transport="object_store")
+
+
+def nodes(kind: str, num_nodes: int, devices: int) -> NodeGroup:
+    return NodeGroup(kind=kind, num_nodes=num_nodes, devices_per_node=devices, memory_bytes=8e9, cores_per_node=8)
+
+
+MIXED = Cluster("mixed", "h100+cpu", 6, 24, 0, groups=(nodes("h100", 2, 2), nodes("cpu", 1, 2)))
+CPU0, CPU1 = Endpoint(0, 0, "cpu"), Endpoint(1, 0, "cpu")
+H100_0, H100_1, H100_ELSEWHERE = (Endpoint(w, w // 2, "h100", w % 2) for w in (0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "wanted", "used"),
+    [
+        (CPU0, CPU0, "in_process", "in_process"),
+        (CPU0, CPU1, "shared_memory", "shared_memory"),
+        (CPU0, Endpoint(1, 1, "cpu"), "network", "network"),
+        (H100_0, H100_0, "in_process", "in_process"),
+        (H100_0, Endpoint(7, 0, "h100", 0), "cuda_ipc", "shared_memory"),
+        (H100_0, H100_1, "nccl", "shared_memory"),
+        (H100_0, H100_ELSEWHERE, "nccl", "network"),
+        (H100_0, Endpoint(1, 0, "rtx4090", 1), "shared_memory", "shared_memory"),
+        (CPU0, H100_1, "shared_memory", "shared_memory"),
+    ],
+)
+def test_a_transport_follows_from_the_two_places(source: Endpoint, target: Endpoint, wanted: str, used: str) -> None:
+    choice = choose(source, target)
+    assert (choice.wanted, choice.used) == (wanted, used)
+    assert choice.used in IMPLEMENTED
+    assert ("not implemented" in choice.reason) == (wanted != used)
+    assert choose(source, target, one_process=True).used is Transport.in_process
+
+
+@pytest.mark.parametrize("target", [CPU0, CPU1, Endpoint(1, 1, "cpu")])
+def test_nothing_stays_in_a_process_where_the_store_is_forced(target: Endpoint) -> None:
+    forced = choose(CPU0, target, always_store=True)
+    assert forced.used is (Transport.network if target.node else Transport.shared_memory)
+    assert "cluster.transport=object_store" in forced.reason
+
+
+def test_workers_are_numbered_node_after_node() -> None:
+    places = [(e.worker, e.node, e.kind, e.gpu) for e in endpoints(MIXED)]
+    assert places == [
+        *((0, 0, "h100", 0), (1, 0, "h100", 1), (2, 1, "h100", 0), (3, 1, "h100", 1)),
+        *((4, 2, "cpu", None), (5, 2, "cpu", None)),
+    ]
+
+
+def graph() -> Workflow:
+    stages = {
+        "maker": StageSpec("maker", "fakes.Maker", None),
+        "taker": StageSpec("taker", "fakes.Taker", None),
+    }
+    return Workflow("pair", 4, stages, (Edge("maker", "taker", bytes_per_item=24.0),))
+
+
+def plan_for(workflow: Workflow, num_devices: int, **devices: list[int]) -> Plan:
+    parts = [{"leaf": {"stage": stage, "devices": places}} for stage, places in devices.items()]
+    return resolve("test", [{"tree": {"temporal": parts}}], num_devices, workflow)
+
+
+def test_an_edge_whose_blocks_go_different_ways_has_a_route_for_each() -> None:
+    workflow = graph()
+    found = routes(workflow, plan_for(workflow, 2, maker=[1], taker=[0, 1]), CORES)
+    assert [(r.edge, r.choice.used, r.blocks, r.hops) for r in found] == [
+        ("maker -> taker", "shared_memory", (0, 1), ((1, 0),)),
+        ("maker -> taker", "in_process", (2, 3), ((1, 1),)),
+    ]
+
+
+def test_loops_go_both_ways_and_weights_from_one_worker_to_those_without() -> None:
+    stages = {name: StageSpec(name, "fakes.Counter", None) for name in ("env", "policy", "actor")}
+    loop = Loop("rollout", "env", "policy", 3)
+    edges = (Edge("policy", "actor"), Edge("env", "actor"))
+    workflow = Workflow("fake", 4, stages, edges, (WeightEdge("actor", "policy"),), {"rollout": loop})
+    tree = {
+        "temporal": [
+            {"loop": {"name": "rollout", "stages": {"env": [4, 5], "policy": [2]}}},
+            {"leaf": {"stage": "actor", "devices": [2, 3]}},
+        ]
+    }
+    found = routes(workflow, resolve("p", [{"tree": tree}], 6, workflow), MIXED, bytes_per_item={("env", "actor"): 8.0})
+    assert [(r.edge, r.kind, r.choice.wanted, r.choice.used, len(r.blocks), r.bytes_per_item) for r in found] == [
+        ("env -> policy", "loop", "network", "network", 4, None),
+        ("policy -> env", "loop", "network", "network", 4, None),
+        ("policy -> actor", "data", "in_process", "in_process", 2, None),
+        ("policy -> actor", "data", "nccl", "shared_memory", 2, None),
+        ("env -> actor", "data", "network", "network", 4, 8.0),
+        ("actor ~> policy", "weights", "in_process", "in_process", 0, None),
+    ]
+
+
+def test_the_table_says_edge_transport_size_and_reason() -> None:
+    workflow = graph()
+    found = routes(workflow, plan_for(workflow, 6, maker=[0], taker=[1]), MIXED)
+    lines = table(found).splitlines()
+    assert lines[0].split() == ["edge", "workers", "blocks", "transport", "bytes/item", "why"]
+    assert "maker -> taker  0->1     4       shared_memory (wanted: nccl)  24" in lines[1]
+    assert "nccl is not implemented: through the host's memory" in lines[1]
+    assert json.loads(json.dumps(found[0].to_dict())) == {
+        **{"edge": "maker -> taker", "kind": "data", "wanted": "nccl", "used": "shared_memory"},
+        **{"blocks": [0, 1, 2, 3], "hops": [[0, 1]], "bytes_per_item": 24.0, "reason": found[0].choice.reason},
+    }
+
+
+def test_one_process_cannot_be_told_to_use_a_store() -> None:
+    with pytest.raises(ConfigError, match=r"cluster.transport is 'object_store', but one process .*session=ray"):
+        ClusterConfig(session="serial", transport=TransportMode.object_store)
+
+
+# -------------------------------------------------------------------------------------------------- the real thing
+def received(session: Session, cluster: Cluster, **devices: list[int]) -> tuple[dict, dict[int, str]]:
+    """Returns what the taker reports, and by which transport each block was to go."""
+    workflow = graph()
+    executor = Executor(workflow, plan_for(workflow, 2, **devices), session, cluster)
+    reports = executor.run(Tick(5)).all_of("taker", dict)
+    said = {block: str(route.choice.used) for route in executor.routes for block in route.blocks}
+    return {block: value for report in reports for block, value in report.items()}, said
+
+
+PLACEMENTS = {
+    "together": ({"maker": [0, 1], "taker": [0, 1]}, {0, 1, 2, 3}),
+    "apart": ({"maker": [0], "taker": [1]}, set()),
+    "half of the blocks together": ({"maker": [1], "taker": [0, 1]}, {2, 3}),
+}
+
+
+@pytest.mark.ray
+def test_exactly_what_is_said_to_stay_in_its_process_is_the_object_that_was_made(ray_session) -> None:
+    for devices, together in PLACEMENTS.values():
+        got, said = received(ray_session, CORES, **devices)
+        assert got == {block: (block in together, [block, 5]) for block in range(4)}
+        assert {block for block, transport in said.items() if transport == "in_process"} == together
+    got, said = received(ray_session, EVERYTHING_STORED, **PLACEMENTS["together"][0])
+    assert got == {block: (False, [block, 5]) for block in range(4)}
+    assert set(said.values()) == {"shared_memory"}
