@@ -84,7 +84,7 @@ def run_case(overrides: Sequence[str], iterations: int) -> dict[str, Candidate]:
     from rlinf_embodied.embodied.trainer import make_session
     from rlinf_embodied.embodied.warm_start import starting_policy
     from rlinf_embodied.embodied.workflow import training_workflow
-    from rlinf_embodied.execution.profiler import as_measured, linked
+    from rlinf_embodied.flow.catalogue import as_measured, linked
     from rlinf_embodied.flow.explain import rank, rows
     from rlinf_embodied.flow.pricing import Pricer
     from rlinf_embodied.telemetry.tables import text_table

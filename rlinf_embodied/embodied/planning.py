@@ -18,14 +18,13 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.execution.profiler import (
     ShowProgress,
-    as_measured,
     cached_path,
     cached_profile,
     fingerprint,
-    linked,
     measure,
     store_profile,
 )
+from rlinf_embodied.flow.catalogue import as_measured, linked
 from rlinf_embodied.flow.drift import DriftWatch, Prediction, predict, replan
 from rlinf_embodied.flow.explain import Ranked, rank, rows
 from rlinf_embodied.flow.graph import Workflow
