@@ -31,6 +31,10 @@ PLANS = {
             }
         ],
     ),
+    "collocated on 2, switching": (
+        2,
+        [{"tree": {"temporal": {"resident": False, "parts": trees("all", "all", "all")[0]["tree"]["temporal"]}}}],
+    ),
     "one env, policy on all": (2, trees([0], "all", "all")),
     "unlike splits": (3, trees([0, 1], [2], [0, 2], shards=2)),
 }

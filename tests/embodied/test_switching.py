@@ -1,0 +1,87 @@
+"""What training's stages do when they leave a device's memory, and that a simulator on a GPU cannot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runs import clone, tiny
+
+from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
+from rlinf_embodied.embodied.evaluation import EvaluationPolicyConfig, EvaluationPolicyStage
+from rlinf_embodied.embodied.policy_folder import SharedPolicy
+from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
+from rlinf_embodied.embodied.workflow import training_workflow
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.runtime import host as host_module
+from rlinf_embodied.runtime.host import Call, Receipt, Tick, WorkerHost, WorkerSpec, solo_context
+
+
+def test_a_simulator_on_a_gpu_cannot_be_switched_out() -> None:
+    context = solo_context((0,), "cuda:0")
+    context.exclusive = frozenset({"actor"})
+    with pytest.raises(PlanError, match=r"stage env cannot be switched out: a simulator stays on cuda:0, .*for actor"):
+        EnvStage(EnvStageConfig(tiny().env, 0)).setup(context)
+
+
+def test_the_weights_are_on_the_device_while_one_of_their_users_is() -> None:
+    config, folder, shared = tiny(), str(clone(tiny())), {}
+    held = PolicyStageConfig(config.policy, folder, 0, 4)
+    rollout = RolloutStage(held)
+    rollout.setup(solo_context((0,), shared=shared))
+    shared |= {"policy": rollout._shared}
+    evaluation = EvaluationPolicyStage(EvaluationPolicyConfig(config.policy, folder, 0, 4, config.eval, 4))
+    evaluation.setup(solo_context((0,), shared=shared))
+    policy = shared["policy"]
+    assert isinstance(policy, SharedPolicy)
+    assert evaluation._shared is policy
+    assert policy.users == {"policy"}  # evaluation holds nothing before it runs
+    rollout.offload(Tick(0))
+    assert policy.users == set()
+    evaluation.step(Tick(0), {0: None})
+    assert policy.users == {"eval_policy"}  # although training's stages are out
+    rollout.onload(Tick(0))
+    evaluation.close(Tick(0), {0: None})
+    assert policy.users == {"policy"}
+
+
+def test_what_a_leaving_stage_keeps_in_its_worker_leaves_too(monkeypatch) -> None:
+    moved: list[object] = []
+    monkeypatch.setattr(host_module, "to_device", lambda value, device: moved.append((value, device)) or value)
+    worker = WorkerHost(WorkerSpec(0, "cuda:0"))
+    for number, (name, other) in enumerate((("a", "b"), ("b", "a"))):
+        context = solo_context((0, 1))
+        context.exclusive = frozenset({other})
+        config = {"name": name, "number": number, "collective": False, "ends": ()}
+        worker.add_stage(StageSpec(name, "any_plan.Fake", config), context)
+    kept, _, receipt = worker.invoke(Call("a", "run", Tick(0), (0, 1), keep=frozenset({0, 1})), [])
+    assert isinstance(receipt, Receipt)
+    values = list(receipt.report.values())  # pyright: ignore[reportAttributeAccessIssue]
+    assert moved == []
+    worker.invoke(Call("b", "run", Tick(0), (0,), 1), [kept])
+    assert moved == [(value, "cpu") for value in values]
+
+
+@pytest.mark.gpu
+def test_a_policy_on_a_gpu_leaves_its_memory_and_comes_back_the_same() -> None:
+    config = tiny()
+    stage = RolloutStage(PolicyStageConfig(config.policy, str(clone(config)), 0, 4))
+    stage.setup(solo_context((0,), "cuda:0"))
+    before = {name: tensor.cpu().clone() for name, tensor in stage._shared.policy.module.state_dict().items()}
+    parameters = list(stage._shared.policy.module.parameters())
+    stage.offload(Tick(0))
+    assert {p.device.type for p in parameters} == {"cpu"}  # the optimizer's own list follows
+    stage.onload(Tick(0))
+    assert {p.device.type for p in parameters} == {"cuda"}
+    after = stage._shared.policy.module.state_dict()
+    assert all(torch.equal(before[name], tensor.cpu()) for name, tensor in after.items())
+
+
+def test_the_actor_is_not_called_by_chunks() -> None:
+    work = training_workflow(tiny(), "")
+    loop = {"loop": {"name": "rollout", "shards": 1, "stages": {"env": [0], "policy": [0]}}}
+    parts = [{"leaf": {"stage": "actor", "devices": [0]}}]
+    tree = {"temporal": [loop, {"spatial": {"granularity": 1, "parts": parts}}]}
+    with pytest.raises(PlanError, match=r"calls actor for 1 blocks at a time, but it accepts \(0,\)"):
+        resolve("p", [{"tree": tree}], 1, work)
