@@ -141,7 +141,9 @@ class MeteredSession:
         """Submits, and keeps the references of what leaves a worker if it is recorded."""
         answers = self._inner.submit(calls, gang)
         if self.recording:
-            self.answers += [(call, a[:-1]) for (_, call, _), a in zip(calls, answers, strict=True) if not call.keep]
+            for (_, call, _), refs in zip(calls, answers, strict=True):
+                moved = [ref for block, ref in zip(call.blocks, refs, strict=False) if block not in call.keep]
+                self.answers += [(call, moved)] if moved else []
         return answers
 
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
