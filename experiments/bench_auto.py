@@ -134,7 +134,7 @@ def _alternate(
 ) -> None:
     """Runs the candidates' iterations in turn, each with workers of its own; `first` lends its workers to one.
 
-    A session of Ray takes a book-keeping CPU per worker, and there are eight at least: enough for four candidates on two
+    Every worker takes a book-keeping CPU of Ray, and there are eight at least: enough for four candidates on two
     devices, but not for idle workers beside them.
     """
     from rlinf_embodied.cluster.hardware import cluster_at_hand
