@@ -12,10 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
+from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import WHOLE, Barrier, Edge, Loop, StageSpec, Verdict, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.session import SerialSession, Session
+
+ITERATIONS = 2  # the second one shows whether the weights arrived
 
 PRIME = 1_000_003
 
@@ -76,8 +81,9 @@ class Fake:
             self.weights[0] = mixed(self.number, sum(int(value) for values in met for value in values))
         self.waiting = {}
 
-    def open(self, tick: Tick, blocks: Sequence[int]) -> dict[int, int]:
-        self.seen |= {block: self._value(tick, block, tick.round) for block in blocks}
+    def open(self, tick: Tick, blocks: Sequence[int] | Mapping[int, Sequence[int]]) -> dict[int, int]:
+        given = blocks if isinstance(blocks, Mapping) else dict.fromkeys(blocks, ())
+        self.seen |= {block: self._value(tick, block, tick.round, *parts) for block, parts in given.items()}
         return {block: self.seen[block] for block in blocks}
 
     def step(self, tick: Tick, messages: Mapping[int, int]) -> dict[int, int]:
@@ -206,3 +212,34 @@ def features(plan: Plan) -> set[str]:
     text = str(plan.to_dict()["tree"])
     found = {name for name in ("spatial", "temporal", "loop", "granularity", "resident", "'shards': 2") if name in text}
     return found | {f"{len(leaf.devices)} devices" for leaf in leaves(plan.tree)}
+
+
+# ------------------------------------------------------------------------------------------------------------ running
+def outcome(workflow: Workflow, plan: Plan, session: Session) -> list[dict[str, dict[int, int]]]:
+    """What every stage reported for every block, by iteration; of a loop's sides the opener speaks."""
+    silent = {loop.answerer for loop in workflow.loops.values()}
+    cluster = Cluster("test", "cpu", plan.num_devices, plan.num_devices, 0)
+    executor = Executor(workflow, plan, session, cluster)
+    found = []
+    for iteration in range(ITERATIONS):
+        result = executor.run(Tick(iteration))
+        _require_barriers(workflow, result)
+        merged: dict[str, dict[int, int]] = {}
+        for stage, rounds in ((s, r) for s, r in result.reports.items() if s not in silent and "." not in s):
+            merged[f"{stage} rounds"] = {0: len(rounds) if workflow.loops else 1}
+            merged[stage] = {b: v for answers in rounds for a in answers if isinstance(a, dict) for b, v in a.items()}
+        found.append(merged)
+    return found
+
+
+def alone(workflow: Workflow) -> list[dict[str, dict[int, int]]]:
+    """The same by one device, one stage after the other."""
+    plain = [p for p in every_plan(workflow, 1) if "False" not in str(p.tree)]
+    return outcome(workflow, plain[0], SerialSession())
+
+
+def _require_barriers(workflow: Workflow, result: IterationResult) -> None:
+    for barrier in workflow.barriers:
+        ended = max(span.end_s for span in result.spans if span.name == f"{barrier.before}.run")
+        begun = min(span.start_s for span in result.spans if span.name == f"{barrier.after}.run")
+        assert begun >= ended, f"{barrier} was passed too early"

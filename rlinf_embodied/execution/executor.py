@@ -18,33 +18,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.execution.schedule import Step, schedule
+from rlinf_embodied.execution.iteration import Iteration, IterationResult
+from rlinf_embodied.execution.schedule import Step, repeats, schedule, shards_of
 from rlinf_embodied.flow.graph import Loop, Verdict, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, Tick, WorkerSpec
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
-from rlinf_embodied.telemetry.trace import Span
 
 _LOG = logging.getLogger(__name__)
-_Report = TypeVar("_Report")
-
-
-@dataclass(slots=True)
-class IterationResult:
-    """What the driver sees of an iteration: reports by stage (a list per round, in order of workers), and spans."""
-
-    reports: dict[str, list[list[object]]] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-
-    def all_of(self, stage: str, kind: type[_Report]) -> list[_Report]:
-        """Returns a stage's reports of all rounds, which are of this type."""
-        return of_type((report for round_ in self.reports[stage] for report in round_), kind)
 
 
 class Executor:
@@ -65,7 +51,7 @@ class Executor:
             for leaf in node.stages
         }
         self._steps = schedule(plan, workflow)
-        self._repeats = _repeats(workflow)
+        self._repeats = repeats(workflow)
         self._exclusive = plan.exclusive()
         session.start([WorkerSpec(device, cluster.torch_device(device)) for device in plan.devices()])
         self.facts: dict[str, list[object]] = {}
@@ -89,7 +75,7 @@ class Executor:
         contexts = []
         for worker in workers:
             blocks = self._blocks(name, worker)
-            shards = _split(blocks, self._shards.get(name, 1))
+            shards = shards_of(blocks, self._shards.get(name, 1))
             device = cluster.torch_device(worker)
             num_blocks = self.workflow.num_blocks
             contexts.append(StageContext(worker, device, blocks, shards, num_blocks, owners, SoloGroup(), {}))
@@ -111,7 +97,7 @@ class Executor:
         Raises:
             RlinfError: what a worker raised, or a HangError.
         """
-        state = _Iteration(tick)
+        state = Iteration(tick)
         for step in self._steps:
             self._repeat(step.node, state) if isinstance(step.node, LoopNode) else self._leaf(step, state)
         for edge in self.workflow.weight_edges:
@@ -119,21 +105,21 @@ class Executor:
         self._collect(state)
         return state.result
 
-    def _enter(self, stages: Sequence[str], state: _Iteration) -> None:
+    def _enter(self, stages: Sequence[str], state: Iteration) -> None:
         """Has workers switch as soon as the turn before is over, not only when the inputs of the next one arrive."""
         for stage in stages:
             switching = [w for w in self.workers(stage) if self._exclusive[stage] & self._hosted(w)]
             answers = self._session.submit([(worker, Call(stage, "enter", state.tick), []) for worker in switching])
             state.timings.extend(refs[-1] for refs in answers)
 
-    def _leaf(self, step: Step, state: _Iteration) -> None:
+    def _leaf(self, step: Step, state: Iteration) -> None:
         """Submits a stage's calls for the blocks of one chunk."""
         assert isinstance(step.node, Leaf)
         stage, size = step.node.stage, self.workflow.num_blocks // step.num_chunks
         if step.chunk == 0:
             self._enter([stage], state)
         chunk = range(step.chunk * size, (step.chunk + 1) * size)
-        message = self._message(stage, state)
+        message = state.message_for(self._repeats.get(stage, ()))
         tick = replace(state.tick, chunk=step.chunk, num_chunks=step.num_chunks, message=message)
         sources, keep = self.workflow.sources(stage), self._stays(stage)
         calls, behind = [], self._behind(stage, state)
@@ -153,7 +139,7 @@ class Executor:
         makers = enumerate(self._owners[stage])
         return frozenset(block for block, maker in makers if all(owners[block] == maker for owners in consumers))
 
-    def _behind(self, stage: str, state: _Iteration) -> list[Ref]:
+    def _behind(self, stage: str, state: Iteration) -> list[Ref]:
         """Returns what a stage's calls wait for beside their inputs: the receipts of stages behind a barrier.
 
         The order of submission alone holds up only the workers that both stages share.
@@ -161,7 +147,7 @@ class Executor:
         before = {barrier.before for barrier in self.workflow.barriers if barrier.after == stage}
         return [ref for name, refs in state.done.items() if name in before for ref in refs]
 
-    def _note(self, stage: str, calls: Sequence[tuple], answers: list[list[Ref]], state: _Iteration) -> None:
+    def _note(self, stage: str, calls: Sequence[tuple], answers: list[list[Ref]], state: Iteration) -> None:
         """Files block results as the stage's outputs and the receipts for later."""
         outputs = state.outputs.setdefault(stage, {})
         for (_, call, _), refs in zip(calls, answers, strict=True):
@@ -171,11 +157,11 @@ class Executor:
         state.done.setdefault(stage, []).extend(refs[-1] for refs in answers)
 
     # --------------------------------------------------------------------------------------------------------- loops
-    def _repeat(self, node: LoopNode, state: _Iteration) -> None:
+    def _repeat(self, node: LoopNode, state: Iteration) -> None:
         """Runs rounds of a loop until its judge has enough, or the bound is reached."""
         loop, before = self.workflow.loops[node.loop], state.tick
         self._enter([loop.opener, loop.answerer], state)
-        base = replace(before, message=self._message(loop.opener, state))
+        base = replace(before, message=state.message_for(self._repeats.get(loop.opener, ())))
         for number in range(loop.max_rounds):
             state.tick = replace(base, round=number)
             self._fused_loop(loop, state) if self._fused(node) else self._stepwise_loop(loop, node.shards, state)
@@ -190,12 +176,7 @@ class Executor:
             state.verdicts[loop.name] = base.message
         state.tick = before
 
-    def _message(self, stage: str, state: _Iteration) -> object:
-        """Returns what a stage is told: the verdict of the last repeat whose data reaches it, whatever ran since."""
-        reaching = [name for name in self._repeats.get(stage, ()) if name in state.verdicts]
-        return state.verdicts[reaching[-1]] if reaching else state.tick.message
-
-    def _fused_loop(self, loop: Loop, state: _Iteration) -> None:
+    def _fused_loop(self, loop: Loop, state: Iteration) -> None:
         calls, sources = [], self._outside(loop)
         behind = self._behind(loop.opener, state) + self._behind(loop.answerer, state)
         keep = self._stays(loop.opener) & self._stays(loop.answerer)
@@ -222,7 +203,7 @@ class Executor:
         """Returns the stages before a loop whose data its opener takes."""
         return [source for source in self.workflow.sources(loop.opener) if source != loop.answerer]
 
-    def _stepwise_loop(self, loop: Loop, num_shards: int, state: _Iteration) -> None:
+    def _stepwise_loop(self, loop: Loop, num_shards: int, state: Iteration) -> None:
         shards = self._shard_blocks(loop.opener, num_shards)
         sources, messages = self._outside(loop), {}
         given = {b: [ref for s in sources for ref in state.outputs[s][b]] for b in range(self.workflow.num_blocks)}
@@ -238,7 +219,7 @@ class Executor:
             self._exchange(loop.opener, "close", shard, {}, state, final=True)
 
     def _shard_blocks(self, stage: str, num_shards: int) -> list[set[int]]:
-        parts = [_split(self._blocks(stage, worker), num_shards) for worker in self.workers(stage)]
+        parts = [shards_of(self._blocks(stage, worker), num_shards) for worker in self.workers(stage)]
         return [{block for part in parts for block in part[k]} for k in range(num_shards)]
 
     def _exchange(
@@ -247,7 +228,7 @@ class Executor:
         method: str,
         shard: set[int],
         inputs: Mapping[int, list[Ref]],
-        state: _Iteration,
+        state: Iteration,
         tick: Tick | None = None,
         final: bool = False,
     ) -> dict[int, list[Ref]]:
@@ -272,7 +253,7 @@ class Executor:
         }
 
     # ----------------------------------------------------------------------------------------------------- the rest
-    def _collect(self, state: _Iteration) -> None:
+    def _collect(self, state: Iteration) -> None:
         """Waits for everything submitted so far and files reports and spans."""
         where = f"iteration {state.tick.iteration} of {self.workflow.name}"
         by_stage: dict[str, list[object]] = {}
@@ -293,7 +274,7 @@ class Executor:
         receipts = self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
         return [receipt.report for receipt in of_type(receipts, Receipt)]
 
-    def sync_weights(self, source: str, target: str, state: _Iteration | None = None) -> None:
+    def sync_weights(self, source: str, target: str, state: Iteration | None = None) -> None:
         """Sends the weights of `source` to those workers of `target` that do not share them already."""
         tick = state.tick if state else Tick(0)
         hosts = self.workers(source) if self._adaptive else []  # these share the weights: nothing is sent
@@ -321,35 +302,3 @@ class Executor:
         calls = [(w, Call(s, "install_weights", tick, argument=exported.report), []) for w, s in targets]
         installed = session.fetch([refs[-1] for refs in session.submit(calls)], "install_weights")
         return of_type([exported, *installed], Receipt)
-
-
-def _repeats(workflow: Workflow) -> dict[str, list[str]]:
-    """Returns the repeats whose data reaches each stage, in the order of the workflow."""
-    place = {stage: number for number, stage in enumerate(workflow.order())}
-    found: dict[str, list[str]] = {}
-    for loop in sorted(workflow.loops.values(), key=lambda loop: place[loop.opener]):
-        for stage in workflow.downstream(loop.opener, loop.answerer) if loop.judge else ():
-            found.setdefault(stage, []).append(loop.name)
-    return found
-
-
-def _split(blocks: tuple[int, ...], parts: int) -> tuple[tuple[int, ...], ...]:
-    """Returns `blocks` in `parts` shards, by turns.
-
-    Contiguous pieces of an opener's blocks would fall to single workers of the answerer, which owns other contiguous
-    blocks: its other workers would idle during that shard.  By turns, both sides have an even part of every shard.
-    """
-    return tuple(tuple(block for block in blocks if block % parts == k) for k in range(parts))
-
-
-@dataclass(slots=True)
-class _Iteration:
-    """What is under way: references by stage and block, receipts still to be fetched, and what is known already."""
-
-    tick: Tick
-    outputs: dict[str, dict[int, list[Ref]]] = field(default_factory=dict)
-    receipts: list[tuple[str, list[Ref]]] = field(default_factory=list)
-    timings: list[Ref] = field(default_factory=list)
-    verdicts: dict[str, object] = field(default_factory=dict)  # what repeats tell the stages downstream of them
-    done: dict[str, list[Ref]] = field(default_factory=dict)  # receipts by stage, for those behind a barrier
-    result: IterationResult = field(default_factory=IterationResult)

@@ -72,3 +72,22 @@ def _alternates(node: Node, first: list[str], second: list[str], chunks: int, wo
         return chunks == 1
     long_tailed = any(workflow.stages[stage].at_once for stage in (*first, *second))
     return node.resident and not long_tailed and not workflow.blocking(first, second, workflow.num_blocks // chunks)
+
+
+def repeats(workflow: Workflow) -> dict[str, list[str]]:
+    """Returns the repeats whose data reaches each stage, in the order of the workflow."""
+    place = {stage: number for number, stage in enumerate(workflow.order())}
+    found: dict[str, list[str]] = {}
+    for loop in sorted(workflow.loops.values(), key=lambda loop: place[loop.opener]):
+        for stage in workflow.downstream(loop.opener, loop.answerer) if loop.judge else ():
+            found.setdefault(stage, []).append(loop.name)
+    return found
+
+
+def shards_of(blocks: tuple[int, ...], parts: int) -> tuple[tuple[int, ...], ...]:
+    """Returns `blocks` in `parts` shards, by turns.
+
+    Contiguous pieces of an opener's blocks would fall to single workers of the answerer, which owns other contiguous
+    blocks: its other workers would idle during that shard.  By turns, both sides have an even part of every shard.
+    """
+    return tuple(tuple(block for block in blocks if block % parts == k) for k in range(parts))

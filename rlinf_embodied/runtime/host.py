@@ -20,9 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from rlinf_embodied.errors import PlanError, RlinfError, WorkerError
+from rlinf_embodied.errors import RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
+from rlinf_embodied.runtime.residents import Residents
 from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
@@ -153,8 +154,7 @@ class WorkerHost:
         self.shared: dict[str, object] = {}
         self._store: dict[tuple[object, ...], object] = {}
         self._spans: list[Span] = []
-        self._exclusive: dict[str, frozenset[str]] = {}
-        self._parked: set[str] = set()
+        self._residents = Residents()
 
     def add_stage(self, spec: StageSpec, context: StageContext) -> object:
         """Builds a stage and returns the facts that its `setup` reports."""
@@ -164,10 +164,7 @@ class WorkerHost:
             self._pin_threads()
             stage = make(spec.config)
             assert isinstance(stage, Stage)
-            _require_switchable(spec.name, stage, context.exclusive)
-            self._exclusive[spec.name] = context.exclusive
-            self._parked.discard(spec.name)  # an earlier stage of that name is gone
-            self._make_room(spec.name, Tick(0))
+            self._residents.admit(spec.name, type(stage), context.exclusive, lambda n, m: self._switch(n, m, Tick(0)))
             self.stages[spec.name] = stage
             return stage.setup(context)
         except RlinfError:
@@ -184,6 +181,7 @@ class WorkerHost:
     def clear(self) -> None:
         """Forgets all stages, what they share and what they stored: the worker is as it was started."""
         self.stages.clear()
+        self._residents = Residents()
         self.shared = {}  # not cleared in place: contexts of the old stages hold it
         self._store.clear()
         gc.collect()
@@ -202,7 +200,7 @@ class WorkerHost:
         try:
             for name in (call.stage, call.partner):
                 if name is not None:
-                    self._switch_to(name, call.tick)
+                    self._residents.enter(name, lambda n, m: self._switch(n, m, call.tick))
             values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
             count = call.payloads_per_block
             inputs = {block: values[i * count : (i + 1) * count] for i, block in enumerate(call.blocks)}
@@ -215,30 +213,16 @@ class WorkerHost:
         results = [self._keep(call, i, r) if call.keep and blocks[i] in call.keep else r for i, r in enumerate(results)]
         return [*results, Receipt(report, tuple(self._spans))]
 
-    # ------------------------------------------------------------------------------------------------- context switch
-    def _switch_to(self, name: str, tick: Tick) -> None:
-        """Brings a stage into the device's memory, after those have left that may not be there together with it."""
-        if self._exclusive.get(name):
-            self._make_room(name, tick)
-        if name in self._parked:
-            self._switch(name, "onload", tick)
-            self._parked.remove(name)
-
-    def _make_room(self, name: str, tick: Tick) -> None:
-        for other in sorted(self._exclusive[name] & self.stages.keys() - self._parked):
-            self._switch(other, "offload", tick)
-            self._park_kept(other)
-            self._parked.add(other)
-
-    def _park_kept(self, name: str) -> None:
-        """Moves what a leaving stage made and keeps here to the CPU's memory; its consumers take it from anywhere."""
-        if self.spec.device.startswith("cuda"):
-            kept = [key for key in self._store if key[2] == name]
-            self._store |= {key: to_device(self._store[key], "cpu") for key in kept}
-
     def _switch(self, name: str, method: str, tick: Tick) -> None:
+        """Has a stage leave the device's memory or come back; what it made and keeps here leaves with it.
+
+        Consumers take data from anywhere, as it comes from other workers on the CPU too.
+        """
         start = time.time()
         getattr(self.stages[name], method)(tick)
+        if method == "offload" and self.spec.device.startswith("cuda"):
+            kept = [key for key in self._store if key[2] == name]
+            self._store |= {key: to_device(self._store[key], "cpu") for key in kept}
         self._note_span(name, method, tick, start)
 
     def _note_span(self, stage: str, method: str, tick: Tick, start: float) -> None:
@@ -246,7 +230,6 @@ class WorkerHost:
         device, worker = self.spec.device, self.spec.worker
         self._spans.append(Span(f"{stage}.{method}", stage, worker, device, start, time.time(), args))
 
-    # ----------------------------------------------------------------------------------------------------------- calls
     def _plain(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
         stage = self.stages[call.stage]
         if call.method == "enter":
@@ -284,8 +267,8 @@ class WorkerHost:
         call: Call,
         stage: Stage,
         *arguments: object,
-        method: str | None = None,
-        stage_name: str | None = None,
+        method: str = "",
+        stage_name: str = "",
         tick: Tick | None = None,
     ):
         method, tick = method or call.method, tick or call.tick
@@ -311,15 +294,6 @@ class WorkerHost:
         return WorkerError(
             f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
             f"{type(error).__name__}: {error} (at {path})"
-        )
-
-
-def _require_switchable(name: str, stage: Stage, exclusive: frozenset[str]) -> None:
-    missing = [method for method in ("offload", "onload") if not hasattr(stage, method)]
-    if exclusive and missing:
-        raise PlanError(
-            f"the plan takes {name} out of the device's memory for {', '.join(sorted(exclusive))}, but "
-            f"{type(stage).__name__} has no {' and '.join(missing)}: use a plan that keeps it resident"
         )
 
 

@@ -5,39 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from any_plan import every_plan, features, random_workflow
+from any_plan import alone, every_plan, features, outcome, random_workflow
 
-from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.runtime.host import Tick
-from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.runtime.session import SerialSession
 
-ITERATIONS = 2  # the second one shows whether the weights arrived
 SEEDS = range(60)
-
-
-def outcome(workflow: Workflow, plan: Plan, session: Session) -> list[dict[str, dict[int, int]]]:
-    """What every stage reported for every block, by iteration; of a loop's sides the opener speaks."""
-    silent = {loop.answerer for loop in workflow.loops.values()}
-    cluster = Cluster("test", "cpu", plan.num_devices, plan.num_devices, 0)
-    executor = Executor(workflow, plan, session, cluster)
-    found = []
-    for iteration in range(ITERATIONS):
-        reports = executor.run(Tick(iteration)).reports
-        merged: dict[str, dict[int, int]] = {}
-        for stage, rounds in ((s, r) for s, r in reports.items() if s not in silent and "." not in s):
-            merged[f"{stage} rounds"] = {0: len(rounds) if workflow.loops else 1}
-            merged[stage] = {b: v for answers in rounds for a in answers if isinstance(a, dict) for b, v in a.items()}
-        found.append(merged)
-    return found
-
-
-def alone(workflow: Workflow) -> list[dict[str, dict[int, int]]]:
-    """The same by one device, one stage after the other."""
-    plain = [p for p in every_plan(workflow, 1) if "False" not in str(p.tree)]
-    return outcome(workflow, plain[0], SerialSession())
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,0 +1,46 @@
+"""An iteration: what the executor holds of it while it is under way, and what remains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import Ref, of_type
+from rlinf_embodied.telemetry.trace import Span
+
+_Report = TypeVar("_Report")
+
+
+@dataclass(slots=True)
+class IterationResult:
+    """What the driver sees of an iteration: reports by stage (a list per round, in order of workers), and spans."""
+
+    reports: dict[str, list[list[object]]] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+
+    def all_of(self, stage: str, kind: type[_Report]) -> list[_Report]:
+        """Returns a stage's reports of all rounds, which are of this type."""
+        return of_type((report for round_ in self.reports[stage] for report in round_), kind)
+
+
+@dataclass(slots=True)
+class Iteration:
+    """What is under way: references by stage and block, receipts still to be fetched, and what is known already."""
+
+    tick: Tick
+    outputs: dict[str, dict[int, list[Ref]]] = field(default_factory=dict)
+    receipts: list[tuple[str, list[Ref]]] = field(default_factory=list)
+    timings: list[Ref] = field(default_factory=list)
+    verdicts: dict[str, object] = field(default_factory=dict)  # what repeats tell the stages downstream of them
+    done: dict[str, list[Ref]] = field(default_factory=dict)  # receipts by stage, for those behind a barrier
+    result: IterationResult = field(default_factory=IterationResult)
+
+    def message_for(self, repeats: Sequence[str]) -> object:
+        """Returns what a stage is told that the data of these repeats reaches: the verdict of the last one of them.
+
+        Which of them has run by then is the same under every plan; what else has run is not.
+        """
+        reaching = [name for name in repeats if name in self.verdicts]
+        return self.verdicts[reaching[-1]] if reaching else self.tick.message

@@ -1,0 +1,106 @@
+"""Whether a plan tree can run a workflow: all stages placed once, in order, and streaming only what may stream."""
+
+from __future__ import annotations
+
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.flow.graph import WHOLE, Workflow
+from rlinf_embodied.flow.tree import Leaf, LoopNode, Node, Spatial, leaves, nodes
+
+
+def require_runnable(name: str, tree: Node, workflow: Workflow) -> None:
+    """Checks a plan tree against the workflow that it is to run.
+
+    Raises:
+        PlanError: names the stage, loop, edge or node, the rule that it breaks, and what to do.
+    """
+    placed = [leaf.stage for leaf in leaves(tree)]
+    if sorted(placed) != sorted(workflow.stages):
+        raise PlanError(
+            f"plan {name} places the stages {sorted(placed)}, but the workflow {workflow.name} has "
+            f"{sorted(workflow.stages)}: every stage must be placed exactly once"
+        )
+    for leaf in leaves(tree):
+        if len(leaf.devices) > workflow.num_blocks:
+            raise PlanError(
+                f"plan {name} gives {leaf.stage} {len(leaf.devices)} devices, but there are only "
+                f"{workflow.num_blocks} blocks: use more env.num_envs, a smaller env.block_size or fewer devices"
+            )
+    for node in nodes(tree):
+        if isinstance(node, LoopNode):
+            _check_loop(name, node, workflow)
+    _check_spatial(name, tree, workflow, WHOLE)
+    _check_order(name, tree, workflow)
+
+
+def _check_order(name: str, tree: Node, workflow: Workflow) -> None:
+    place = {leaf.stage: number for number, leaf in enumerate(leaves(tree))}
+    ends = [{loop.opener, loop.answerer} for loop in workflow.loops.values()]
+    pairs = [(f"edge {e.source} -> {e.target}", e.source, e.target) for e in workflow.edges]
+    pairs += [(f"barrier {b.before} | {b.after}", b.before, b.after) for b in workflow.barriers]
+    for what, first, second in pairs:
+        if place[first] > place[second] and {first, second} not in ends:
+            raise PlanError(
+                f"plan {name} puts {second} before {first}, but {what} wants it after: swap the parts of the tree"
+            )
+
+
+def _check_spatial(name: str, node: Node, workflow: Workflow, chunk: int) -> None:
+    """Checks disjoint devices, and that all that streams may; `chunk` is the granularity of the nodes around."""
+    if isinstance(node, LoopNode) and chunk:
+        raise PlanError(
+            f"plan {name} has the loop {node.loop} inside a spatial node of granularity {chunk}, but a loop hands "
+            "its blocks on when it ends: put it before that node"
+        )
+    if isinstance(node, Leaf) and chunk and not workflow.stages[node.stage].accepts(chunk, workflow.num_blocks):
+        sizes = workflow.stages[node.stage].granularities
+        raise PlanError(
+            f"plan {name} calls {node.stage} for {chunk} blocks at a time, but it accepts {sizes} (0: all): use "
+            "one of these as granularity"
+        )
+    if isinstance(node, (Leaf, LoopNode)):
+        return
+    if isinstance(node, Spatial):
+        _check_parts(name, node, workflow)
+        chunk = chunk or node.granularity
+    for part in node.parts:
+        _check_spatial(name, part, workflow, chunk)
+    if isinstance(node, Spatial):
+        _check_streams(name, node, workflow, chunk)
+
+
+def _check_parts(name: str, node: Spatial, workflow: Workflow) -> None:
+    used = [device for part in node.parts for device in {d for leaf in leaves(part) for d in leaf.devices}]
+    if len(set(used)) != len(used):
+        raise PlanError(f"plan {name}: the parts of a spatial node share devices: give each its own")
+    if node.granularity < 0 or (node.granularity and workflow.num_blocks % node.granularity):
+        raise PlanError(
+            f"plan {name}: a spatial node has granularity {node.granularity}, but chunks divide the "
+            f"{workflow.num_blocks} blocks: use a divisor, or 0 for all at once"
+        )
+
+
+def _check_streams(name: str, node: Spatial, workflow: Workflow, chunk: int) -> None:
+    names = [[leaf.stage for leaf in leaves(part)] for part in node.parts]
+    for i, later in enumerate(names):
+        earlier = [stage for part in names[:i] for stage in part]
+        blocking = workflow.blocking(earlier, later, chunk) if chunk else []
+        if blocking:
+            raise PlanError(
+                f"plan {name} streams {chunk} blocks at a time, but {', '.join(blocking)} passes on all blocks at "
+                "once: use granularity 0, or put these stages in a temporal node"
+            )
+
+
+def _check_loop(name: str, node: LoopNode, workflow: Workflow) -> None:
+    if node.loop not in workflow.loops:
+        raise PlanError(f"plan {name} has a loop {node.loop!r}, but the workflow has {sorted(workflow.loops)}")
+    loop = workflow.loops[node.loop]
+    if sorted(leaf.stage for leaf in node.stages) != sorted((loop.opener, loop.answerer)):
+        raise PlanError(f"plan {name}: loop {node.loop} is made of {loop.opener} and {loop.answerer}: place both")
+    for leaf in node.stages:
+        least = workflow.num_blocks // len(leaf.devices)
+        if not 1 <= node.shards <= least:
+            raise PlanError(
+                f"plan {name}: loop {node.loop} has {node.shards} shards, but a worker of {leaf.stage} has only "
+                f"{least} block(s): use a smaller env.block_size, more env.num_envs, or shards: {least}"
+            )

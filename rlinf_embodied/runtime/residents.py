@@ -1,0 +1,52 @@
+"""Which stages of a worker are in its device's memory: of stages that exclude each other, one at a time.
+
+A stage is there from its set-up on.  It leaves when one that excludes it is called (or set up), and comes back when it
+is called itself; so a device is held by one of them at a time, and nothing moves that need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlinf_embodied.errors import PlanError
+
+Switch = Callable[[str, str], None]  # (stage, "offload" or "onload")
+
+
+class Residents:
+    """Book-keeping only; the worker makes the switches."""
+
+    def __init__(self) -> None:
+        """Starts without stages."""
+        self._exclusive: dict[str, frozenset[str]] = {}  # of every stage that was admitted
+        self._parked: set[str] = set()
+
+    def admit(self, name: str, kind: type, exclusive: frozenset[str], switch: Switch) -> None:
+        """Makes room for a new stage, or one that takes another's place.
+
+        Raises:
+            PlanError: its class has no `offload` and `onload`, but the plan takes it out of memory.
+        """
+        missing = [method for method in ("offload", "onload") if not hasattr(kind, method)]
+        if exclusive and missing:
+            raise PlanError(
+                f"the plan takes {name} out of the device's memory for {', '.join(sorted(exclusive))}, but "
+                f"{kind.__name__} has no {' and '.join(missing)}: use a plan that keeps it resident"
+            )
+        self._exclusive[name] = exclusive
+        self._parked.discard(name)
+        self._make_room(name, switch)
+
+    def enter(self, name: str, switch: Switch) -> None:
+        """Brings a stage into memory, after those have left that may not be there together with it."""
+        if not self._exclusive.get(name):
+            return
+        self._make_room(name, switch)
+        if name in self._parked:
+            switch(name, "onload")
+            self._parked.remove(name)
+
+    def _make_room(self, name: str, switch: Switch) -> None:
+        for other in sorted(self._exclusive[name] & (self._exclusive.keys() - self._parked)):
+            switch(other, "offload")
+            self._parked.add(other)

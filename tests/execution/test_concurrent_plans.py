@@ -1,0 +1,104 @@
+"""What only workers that run at the same time can get wrong, and what the order of a plan must not decide."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from any_plan import alone, every_plan, outcome, random_workflow
+from threads import ThreadSession
+
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.flow.graph import Barrier, Edge, Loop, StageSpec, Verdict, Workflow
+from rlinf_embodied.flow.plan import Leaf, Plan, Spatial, Temporal, resolve
+from rlinf_embodied.runtime.session import SerialSession
+
+CASES = sorted({0, 2, 6, 8, 20, *[seed for seed in range(60) if random_workflow(seed).barriers][:8]})
+
+
+def workflow(names: str, edges: Sequence[tuple[str, str]], **more) -> Workflow:
+    stages = {
+        name: StageSpec(name, "any_plan.Fake", {"name": name, "number": number, "collective": False, "ends": ()})
+        for number, name in enumerate(names.split())
+    }
+    return Workflow("w", 4, stages, tuple(Edge(a, b, granularities=()) for a, b in edges), **more)
+
+
+def require_equal(work: Workflow, devices: int, most: int = 60) -> None:
+    """Checks a sample of the plans, one process and threads by turns."""
+    expected, plans = alone(work), every_plan(work, devices)
+    chosen = plans if len(plans) <= most else random.Random(0).sample(plans, most)
+    for number, plan in enumerate(chosen):
+        session = ThreadSession(number, pause_s=0.0003) if number % 2 else SerialSession()
+        assert outcome(work, plan, session) == expected, plan.tree
+        session.close()
+
+
+@pytest.mark.parametrize("seed", CASES)
+def test_workers_that_pause_at_random_compute_what_one_device_computes(seed: int) -> None:
+    work = random_workflow(seed)
+    expected, draw = alone(work), random.Random(seed)
+    plans = every_plan(work, 3)
+    for plan in draw.sample(plans, min(len(plans), 8)):
+        session = ThreadSession(seed)
+        assert outcome(work, plan, session) == expected, plan.tree
+        session.close()
+
+
+def test_a_barrier_holds_between_workers_that_share_nothing() -> None:
+    work = workflow("a b c", (("a", "c"), ("b", "c")), barriers=(Barrier("a", "b"),))
+    for tree in (
+        Spatial((Leaf("a", (0,)), Spatial((Leaf("b", (1,)), Leaf("c", (2,)))))),
+        Temporal((Spatial((Leaf("a", (0,)), Leaf("b", (1,)))), Leaf("c", (0, 1, 2)))),
+        Temporal((Leaf("a", (0, 1, 2)), Leaf("b", (0, 1, 2)), Leaf("c", (0, 1, 2)))),
+    ):
+        plan = resolve("p", [Plan("p", 3, tree).to_dict()], 3, work)
+        for seed in range(5):
+            session = ThreadSession(seed)
+            outcome(work, plan, session)  # it looks at the barriers
+            session.close()
+
+
+def repeated(name: str, opener: str, answerer: str, modulus: int) -> Loop:
+    def judge(rounds: Sequence[Sequence[object]]) -> Verdict:
+        values = [value for reports in rounds for report in reports for value in dict(report).values()]  # pyright: ignore
+        return Verdict(sum(values) % modulus == 0, sum(values))
+
+    return Loop(name, opener, answerer, 2, max_rounds=3, judge=judge)
+
+
+def test_a_verdict_reaches_only_what_the_data_of_its_loop_reaches() -> None:
+    # a plan may run `alone` before, between or behind the loops; `last` hears the loop that is later in the data
+    loops = {"one": repeated("one", "o1", "a1", 2), "two": repeated("two", "o2", "a2", 3)}
+    work = workflow("alone o1 a1 o2 a2 last", (("a1", "o2"), ("a2", "last"), ("a1", "last")), loops=loops)
+    require_equal(work, 2)
+
+
+def test_an_unjudged_loop_takes_no_verdict_away() -> None:
+    loops = {"one": repeated("one", "o1", "a1", 2), "two": Loop("two", "o2", "a2", 2)}
+    work = workflow("o1 a1 o2 a2 last", (("a1", "last"), ("a2", "last")), loops=loops)
+    require_equal(work, 2)
+
+
+def test_a_loop_opens_with_the_data_of_all_stages_before_it() -> None:
+    edges = (("x", "env"), ("y", "env"), ("policy", "z"), ("x", "z"))
+    work = workflow("x y env policy z", edges, loops={"l": Loop("l", "env", "policy", 2)})
+    other = workflow("x y env policy z", (edges[1], edges[0], *edges[2:]), loops={"l": Loop("l", "env", "policy", 2)})
+    without = workflow("x y env policy z", edges[1:], loops={"l": Loop("l", "env", "policy", 2)})
+    values = [alone(w)[0]["env"] for w in (work, other, without)]
+    assert values[0] != values[1] != values[2] != values[0]  # the order of the edges is that of the payloads
+    require_equal(work, 3)
+
+
+def test_data_for_the_answering_side_of_a_loop_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"policy takes data of \['x'\], but only the opener .* lead the edge to env"):
+        workflow("x env policy", (("x", "policy"),), loops={"l": Loop("l", "env", "policy", 2)})
+
+
+def test_a_tree_against_the_edges_or_barriers_is_refused() -> None:
+    backwards = [{"tree": {"temporal": [{"leaf": {"stage": s, "devices": "all"}} for s in ("b", "a")]}}]
+    with pytest.raises(PlanError, match=r"puts b before a, but edge a -> b wants it after"):
+        resolve("p", backwards, 1, workflow("a b", (("a", "b"),)))
+    with pytest.raises(PlanError, match=r"puts b before a, but barrier a \| b wants it after"):
+        resolve("p", backwards, 1, workflow("a b", (), barriers=(Barrier("a", "b"),)))
