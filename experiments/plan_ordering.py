@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
 from rlinf_embodied.compose import CONFIG_DIR
-from rlinf_embodied.flow import planner
+from rlinf_embodied.flow import planner, shares
 from rlinf_embodied.flow.catalogue import workflow_for
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile import Profile, load_profile
@@ -90,9 +90,9 @@ def print_coarsening(name: str, profile: Profile, num_devices: int, mode: planne
     """Compares the search over coarse shares with the one over every number of devices."""
     work, cluster = workflow_for(profile), h100(num_devices)
     coarse = planner.find_plans(Pricer(work, profile, cluster), mode, width=4)[0].iteration_s
-    kept, planner.EXACT_DEVICES = planner.EXACT_DEVICES, num_devices
+    kept, shares.EXACT_DEVICES = shares.EXACT_DEVICES, num_devices
     exact = planner.find_plans(Pricer(work, profile, cluster), mode, width=4)[0].iteration_s
-    planner.EXACT_DEVICES = kept
+    shares.EXACT_DEVICES = kept
     print(f"| {name} | {num_devices} | {mode} | {coarse:.2f} | {exact:.2f} | {coarse / exact - 1:+.2%} |", flush=True)
 
 

@@ -319,11 +319,11 @@ class WarmStartConfig:
     """The imitation checkpoint that RL starts from."""
 
     checkpoint: str | None = None  # a checkpoint folder; None: demonstrations of the scripted expert are cloned
-    num_demos: int = 160  # half to two thirds of the clone's PickCube episodes succeed then: RL has room above
+    num_demos: int = 120  # about half of the clone's PickCube episodes succeed then: RL has room above
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
     noise_steps: int = 15  # the largest noise lasts so many steps only
-    epochs: int = 16  # of the whole policy
-    head_epochs: int = 80  # of everything but the stem, on cached features
+    epochs: int = 24  # of the whole policy
+    head_epochs: int = 120  # of everything but the stem, on cached features
     batch_size: int = 32
     head_batch_size: int = 64
     lr: float = 1e-3
@@ -332,7 +332,7 @@ class WarmStartConfig:
 
     def __post_init__(self) -> None:
         rule = "each of the 4 blocks of demonstrations needs at least one"
-        _require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 140")
+        _require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 120")
         for name in ("batch_size", "head_batch_size"):
             value = getattr(self, name)
             _require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use 32")
@@ -382,7 +382,7 @@ class RunConfig:
 
     dir: str | None = None  # None: runs/<task>-<algorithm>-<time>
     seed: int = 0
-    num_iterations: int = 50
+    num_iterations: int = 60
     exact: bool = True  # the same seed gives the same weights under every plan (CPU)
     dry: bool = False  # print the resolved config and stop
     wandb: bool = False

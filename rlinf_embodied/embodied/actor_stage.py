@@ -80,6 +80,7 @@ class ActorStage:
         held, algorithm = self._config.held, self._algorithm
         shared = context.share("policy", lambda: load_policy(held.policy, held.folder, context.device))
         self._shared = cast(SharedPolicy, shared)
+        self._shared.enter("actor")
         self._policy = self._shared.policy
         self._rank, self._device = context.group.rank, context.device
         exact = algorithm.reduction is Reduction.exact
@@ -235,6 +236,22 @@ class ActorStage:
             "losses/initial_log_ratio": self._initial_log_ratio,
             "charts/learning_rate": self._optimizer.lr,
         }
+
+    # ------------------------------------------------------------------------------------------------ context switch
+    def offload(self, tick: Tick) -> None:
+        """Leaves the device's memory with the optimizers' state; the weights stay if the rollout uses them."""
+        self._shared.leave("actor")
+        self._move_optimizers("cpu")
+
+    def onload(self, tick: Tick) -> None:
+        """Comes back."""
+        self._shared.enter("actor")
+        self._move_optimizers(self._device)
+
+    def _move_optimizers(self, device: str) -> None:
+        for optimizer in (self._optimizer, self._value_optimizer):
+            if optimizer is not None:
+                optimizer.move_state(device)
 
     # --------------------------------------------------------------------------------------------- weights and state
     def export_weights(self, tick: Tick) -> WeightsMessage:

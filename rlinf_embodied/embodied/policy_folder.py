@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -24,10 +24,26 @@ _FILE = "evaluation.json"
 
 @dataclass(slots=True)
 class SharedPolicy:
-    """A worker's one copy of the policy; rollout and actor of one process use the same."""
+    """A worker's one copy of the policy; rollout and actor of one process use the same.
+
+    It is on its device as long as one of its users is.
+    """
 
     policy: Policy
     version: int = 0
+    device: str = "cpu"
+    users: set[str] = field(default_factory=set)
+
+    def enter(self, user: str) -> None:
+        """Notes that a stage works with it, and brings it to its device."""
+        self.users.add(user)
+        self.policy.module.to(self.device)
+
+    def leave(self, user: str) -> None:
+        """Notes that a stage no longer does; the last one sends it to the CPU's memory."""
+        self.users.discard(user)
+        if not self.users:
+            self.policy.module.to("cpu")
 
 
 def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy:
@@ -40,7 +56,7 @@ def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy:
     kind = cast(type[Policy], load_target(config._target_))
     policy = kind.load(Path(folder), config)
     policy.module.to(device)
-    return SharedPolicy(policy)
+    return SharedPolicy(policy, device=device)
 
 
 def require_policy_folder(path: str, folder: str) -> None:

@@ -80,13 +80,12 @@ class EmulatedDevice:
         self.start = Start(-1, 0.0, 0.0)
         self._held: dict[str, float] = {}  # bytes of each stage, loaded or parked
         self._free_s = 0.0
-        self._switching_s = 0.0  # offloads and onloads since the last call: they wait for its inputs, as it does
         self.peak_bytes = 0.0
 
     def at(self, tick: Tick) -> None:
         """Sets the clock back where a new iteration begins."""
         if isinstance(tick.message, Start) and tick.message != self.start:
-            self.start, self._free_s = tick.message, 0.0
+            self.start, self._free_s, self._switching_s = tick.message, 0.0, 0.0
 
     def hold(self, stage: str, num_bytes: float) -> None:
         """Notes what a stage holds from now on, loaded or parked."""
@@ -107,9 +106,8 @@ class EmulatedDevice:
         )
 
     def switch(self, seconds: float) -> None:
-        """Offloads or onloads something, before the next call."""
-        self._switching_s += seconds
-        time.sleep(seconds * self.start.scale)
+        """Offloads or onloads something when the calls so far are done."""
+        self.work(self._free_s, seconds)
 
     @property
     def free_s(self) -> float:
@@ -117,9 +115,8 @@ class EmulatedDevice:
         return self._free_s
 
     def work(self, begin_s: float, seconds: float) -> float:
-        """Is busy for `seconds` from `begin_s` (and pending switches) on, and returns the end."""
-        self._free_s = max(begin_s, self._free_s) + self._switching_s + seconds
-        self._switching_s = 0.0
+        """Is busy for `seconds` from `begin_s` on, and returns the end."""
+        self._free_s = max(begin_s, self._free_s) + seconds
         deadline = self.start.wall_s + self._free_s * self.start.scale
         time.sleep(max(0.0, deadline - time.time()))
         return self._free_s
@@ -142,7 +139,6 @@ class EmulatedStage:
         self._device, self._group = device, context.group
         self._num_devices = len(set(context.owners))
         self._owned = len(context.blocks) * config.items_per_block
-        self._first_s = 0.0  # where a call that hands its items on in chunks began
         self.onload(None)
 
     # -------------------------------------------------------------------------------------------------------- switching
@@ -168,19 +164,17 @@ class EmulatedStage:
         self._device.at(tick)
         begin_s = max(self._device.free_s, self._arrival_s(parcel for parts in inputs.values() for parcel in parts))
         if self._config.profile.finish_quantiles and tick.num_chunks > 1:
-            begin_s, seconds = self._streamed(begin_s, tick)
+            seconds = self._streamed_s(tick)
         if self._group.size > 1:
             met = self._group.exchange([begin_s, seconds], [2] * self._group.size)  # pyright: ignore[reportArgumentType]
             begin_s, seconds = (max(float(given[i]) for given in met) for i in range(2))
         return self._done(inputs, begin_s, seconds)
 
-    def _streamed(self, begin_s: float, tick: Tick) -> tuple[float, float]:
-        """Returns begin and seconds of the wait for a chunk of items that all began together."""
-        whole = self._seconds_of(self._owned)
-        if tick.chunk == 0:
-            self._first_s = begin_s
-        done_s = self._first_s + whole * float(self._config.profile.finish_share((tick.chunk + 1) / tick.num_chunks))
-        return begin_s, max(0.0, done_s - begin_s)
+    def _streamed_s(self, tick: Tick) -> float:
+        """Returns the further seconds until a chunk is finished, of items that are all worked on together."""
+        share = self._config.profile.finish_share
+        before = float(share(tick.chunk / tick.num_chunks)) if tick.chunk else 0.0
+        return self._seconds_of(self._owned) * (float(share((tick.chunk + 1) / tick.num_chunks)) - before)
 
     # ------------------------------------------------------------------------------------------------------------- loop
     def open(self, tick: Tick, blocks: Sequence[int]) -> dict[int, Parcel]:

@@ -24,7 +24,7 @@ from rlinf_embodied.runtime.session import Session, of_type
 
 _TARGET = "rlinf_embodied.execution.emulated_stage.EmulatedStage"
 _WARM_UP = 0.1  # the first iteration has no switch back before it and is not counted: it may be this much faster
-LEAST_S = 2.0  # wall seconds of an iteration, so that the last hop's overhead is below a percent
+LEAST_S = 4.0  # wall seconds of an iteration, so that the last hop's overhead is below a percent
 S_PER_CALL = 0.003  # wall seconds that two cores need for a call from submission to receipt, with room to spare
 
 
@@ -147,7 +147,13 @@ def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
     """Returns the workflow with every stage replaced by one that sleeps; `run` keeps apart what shares workers."""
     workflow = pricer.workflow
     stages = {
-        name: replace(spec, target=_TARGET, config=_config(pricer, spec, run)) for name, spec in workflow.stages.items()
+        name: replace(
+            spec,
+            target=_TARGET,
+            config=_config(pricer, spec, run),
+            at_once=bool(pricer.profile.stages[name].finish_quantiles),
+        )
+        for name, spec in workflow.stages.items()
     }
     loops = {
         name: replace(loop, judge=Rounds(loop)) if loop.max_rounds > 1 else loop

@@ -27,6 +27,11 @@ class StageSpec:
     collective: bool = False  # its workers exchange data among themselves, so that their calls start as a gang
     kinds: tuple[str, ...] = ()  # device kinds that it can run on; (): whatever its profile knows
     granularities: tuple[int, ...] = ()  # blocks per call that it accepts, WHOLE among them; (): any
+    at_once: bool = False  # works on all its blocks together and hands each on when it is finished (long tails)
+
+    def accepts(self, blocks_per_chunk: int, num_blocks: int) -> bool:
+        """Returns whether it may be called for so many blocks at a time."""
+        return blocks_per_chunk == num_blocks or not self.granularities or blocks_per_chunk in self.granularities
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +169,35 @@ class Workflow:
                 f"{where} has expected_rounds={loop.expected_rounds}, but a repeat takes between 1 and "
                 f"max_rounds={loop.max_rounds} rounds: mend one of the two"
             )
+        inside = (loop.opener, loop.answerer)
+        if late := [e.source for e in self.edges if e.target == loop.answerer and e.source not in inside]:
+            raise PlanError(
+                f"{where}: {loop.answerer} takes data of {late}, but only the opener of a loop is given what comes "
+                f"before it: lead the edge to {loop.opener}, which shows it on"
+            )
         if not loop.shards or min(loop.shards) < 1:
             raise PlanError(f"{where} has shards={loop.shards}, but at least one is in flight: use (1, 2)")
 
     def sources(self, stage: str) -> tuple[str, ...]:
         """Returns the stages whose data `stage` consumes, in the order of the edges."""
         return tuple(edge.source for edge in self.edges if edge.target == stage)
+
+    def downstream(self, *stages: str) -> set[str]:
+        """Returns the stages that data of these reaches, themselves not included."""
+        found: set[str] = set()
+        while reached := {e.target for e in self.edges if e.source in found.union(stages)} - found:
+            found |= reached
+        return found.difference(stages)
+
+    def blocking(self, first: Sequence[str], second: Sequence[str], blocks_per_chunk: int) -> list[str]:
+        """Returns what keeps `second` from starting on a chunk before `first` has finished all: edges and barriers."""
+        edges = [
+            f"edge {edge.source} -> {edge.target}"
+            for edge in self.edges
+            if edge.source in first and edge.target in second and not edge.allows(blocks_per_chunk, self.num_blocks)
+        ]
+        barriers = [b for b in self.barriers if b.before in first and b.after in second]
+        return edges + [f"barrier {b.before} | {b.after}" for b in barriers if blocks_per_chunk != self.num_blocks]
 
     def order(self) -> tuple[str, ...]:
         """Returns the stages sorted along the data edges and barriers.

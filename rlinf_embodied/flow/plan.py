@@ -75,10 +75,26 @@ class Plan:
         """Returns all devices that the plan uses."""
         return tuple(sorted({device for leaf in leaves(self.tree) for device in leaf.devices}))
 
+    def granularity(self, stage: str) -> int:
+        """Returns in how many blocks per call a stage works; WHOLE: in all of them."""
+        return _granularity(self.tree, stage) or WHOLE
+
     def owners(self, stage: str, num_blocks: int) -> tuple[int, ...]:
-        """Returns the device that owns each block of a stage: contiguous, as even as possible."""
-        devices = self.leaves()[stage].devices
-        return tuple(devices[block * len(devices) // num_blocks] for block in range(num_blocks))
+        """Returns the device that owns each block of a stage: contiguous and as even as possible within a chunk."""
+        devices, chunk = self.leaves()[stage].devices, self.granularity(stage) or num_blocks
+        return tuple(devices[block % chunk * len(devices) // chunk] for block in range(num_blocks))
+
+    def exclusive(self) -> dict[str, frozenset[str]]:
+        """Returns for each stage those that may not be in a device's memory together with it."""
+        found: dict[str, set[str]] = {stage: set() for stage in self.leaves()}
+        for node in nodes(self.tree):
+            if isinstance(node, Temporal) and not node.resident:
+                parts = [{leaf.stage for leaf in leaves(part)} for part in node.parts]
+                for i, part in enumerate(parts):
+                    others = set().union(*parts[:i], *parts[i + 1 :])
+                    for stage in part:
+                        found[stage] |= others
+        return {stage: frozenset(others) for stage, others in found.items()}
 
     def to_dict(self) -> dict[str, object]:
         """Returns the plan as JSON-ready data (what plan.json holds)."""
@@ -100,6 +116,14 @@ def leaves(node: Node) -> Iterator[Leaf]:
             yield inner
         elif isinstance(inner, LoopNode):
             yield from inner.stages
+
+
+def _granularity(node: Node, stage: str) -> int | None:
+    """Returns the granularity of the outermost chunked node around a stage; None where the stage is not below."""
+    if isinstance(node, (Leaf, LoopNode)):
+        return WHOLE if any(leaf.stage == stage for leaf in leaves(node)) else None
+    inner = next((found for part in node.parts if (found := _granularity(part, stage)) is not None), None)
+    return node.granularity or inner if isinstance(node, Spatial) and inner is not None else inner
 
 
 def _to_dict(node: Node) -> dict[str, object]:
@@ -221,16 +245,67 @@ def _check(plan: Plan, workflow: Workflow) -> None:
             )
     for node in plan.loops().values():
         _check_loop(plan, node, workflow)
-    for node in nodes(plan.tree):
-        if isinstance(node, Spatial):
-            used = [device for part in node.parts for device in {d for leaf in leaves(part) for d in leaf.devices}]
-            if len(set(used)) != len(used):
-                raise PlanError(f"plan {plan.name}: the parts of a spatial node share devices: give each its own")
-            if node.granularity < 0 or (node.granularity and workflow.num_blocks % node.granularity):
-                raise PlanError(
-                    f"plan {plan.name}: a spatial node has granularity {node.granularity}, but chunks divide the "
-                    f"{workflow.num_blocks} blocks: use a divisor, or 0 for all at once"
-                )
+    _check_spatial(plan, plan.tree, workflow, WHOLE)
+    _check_order(plan, workflow)
+
+
+def _check_order(plan: Plan, workflow: Workflow) -> None:
+    place = {stage: number for number, stage in enumerate(plan.leaves())}
+    ends = [{loop.opener, loop.answerer} for loop in workflow.loops.values()]
+    pairs = [(f"edge {e.source} -> {e.target}", e.source, e.target) for e in workflow.edges]
+    pairs += [(f"barrier {b.before} | {b.after}", b.before, b.after) for b in workflow.barriers]
+    for what, first, second in pairs:
+        if place[first] > place[second] and {first, second} not in ends:
+            raise PlanError(
+                f"plan {plan.name} puts {second} before {first}, but {what} wants it after: swap the parts of the tree"
+            )
+
+
+def _check_spatial(plan: Plan, node: Node, workflow: Workflow, chunk: int) -> None:
+    """Checks disjoint devices, and that all that streams may; `chunk` is the granularity of the nodes around."""
+    if isinstance(node, LoopNode) and chunk:
+        raise PlanError(
+            f"plan {plan.name} has the loop {node.loop} inside a spatial node of granularity {chunk}, but a loop hands "
+            "its blocks on when it ends: put it before that node"
+        )
+    if isinstance(node, Leaf) and chunk and not workflow.stages[node.stage].accepts(chunk, workflow.num_blocks):
+        sizes = workflow.stages[node.stage].granularities
+        raise PlanError(
+            f"plan {plan.name} calls {node.stage} for {chunk} blocks at a time, but it accepts {sizes} (0: all): use "
+            "one of these as granularity"
+        )
+    if isinstance(node, (Leaf, LoopNode)):
+        return
+    if isinstance(node, Spatial):
+        _check_parts(plan, node, workflow)
+        chunk = chunk or node.granularity
+    for part in node.parts:
+        _check_spatial(plan, part, workflow, chunk)
+    if isinstance(node, Spatial):
+        _check_streams(plan, node, workflow, chunk)
+
+
+def _check_parts(plan: Plan, node: Spatial, workflow: Workflow) -> None:
+    used = [device for part in node.parts for device in {d for leaf in leaves(part) for d in leaf.devices}]
+    if len(set(used)) != len(used):
+        raise PlanError(f"plan {plan.name}: the parts of a spatial node share devices: give each its own")
+    if node.granularity < 0 or (node.granularity and workflow.num_blocks % node.granularity):
+        raise PlanError(
+            f"plan {plan.name}: a spatial node has granularity {node.granularity}, but chunks divide the "
+            f"{workflow.num_blocks} blocks: use a divisor, or 0 for all at once"
+        )
+
+
+def _check_streams(plan: Plan, node: Spatial, workflow: Workflow, chunk: int) -> None:
+    names = [[leaf.stage for leaf in leaves(part)] for part in node.parts]
+    for i, later in enumerate(names):
+        earlier = [stage for part in names[:i] for stage in part]
+        blocking = workflow.blocking(earlier, later, chunk) if chunk else []
+        if blocking:
+            raise PlanError(
+                f"plan {plan.name} streams {chunk} blocks at a time, but {', '.join(blocking)} passes on all blocks at "
+                "once: use granularity 0, or put these stages in a temporal node"
+            )
 
 
 def _check_loop(plan: Plan, node: LoopNode, workflow: Workflow) -> None:

@@ -1,14 +1,14 @@
 """Finds the best plan tree for a workflow on a cluster, and says why the others lost.
 
-    1. units        a loop counts as one node; the rest is a graph without cycles
+    1. units        a loop counts as one node; the rest is a graph without cycles (units.py)
     2. shares       the sizes that a part of the cluster may have: every number of devices on small clusters, whole
-                    nodes on large ones, per class of devices where it is mixed
+                    nodes on large ones, per class of devices where it is mixed (shares.py)
     3. alone        price every unit on every share: leaves, and loops together or apart with every split and shard
                     count
     4. combine      sets of units in order of size, every cut in two: taking turns (resident or switching) on one share,
                     or side by side on every split of it, for every number of chunks; keep the undominated candidates
     5. build        the candidates for all units on the whole cluster become trees; on large clusters single nodes (and
-                    devices) are moved between parts as long as that helps
+                    devices) are moved between parts as long as that helps (improve.py)
     6. explain      rank by seconds per iteration; say what binds each and why it lost
 
 Step 4 is a recursion over all differences of predecessor-closed sets: sub-plans of one set on one share are found once.
@@ -17,26 +17,23 @@ Step 4 is a recursion over all differences of predecessor-closed sets: sub-plans
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow import cost
-from rlinf_embodied.flow.draft import Draft, Share, is_possible, moves, price, realize
+from rlinf_embodied.flow.draft import Draft, Share, realize
 from rlinf_embodied.flow.frontier import Block, Front, How, Ints, at, fitting, flatten, prune
-from rlinf_embodied.flow.graph import Loop
+from rlinf_embodied.flow.improve import Found, improved, priced
 from rlinf_embodied.flow.plan import Devices, Node, leaves
 from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.shares import is_small, make_shares
+from rlinf_embodied.flow.units import cuts, find_predecessors, find_units, intervals
 
-EXACT_DEVICES = 16  # up to here every number of devices is tried
-MAX_SHARES = 16  # sizes per class on larger clusters
-SMALL_WIDTH = (
-    8  # candidates kept per set of units and share: with 8 nothing was lost in 120 random cases, with 4 up to 7 %
-)
+SMALL_WIDTH = 8  # candidates kept per set of units and share: in 120 random cases nothing was lost, with 4 up to 7 %
 LARGE_WIDTH = 4  # on larger clusters
 NUM_RANKED = 12  # plans of different shape that are returned
 NUM_IMPROVED = 4  # of them, those whose parts are fitted node by node
@@ -49,50 +46,6 @@ class Mode(StrEnum):
     temporal = "temporal"  # all on all devices, by turns
     spatial = "spatial"  # every stage on devices of its own
     hybrid = "hybrid"  # the sides of a loop apart (without loops: some parts), and turns on all devices
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A plan with its prediction."""
-
-    draft: Draft
-    iteration_s: float
-    peak_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Step 2: sizes that a part may have, as devices per class, and which two add up to which third."""
-
-    counts: NDArray[np.int64]  # [n, classes]; the last one is the whole cluster
-    first: Ints  # [pairs]
-    second: Ints
-    total: Ints
-
-
-def make_shares(num_devices: Sequence[int], nodes: Sequence[int]) -> Shares:
-    """Returns the shares for `num_devices` of each class, in whole nodes where there are many."""
-    exact = sum(num_devices) <= EXACT_DEVICES
-    per_class = max(2, round(MAX_SHARES ** (1 / len(num_devices)))) if len(num_devices) > 1 else MAX_SHARES
-    units = [1 if exact else _unit(n, node, per_class) for n, node in zip(num_devices, nodes, strict=True)]
-    steps = [max(1, n // unit) for n, unit in zip(num_devices, units, strict=True)]
-    levels = np.array([level for level in itertools.product(*(range(k + 1) for k in steps)) if sum(level)])
-    weights = np.cumprod([1, *(k + 1 for k in steps[:-1])])
-    index_of = {int(level @ weights): i for i, level in enumerate(levels)}
-    first, second = np.triu_indices(len(levels), 0)
-    first, second = np.concatenate([first, second]), np.concatenate([second, first])
-    keys = np.unique(np.stack([first, second]), axis=1)
-    first, second = keys[:, (levels[keys[0]] + levels[keys[1]] <= np.array(steps)).all(axis=1)]
-    total = np.array([index_of[int(level @ weights)] for level in levels[first] + levels[second]], dtype=np.int64)
-    whole = np.where(levels == np.array(steps), np.array(num_devices), levels * np.array(units))
-    return Shares(whole, first, second, total)
-
-
-def _unit(num_devices: int, node: int, per_class: int) -> int:
-    """Returns by how many devices shares differ: whole nodes, or an even part of one where there are few nodes."""
-    least = -(-num_devices // per_class)
-    inside = [part for part in range(1, node) if node % part == 0 and part >= least]
-    return min(inside) if inside else node * -(-num_devices // (node * per_class))
 
 
 class Search:
@@ -122,7 +75,8 @@ class Search:
         )
         self.capacity_bytes = np.inf if ignore_memory else pricer.capacity_bytes
         self.chunk_counts = pricer.chunk_counts() if mode in (Mode.any, Mode.spatial, Mode.hybrid) else (1,)
-        self.units = _units(pricer)
+        self.units = find_units(pricer)
+        self.before = find_predecessors(self.units, pricer)
         self.fronts: dict[tuple[int, int], Front] = {}
         self._last: list[Block] = []  # what was found for all units, before any of it is dropped
 
@@ -130,13 +84,9 @@ class Search:
     def run(self) -> list[Found]:
         """Returns plans for the whole workflow on the whole cluster, the fastest first; empty if none fits."""
         everything = sum(self.units)
-        for units in _intervals(self.units, self._before()):
+        for units in intervals(self.units, self.before):
             self._solve(units, is_root=units == everything)
         return self._read_off(everything)
-
-    def _before(self) -> dict[int, int]:
-        """Returns, for each unit, the units that must go before it."""
-        return {u: sum(v for v in self.units if v != u and self.pricer.cut(v, u).dependent) for u in self.units}
 
     def _solve(self, mask: int, is_root: bool) -> None:
         """Finds the front of a set of units for every number of chunks; the unchunked one comes last."""
@@ -189,7 +139,7 @@ class Search:
 
     def _combined(self, mask: int, chunks: int) -> Iterator[Block]:
         """Step 4: a set of units, cut in two in every way."""
-        for first, second in _cuts(mask, list(self.units), self._before()):
+        for first, second in cuts(mask, list(self.units), self.before):
             a, b = self.fronts.get((first, chunks)), self.fronts.get((second, chunks))
             if a is None or b is None:
                 continue
@@ -248,8 +198,9 @@ class Search:
                 break
             draft = self._draft(block.how, int(block.left[entry]), int(block.right[entry]), whole)
             if draft.shape() not in found and _is_of(draft, self.mode):
-                plan = self._priced(draft)
-                found[draft.shape()] = self._improved(plan) if len(found) < NUM_IMPROVED else plan
+                plan = priced(draft, self.pricer)
+                fit = len(found) < NUM_IMPROVED and not self.by_memory
+                found[draft.shape()] = improved(plan, self.pricer) if fit else plan
         return sorted(found.values(), key=lambda plan: plan.peak_bytes if self.by_memory else plan.iteration_s)
 
     def _draft(self, how: How, left: int, right: int, share: Share) -> Draft:
@@ -274,63 +225,8 @@ class Search:
         how = front.made[front.block[row, place]]
         return self._draft(how, int(front.left[row, place]), int(front.right[row, place]), share)
 
-    def _priced(self, draft: Draft) -> Found:
-        known = price(draft, self.pricer)[0]
-        return Found(draft, float(cost.iteration_s(known)[0]), float(known.peak_bytes[0]))
-
-    def _improved(self, plan: Found) -> Found:
-        """Returns the plan after moving nodes, then halves of them, between its parts as long as that helps."""
-        classes = self.pricer.classes
-        if self.by_memory or sum(plan.draft.share) <= EXACT_DEVICES:
-            return plan
-        largest = max(max(plan.draft.share) // MAX_SHARES // 2, 1)
-        steps = [largest >> k for k in range(largest.bit_length())]
-        smallest = min(min(g.devices_per_node for g in classes), 8) if sum(plan.draft.share) > 64 else 1
-        for step in [s for s in steps if s >= smallest] or [smallest]:
-            better = True
-            while better:
-                better = False
-                tried = (d for i in range(len(classes)) for d in moves(plan.draft, step, i) if is_possible(d))
-                for other in map(self._priced, tried):
-                    if other.iteration_s < plan.iteration_s * (1 - 1e-9) and other.peak_bytes <= self.capacity_bytes:
-                        plan, better = other, True
-                        break
-        return plan
-
 
 # --------------------------------------------------------------------------------------------------------- small pieces
-def _units(pricer: Pricer) -> dict[int, str | Loop]:
-    """Step 1: returns bit mask -> stage name or Loop, in the order of the data edges."""
-    loops = {stage: loop for loop in pricer.workflow.loops.values() for stage in (loop.opener, loop.answerer)}
-    units: dict[int, str | Loop] = {}
-    for stage in pricer.workflow.order():
-        if stage in loops:
-            loop = loops[stage]
-            units[pricer.bits[loop.opener] | pricer.bits[loop.answerer]] = loop
-        else:
-            units[pricer.bits[stage]] = stage
-    return units
-
-
-def _intervals(units: Mapping[int, object], before: dict[int, int]) -> list[int]:
-    """Returns all differences of two predecessor-closed sets of units, as masks, the small ones first."""
-    closed = {0}
-    for _ in units:
-        closed |= {c | u for c in closed for u in units if not c & u and before[u] & c == before[u]}
-    found = {b & ~a for a in closed for b in closed if a != b and a & b == a}
-    return sorted(found, key=lambda mask: (sum(1 for u in units if u & mask), mask))
-
-
-def _cuts(mask: int, units: Sequence[int], before: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """Yields every division of a set of units in a part that may go first and the rest."""
-    inside = [u for u in units if u & mask]
-    for size in range(1, len(inside)):
-        for chosen in itertools.combinations(inside, size):
-            first = sum(chosen)
-            if all(before[u] & mask & ~first == 0 for u in chosen):
-                yield first, mask & ~first
-
-
 def _subsets(n: int) -> list[tuple[int, ...]]:
     return [s for size in range(1, n + 1) for s in itertools.combinations(range(n), size)]
 
@@ -374,7 +270,7 @@ def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) 
     Raises:
         PlanError: no plan fits into memory: says which comes closest, and what it lacks.
     """
-    width = width or (SMALL_WIDTH if pricer.cluster.num_devices <= EXACT_DEVICES else LARGE_WIDTH)
+    width = width or (SMALL_WIDTH if is_small(pricer.cluster.num_devices) else LARGE_WIDTH)
     found = Search(pricer, mode, width=width).run()
     if found:
         return found

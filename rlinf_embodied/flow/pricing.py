@@ -121,10 +121,10 @@ class Pricer:
     def _leaf(self, stage: str, counts: Counts, chunks: int) -> Price:
         work, measured = self.workflow, self.profile.stages[stage]
         region = counts.sum(axis=-1)
-        devices = np.minimum(region, work.num_blocks)
-        owned = -(-work.num_blocks // np.maximum(devices, 1)) * work.items_per_block
         size = work.num_blocks // chunks
+        devices = np.minimum(region, size)  # each chunk is spread alike: where it has fewer blocks, the others idle
         called = -(-size // np.maximum(devices, 1)) * work.items_per_block
+        owned = chunks * called
         sizes = work.stages[stage].granularities
         allowed = chunks == 1 or not sizes or size in sizes
         slowdown = np.where(allowed & (devices > 0), self._slowdown(measured, counts), np.inf)
@@ -346,17 +346,30 @@ class Pricer:
         for stage, owned in devices.items():
             for device in owned:
                 stages_on.setdefault(device, []).append(stage)
-        loops = {s: loop for loop in self.workflow.loops.values() for s in (loop.opener, loop.answerer)}
-        shards = {n.loop: n.shards for n in nodes(tree) if isinstance(n, LoopNode)}
-        facts = {s: self._bytes(s, len(d), shards[loops[s].name] if s in loops else 1) for s, d in devices.items()}
+        shards = {leaf.stage: n.shards for n in nodes(tree) if isinstance(n, LoopNode) for leaf in n.stages}
+        chunks = self._chunks(tree, 1)
+        facts = {s: self._bytes(s, len(d), shards.get(s, 1), chunks[s]) for s, d in devices.items()}
         known = {tuple(stages): self._on_device(tree, facts, set(stages))[1] for stages in stages_on.values()}
         return {device: known[tuple(stages)] for device, stages in stages_on.items()}
 
-    def _bytes(self, stage: str, devices: int, shards: int) -> tuple[float, float, float]:
+    def _chunks(self, node: Node, chunks: int) -> dict[str, int]:
+        """Returns in how many chunks each stage of a tree gets its blocks."""
+        if isinstance(node, Leaf):
+            return {node.stage: chunks}
+        if isinstance(node, Spatial) and node.granularity and chunks == 1:
+            chunks = self.workflow.num_blocks // node.granularity
+        parts = node.stages if isinstance(node, LoopNode) else node.parts
+        return {stage: number for part in parts for stage, number in self._chunks(part, chunks).items()}
+
+    def _bytes(self, stage: str, devices: int, shards: int, chunks: int) -> tuple[float, float, float]:
         """Returns a stage's bytes on each of its devices: held, at its peak, parked."""
         measured, work = self.profile.stages[stage], self.workflow
-        owned = -(-work.num_blocks // devices)
-        called = -(-owned // shards) * work.items_per_block
+        size = work.num_blocks // chunks
+        devices = min(devices, size)
+        in_chunk = -(-size // devices)
+        owned = chunks * in_chunk
+        at_once = owned if measured.finish_quantiles else in_chunk
+        called = -(-at_once // shards) * work.items_per_block
         held = float(measured.resident(owned * work.items_per_block, devices))
         return held, held + float(measured.working(called, devices)), measured.parked_bytes
 

@@ -92,6 +92,10 @@ class FlatOptimizer:
             parameter.mul_(1 - self.lr * self._weight_decay)
             parameter.sub_(part.view_as(parameter), alpha=self.lr)
 
+    def move_state(self, device: str) -> None:
+        """Moves the moments to a device; steps need them where the parameters are."""
+        self._mean, self._square = self._mean.to(device), self._square.to(device)
+
     def export_state(self) -> dict[str, Tensor]:
         """Returns a copy of all state beside lr: "steps" int64 [1], "mean" and "square" float32 [D], on CPU."""
         return {

@@ -16,13 +16,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from rlinf_embodied.errors import RlinfError, WorkerError
+from rlinf_embodied.errors import PlanError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
+from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
 
@@ -60,6 +61,7 @@ class StageContext:
     owners: tuple[int, ...]  # rank, within the stage's group, that owns each block
     group: Group  # the workers of this stage, for collectives
     shared: dict[str, object]  # objects that several stages of one worker share
+    exclusive: frozenset[str] = frozenset()  # stages of this worker that may not be in its memory together with this
 
     def share(self, key: str, make: Callable[[], object]) -> object:
         """Returns the worker's one object of that name, made on first use."""
@@ -73,9 +75,12 @@ class Stage(Protocol):
     """The running object of a StageSpec.  Beside `setup` it has the methods that its place in the workflow calls for.
 
     Leaf: `run(tick, {block: [payload, ...]}) -> Output`, payloads in the order of the edges, rounds within an edge.
-    Loop opener: `open(tick, blocks)`, `step(tick, {block: message})` -> {block: message}, `close(tick, {block: None})
-    -> Output`.  Loop answerer: `step`, `close(tick, {block: last message}) -> Output`.
+    Loop opener: `open(tick, blocks)`, or `open(tick, {block: [payload, ...]})` where edges lead into the loop;
+    `step(tick, {block: message})` -> {block: message}; `close(tick, {block: None}) -> Output`.
+    Loop answerer: `step`, `close(tick, {block: last message}) -> Output`.
     Weight edge: `export_weights(tick) -> object`, `install_weights(tick, object)`.
+    Context switch: `offload(tick)` leaves the device's memory and `onload(tick)` comes back; a stage without them is
+    resident always.
     """
 
     def setup(self, context: StageContext) -> object:
@@ -95,8 +100,9 @@ class LocalRef:
 class Call:
     """One call of a stage's method for some blocks.
 
-    `payloads_per_block` payloads follow for each block.  Results of the blocks in `keep` stay in the worker.  `method`
-    "loop" runs a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns.
+    `payloads_per_block` payloads follow for each block, then those that the call only waits for.  Results of the blocks
+    in `keep` stay in the worker.  `method` "loop" runs a whole loop between two stages of this worker (`partner`
+    answers) for `chunk_steps` turns; "enter" only brings the stage into the device's memory.
     """
 
     stage: str
@@ -147,6 +153,8 @@ class WorkerHost:
         self.shared: dict[str, object] = {}
         self._store: dict[tuple[object, ...], object] = {}
         self._spans: list[Span] = []
+        self._exclusive: dict[str, frozenset[str]] = {}
+        self._parked: set[str] = set()
 
     def add_stage(self, spec: StageSpec, context: StageContext) -> object:
         """Builds a stage and returns the facts that its `setup` reports."""
@@ -156,6 +164,10 @@ class WorkerHost:
             self._pin_threads()
             stage = make(spec.config)
             assert isinstance(stage, Stage)
+            _require_switchable(spec.name, stage, context.exclusive)
+            self._exclusive[spec.name] = context.exclusive
+            self._parked.discard(spec.name)  # an earlier stage of that name is gone
+            self._make_room(spec.name, Tick(0))
             self.stages[spec.name] = stage
             return stage.setup(context)
         except RlinfError:
@@ -188,10 +200,13 @@ class WorkerHost:
         self._forget_before(call.tick)
         self._spans = []
         try:
+            for name in (call.stage, call.partner):
+                if name is not None:
+                    self._switch_to(name, call.tick)
             values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
             count = call.payloads_per_block
             inputs = {block: values[i * count : (i + 1) * count] for i, block in enumerate(call.blocks)}
-            results, report = self._loop(call) if call.method == "loop" else self._plain(call, inputs)
+            results, report = self._loop(call, inputs) if call.method == "loop" else self._plain(call, inputs)
         except RlinfError:
             raise
         except Exception as error:
@@ -200,10 +215,44 @@ class WorkerHost:
         results = [self._keep(call, i, r) if call.keep and blocks[i] in call.keep else r for i, r in enumerate(results)]
         return [*results, Receipt(report, tuple(self._spans))]
 
+    # ------------------------------------------------------------------------------------------------- context switch
+    def _switch_to(self, name: str, tick: Tick) -> None:
+        """Brings a stage into the device's memory, after those have left that may not be there together with it."""
+        if self._exclusive.get(name):
+            self._make_room(name, tick)
+        if name in self._parked:
+            self._switch(name, "onload", tick)
+            self._parked.remove(name)
+
+    def _make_room(self, name: str, tick: Tick) -> None:
+        for other in sorted(self._exclusive[name] & self.stages.keys() - self._parked):
+            self._switch(other, "offload", tick)
+            self._park_kept(other)
+            self._parked.add(other)
+
+    def _park_kept(self, name: str) -> None:
+        """Moves what a leaving stage made and keeps here to the CPU's memory; its consumers take it from anywhere."""
+        if self.spec.device.startswith("cuda"):
+            kept = [key for key in self._store if key[2] == name]
+            self._store |= {key: to_device(self._store[key], "cpu") for key in kept}
+
+    def _switch(self, name: str, method: str, tick: Tick) -> None:
+        start = time.time()
+        getattr(self.stages[name], method)(tick)
+        self._note_span(name, method, tick, start)
+
+    def _note_span(self, stage: str, method: str, tick: Tick, start: float) -> None:
+        args = {"iteration": tick.iteration, "chunk_step": tick.chunk_step}
+        device, worker = self.spec.device, self.spec.worker
+        self._spans.append(Span(f"{stage}.{method}", stage, worker, device, start, time.time(), args))
+
+    # ----------------------------------------------------------------------------------------------------------- calls
     def _plain(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
         stage = self.stages[call.stage]
+        if call.method == "enter":
+            return [], None
         if call.method == "open":
-            output = self._timed(call, stage, call.blocks)
+            output = self._timed(call, stage, inputs if call.payloads_per_block else call.blocks)
         elif call.method in ("step", "close"):
             output = self._timed(call, stage, {block: parts[0] if parts else None for block, parts in inputs.items()})
         elif call.method == "run":
@@ -214,13 +263,13 @@ class WorkerHost:
             return [output.blocks[block] for block in call.blocks], output.report
         return [output[block] for block in call.blocks], None
 
-    def _loop(self, call: Call) -> tuple[list[object], object]:
+    def _loop(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
         """Runs the whole loop in this process: the same calls, in the same order, as a driver would make."""
         assert call.partner is not None
         opener, answerer = self.stages[call.stage], self.stages[call.partner]
-        shown = self._timed(call, opener, call.blocks, method="open")
+        shown = self._timed(call, opener, inputs if call.payloads_per_block else call.blocks, method="open")
         for step in range(call.chunk_steps):
-            tick = Tick(call.tick.iteration, call.tick.attempt, call.tick.round, step)
+            tick = replace(call.tick, chunk_step=step)
             answers = self._timed(call, answerer, shown, method="step", stage_name=call.partner, tick=tick)
             shown = self._timed(call, opener, answers, method="step", tick=tick)
             if all(message is None for message in shown.values()):
@@ -242,9 +291,7 @@ class WorkerHost:
         method, tick = method or call.method, tick or call.tick
         start = time.time()
         result = getattr(stage, method)(tick, *arguments)
-        args = {"iteration": tick.iteration, "chunk_step": tick.chunk_step}
-        name = stage_name or call.stage
-        self._spans.append(Span(f"{name}.{method}", name, self.spec.worker, self.spec.device, start, time.time(), args))
+        self._note_span(stage_name or call.stage, method, tick, start)
         return result
 
     def _keep(self, call: Call, index: int, value: object) -> LocalRef:
@@ -264,6 +311,15 @@ class WorkerHost:
         return WorkerError(
             f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
             f"{type(error).__name__}: {error} (at {path})"
+        )
+
+
+def _require_switchable(name: str, stage: Stage, exclusive: frozenset[str]) -> None:
+    missing = [method for method in ("offload", "onload") if not hasattr(stage, method)]
+    if exclusive and missing:
+        raise PlanError(
+            f"the plan takes {name} out of the device's memory for {', '.join(sorted(exclusive))}, but "
+            f"{type(stage).__name__} has no {' and '.join(missing)}: use a plan that keeps it resident"
         )
 
 

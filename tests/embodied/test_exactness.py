@@ -21,6 +21,16 @@ PLANS = {
     "disaggregated on 2": (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2)),
     "disaggregated on 3": (3, trees("0:1/3", "1/3:2/3", "2/3:1", shards=2)),
     "hybrid on 2": (2, trees("0:1/2", "1/2:1", "all", shards=2)),
+    "disaggregated on 2, switching": (
+        2,
+        [
+            {
+                "tree": {
+                    "temporal": {"resident": False, "parts": trees("0:1/2", "1/2:1", "1/2:1", 2)[0]["tree"]["temporal"]}
+                }
+            }
+        ],
+    ),
     "one env, policy on all": (2, trees([0], "all", "all")),
     "unlike splits": (3, trees([0, 1], [2], [0, 2], shards=2)),
 }

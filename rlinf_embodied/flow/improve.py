@@ -1,0 +1,48 @@
+"""Fits a found plan to a large cluster: single nodes, then devices, move between its parts as long as that helps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlinf_embodied.flow import cost
+from rlinf_embodied.flow.draft import Draft, is_possible, moves, price
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.shares import MAX_SHARES, is_small
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan with its prediction."""
+
+    draft: Draft
+    iteration_s: float
+    peak_bytes: float
+
+
+def priced(draft: Draft, pricer: Pricer) -> Found:
+    """Returns a draft with its prediction."""
+    known = price(draft, pricer)[0]
+    return Found(draft, float(cost.iteration_s(known)[0]), float(known.peak_bytes[0]))
+
+
+def improved(plan: Found, pricer: Pricer) -> Found:
+    """Returns the plan after moving nodes, then halves of them, between its parts; as it is on a small cluster."""
+    devices = sum(plan.draft.share)
+    if is_small(devices):
+        return plan
+    largest = max(max(plan.draft.share) // MAX_SHARES // 2, 1)
+    steps = [largest >> k for k in range(largest.bit_length())]
+    smallest = min(min(group.devices_per_node for group in pricer.classes), 8) if devices > 64 else 1
+    for step in [s for s in steps if s >= smallest] or [smallest]:
+        while (better := _one_move(plan, pricer, step)) is not None:
+            plan = better
+    return plan
+
+
+def _one_move(plan: Found, pricer: Pricer, step: int) -> Found | None:
+    """Returns the first plan that differs by `step` devices moved between two parts, fits, and is faster; or None."""
+    tried = (d for i in range(len(pricer.classes)) for d in moves(plan.draft, step, i) if is_possible(d))
+    for other in (priced(draft, pricer) for draft in tried):
+        if other.iteration_s < plan.iteration_s * (1 - 1e-9) and other.peak_bytes <= pricer.capacity_bytes:
+            return other
+    return None

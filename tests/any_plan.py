@@ -1,0 +1,208 @@
+"""Random workflows of fake stages, and every plan tree that a cluster allows for them.
+
+What a fake computes depends on the identity, number and order of its inputs, on the iteration and on the weights; so
+an executor that loses, doubles or swaps anything, or calls too early, gives other numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.flow.graph import WHOLE, Barrier, Edge, Loop, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
+from rlinf_embodied.runtime.host import Output, StageContext, Tick
+
+PRIME = 1_000_003
+
+
+def mixed(*parts: int) -> int:
+    """A number that depends on the values and order of its parts."""
+    value = 17
+    for part in parts:
+        value = (value * 31 + part + 7) % PRIME
+    return value
+
+
+class Fake:
+    """Any stage: a leaf, either side of a loop, a gang that meets at its last chunk, source or target of weights."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self.name, self.number = str(config["name"]), int(str(config["number"]))
+        self.collective = bool(config["collective"])
+        self.ends = list(config["ends"])  # of the weight edge  # pyright: ignore[reportArgumentType]
+
+    def setup(self, context: StageContext) -> None:
+        self.context, self.parked = context, False
+        shared = context.share("weights", lambda: [0])  # both ends in one worker use the same
+        self.weights = shared if self.name in self.ends and isinstance(shared, list) else [0]
+        self.weights[0] = 0  # the worker may have run another workflow
+        self.waiting: dict[int, int] = {}
+        self.seen: dict[int, int] = {}
+
+    def offload(self, tick: Tick) -> None:
+        assert not self.parked
+        self.parked = True
+
+    def onload(self, tick: Tick) -> None:
+        assert self.parked
+        self.parked = False
+
+    def _value(self, tick: Tick, block: int, *parts: int) -> int:
+        assert not self.parked, "a parked stage was called"
+        message = tick.message if isinstance(tick.message, int) else 0
+        return mixed(self.number, block, tick.iteration, message, self.weights[0], *parts)
+
+    def run(self, tick: Tick, inputs: Mapping[int, Sequence[int]]) -> Output:
+        results = {block: self._value(tick, block, *parts) for block, parts in inputs.items()}
+        if self.collective:
+            assert not results.keys() & self.waiting.keys()
+            self.waiting |= results
+            if tick.chunk == tick.num_chunks - 1:
+                self._meet()
+        return Output(results, dict(results))
+
+    def _meet(self) -> None:
+        """Sums over all blocks, in the order of the blocks, and makes that the weight."""
+        own = [block for block, owner in enumerate(self.context.owners) if owner == self.context.group.rank]
+        assert sorted(self.waiting) == own, f"{self.waiting} at the last chunk, but {own} are owned"
+        counts = [self.context.owners.count(rank) for rank in range(self.context.group.size)]
+        met = self.context.group.exchange([torch.tensor([self.waiting[b]]) for b in own], counts)
+        if self.ends[:1] == [self.name]:
+            self.weights[0] = mixed(self.number, sum(int(value) for values in met for value in values))
+        self.waiting = {}
+
+    def open(self, tick: Tick, blocks: Sequence[int]) -> dict[int, int]:
+        self.seen |= {block: self._value(tick, block, tick.round) for block in blocks}
+        return {block: self.seen[block] for block in blocks}
+
+    def step(self, tick: Tick, messages: Mapping[int, int]) -> dict[int, int]:
+        for block, message in messages.items():
+            self.seen[block] = self._value(tick, block, self.seen.get(block, 0), tick.chunk_step, message)
+        return {block: self.seen[block] for block in messages}
+
+    def close(self, tick: Tick, messages: Mapping[int, int | None]) -> Output:
+        results = {b: self._value(tick, b, self.seen.pop(b, 0), message or 0) for b, message in messages.items()}
+        return Output(results, dict(results))
+
+    def export_weights(self, tick: Tick) -> int:
+        assert not self.parked
+        return self.weights[0]
+
+    def install_weights(self, tick: Tick, weight: int) -> None:
+        assert not self.parked
+        self.weights[0] = weight
+
+
+def judge(rounds: Sequence[Sequence[object]]) -> Verdict:
+    """Stops at a round that depends on the data."""
+    values = [value for reports in rounds for report in reports for value in dict(report).values()]  # pyright: ignore
+    return Verdict(sum(values) % 3 != 0, sum(values))
+
+
+def random_workflow(seed: int) -> Workflow:
+    """Chains, diamonds, several sources and sinks, barriers, weight edges, loops and data-dependent repeats."""
+    draw = random.Random(seed)
+    with_loop = seed % 2 == 0
+    names = [f"s{i}" for i in range(draw.randint(1, 2) if with_loop else draw.randint(2, 3) + (seed % 15 == 5))]
+    blocks = draw.choice([3, 4] if len(names) > 2 else [3, 4, 6])
+    pairs = [(a, b) for a, b in itertools.combinations(names, 2) if draw.random() < 0.6]
+    collective = {name for name in names if draw.random() < 0.4}
+    loops, everyone = {}, list(names)
+    if with_loop:
+        everyone += ["env", "policy"]
+        pairs += [(end, names[0]) for end in ("policy", "env") if draw.random() < 0.8]
+        rounds = draw.choice([1, 3])
+        loops = {
+            "l": Loop("l", "env", "policy", draw.randint(1, 3), max_rounds=rounds, judge=judge if rounds > 1 else None)
+        }
+    edges = tuple(Edge(a, b, granularities=draw.choice([(), (), (WHOLE,)])) for a, b in pairs)
+    apart = [(a, b) for a, b in itertools.combinations(names, 2) if (a, b) not in pairs]
+    barriers = tuple(Barrier(a, b) for a, b in apart if draw.random() < 0.3)
+    learns = _weight_edge(draw, collective, pairs)
+    stages = {
+        name: StageSpec(
+            *(name, "any_plan.Fake", {"name": name, "number": i, "collective": name in collective, "ends": learns}),
+            collective=name in collective,
+            at_once=draw.random() < 0.2,
+        )
+        for i, name in enumerate(everyone)
+    }
+    weights = (WeightEdge(*learns),) if learns else ()
+    return Workflow(f"random {seed}", blocks, stages, edges, weights, loops, barriers)
+
+
+def _weight_edge(draw: random.Random, collective: set[str], pairs: list[tuple[str, str]]) -> tuple[str, ...]:
+    """From a stage to one that its data comes from: new weights are for the next iteration."""
+    ends = [(b, a) for a, b in pairs if b in collective and a != "env"]
+    return draw.choice(ends) if ends else ()
+
+
+# --------------------------------------------------------------------------------------------------------- every plan
+def every_plan(workflow: Workflow, num_devices: int) -> list[Plan]:
+    """Returns each tree that `resolve` accepts: all cuts, splits, granularities, shards, resident or not."""
+    found = {}
+    for tree in _trees(workflow, tuple(workflow.order()), tuple(range(num_devices)), WHOLE):
+        plan = Plan("p", num_devices, tree)
+        try:
+            found[str(tree)] = resolve("p", [plan.to_dict()], num_devices, workflow)
+        except PlanError:
+            continue
+    return list(found.values())
+
+
+def _trees(workflow: Workflow, stages: tuple[str, ...], devices: Devices, chunk: int) -> Iterator[Node]:
+    loop = next((loop for loop in workflow.loops.values() if {loop.opener, loop.answerer} == set(stages)), None)
+    if loop is not None:
+        yield from _loops(loop, devices)
+    elif len(stages) == 1:
+        yield Leaf(stages[0], devices)
+    else:
+        for first, second in _cuts(workflow, stages):
+            yield from _by_turns(workflow, first, second, devices, chunk)
+            yield from _side_by_side(workflow, first, second, devices, chunk)
+
+
+def _loops(loop: Loop, devices: Devices) -> Iterator[Node]:
+    yield LoopNode(loop.name, (Leaf(loop.opener, devices), Leaf(loop.answerer, devices)), 1)
+    for at in range(1, len(devices)):
+        for shards in (1, 2):
+            yield LoopNode(loop.name, (Leaf(loop.opener, devices[:at]), Leaf(loop.answerer, devices[at:])), shards)
+
+
+def _cuts(workflow: Workflow, stages: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    ends = [{loop.opener, loop.answerer} for loop in workflow.loops.values()]
+    for size in range(1, len(stages)):
+        for first in itertools.combinations(stages, size):
+            second = tuple(stage for stage in stages if stage not in first)
+            back = any(edge.source in second and edge.target in first for edge in workflow.edges)
+            back = back or any(b.before in second and b.after in first for b in workflow.barriers)
+            if not back and not any(pair & set(first) and pair & set(second) for pair in ends):
+                yield first, second
+
+
+def _by_turns(workflow: Workflow, first, second, devices: Devices, chunk: int) -> Iterator[Node]:
+    for a in _trees(workflow, first, devices, chunk):
+        for b in _trees(workflow, second, devices, chunk):
+            for resident in (True, False):
+                yield Temporal((a, b), resident)
+
+
+def _side_by_side(workflow: Workflow, first, second, devices: Devices, chunk: int) -> Iterator[Node]:
+    sizes = [WHOLE] if chunk else [WHOLE, *(g for g in range(1, workflow.num_blocks) if not workflow.num_blocks % g)]
+    for at in range(1, len(devices)):
+        for size in sizes:
+            for a in _trees(workflow, first, devices[:at], chunk or size):
+                for b in _trees(workflow, second, devices[at:], chunk or size):
+                    yield Spatial((a, b), size)
+
+
+def features(plan: Plan) -> set[str]:
+    """Returns what a plan exercises, for a sample that covers all of it."""
+    text = str(plan.to_dict()["tree"])
+    found = {name for name in ("spatial", "temporal", "loop", "granularity", "resident", "'shards': 2") if name in text}
+    return found | {f"{len(leaf.devices)} devices" for leaf in leaves(plan.tree)}
