@@ -191,7 +191,7 @@ class Executor:
         state.tick = before
 
     def _message(self, stage: str, state: _Iteration) -> object:
-        """Returns what a stage is told: the verdict of the last repeat whose data reaches it, whatever runs before it."""
+        """Returns what a stage is told: the verdict of the last repeat whose data reaches it, whatever ran before."""
         reaching = [name for name in self._repeats.get(stage, ()) if name in state.verdicts]
         return state.verdicts[reaching[-1]] if reaching else state.tick.message
 
