@@ -131,7 +131,8 @@ def main(
 def help_text(script: str, schema: type, groups: Sequence[str]) -> str:
     """Returns usage, the groups with their choices, the overrides most used, and the names of all keys."""
     width = max(map(len, MAIN_OVERRIDES[schema])) + 2
-    lines = [f"usage: python {script} [group=choice ...] [key=value ...]", "", "groups:"]
+    lines = [f"usage: python {script} [group=choice ...] [key=value ...]"]
+    lines += ["", "groups:"] if groups else []
     lines += [f"  {group:<{width}}{' | '.join(choices(group))}" for group in groups]
     lines += ["", "overrides most used:"]
     lines += [f"  {text:<{width}}{meaning}" for text, meaning in MAIN_OVERRIDES[schema].items()]

@@ -13,8 +13,9 @@ import numpy as np
 from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.cost import Price
 from rlinf_embodied.flow.graph import WHOLE
+from rlinf_embodied.flow.part_prices import Counts
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
-from rlinf_embodied.flow.pricing import Counts, Pricer
+from rlinf_embodied.flow.pricing import Pricer
 
 Share = tuple[int, ...]  # devices of each class
 

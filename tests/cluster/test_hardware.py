@@ -59,5 +59,5 @@ def test_cores_are_those_that_this_process_may_use() -> None:
 
 
 def test_a_run_on_a_described_cluster_is_refused_and_sent_to_the_planner() -> None:
-    with pytest.raises(ConfigError, match=r"experiments/plan.py cluster=h100x8"):
+    with pytest.raises(ConfigError, match=r"experiments/plan.py cluster=h100x8.*experiments/emulate.py cluster=h100x8"):
         cluster_at_hand(ClusterConfig(name="emulated_h100x8", emulated=True))

@@ -1,0 +1,50 @@
+"""The emulated benchmark's arithmetic: errors, winners and speed-ups, from results made by hand."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import load_script
+
+from rlinf_embodied.execution.emulation import Emulated
+from rlinf_embodied.flow.plan import Leaf, Plan
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return load_script("bench_emulated")
+
+
+def result(predicted_s: float, measured_s: float) -> Emulated:
+    plan = Plan("p", 1, Leaf("a", (0,)))
+    return Emulated(plan, predicted_s, predicted_s, (measured_s,), (measured_s - 1,), 1e9, 0.5, 0.01)
+
+
+def test_a_report_says_who_won_and_how_well_it_was_foretold(bench) -> None:
+    cell = bench.Cell("grpo_llm", "h100x8", reasons={"spatial": "too little memory"})
+    cell.results = {
+        "auto": [result(99.0, 100.0), result(99.0, 104.0)],
+        "temporal": [result(99.0, 100.0), result(99.0, 104.0)],
+        "hybrid": [result(120.0, 100.0)],
+    }
+    assert cell.measured_s("auto") == 102.0
+    assert cell.winner() == "hybrid"
+    text = bench.report([cell], 60.0)
+    assert "| 99.0 / 102.0 (-2.9%; 1.0%) | 120.0 / 100.0 (+20.0%; 1.0%) | - | 99.0 / 102.0" in text
+    assert "| hybrid | temporal | 1.020 |" in text
+    assert "error of the predictions: median 2.94%, worst 20.00%" in text
+    assert "the published winner is first in 0 of 1 cells" in text
+    assert "grpo_llm on h100x8, spatial: too little memory" in text
+
+
+def test_every_cell_has_the_planners_choice_and_each_mode_or_the_reason(bench) -> None:
+    cell, pricer = bench.make_cell("ppo_llm", "8")
+    assert pricer.cluster.emulated
+    assert set(cell.plans) | set(cell.reasons) == {"auto", "temporal", "hybrid", "spatial"}
+    assert "GB short" in cell.reasons["spatial"]
+
+
+def test_an_unknown_option_ends_with_two(bench, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        bench.parse(["size=8"])
+    assert end.value.code == 2
+    assert "unknown options ['size']" in capsys.readouterr().err
