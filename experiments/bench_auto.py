@@ -104,7 +104,7 @@ def run_case(overrides: Sequence[str], iterations: int) -> dict[str, Candidate]:
         ranked, _ = rank(pricer)
         print(text_table(rows(ranked)), flush=True)
         found = candidates(config, overrides, pricer, replace(ranked[0].plan, name="auto"))
-        _alternate(config, str(folder), found, iterations)  # before the session closes, which owns Ray
+        _alternate(config, str(folder), found, session, iterations)
     finally:
         session.close()
     return found
@@ -129,8 +129,14 @@ def candidates(config: TrainConfig, overrides: Sequence[str], pricer, auto: Plan
     return found | {"auto": Candidate(auto, predict(pricer, auto))}
 
 
-def _alternate(config: TrainConfig, folder: str, found: Mapping[str, Candidate], iterations: int) -> None:
-    """Runs the candidates' iterations in turn, each with workers of its own."""
+def _alternate(
+    config: TrainConfig, folder: str, found: Mapping[str, Candidate], first: Session, iterations: int
+) -> None:
+    """Runs the candidates' iterations in turn, each with workers of its own; `first` lends its workers to one.
+
+    Every worker takes a book-keeping CPU of Ray, and there are eight at least: enough for four candidates on two
+    devices, but not for idle workers beside them.
+    """
     from rlinf_embodied.cluster.hardware import cluster_at_hand
     from rlinf_embodied.embodied.trainer import make_session
     from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
@@ -138,12 +144,13 @@ def _alternate(config: TrainConfig, folder: str, found: Mapping[str, Candidate],
     from rlinf_embodied.runtime.host import Tick
 
     workflow, cluster = training_workflow(config, folder), cluster_at_hand(config.cluster)
-    sessions: list[Session] = []
+    sessions: list[Session] = []  # beside the first one, whose owner closes it
     executors: dict[str, Executor] = {}
     try:
         for name, candidate in found.items():
-            sessions.append(make_session(config.cluster))
-            executors[name] = Executor(workflow, candidate.plan, sessions[-1], cluster)
+            if executors:
+                sessions.append(make_session(config.cluster))
+            executors[name] = Executor(workflow, candidate.plan, sessions[-1] if sessions else first, cluster)
         # the iterations before do not count: what is done once is done then
         for number in range(max(1, workflow.typical_iteration) + iterations):
             for name in sorted(executors, reverse=bool(number % 2)):

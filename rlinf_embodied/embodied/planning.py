@@ -117,6 +117,11 @@ class Planning:
         self._watch: DriftWatch | None = None
         self.periods: list[Period] = []
 
+    @property
+    def edge_bytes_per_item(self) -> Mapping[tuple[str, str], float]:
+        """What each edge carries, as far as it was measured."""
+        return {} if self._pricer is None else self._pricer.profile.edge_bytes_per_item
+
     # ------------------------------------------------------------------------------------------------------- choose
     def choose(
         self, workflow: Workflow, session: Session, folder: RunFolder, progress: ShowProgress, iteration: int

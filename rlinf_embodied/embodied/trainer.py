@@ -168,8 +168,9 @@ class Trainer:
     ) -> _Running:
         """Builds the stages of training and evaluation from a policy folder, and loads a checkpoint's other state."""
         executor = Executor(training_workflow(self._config, str(policy_folder)), plan, session, self._cluster)
-        self._folder.write_json("transports.json", [route.to_dict() for route in executor.routes])
-        view.note(f"transports\n{transport.table(executor.routes)}")
+        routes = transport.with_bytes(executor.routes, self._planning.edge_bytes_per_item)
+        self._folder.write_json("transports.json", [route.to_dict() for route in routes])
+        view.note(f"transports\n{transport.table(routes)}")
         if checkpoint is not None:
             self._load(executor, checkpoint)
         self._startup.mark("stages", executor.setup_s)

@@ -18,7 +18,7 @@ import torch
 
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, Tick, WorkerSpec
+from rlinf_embodied.runtime.host import Call, Receipt, StageContext, Tick, WorkerSpec
 from rlinf_embodied.runtime.session import Ref, Session, of_type
 from rlinf_embodied.runtime.tensor_wire import map_leaves
 
@@ -89,6 +89,11 @@ METER = StageSpec("profiler.meter", f"{__name__}.Meter", None)
 ECHO = StageSpec("profiler.echo", f"{__name__}.Echo", None)
 
 
+def _leaving(call: Call, refs: Sequence[Ref]) -> list[Ref]:
+    """Returns the block results that do not stay in their worker; both sides of a loop answer for each block."""
+    return [ref for block, ref in zip(call.blocks * 2, refs[:-1], strict=False) if block not in call.keep]
+
+
 def payload_bytes(value: object) -> float:
     """Returns the bytes of all tensors and arrays in a nested payload."""
     total = 0.0
@@ -141,7 +146,7 @@ class MeteredSession:
         """Submits, and keeps the references of what leaves a worker if it is recorded."""
         answers = self._inner.submit(calls, gang)
         if self.recording:
-            self.answers += [(call, a[:-1]) for (_, call, _), a in zip(calls, answers, strict=True) if not call.keep]
+            self.answers += [(call, _leaving(call, refs)) for (_, call, _), refs in zip(calls, answers, strict=True)]
         return answers
 
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
@@ -176,12 +181,8 @@ class MeteredSession:
 
     def bytes_per_block(self, stage: str, method: str) -> float | None:
         """Returns the bytes of a stage's answer for a block (the largest of the first few); None if none left."""
-        mine = [refs for call, refs in self.answers if (call.stage, call.method) == (stage, method)]
-        values = [
-            value
-            for refs in mine[:2]
-            for value in self._inner.fetch([r for r in refs if not isinstance(r, LocalRef)], f"{stage}.{method}")
-        ]
+        mine = [refs for call, refs in self.answers if refs and (call.stage, call.method) == (stage, method)]
+        values = [value for refs in mine[:2] for value in self._inner.fetch(refs, f"{stage}.{method}")]
         return max((payload_bytes(value) for value in values), default=None)
 
 

@@ -151,12 +151,12 @@ def _tick(probe: Probe, repetition: int) -> Tick:
 
 
 def _warm(executor: Executor, probe: Probe) -> float:
-    """Runs two short iterations and returns the seconds of the second."""
+    """Runs two short iterations, as a run's first one, and returns the seconds of the second."""
     seconds = 0.0
-    for attempt in range(2):
+    for _ in range(2):
         executor.workflow = warm_up(probe.workflow, _WARM_STEPS)
         start = time.perf_counter()
-        executor.run(_tick(probe, attempt))
+        executor.run(Tick(0))
         seconds = time.perf_counter() - start
     executor.workflow = probe.workflow
     return seconds
@@ -189,7 +189,7 @@ def _repeat(
         if k >= _LEAST_REPETITIONS and time.perf_counter() - started > budget.probe_s:
             break
         metered.recording = k == 0
-        result = executor.run(_tick(probe, 2 + k))
+        result = executor.run(_tick(probe, k))
         metered.recording = False
         rounds = _rounds(run, result)
         if rounds and probe.workflow.num_blocks == num_blocks:

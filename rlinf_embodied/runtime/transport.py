@@ -13,7 +13,7 @@ here.  `cluster.transport=object_store` sends everything through the store, edge
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -122,7 +122,6 @@ def routes(
     *,
     owners: Mapping[str, Sequence[int]] | None = None,
     one_process: bool = False,
-    bytes_per_item: Mapping[tuple[str, str], float] | None = None,
 ) -> list[Route]:
     """Returns the routes of all edges: loops (both ways), data, weights.
 
@@ -132,12 +131,10 @@ def routes(
         cluster: where these workers run, and whether everything goes through the store.
         owners: the worker of each block, by stage; None: as the plan says.
         one_process: see `choose`.
-        bytes_per_item: what a profile has measured, by edge; it goes before what the edge declares.
     """
     owners = owners or {stage: plan.owners(stage, workflow.num_blocks) for stage in workflow.stages}
     where = endpoints(cluster)
     always_store = cluster.transport == "object_store"
-    measured = bytes_per_item or {}
 
     def pick(hop: Hop) -> Choice:
         return choose(where[hop[0]], where[hop[1]], always_store=always_store, one_process=one_process)
@@ -148,15 +145,20 @@ def routes(
     declared = {(edge.source, edge.target): edge.bytes_per_item for edge in workflow.edges}
     for kind, (source, target) in ends:
         hops = list(zip(owners[source], owners[target], strict=True))
-        size = measured.get((source, target)) or declared.get((source, target)) or None
-        found += _grouped(f"{source} -> {target}", kind, hops, pick, size)
+        found += _grouped(f"{source} -> {target}", kind, hops, pick, declared.get((source, target)) or None)
     for edge in workflow.weight_edges:
         hosts = sorted(set(owners[edge.source]))
         shared = [] if always_store else hosts  # who hosts both ends has the new weights already
         hops = [(worker if worker in shared else hosts[0], worker) for worker in sorted(set(owners[edge.target]))]
         rows = _grouped(f"{edge.source} ~> {edge.target}", "weights", hops, pick, None)
-        found += [Route(r.edge, r.kind, r.choice, (), r.hops, r.bytes_per_item) for r in rows]
+        found += [replace(route, blocks=()) for route in rows]
     return found
+
+
+def with_bytes(found: Sequence[Route], measured: Mapping[tuple[str, str], float]) -> list[Route]:
+    """Returns the routes with the bytes per item that a profile has measured, by (source, target)."""
+    by_edge = {f"{source} -> {target}": size for (source, target), size in measured.items()}
+    return [replace(route, bytes_per_item=by_edge.get(route.edge, route.bytes_per_item)) for route in found]
 
 
 def _both_ways(first: str, second: str) -> tuple[tuple[str, str], tuple[str, str]]:

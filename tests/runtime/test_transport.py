@@ -15,7 +15,16 @@ from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, WeightEdge, Workflo
 from rlinf_embodied.flow.plan import Plan, resolve
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.runtime.transport import IMPLEMENTED, Endpoint, Transport, choose, endpoints, routes, table
+from rlinf_embodied.runtime.transport import (
+    IMPLEMENTED,
+    Endpoint,
+    Transport,
+    choose,
+    endpoints,
+    routes,
+    table,
+    with_bytes,
+)
 
 CORES = Cluster("test", "cpu", 2, 2, 0)
 EVERYTHING_STORED = replace(CORES, transport="object_store")
@@ -100,7 +109,8 @@ def test_loops_go_both_ways_and_weights_from_one_worker_to_those_without() -> No
             {"leaf": {"stage": "actor", "devices": [2, 3]}},
         ]
     }
-    found = routes(workflow, resolve("p", [{"tree": tree}], 6, workflow), MIXED, bytes_per_item={("env", "actor"): 8.0})
+    found = routes(workflow, resolve("p", [{"tree": tree}], 6, workflow), MIXED)
+    found = with_bytes(found, {("env", "actor"): 8.0})
     assert [(r.edge, r.kind, r.choice.wanted, r.choice.used, len(r.blocks), r.bytes_per_item) for r in found] == [
         ("env -> policy", "loop", "network", "network", 4, None),
         ("policy -> env", "loop", "network", "network", 4, None),
