@@ -6,6 +6,7 @@ collect --steps--> replay --batches--> learn0, learn1, ... (a learning rate each
 """
 
 import sys
+from typing import cast
 
 import gymnasium
 import torch
@@ -32,7 +33,8 @@ class Collect:
     def setup(self, context: StageContext) -> None:
         self.context, self.env, self.memory = context, gymnasium.make(self.task, max_episode_steps=STEPS), {}
         shape = [int(space.n) for space in (self.env.observation_space, self.env.action_space)]  # pyright: ignore
-        self.q = context.share(f"q{self.number}", lambda: torch.zeros(shape, dtype=torch.float64))  # [S, A]
+        table = context.share(f"q{self.number}", lambda: torch.zeros(shape, dtype=torch.float64))
+        self.q = cast(torch.Tensor, table)  # [S, A]
 
     def episode(self, seed: int, noise: torch.Tensor) -> torch.Tensor:
         """Returns (state, action, reward, next state, goes on) of each step; noise [STEPS, 2] says where to explore."""

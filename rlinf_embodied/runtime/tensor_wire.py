@@ -60,7 +60,8 @@ def map_leaves(value: object, function: Callable[[object], object]) -> object:
         return {key: map_leaves(item, function) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         items = [map_leaves(item, function) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # a named tuple, or not
+        make = getattr(type(value), "_make", type(value))  # of a named tuple, which takes its fields one by one
+        return make(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = object.__new__(type(value))  # not by its __init__, which may check types that the wire replaces
         for name in (f.name for f in dataclasses.fields(value)):
