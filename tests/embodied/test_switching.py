@@ -18,6 +18,16 @@ from rlinf_embodied.runtime import host as host_module
 from rlinf_embodied.runtime.host import Call, Receipt, Tick, WorkerHost, WorkerSpec, solo_context
 
 
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_the_hybrid_preset_keeps_simulator_and_policy_apart_and_the_learner_everywhere(devices: int) -> None:
+    config = tiny("plan=hybrid", f"env.num_envs={8 * devices}", f"cluster.num_devices={devices}")
+    plan = resolve("hybrid", config.plan.trees, devices, training_workflow(config, ""))
+    env, policy, actor = (set(plan.leaves()[stage].devices) for stage in ("env", "policy", "actor"))
+    assert not env & policy
+    assert actor == env | policy == set(range(devices))
+    assert plan.loops()["rollout"].shards == 2
+
+
 def test_a_simulator_on_a_gpu_cannot_be_switched_out() -> None:
     context = solo_context((0,), "cuda:0")
     context.exclusive = frozenset({"actor"})
