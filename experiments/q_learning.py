@@ -27,6 +27,9 @@ STEPS, EPISODES, BATCH, UPDATES, GAMMA, EXPLORE = 100, 4, 64, 20, 0.98, 0.2  # e
 
 
 class Collect:
+    q: torch.Tensor  # [S, A]
+    memory: dict[int, torch.Tensor]  # steps [n, 5] of each block
+
     def __init__(self, config: tuple[str, int, float]) -> None:
         self.task, self.number, self.rate = config  # of the learner whose table this is
 
@@ -34,7 +37,7 @@ class Collect:
         self.context, self.env, self.memory = context, gymnasium.make(self.task, max_episode_steps=STEPS), {}
         shape = [int(space.n) for space in (self.env.observation_space, self.env.action_space)]  # pyright: ignore
         table = context.share(f"q{self.number}", lambda: torch.zeros(shape, dtype=torch.float64))
-        self.q = cast(torch.Tensor, table)  # [S, A]
+        self.q = cast(torch.Tensor, table)
 
     def episode(self, seed: int, noise: torch.Tensor) -> torch.Tensor:
         """Returns (state, action, reward, next state, goes on) of each step; noise [STEPS, 2] says where to explore."""
@@ -68,7 +71,7 @@ class Learn(Collect):
         reducer = ExactReducer(self.context.group, self.context.owners)
         for k in range(UPDATES):  # sums over all blocks are along one fixed tree: the same bits under every plan
             total, count = reducer.sum_blocks({block: self.errors(batch[k]) for block, (batch,) in inputs.items()})
-            self.q += self.rate * total / count.clamp(min=1)
+            self.q.add_(self.rate * total / count.clamp(min=1))
         return Output(dict.fromkeys(inputs), self.q.clone())
 
     def errors(self, batch: torch.Tensor) -> torch.Tensor:
