@@ -14,7 +14,7 @@ from rich.table import Table
 
 from rlinf_embodied.command_line import planning_main
 from rlinf_embodied.config import PlanningConfig
-from rlinf_embodied.flow.catalogue import workflow_for
+from rlinf_embodied.flow.catalogue import linked, workflow_for
 from rlinf_embodied.flow.explain import Infeasible, Ranked, rank, rows
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import simulate
@@ -26,6 +26,8 @@ DRAWN_DEVICES = 16  # a chart with more rows cannot be read
 
 def plan(config: PlanningConfig) -> None:
     profile, cluster = find_profile(config), find_cluster(config.cluster)
+    if config.cluster == "local":
+        cluster = linked(cluster, profile)
     pricer = Pricer(
         workflow_for(profile, config.workflow), profile, cluster, overlap_in_worker=config.overlap_in_worker
     )

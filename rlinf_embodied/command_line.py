@@ -39,7 +39,7 @@ MAIN_OVERRIDES = {
         "eval.num_episodes=200": "held-out episodes, before and after",
         "checkpoint.every=10": "iterations between checkpoints",
         "resume=auto": "auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint folder",
-        "plan=<file.yaml>": "a plan tree of your own, in the form of configs/plan/*.yaml",
+        "plan=auto": "profile the stages (cached), plan, run the best plan; or force a preset, or plan=<file.yaml>",
         "cluster.num_devices=1": "use fewer devices than the machine has",
     },
     EvaluateConfig: {

@@ -131,12 +131,28 @@ class EvaluationEnvStage(EnvStage):
 
 
 class EvaluationPolicyStage(RolloutStage):
-    """Acts greedily, or samples with noise keyed by the episode; keeps nothing."""
+    """Acts greedily, or samples with noise keyed by the episode; keeps nothing.
+
+    It holds the weights on the device only while it evaluates, so that training's switches free the memory.
+    """
+
+    _user = "eval_policy"
 
     def __init__(self, config: EvaluationPolicyConfig) -> None:
         """Takes plain data."""
         super().__init__(config)
         self._eval = config
+
+    def setup(self, context: StageContext) -> None:
+        """Takes the worker's policy, or loads it."""
+        super().setup(context)
+        self._shared.leave(self._user)
+
+    def step(self, tick: Tick, observations: Mapping[int, Observation | None]) -> dict[int, Tensor | None]:
+        """See RolloutStage."""
+        if tick.chunk_step == 0:
+            self._shared.enter(self._user)
+        return super().step(tick, observations)
 
     @torch.no_grad()
     def _act(self, tick: Tick, block: int, observation: Observation) -> Tensor:
@@ -152,6 +168,7 @@ class EvaluationPolicyStage(RolloutStage):
 
     def close(self, tick: Tick, observations: Mapping[int, Observation | None]) -> Output:
         """Returns nothing."""
+        self._shared.leave(self._user)
         return Output(dict.fromkeys(observations))
 
 

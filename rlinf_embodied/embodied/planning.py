@@ -17,15 +17,14 @@ from pathlib import Path
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.execution.profiler import (
-    Progress,
-    as_measured,
+    ShowProgress,
     cached_path,
     cached_profile,
     fingerprint,
-    linked,
     measure,
     store_profile,
 )
+from rlinf_embodied.flow.catalogue import as_measured, linked
 from rlinf_embodied.flow.drift import DriftWatch, Prediction, predict, replan
 from rlinf_embodied.flow.explain import Ranked, rank, rows
 from rlinf_embodied.flow.graph import Workflow
@@ -76,6 +75,30 @@ def relevant_parts(config: TrainConfig) -> dict[str, object]:
     return parts | {"exact": config.run.exact, "session": config.cluster.session}
 
 
+def _cache(config: TrainConfig, cluster: Cluster) -> tuple[Path, dict[str, str]]:
+    """Returns where the profile of a job is cached, and the fingerprint that it must have."""
+    key = fingerprint(cluster, relevant_parts(config))
+    return cached_path(config.warm_start.cache_dir, config.env.task, key), key
+
+
+def measured_profile(
+    config: TrainConfig, cluster: Cluster, workflow: Workflow, session: Session, progress: ShowProgress
+) -> tuple[Profile, Path]:
+    """Measures the stages of a job and caches the profile; returns it and where it lies.
+
+    Args:
+        config: of the job.
+        cluster: what it runs on.
+        workflow: its graph; the stages are built and forgotten.
+        session: without stages of use: its workers are left without any.
+        progress: called with (what, done, total, remark).
+    """
+    path, key = _cache(config, cluster)
+    profile, data = measure(workflow, session, cluster, config.env.task, key, progress, config.plan.profile_budget_s)
+    store_profile(path, data)
+    return profile, path
+
+
 class Planning:
     """The plan of one run, and what is known about it."""
 
@@ -96,7 +119,7 @@ class Planning:
 
     # ------------------------------------------------------------------------------------------------------- choose
     def choose(
-        self, workflow: Workflow, session: Session, folder: RunFolder, progress: Progress, iteration: int
+        self, workflow: Workflow, session: Session, folder: RunFolder, progress: ShowProgress, iteration: int
     ) -> tuple[Plan, str]:
         """Returns the plan to run and a text that says why; writes plan.json, and profile.json where there is one.
 
@@ -119,7 +142,7 @@ class Planning:
         self._write(folder)
         return plan, why
 
-    def _chosen(self, workflow: Workflow, session: Session, progress: Progress) -> tuple[Plan, str]:
+    def _chosen(self, workflow: Workflow, session: Session, progress: ShowProgress) -> tuple[Plan, str]:
         config = self._config.plan
         if self._forced is not None:
             profile = self._known_profile()
@@ -130,7 +153,8 @@ class Planning:
         if reason and config.profile is None:
             plan = together(workflow, self._cluster.num_devices, "collocated")
             return plan, f"plan collocated: {reason}, so nothing is measured"
-        self._price(self._known_profile() or self._measured(workflow, session, progress), workflow)
+        known = self._known_profile()
+        self._price(known or measured_profile(self._config, self._cluster, workflow, session, progress)[0], workflow)
         assert self._pricer is not None
         self._ranked, impossible = rank(self._pricer)
         best = self._ranked[0]
@@ -147,29 +171,15 @@ class Planning:
         return "there is one block" if workflow.num_blocks == 1 else ""
 
     # ------------------------------------------------------------------------------------------------------ profile
-    def _key(self) -> dict[str, str]:
-        return fingerprint(self._cluster, relevant_parts(self._config))
-
-    def _path(self) -> Path:
-        return cached_path(self._config.warm_start.cache_dir, self._config.env.task, self._key())
-
     def _profile_path(self) -> Path:
         given = self._config.plan.profile
-        return self._path() if given is None else Path(given).expanduser()
+        return _cache(self._config, self._cluster)[0] if given is None else Path(given).expanduser()
 
     def _known_profile(self) -> Profile | None:
         """Returns the profile that the config names, or the cached one, or None."""
         if self._config.plan.profile is not None:
             return load_profile(self._profile_path())
-        return cached_profile(self._path(), self._key())
-
-    def _measured(self, workflow: Workflow, session: Session, progress: Progress) -> Profile:
-        config = self._config
-        profile, data = measure(
-            workflow, session, self._cluster, config.env.task, self._key(), progress, config.plan.profile_budget_s
-        )
-        store_profile(self._path(), data)
-        return profile
+        return cached_profile(*_cache(self._config, self._cluster))
 
     def _price(self, profile: Profile, workflow: Workflow) -> None:
         self._pricer = Pricer(as_measured(workflow, profile), profile, linked(self._cluster, profile))

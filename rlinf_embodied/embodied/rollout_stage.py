@@ -38,6 +38,8 @@ class _Rollout:
 class RolloutStage:
     """Samples actions with keyed noise, block by block, in fixed-size calls."""
 
+    _user = "policy"  # of the worker's one copy of the weights
+
     def __init__(self, config: PolicyStageConfig) -> None:
         """Takes plain data; `setup` loads the policy."""
         self._config = config
@@ -48,7 +50,7 @@ class RolloutStage:
         config = self._config
         shared = context.share("policy", lambda: load_policy(config.policy, config.folder, context.device))
         self._shared = cast(SharedPolicy, shared)
-        self._shared.enter("policy")
+        self._shared.enter(self._user)
         self._device = context.device
 
     @torch.no_grad()
@@ -89,8 +91,8 @@ class RolloutStage:
 
     def offload(self, tick: Tick) -> None:
         """Leaves the device's memory; the weights stay if the actor uses them."""
-        self._shared.leave("policy")
+        self._shared.leave(self._user)
 
     def onload(self, tick: Tick) -> None:
         """Comes back."""
-        self._shared.enter("policy")
+        self._shared.enter(self._user)

@@ -28,8 +28,7 @@ from rlinf_embodied.embodied.interrupt import INTERRUPTED, StopRequest, stop_on_
 from rlinf_embodied.embodied.planning import Planning
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
-from rlinf_embodied.embodied.warm_start import warm_start
-from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
+from rlinf_embodied.embodied.warm_start import starting_policy
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor, IterationResult
@@ -140,7 +139,7 @@ class Trainer:
             session.close()
 
     def _run(self, session: Session, writer: MetricsWriter, view: LiveView) -> int:
-        policy_folder = self._resumed or self._warm_start(session, view)
+        policy_folder = self._resumed or starting_policy(self._config, session, self._cluster, view.progress)
         self._startup.mark("warm start")
         plan = self._choose_plan(session, policy_folder, view)
         running = self._start(session, plan, policy_folder, self._resumed, view)
@@ -188,13 +187,6 @@ class Trainer:
         started = self._start(running.session, plan, latest, latest, view)
         running.executor, running.evaluation = started.executor, started.evaluation
 
-    def _warm_start(self, session: Session, view: LiveView) -> Path:
-        config = self._config
-        if config.warm_start.checkpoint is not None:
-            return Path(config.warm_start.checkpoint)
-        stage = WarmStartStageConfig((config.env,), config.policy, config.warm_start, config.run.seed)
-        return warm_start(stage, session, self._cluster, view.progress)
-
     def _evaluation(self, session: Session, policy_folder: str) -> Evaluation:
         config = self._config
         env = evaluation_env(config.env, min(config.eval.num_envs, config.eval.num_episodes))
@@ -224,24 +216,24 @@ class Trainer:
 
     # ---------------------------------------------------------------------------------------------------- iterate
     def _iterate(self, running: _Running, writer: MetricsWriter, view: LiveView, stop: StopRequest) -> None:
-        config, progress = self._config, self._progress
-        while progress.iteration < config.run.num_iterations and not stop.asked:
+        config = self._config
+        while self._progress.iteration < config.run.num_iterations and not stop.asked:
             start = time.time()
-            result, metrics = run_iteration(running.executor, progress.iteration)
+            result, metrics = run_iteration(running.executor, self._progress.iteration)
             seconds = time.time() - start
             self._note_start(result.spans, view)
             self._account(result, metrics, seconds)
-            number = progress.iteration
+            number = self._progress.iteration
             if config.eval.every and number % config.eval.every == 0 and number < config.run.num_iterations:
                 evaluated = self._evaluate(running, number, view, f"at {number}")
                 metrics |= {"eval/success_once": evaluated.success_once, "eval/return": evaluated.mean_return}
-            writer.write(progress.env_steps, number, metrics)
+            writer.write(self._progress.env_steps, number, metrics)
             view.update(number, metrics)
             due = config.checkpoint.every and number % config.checkpoint.every == 0
             if due or number == config.run.num_iterations:
                 self._save(running.executor)
             self._replan(running, result, metrics, view)
-        if stop.asked and self._saved != progress.iteration:  # whenever Ctrl-C came, before the first iteration too
+        if stop.asked and self._saved != self._progress.iteration:  # before the first iteration too
             self._save(running.executor)
 
     def _replan(self, running: _Running, result: IterationResult, metrics: Mapping[str, float], view: LiveView) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartStage, WarmStartStageConfig
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import StageSpec, Workflow
@@ -46,6 +46,16 @@ def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
 def _relevant(env: EnvConfig) -> dict[str, object]:
     ignored = ("num_envs", "block_size", "auto_reset", "carry_over", "ends_at_success", "chunks_per_rollout", "reward")
     return {name: value for name, value in asdict(env).items() if name not in ignored}
+
+
+def starting_policy(
+    config: TrainConfig, session: Session, cluster: Cluster, progress: Callable[[str, int, int, str], None]
+) -> Path:
+    """Returns the checkpoint that a training starts from: the given one, or a clone of the expert."""
+    if config.warm_start.checkpoint is not None:
+        return Path(config.warm_start.checkpoint)
+    stage = WarmStartStageConfig((config.env,), config.policy, config.warm_start, config.run.seed)
+    return warm_start(stage, session, cluster, progress)
 
 
 def warm_start(

@@ -26,7 +26,7 @@ from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, Verdict, WeightEdge, Workflow
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import of_type
 
@@ -48,6 +48,7 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
             f"{_PACKAGE}.actor_stage.ActorStage",
             ActorConfig(held, algorithm, env, config.run.num_iterations, config.run.exact),
             collective=True,
+            granularities=(WHOLE,),  # statistics and minibatches are of all blocks
         ),
     }
     steps = env.chunks_per_rollout

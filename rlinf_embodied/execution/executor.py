@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -65,6 +65,7 @@ class Executor:
             for leaf in node.stages
         }
         self._steps = schedule(plan, workflow)
+        self._repeats = _repeats(workflow)
         self._exclusive = plan.exclusive()
         session.start([WorkerSpec(device, cluster.torch_device(device)) for device in plan.devices()])
         self.facts: dict[str, list[object]] = {}
@@ -132,14 +133,15 @@ class Executor:
         if step.chunk == 0:
             self._enter([stage], state)
         chunk = range(step.chunk * size, (step.chunk + 1) * size)
-        message = state.messages.get(stage, state.tick.message)
+        message = self._message(stage, state)
         tick = replace(state.tick, chunk=step.chunk, num_chunks=step.num_chunks, message=message)
         sources, keep = self.workflow.sources(stage), self._stays(stage)
-        calls = []
+        calls, behind = [], self._behind(stage, state)
         for worker in self.workers(stage):
             blocks = tuple(block for block in self._blocks(stage, worker) if block in chunk)
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
-            calls.append((worker, Call(stage, "run", tick, blocks, len(inputs) // len(blocks), keep), inputs))
+            call = Call(stage, "run", tick, blocks, len(inputs) // len(blocks), keep)
+            calls.append((worker, call, [*inputs, *behind]))
         gang = self.workflow.stages[stage].collective
         self._note(stage, calls, self._session.submit(calls, gang), state)
 
@@ -151,6 +153,14 @@ class Executor:
         makers = enumerate(self._owners[stage])
         return frozenset(block for block, maker in makers if all(owners[block] == maker for owners in consumers))
 
+    def _behind(self, stage: str, state: _Iteration) -> list[Ref]:
+        """Returns what a stage's calls wait for beside their inputs: the receipts of stages behind a barrier.
+
+        The order of submission alone holds up only the workers that both stages share.
+        """
+        before = {barrier.before for barrier in self.workflow.barriers if barrier.after == stage}
+        return [ref for name, refs in state.done.items() if name in before for ref in refs]
+
     def _note(self, stage: str, calls: Sequence[tuple], answers: list[list[Ref]], state: _Iteration) -> None:
         """Files block results as the stage's outputs and the receipts for later."""
         outputs = state.outputs.setdefault(stage, {})
@@ -158,13 +168,14 @@ class Executor:
             for block, ref in zip(call.blocks, refs, strict=False):
                 outputs.setdefault(block, []).append(ref)
         state.receipts.append((stage, [refs[-1] for refs in answers]))
+        state.done.setdefault(stage, []).extend(refs[-1] for refs in answers)
 
     # --------------------------------------------------------------------------------------------------------- loops
     def _repeat(self, node: LoopNode, state: _Iteration) -> None:
         """Runs rounds of a loop until its judge has enough, or the bound is reached."""
         loop, before = self.workflow.loops[node.loop], state.tick
         self._enter([loop.opener, loop.answerer], state)
-        base = replace(before, message=state.messages.get(loop.opener, before.message))
+        base = replace(before, message=self._message(loop.opener, state))
         for number in range(loop.max_rounds):
             state.tick = replace(base, round=number)
             self._fused_loop(loop, state) if self._fused(node) else self._stepwise_loop(loop, node.shards, state)
@@ -175,18 +186,28 @@ class Executor:
             base = replace(base, message=verdict.message)
             if verdict.enough:
                 break
-        state.messages |= dict.fromkeys(self.workflow.downstream(loop.opener, loop.answerer), base.message)
+        if loop.judge is not None:
+            state.verdicts[loop.name] = base.message
         state.tick = before
 
+    def _message(self, stage: str, state: _Iteration) -> object:
+        """Returns what a stage is told: the verdict of the last repeat whose data reaches it, whatever runs before it."""
+        reaching = [name for name in self._repeats.get(stage, ()) if name in state.verdicts]
+        return state.verdicts[reaching[-1]] if reaching else state.tick.message
+
     def _fused_loop(self, loop: Loop, state: _Iteration) -> None:
-        calls = []
+        calls, sources = [], self._outside(loop)
+        behind = self._behind(loop.opener, state) + self._behind(loop.answerer, state)
         keep = self._stays(loop.opener) & self._stays(loop.answerer)
         for worker in self.workers(loop.opener):
             blocks = self._blocks(loop.opener, worker)
+            inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
             call = Call(
-                loop.opener, "loop", state.tick, blocks, 0, keep, partner=loop.answerer, chunk_steps=loop.chunk_steps
+                *(loop.opener, "loop", state.tick, blocks, len(inputs) // len(blocks), keep),
+                partner=loop.answerer,
+                chunk_steps=loop.chunk_steps,
             )
-            calls.append((worker, call, []))
+            calls.append((worker, call, [*inputs, *behind]))
         answers = self._session.submit(calls)
         for (_, call, _), refs in zip(calls, answers, strict=True):
             size = len(call.blocks)
@@ -194,12 +215,19 @@ class Executor:
                 state.outputs.setdefault(loop.opener, {}).setdefault(block, []).append(ours)
                 state.outputs.setdefault(loop.answerer, {}).setdefault(block, []).append(theirs)
         state.receipts.append((loop.opener, [refs[-1] for refs in answers]))
+        for stage in (loop.opener, loop.answerer):
+            state.done.setdefault(stage, []).extend(refs[-1] for refs in answers)
+
+    def _outside(self, loop: Loop) -> list[str]:
+        """Returns the stages before a loop whose data its opener takes."""
+        return [source for source in self.workflow.sources(loop.opener) if source != loop.answerer]
 
     def _stepwise_loop(self, loop: Loop, num_shards: int, state: _Iteration) -> None:
         shards = self._shard_blocks(loop.opener, num_shards)
-        messages: dict[int, Ref] = {}
+        sources, messages = self._outside(loop), {}
+        given = {b: [ref for s in sources for ref in state.outputs[s][b]] for b in range(self.workflow.num_blocks)}
         for shard in shards:
-            messages |= self._exchange(loop.opener, "open", shard, None, state)
+            messages |= self._exchange(loop.opener, "open", shard, given, state)
         for step in range(loop.chunk_steps):
             tick = replace(state.tick, chunk_step=step)
             for shard in shards:
@@ -207,7 +235,7 @@ class Executor:
                 messages |= self._exchange(loop.opener, "step", shard, answers, state, tick)
         for shard in shards:
             self._exchange(loop.answerer, "close", shard, messages, state, final=True)
-            self._exchange(loop.opener, "close", shard, None, state, final=True)
+            self._exchange(loop.opener, "close", shard, {}, state, final=True)
 
     def _shard_blocks(self, stage: str, num_shards: int) -> list[set[int]]:
         parts = [_split(self._blocks(stage, worker), num_shards) for worker in self.workers(stage)]
@@ -218,27 +246,27 @@ class Executor:
         stage: str,
         method: str,
         shard: set[int],
-        inputs: dict[int, Ref] | None,
+        inputs: Mapping[int, list[Ref]],
         state: _Iteration,
         tick: Tick | None = None,
         final: bool = False,
-    ) -> dict[int, Ref]:
+    ) -> dict[int, list[Ref]]:
         """Submits one call of a loop's stage for a shard to all workers that hold blocks of it."""
-        calls = []
+        calls, behind = [], self._behind(stage, state)
         for worker in self.workers(stage):
             blocks = tuple(block for block in self._blocks(stage, worker) if block in shard)
             if blocks:
-                payloads = [] if inputs is None else [inputs[block] for block in blocks]
+                payloads = [ref for block in blocks for ref in inputs.get(block, ())]
                 keep = self._stays(stage) if final else frozenset()
-                call = Call(stage, method, tick or state.tick, blocks, 1 if payloads else 0, keep)
-                calls.append((worker, call, payloads))
+                call = Call(stage, method, tick or state.tick, blocks, len(payloads) // len(blocks), keep)
+                calls.append((worker, call, [*payloads, *behind]))
         answers = self._session.submit(calls)
         if final:
             self._note(stage, calls, answers, state)
         else:
             state.timings.extend(refs[-1] for refs in answers)
         return {
-            block: ref
+            block: [ref]
             for (_, call, _), refs in zip(calls, answers, strict=True)
             for block, ref in zip(call.blocks, refs, strict=False)
         }
@@ -295,6 +323,16 @@ class Executor:
         return of_type([exported, *installed], Receipt)
 
 
+def _repeats(workflow: Workflow) -> dict[str, list[str]]:
+    """Returns the repeats whose data reaches each stage, in the order of the workflow."""
+    place = {stage: number for number, stage in enumerate(workflow.order())}
+    found: dict[str, list[str]] = {}
+    for loop in sorted(workflow.loops.values(), key=lambda loop: place[loop.opener]):
+        for stage in workflow.downstream(loop.opener, loop.answerer) if loop.judge else ():
+            found.setdefault(stage, []).append(loop.name)
+    return found
+
+
 def _split(blocks: tuple[int, ...], parts: int) -> tuple[tuple[int, ...], ...]:
     """Returns `blocks` in `parts` shards, by turns.
 
@@ -312,5 +350,6 @@ class _Iteration:
     outputs: dict[str, dict[int, list[Ref]]] = field(default_factory=dict)
     receipts: list[tuple[str, list[Ref]]] = field(default_factory=list)
     timings: list[Ref] = field(default_factory=list)
-    messages: dict[str, object] = field(default_factory=dict)  # verdicts of repeats, for the stages downstream of them
+    verdicts: dict[str, object] = field(default_factory=dict)  # what repeats tell the stages downstream of them
+    done: dict[str, list[Ref]] = field(default_factory=dict)  # receipts by stage, for those behind a barrier
     result: IterationResult = field(default_factory=IterationResult)

@@ -17,7 +17,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -32,7 +32,7 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
-Progress = Callable[[str, int, int, str], None]  # (what, done, total, remark)
+ShowProgress = Callable[[str, int, int, str], None]  # (what, done, total, remark)
 
 _LOG = logging.getLogger(__name__)
 _VERSION = 1  # of what is measured and how
@@ -101,7 +101,7 @@ def measure(
     cluster: Cluster,
     name: str,
     key: Mapping[str, str],
-    progress: Progress,
+    progress: ShowProgress,
     budget_s: float = _BUDGET_S,
 ) -> tuple[Profile, dict[str, object]]:
     """Returns the profile of a workflow on a cluster, also in the form of its file.
@@ -291,18 +291,3 @@ def _sources(workflow: Workflow, measured: Measurements) -> dict[str, str]:
         "cells": "measured where a probe ran (flow/probes.py), filled by the rules of flow/measurement.py elsewhere",
         "working_bytes": "the peak of a worker, alike for all of its stages",
     }
-
-
-# ---------------------------------------------------------------------------------------------------------------- apply
-def as_measured(workflow: Workflow, profile: Profile) -> Workflow:
-    """Returns the workflow with the rounds that its repeats took when it was measured."""
-    if profile.workload is None:
-        return workflow
-    rounds = profile.workload.expected_rounds
-    loops = {n: replace(o, expected_rounds=min(max(rounds, 1.0), o.max_rounds)) for n, o in workflow.loops.items()}
-    return replace(workflow, loops=loops)
-
-
-def linked(cluster: Cluster, profile: Profile) -> Cluster:
-    """Returns the cluster with the wire that was measured, where one was."""
-    return cluster if profile.links is None else replace(cluster, links=profile.links)

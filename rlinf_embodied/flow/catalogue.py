@@ -1,7 +1,13 @@
-"""Workflows to plan for when only a profile is at hand: the same graphs as those that run, without their configs."""
+"""What a profile says about workflow and cluster.
+
+Where only a profile is at hand, workflows are made for it: the same graphs as those that run, without their configs.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.profile import Profile, Workload
@@ -75,3 +81,17 @@ def workflow_for(profile: Profile, name: str | None = None) -> Workflow:
             "for: use a profile of that workflow"
         )
     return embodied_workflow(work) if work.workflow == "embodied" else reasoning_workflow(work, tuple(profile.stages))
+
+
+def as_measured(workflow: Workflow, profile: Profile) -> Workflow:
+    """Returns the workflow with the rounds that its repeats took when it was measured."""
+    if profile.workload is None:
+        return workflow
+    rounds = profile.workload.expected_rounds
+    loops = {n: replace(o, expected_rounds=min(max(rounds, 1.0), o.max_rounds)) for n, o in workflow.loops.items()}
+    return replace(workflow, loops=loops)
+
+
+def linked(cluster: Cluster, profile: Profile) -> Cluster:
+    """Returns the cluster with the wire that was measured, where one was."""
+    return cluster if profile.links is None else replace(cluster, links=profile.links)

@@ -169,6 +169,12 @@ class Workflow:
                 f"{where} has expected_rounds={loop.expected_rounds}, but a repeat takes between 1 and "
                 f"max_rounds={loop.max_rounds} rounds: mend one of the two"
             )
+        inside = (loop.opener, loop.answerer)
+        if late := [e.source for e in self.edges if e.target == loop.answerer and e.source not in inside]:
+            raise PlanError(
+                f"{where}: {loop.answerer} takes data of {late}, but only the opener of a loop is given what comes "
+                f"before it: lead the edge to {loop.opener}, which shows it on"
+            )
         if not loop.shards or min(loop.shards) < 1:
             raise PlanError(f"{where} has shards={loop.shards}, but at least one is in flight: use (1, 2)")
 

@@ -16,8 +16,6 @@ from rlinf_embodied.flow.probes import Probe
 from rlinf_embodied.flow.profile import FORMAT
 from rlinf_embodied.telemetry.trace import Span
 
-_LOOP_METHODS = ("open", "step", "close")
-
 Cell = tuple[int, int]  # items per device and call, devices
 
 
@@ -86,26 +84,29 @@ def samples(
     for stage in run.stages:
         loop = loop_of(run, stage)
         if loop is None:
-            (seconds,) = _critical(spans, (stage,), ("run",))
             factor = max([stretch[name] for name in _upstream_loops(run, stage)], default=1.0)
-            found.append(Sample(stage, *cell_of(probe, stage), seconds * factor))
+            (seconds,) = _critical(spans, (stage,), {"run": factor})
+            found.append(Sample(stage, *cell_of(probe, stage), seconds))
             continue
         same = probe.plan.leaves()[loop.opener].devices == probe.plan.leaves()[loop.answerer].devices
         sides = (loop.opener, loop.answerer) if same else (stage,)
-        seconds = dict(zip(sides, _critical(spans, sides, _LOOP_METHODS), strict=True))[stage]
-        calls = loop.chunk_steps * probe.shards(stage) * rounds.get(loop.name, 1)
+        # a shortened rollout is opened and closed as often as a whole one
+        methods = {"open": 1.0, "step": stretch[loop.name], "close": 1.0}
+        seconds = dict(zip(sides, _critical(spans, sides, methods), strict=True))[stage]
+        calls = whole.loops[loop.name].chunk_steps * probe.shards(stage) * rounds.get(loop.name, 1)
         found.append(Sample(stage, *cell_of(probe, stage), seconds / calls))
     return found
 
 
-def _critical(spans: Iterable[Span], stages: Sequence[str], methods: Sequence[str]) -> list[float]:
-    """Returns the seconds of each stage on the worker on which they took longest together."""
-    names = {f"{stage}.{method}": stage for stage in stages for method in methods}
+def _critical(spans: Iterable[Span], stages: Sequence[str], methods: Mapping[str, float]) -> list[float]:
+    """Returns the seconds of each stage, methods weighted, on the worker on which they took longest together."""
+    names = {f"{stage}.{method}": (stage, weight) for stage in stages for method, weight in methods.items()}
     by_worker: dict[int, dict[str, float]] = {}
     for span in spans:
         if span.name in names:
             seconds = by_worker.setdefault(span.worker, dict.fromkeys(stages, 0.0))
-            seconds[names[span.name]] += span.duration_s
+            stage, weight = names[span.name]
+            seconds[stage] += weight * span.duration_s
     busiest = max(by_worker.values(), key=lambda seconds: sum(seconds.values()))
     return [busiest[stage] for stage in stages]
 

@@ -246,6 +246,19 @@ def _check(plan: Plan, workflow: Workflow) -> None:
     for node in plan.loops().values():
         _check_loop(plan, node, workflow)
     _check_spatial(plan, plan.tree, workflow, WHOLE)
+    _check_order(plan, workflow)
+
+
+def _check_order(plan: Plan, workflow: Workflow) -> None:
+    place = {stage: number for number, stage in enumerate(plan.leaves())}
+    ends = [{loop.opener, loop.answerer} for loop in workflow.loops.values()]
+    pairs = [(f"edge {e.source} -> {e.target}", e.source, e.target) for e in workflow.edges]
+    pairs += [(f"barrier {b.before} | {b.after}", b.before, b.after) for b in workflow.barriers]
+    for what, first, second in pairs:
+        if place[first] > place[second] and {first, second} not in ends:
+            raise PlanError(
+                f"plan {plan.name} puts {second} before {first}, but {what} wants it after: swap the parts of the tree"
+            )
 
 
 def _check_spatial(plan: Plan, node: Node, workflow: Workflow, chunk: int) -> None:

@@ -158,6 +158,23 @@ class Profile:
     sources: Mapping[str, str] = field(default_factory=dict)
     links: Links | None = None  # of the machine that was measured; None: as the cluster says
 
+    def rows(self) -> list[dict[str, str]]:
+        """Returns a table to print: a row per stage and point of its grid."""
+        return [
+            {
+                "stage": stage.name if (i, j) == (0, 0) else "",
+                "items per device": f"{items:g}",
+                "devices": f"{devices:g}",
+                "s per": "chunk-step" if stage.in_loop else "call",
+                "seconds": f"{stage.seconds[i, j]:.4g}",
+                "resident MB": f"{stage.resident_bytes[i, j] / 1e6:.1f}",
+                "working MB": f"{stage.working_bytes[i, j] / 1e6:.1f}",
+            }
+            for stage in self.stages.values()
+            for i, items in enumerate(stage.items_per_device)
+            for j, devices in enumerate(stage.devices)
+        ]
+
     def require(self, stages: Iterable[str], loop_stages: Iterable[str] = ()) -> None:
         """Checks that every stage of a workflow was measured, in the way it is used.
 

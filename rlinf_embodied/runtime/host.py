@@ -23,6 +23,7 @@ from typing import Protocol, runtime_checkable
 from rlinf_embodied.errors import PlanError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
+from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
 
@@ -74,8 +75,9 @@ class Stage(Protocol):
     """The running object of a StageSpec.  Beside `setup` it has the methods that its place in the workflow calls for.
 
     Leaf: `run(tick, {block: [payload, ...]}) -> Output`, payloads in the order of the edges, rounds within an edge.
-    Loop opener: `open(tick, blocks)`, `step(tick, {block: message})` -> {block: message}, `close(tick, {block: None})
-    -> Output`.  Loop answerer: `step`, `close(tick, {block: last message}) -> Output`.
+    Loop opener: `open(tick, blocks)`, or `open(tick, {block: [payload, ...]})` where edges lead into the loop;
+    `step(tick, {block: message})` -> {block: message}; `close(tick, {block: None}) -> Output`.
+    Loop answerer: `step`, `close(tick, {block: last message}) -> Output`.
     Weight edge: `export_weights(tick) -> object`, `install_weights(tick, object)`.
     Context switch: `offload(tick)` leaves the device's memory and `onload(tick)` comes back; a stage without them is
     resident always.
@@ -98,9 +100,9 @@ class LocalRef:
 class Call:
     """One call of a stage's method for some blocks.
 
-    `payloads_per_block` payloads follow for each block.  Results of the blocks in `keep` stay in the worker.  `method`
-    "loop" runs a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns; "enter" only
-    brings the stage into the device's memory.
+    `payloads_per_block` payloads follow for each block, then those that the call only waits for.  Results of the blocks
+    in `keep` stay in the worker.  `method` "loop" runs a whole loop between two stages of this worker (`partner`
+    answers) for `chunk_steps` turns; "enter" only brings the stage into the device's memory.
     """
 
     stage: str
@@ -204,7 +206,7 @@ class WorkerHost:
             values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
             count = call.payloads_per_block
             inputs = {block: values[i * count : (i + 1) * count] for i, block in enumerate(call.blocks)}
-            results, report = self._loop(call) if call.method == "loop" else self._plain(call, inputs)
+            results, report = self._loop(call, inputs) if call.method == "loop" else self._plain(call, inputs)
         except RlinfError:
             raise
         except Exception as error:
@@ -225,7 +227,14 @@ class WorkerHost:
     def _make_room(self, name: str, tick: Tick) -> None:
         for other in sorted(self._exclusive[name] & self.stages.keys() - self._parked):
             self._switch(other, "offload", tick)
+            self._park_kept(other)
             self._parked.add(other)
+
+    def _park_kept(self, name: str) -> None:
+        """Moves what a leaving stage made and keeps here to the CPU's memory; its consumers take it from anywhere."""
+        if self.spec.device.startswith("cuda"):
+            kept = [key for key in self._store if key[2] == name]
+            self._store |= {key: to_device(self._store[key], "cpu") for key in kept}
 
     def _switch(self, name: str, method: str, tick: Tick) -> None:
         start = time.time()
@@ -243,7 +252,7 @@ class WorkerHost:
         if call.method == "enter":
             return [], None
         if call.method == "open":
-            output = self._timed(call, stage, call.blocks)
+            output = self._timed(call, stage, inputs if call.payloads_per_block else call.blocks)
         elif call.method in ("step", "close"):
             output = self._timed(call, stage, {block: parts[0] if parts else None for block, parts in inputs.items()})
         elif call.method == "run":
@@ -254,11 +263,11 @@ class WorkerHost:
             return [output.blocks[block] for block in call.blocks], output.report
         return [output[block] for block in call.blocks], None
 
-    def _loop(self, call: Call) -> tuple[list[object], object]:
+    def _loop(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
         """Runs the whole loop in this process: the same calls, in the same order, as a driver would make."""
         assert call.partner is not None
         opener, answerer = self.stages[call.stage], self.stages[call.partner]
-        shown = self._timed(call, opener, call.blocks, method="open")
+        shown = self._timed(call, opener, inputs if call.payloads_per_block else call.blocks, method="open")
         for step in range(call.chunk_steps):
             tick = replace(call.tick, chunk_step=step)
             answers = self._timed(call, answerer, shown, method="step", stage_name=call.partner, tick=tick)

@@ -47,6 +47,8 @@ def test_behind_a_shortened_rollout_a_stage_has_less_to_do_than_behind_a_whole_o
     spans = [span("env.step", 0, 5.0), span("policy.step", 0, 1.0), span("actor.run", 0, 3.0)]
     found = {s.stage: s.seconds for s in samples(probe, run, workflow(), spans, {})}
     assert (found["env"], found["actor"]) == (pytest.approx(0.5), pytest.approx(6.0))
+    opened = samples(probe, run, workflow(), [*spans, span("env.open", 0, 2.0)], {})[0]
+    assert opened.seconds == pytest.approx((2.0 + 10.0) / 20)  # once per rollout, however short it is
 
 
 def test_switches_and_weights_are_not_work() -> None:

@@ -14,7 +14,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Plan, resolve
 from rlinf_embodied.runtime.host import Tick
-from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.transport import IMPLEMENTED, Endpoint, Transport, choose, endpoints, routes, table
 
 CORES = Cluster("test", "cpu", 2, 2, 0)
@@ -155,28 +155,3 @@ def test_exactly_what_is_said_to_stay_in_its_process_is_the_object_that_was_made
     got, said = received(ray_session, EVERYTHING_STORED, **PLACEMENTS["together"][0])
     assert got == {block: (False, [block, 5]) for block in range(4)}
     assert set(said.values()) == {"shared_memory"}
-
-
-@pytest.mark.ray
-def test_a_training_with_the_store_forced_gives_the_same_totals(ray_session) -> None:
-    tree = {
-        "temporal": [
-            {"loop": {"name": "rollout", "stages": {"env": "all", "policy": "all"}}},
-            {"leaf": {"stage": "actor", "devices": "all"}},
-        ]
-    }
-    stages = {
-        "env": StageSpec("env", "fakes.Counter", None),
-        "policy": StageSpec("policy", "fakes.Doubler", None),
-        "actor": StageSpec("actor", "fakes.Summer", None, collective=True),
-    }
-    edges = (Edge("policy", "actor"), Edge("env", "actor"))
-    loops = {"rollout": Loop("rollout", "env", "policy", 3)}
-    workflow = Workflow("fake", 4, stages, edges, (WeightEdge("actor", "policy"),), loops)
-    plan = resolve("collocated", [{"tree": tree}], 2, workflow)
-    results = []
-    for session, cluster in ((SerialSession(), CORES), (ray_session, EVERYTHING_STORED)):
-        executor = Executor(workflow, plan, session, cluster)
-        results.append([executor.run(Tick(k)).reports["actor"][0][0]["total"] for k in range(2)])
-    assert results[0] == results[1]
-    assert {route.choice.used for route in executor.routes} == {Transport.shared_memory}

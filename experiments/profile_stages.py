@@ -1,0 +1,44 @@
+"""Measures the stages of a training job in real workers, prints what they cost, and writes the profile.
+
+python experiments/profile_stages.py env=maniskill_pick policy=tiny_vla run.dir=runs/profile
+
+The keys are those of train_vla.py.  The profile goes to <run.dir>/profile.json and to the cache, where plan=auto finds
+it as long as hardware, library versions and the sections env, policy and algorithm stay as they are.  It is measured
+anew each time.
+"""
+
+from pathlib import Path
+
+from rlinf_embodied.command_line import train_main
+from rlinf_embodied.config import TrainConfig
+
+
+def profile(config: TrainConfig) -> None:
+    # these import torch: only once the input is known to be right
+    from rlinf_embodied.cluster.hardware import cluster_at_hand
+    from rlinf_embodied.embodied.planning import measured_profile
+    from rlinf_embodied.embodied.trainer import make_session
+    from rlinf_embodied.embodied.warm_start import starting_policy
+    from rlinf_embodied.embodied.workflow import training_workflow
+    from rlinf_embodied.telemetry.live import LiveView
+    from rlinf_embodied.telemetry.run_folder import RunFolder
+    from rlinf_embodied.telemetry.tables import text_table
+
+    cluster = cluster_at_hand(config.cluster)
+    folder = RunFolder(Path(config.run.dir or f"runs/profile-{config.env.task}"))
+    session = make_session(config.cluster)
+    try:
+        with LiveView(1, f"{config.env.task} · profile") as view:
+            start = starting_policy(config, session, cluster, view.progress)
+            session.clear()
+            workflow = training_workflow(config, str(start))
+            found, path = measured_profile(config, cluster, workflow, session, view.progress)
+            folder.write_text("profile.json", path.read_text(encoding="utf-8"))
+            view.note(text_table(found.rows(), f"{found.name} on {cluster.description}, seconds and MB:"))
+            view.note(f"{folder.path / 'profile.json'}, cached as {path}")
+    finally:
+        session.close()
+
+
+if __name__ == "__main__":
+    train_main(profile)

@@ -1,0 +1,237 @@
+"""plan=auto in the launch path: what it measures, what it says, and that neither profiling nor switching shows in the
+weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runs import clone, cluster, digest, executor_for, iterate, metric_rows, tiny, train, trees
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.planning import Planning, relevant_parts
+from rlinf_embodied.embodied.trainer import Trainer
+from rlinf_embodied.embodied.workflow import training_workflow
+from rlinf_embodied.errors import ConfigError, PlanError
+from rlinf_embodied.execution import profiler
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.profile import FORMAT, load_profile
+from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.telemetry.run_folder import RunFolder
+
+APART = "auto: (rollout together || actor)"
+TOGETHER = "auto: (rollout together > actor)"
+
+
+def profile_file(folder: Path, **stages: dict) -> Path:
+    """Says that the actor gains nothing by a second device, so that it gets one of its own."""
+    loop = {"items_per_device": [2, 4], "devices": [1], "s_per_chunk_step": [[0.001], [0.002]]}
+    actor = {"items_per_device": [2, 4], "devices": [1, 2], "s_per_call": [[0.03, 0.08], [0.06, 0.16]]}
+    held = {"env": loop, "policy": loop, "actor": actor} | stages
+    path = folder / "told.json"
+    path.write_text(json.dumps({"format": FORMAT, "name": "told", "device_kind": "cpu", "stages": held}))
+    return path
+
+
+def run(folder: Path, *overrides: str) -> TrainConfig:
+    given = [f"run.dir={folder / 'run'}", f"warm_start.checkpoint={clone(tiny())}", "eval.num_episodes=2"]
+    return tiny(*given, "cluster.num_devices=2", *overrides)
+
+
+@pytest.fixture
+def slowness() -> Iterator[int]:
+    """A number for env.options.once, whose trace is removed."""
+    number = os.getpid()
+    yield number
+    (Path(tempfile.gettempdir()) / f"point_reach_slow_{number}").unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------------------------- the profiler
+@pytest.fixture(scope="module")
+def measured() -> tuple[SerialSession, dict, list[tuple]]:
+    """The session that was used, the profile in the form of its file, and the progress that was shown."""
+    seen: list[tuple] = []
+    session, workflow = SerialSession(), training_workflow(tiny(), str(clone(tiny())))
+    told = lambda *progress: seen.append(progress)  # noqa: E731
+    _, data = profiler.measure(workflow, session, cluster(2), "tiny", {"config": "x"}, told, budget_s=0.5)
+    return session, data, seen
+
+
+def test_profiling_leaves_no_trace_in_training(measured) -> None:
+    plan = trees("all", "all", "all")
+    digests = []
+    for session in (SerialSession(), measured[0]):
+        executor = executor_for(tiny(), plan, 2, session, clone(tiny()))
+        iterate(executor, 2)
+        digests.append(digest(executor))
+    assert digests[0] == digests[1]
+
+
+def test_a_profile_holds_every_stage_edge_and_weight_of_the_workflow(measured, tmp_path) -> None:
+    _, data, seen = measured
+    profiler.store_profile(tmp_path / "p.json", data)
+    profile = load_profile(tmp_path / "p.json")
+    for stage in ("env", "policy", "actor"):
+        assert (profile.stages[stage].seconds > 0).all()
+    # 4 rows of a block x 16 x 16 pixels x 3 colours, proprioception and privileged state on top
+    assert 4 * 16 * 16 * 3 < profile.edge_bytes_per_item["env", "policy"] < 4 * 16 * 16 * 3 + 500
+    assert profile.edge_bytes_per_item["policy", "env"] == 4 * 4 * 2 * 4  # rows, chunk, action dimensions, float32
+    assert profile.edge_bytes_per_item["policy", "actor"] > profile.edge_bytes_per_item["env", "actor"] > 0
+    assert profile.weights["actor", "policy"].export_s > 0
+    assert profile.links is not None
+    done = [number for _, number, _, _ in seen]
+    assert done == sorted(done)
+    assert seen[-1][1] == seen[-1][2]
+
+
+def test_profiles_are_found_again_until_something_that_matters_changes(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path))
+    key = lambda config, devices=2: profiler.fingerprint(cluster(devices), relevant_parts(config))  # noqa: E731
+    path = lambda config, devices=2: profiler.cached_path("x", "t", key(config, devices))  # noqa: E731
+    profiler.store_profile(path(tiny()), json.loads(profile_file(tmp_path).read_text()) | {"fingerprint": key(tiny())})
+    same = tiny("run.seed=9", "run.num_iterations=7", "eval.num_episodes=9")
+    assert path(same).exists()
+    assert profiler.cached_profile(path(same), key(same)) is not None
+    others = [tiny("env.num_envs=32"), tiny("policy.hidden_size=64"), tiny("algorithm.epochs=3")]
+    assert not any(path(other).exists() for other in others)
+    assert not path(tiny(), devices=3).exists()
+
+
+# ------------------------------------------------------------------------------------------------------- the launch
+def test_one_device_or_one_process_needs_no_measuring(tmp_path, capsys) -> None:
+    summary = train(run(tmp_path, "cluster.num_devices=1", "run.num_iterations=1"))
+    assert (summary["plan"], summary["predicted_s_per_iteration"]) == ("collocated", None)
+    assert "plan collocated: there is one device, so nothing is measured" in capsys.readouterr().out
+    train(run(tmp_path / "two", "run.num_iterations=1"))
+    assert "one process takes turns under every plan" in capsys.readouterr().out
+    assert not (tmp_path / "run/profile.json").exists()
+
+
+def test_a_profile_makes_a_plan_a_prediction_and_a_table(tmp_path, capsys) -> None:
+    summary = train(run(tmp_path, f"plan.profile={profile_file(tmp_path)}", "plan.replan=false"))
+    assert summary["plan"] == APART
+    # 4 chunk-steps of (2 + 2) ms, then 60 ms
+    assert summary["predicted_s_per_iteration"] == pytest.approx(0.076, abs=0.01)
+    shown = capsys.readouterr().out
+    assert "plans of embodied on local, predicted:" in shown
+    assert "plans, predicted and measured:" in shown
+    plan = json.loads((tmp_path / "run/plan.json").read_text())
+    assert len(plan["ranked"]) >= 3
+    assert plan["ranked"][0]["why not"] == "the best"
+    assert (tmp_path / "run/profile.json").read_bytes() == profile_file(tmp_path).read_bytes()
+    (period,) = json.loads((tmp_path / "run/plan_report.json").read_text())["periods"]
+    assert set(period["error"]) == {"iteration", "env", "policy", "actor"}
+    assert period["error"]["actor"] == pytest.approx(0.06 / period["measured_s"]["actor"] - 1, rel=1e-3)
+    again = train(run(tmp_path / "again", f"plan={tmp_path / 'run/plan.json'}"))
+    assert (again["plan"], again["weights_sha256"]) == (APART, summary["weights_sha256"])
+
+
+def test_a_forced_plan_is_not_measured_but_predicted_where_a_profile_is_known(tmp_path) -> None:
+    summary = train(run(tmp_path, "plan=collocated", "run.num_iterations=1"))
+    assert (summary["plan"], summary["predicted_s_per_iteration"]) == ("collocated", None)
+    told = f"plan.profile={profile_file(tmp_path)}"
+    summary = train(run(tmp_path / "told", "plan=collocated", "run.num_iterations=1", told))
+    # 4 chunk-steps of (1 + 1) ms on both, then 80 ms
+    assert summary["predicted_s_per_iteration"] == pytest.approx(0.088, abs=0.005)
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+def refused(tmp_path: Path, config: TrainConfig, memory_bytes: int = 10**12) -> None:
+    workflow = training_workflow(config, "")
+    planning = Planning(config, Cluster("test", "cpu", 2, 2, memory_bytes), workflow)
+    planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
+
+
+def test_a_plan_file_for_another_cluster_is_refused_before_anything_starts(tmp_path) -> None:
+    tree = {"temporal": [{"loop": {"name": "rollout", "stages": {"env": [0, 1], "policy": [2]}}}]}
+    (tmp_path / "plan.json").write_text(json.dumps({"name": "theirs", "num_devices": 8, "tree": tree}))
+    with pytest.raises(PlanError, match=r"plan theirs needs at least 8 devices, but cluster.num_devices is 2"):
+        Trainer(run(tmp_path, f"plan={tmp_path / 'plan.json'}"))
+
+
+def test_a_profile_without_a_stage_or_with_a_negative_number_is_refused(tmp_path) -> None:
+    path = profile_file(tmp_path)
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"stages": {k: v for k, v in data["stages"].items() if k != "actor"}}))
+    with pytest.raises(ConfigError, match=r"profile told: the workflow has the stage 'actor', but the profile holds"):
+        refused(tmp_path, run(tmp_path, f"plan.profile={path}"))
+    data["stages"]["actor"]["s_per_call"][0][0] = -1.0
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=r"stages.actor.s_per_call is -1.0, but seconds, bytes and cores are finite"):
+        refused(tmp_path, run(tmp_path, f"plan.profile={path}"))
+
+
+def test_too_little_memory_for_any_plan_says_what_is_short_by_how_much_and_for_which_plan(tmp_path) -> None:
+    loop = {"items_per_device": [2, 4], "devices": [1], "s_per_chunk_step": 0.002, "resident_bytes": 3e9}
+    path = profile_file(tmp_path, env=loop, policy=loop)
+    with pytest.raises(PlanError, match=r"even \(.*rollout.*\) needs 3.00 GB for .* has 1.00 GB, 2.00 GB short"):
+        refused(tmp_path, run(tmp_path, f"plan.profile={path}"), memory_bytes=2 * 10**9)
+
+
+# ----------------------------------------------------------------------------------------------------- planned again
+def slower_half_way(folder: Path, slowness: int, *overrides: str) -> TrainConfig:
+    """From the third iteration on a row's step costs a millisecond: 256 ms on one device, 128 on each of two.
+
+    A rollout has 16 steps.
+    """
+    slow = {"slow_row_s": 0.001, "slow_from_step": 33, "once": slowness}
+    options = [f"env.options.{name}={value}" for name, value in slow.items()]
+    told = f"plan.profile={profile_file(folder)}"
+    return run(folder, told, *options, "run.num_iterations=9", "checkpoint.every=0", *overrides)
+
+
+def switched(folder: Path, expected: dict, output: str) -> None:
+    summary = json.loads((folder / "run/summary.json").read_text())
+    periods = json.loads((folder / "run/plan_report.json").read_text())["periods"]
+    assert periods[0]["plan"] == APART
+    assert summary["plan"] == periods[-1]["plan"]
+    plan = json.loads((folder / "run/plan.json").read_text())
+    assert '"env": [0, 1]' in json.dumps(plan["tree"])
+    told = next(line for line in output.splitlines() if line.startswith("planned again"))
+    assert "env takes" in told
+    assert f"switched to {summary['plan']}" in output
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+    assert metric_rows(folder / "run") == expected["rows"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The same training under one plan, by whether episodes are carried over."""
+
+    def made(*overrides: str) -> dict:
+        folder = tmp_path_factory.mktemp("undisturbed")
+        short = ["plan=collocated", "run.num_iterations=9", "checkpoint.every=0"]
+        return train(run(folder, *short, *overrides)) | {"rows": metric_rows(folder / "run")}
+
+    return made
+
+
+def test_a_simulator_that_becomes_slower_gets_another_plan_and_the_weights_do_not_notice(
+    tmp_path, slowness, undisturbed, capsys
+) -> None:
+    expected = undisturbed("env.carry_over=true")
+    train(slower_half_way(tmp_path, slowness, "env.carry_over=true"))
+    switched(tmp_path, expected, capsys.readouterr().out)
+
+
+@pytest.mark.ray
+def test_ray_workers_go_on_under_another_plan(tmp_path, slowness, undisturbed, ray_cluster, capsys) -> None:
+    expected = undisturbed()
+    train(slower_half_way(tmp_path, slowness, "cluster.session=ray"))
+    switched(tmp_path, expected, capsys.readouterr().out)
+
+
+def test_an_executor_of_a_cleared_session_starts_from_the_folder_again() -> None:
+    session, config, folder = SerialSession(), tiny(), clone(tiny())
+    plan = trees("all", "all", "all")
+    first = executor_for(config, plan, 2, session, folder)
+    started = digest(first)
+    iterate(first, 2)
+    session.clear()
+    assert isinstance(second := executor_for(config, plan, 2, session, folder), Executor)
+    assert digest(second) == started
