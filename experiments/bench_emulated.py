@@ -35,7 +35,7 @@ PUBLISHED = {  # which plan won in arXiv 2509.15965 and 2510.06710
     "ppo_llm": "spatial",
 }
 MODES = (Mode.temporal, Mode.hybrid, Mode.spatial)
-DEFAULTS = {"profiles": ",".join(PUBLISHED), "sizes": "8,16,32,mixed", "rounds": "2", "scale": "", "out": ""}
+DEFAULTS = {"profiles": ",".join(PUBLISHED), "sizes": "8,16,32,mixed", "rounds": "3", "scale": "", "out": ""}
 
 
 @dataclass(slots=True)

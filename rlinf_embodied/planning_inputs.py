@@ -71,7 +71,7 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int) -> list[Plan]:
         PlanError: no plan of that mode is possible, or the file's plan does not suit the workflow or the cluster.
     """
     if text == "all":
-        return [entry.plan for entry in rank(pricer, num_ranked)[0]]
+        return [replace(entry.plan, name=entry.shape) for entry in rank(pricer, num_ranked)[0]]
     if text == "auto" or text in [mode.value for mode in Mode if mode is not Mode.any]:
         mode = Mode.any if text == "auto" else Mode(text)
         best = find_plans(pricer, mode)[0]
@@ -80,11 +80,9 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int) -> list[Plan]:
     if text in choices("plan"):
         path = CONFIG_DIR / "plan" / f"{text}.yaml"
     elif path.suffix not in PLAN_SUFFIXES:
-        modes = ", ".join(mode.value for mode in Mode if mode is not Mode.any)
-        raise ConfigError(
-            f"plan is {text!r}, but it must be auto, all, {modes}, {', '.join(choices('plan'))} or a path to a plan "
-            "file: mend it"
-        )
+        modes = [mode.value for mode in Mode if mode is not Mode.any]
+        names = ", ".join(dict.fromkeys(["auto", "all", *modes, *choices("plan")]))
+        raise ConfigError(f"plan is {text!r}, but it must be {names} or a path to a plan file: mend it")
     data = read_mapping(path)
     trees = data.get("trees") or [{"min_devices": data.get("num_devices", 1), "tree": data.get("tree")}]
     if not isinstance(trees, list):
