@@ -61,7 +61,9 @@ class Collect:
 
 class Replay(Collect):
     def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
-        self.memory = {b: torch.cat([self.memory.get(b, new[:0]), new]) for b, (new,) in inputs.items()}
+        self.memory = {
+            b: torch.cat([self.memory[b], new] if b in self.memory else [new]) for b, (new,) in inputs.items()
+        }
         draws = {b: torch.from_numpy(uniform(0, "replay", b, tick.iteration, shape=(UPDATES, BATCH))) for b in inputs}
         return Output({b: memory[(draws[b] * len(memory)).long()] for b, memory in self.memory.items()})
 
