@@ -32,7 +32,7 @@ def test_every_choice_composes(group, name):
 def test_every_file_under_configs_is_a_choice_or_a_main_config():
     files = {str(path.relative_to(CONFIG_DIR)) for path in CONFIG_DIR.rglob("*") if path.is_file()}
     expected = {f"{group}/{name}.yaml" for group, name in ALL_CHOICES}
-    expected |= {"train_vla.yaml", "evaluate.yaml", "planning.yaml"}
+    expected |= {"train_vla.yaml", "evaluate.yaml", "planning.yaml", "emulate.yaml"}
     assert {file for file in files if not file.startswith("profiles/")} == expected
 
 
