@@ -151,7 +151,9 @@ class Bench:
     def rollout(self) -> Timing:
         """Runs the rollout as a worker does: env and policy in one process, the loop in one call."""
         chunk_steps = self._config.env.chunks_per_rollout
-        call = Call("env", "loop", TICK, self._blocks, keep=True, partner="policy", chunk_steps=chunk_steps)
+        call = Call(
+            "env", "loop", TICK, self._blocks, keep=frozenset(self._blocks), partner="policy", chunk_steps=chunk_steps
+        )
         start = time.perf_counter()
         receipt = cast(Receipt, self._host.invoke(call, [])[-1])
         seconds = time.perf_counter() - start
