@@ -77,7 +77,7 @@ def total_impulse(contacts: Sequence[Contact]) -> np.ndarray:
     for contact, first in contacts:
         impulse: np.ndarray | float = 0.0
         for number, point in enumerate(contact.points):
-            impulse = impulse + point.impulse if number else point.impulse
+            impulse = np.add(impulse, point.impulse) if number else point.impulse
         if first:
             total += impulse
         else:
