@@ -269,7 +269,10 @@ class Planning:
 
     def _ranked_with_measured(self) -> str:
         """Returns the ranked table with the measured seconds of those plans that ran."""
-        measured = {p.plan.name.removeprefix("auto: "): _median(p.iteration_s) for p in self.periods if p.iteration_s}
+        under: dict[str, list[float]] = {}
+        for period in self.periods:
+            under.setdefault(period.plan.name.removeprefix("auto: "), []).extend(period.iteration_s)
+        measured = {shape: _median(seconds) for shape, seconds in under.items() if seconds}
         table = []
         for entry, row in zip(self._ranked, rows(self._ranked), strict=True):
             seconds = measured.get(entry.shape)
