@@ -7,7 +7,8 @@ python experiments/ablate.py [where=local,emulated] [rounds=3] [iterations=2] [c
                             temporal / spatial / hybrid on the emulated cluster
     elastic pipelining      one chunk per edge and one shard per loop, then planned again
     context switching       everything resident: planned again; if nothing fits, with half the items until it does
-    adaptive communication  every edge through the object store, also between stages of one worker
+    adaptive communication  every edge through the object store: locally also between stages of one worker; emulated
+                            only what crosses devices, at the store's rate
 
 Locally, cases are run one after the other in the same workers, `rounds` times over in turn; of every case the first
 iteration does not count.  Nothing is switched on a CPU, whose memory is the same before and after: that row is
@@ -21,7 +22,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ OWN = {
     "out": "",
 }
 DEVICES = 2
+NEVER_S = 1e9  # how long a switch takes that may not be made
 
 
 @dataclass(slots=True)
@@ -192,7 +194,7 @@ def pricer_of(name: str, cluster, items: int | None = None, switching: bool = Tr
     if items is not None:
         profile = replace(profile, workload=replace(profile.workload, num_items=items))
     if not switching:
-        stages = {key: replace(stage, park_s=1e9) for key, stage in profile.stages.items()}
+        stages = {key: replace(stage, park_s=NEVER_S) for key, stage in profile.stages.items()}
         profile = replace(profile, stages=stages)
     return Pricer(workflow_for(profile), profile, cluster)
 
@@ -214,12 +216,12 @@ def smaller_until_it_fits(name: str, cluster) -> tuple[Pricer, int]:
     while True:
         pricer = pricer_of(name, cluster, items, switching=False)
         try:
-            find_plans(pricer)
-            return pricer, items
+            fits = find_plans(pricer)[0].iteration_s < NEVER_S
         except PlanError:
-            if items // 2 < 8 * pricer.workflow.items_per_block:
-                return pricer, items
-            items //= 2
+            fits = False
+        if fits or items // 2 < 8 * pricer.workflow.items_per_block:
+            return pricer, items
+        items //= 2
 
 
 def one_chunk(pricer: Pricer) -> Pricer:
@@ -242,6 +244,9 @@ def best(pricer: Pricer, mode: str, row: Row) -> Plan | None:
         found = find_plans(pricer, Mode(mode))[0]
     except PlanError as error:
         row.note = f"infeasible: {error}"
+        return None
+    if found.iteration_s >= NEVER_S:
+        row.note = "; ".join(part for part in (row.note, "infeasible: nothing fits without switching") if part)
         return None
     row.note = "; ".join(part for part in (row.note, found.draft.shape()) if part)
     return Plan(found.draft.shape(), pricer.cluster.num_devices, plan_tree(found, pricer))
@@ -288,14 +293,9 @@ def main(arguments: Sequence[str]) -> int:
         path.with_suffix(".md").write_text(
             f"# Each mechanism switched off in turn\n\n{command}\n\n{text}\n", encoding="utf-8"
         )
-        body = {"machine": before, "rows": [{**row_dict(row)} for row in rows]}
+        body = {"machine": before, "rows": [asdict(row) for row in rows]}
         path.with_suffix(".json").write_text(json.dumps(body, indent=1, default=str) + "\n", encoding="utf-8")
     return 0
-
-
-def row_dict(row: Row) -> dict[str, object]:
-    """Returns a row as plain data."""
-    return {name: getattr(row, name) for name in ("where", "mechanism", "case", "seconds", "note")}
 
 
 if __name__ == "__main__":
