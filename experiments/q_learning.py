@@ -16,7 +16,7 @@ from rlinf_embodied.cluster.hardware import Cluster, local_cluster
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import measure
 from rlinf_embodied.flow.explain import Ranked, rank
-from rlinf_embodied.flow.graph import Edge, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import WHOLE, Edge, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.randomness import reset_seed, uniform
@@ -91,9 +91,12 @@ class Learn(Collect):
 
 def workflow(env: str, rates: list[float], num_blocks: int = 4) -> Workflow:
     learners = [f"learn{i}" for i in range(len(rates))]
-    stages = {name: StageSpec(name, f"q_learning.{name.title()}", (env, 0, 0.0)) for name in ("collect", "replay")}
+    stages = {
+        name: StageSpec(name, f"q_learning.{name.title()}", (env, 0, 0.0), granularities=(WHOLE,))
+        for name in ("collect", "replay")
+    }
     for i, (name, rate) in enumerate(zip(learners, rates, strict=True)):
-        stages[name] = StageSpec(name, "q_learning.Learn", (env, i, rate), collective=True)
+        stages[name] = StageSpec(name, "q_learning.Learn", (env, i, rate), collective=True, granularities=(WHOLE,))
     edges = (Edge("collect", "replay"), *(Edge("replay", name) for name in learners))
     return Workflow("q_learning", num_blocks, stages, edges, (WeightEdge("learn0", "collect"),))
 
@@ -105,14 +108,17 @@ def train(flow: Workflow, session: Session, cluster: Cluster, iterations: int) -
     for k in range(iterations + 1):
         for name in [stage for stage in flow.stages if "learn" in stage and k in (0, iterations)]:
             returns.setdefault(name, []).extend(executor.call(name, "evaluate", Tick(k))[:1])
-        executor.run(Tick(k))
+        if k < iterations:
+            executor.run(Tick(k))
     return best, list(returns.values())
 
 
 if __name__ == "__main__":
     from rlinf_embodied.runtime.ray_session import RaySession
 
-    own, _ = split_arguments(sys.argv[1:], {"env": "CliffWalking-v1", "rates": "0.5", "iterations": 30})
+    own, unknown = split_arguments(sys.argv[1:], {"env": "CliffWalking-v1", "rates": "0.5", "iterations": 30})
+    if unknown:
+        sys.exit(f"error: {unknown}: use env=, rates= or iterations=")
     flow = workflow(str(own["env"]), [float(rate) for rate in str(own["rates"]).split(",")])
     best, returns = train(flow, session := RaySession(), local_cluster(None), int(str(own["iterations"])))
     session.close()

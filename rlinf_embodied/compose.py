@@ -230,7 +230,7 @@ def _stored_plan(text: str) -> str:
     path = Path(value).expanduser()
     data = _read_mapping(path)
     if "tree" in data and "trees" not in data:  # the form of <run.dir>/plan.json: one tree for one number of devices
-        data = {"name": data.get("name"), "trees": [{"min_devices": data.get("num_devices", 1), "tree": data["tree"]}]}
+        data = {"name": data.get("name"), "trees": [stored_tree(data)]}
     data = {**data, "name": data.get("name") or path.stem, "file": str(path.resolve())}
     if not data.get("trees"):
         raise ConfigError(
@@ -243,6 +243,12 @@ def _stored_plan(text: str) -> str:
     name = "file_" + "".join(c if c.isalnum() else "_" for c in path.stem)
     ConfigStore.instance().store(group="plan", name=name, node=node)
     return f"plan={name}"
+
+
+def stored_tree(data: Mapping[str, object]) -> dict[str, object]:
+    """Returns the variant that a plan.json holds: a tree for its number of devices and no other."""
+    number = data.get("num_devices", 1)
+    return {"min_devices": number, "max_devices": number, "tree": data.get("tree")}
 
 
 def _read_mapping(path: Path) -> dict[str, object]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster, described_cluster, local_cluster
-from rlinf_embodied.compose import CONFIG_DIR, PLAN_SUFFIXES, choices, read_mapping
+from rlinf_embodied.compose import CONFIG_DIR, PLAN_SUFFIXES, choices, read_mapping, stored_tree
 from rlinf_embodied.config import PlanningConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.explain import rank
@@ -84,7 +84,7 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int) -> list[Plan]:
         names = ", ".join(dict.fromkeys(["auto", "all", *modes, *choices("plan")]))
         raise ConfigError(f"plan is {text!r}, but it must be {names} or a path to a plan file: mend it")
     data = read_mapping(path)
-    trees = data.get("trees") or [{"min_devices": data.get("num_devices", 1), "tree": data.get("tree")}]
+    trees = data.get("trees") or [stored_tree(data)]
     if not isinstance(trees, list):
         raise ConfigError(f"{path}.trees is {trees!r}, but it is a list: see configs/plan/collocated.yaml")
     return [resolve(str(data.get("name") or path.stem), trees, pricer.cluster.num_devices, pricer.workflow)]

@@ -150,7 +150,7 @@ def test_the_plan_json_of_a_run_is_a_plan_file(tmp_path: Path):
     tree = {"temporal": [{"leaf": {"stage": "actor", "devices": [0, 1]}}]}
     path.write_text(json.dumps({"name": "collocated", "num_devices": 2, "tree": tree}))
     plan = compose_train([f"plan={path}"]).plan
-    assert (plan.name, plan.trees) == ("collocated", [{"min_devices": 2, "tree": tree}])
+    assert (plan.name, plan.trees) == ("collocated", [{"min_devices": 2, "max_devices": 2, "tree": tree}])
 
 
 @pytest.mark.parametrize(

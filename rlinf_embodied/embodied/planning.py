@@ -144,7 +144,7 @@ class Planning:
             folder.write_text("profile.json", self._profile_path().read_text(encoding="utf-8"))
         predicted = predict(self._pricer, plan) if self._pricer is not None else None
         self._begin(plan, predicted, iteration)
-        self._write(folder)
+        self.write(folder)
         return plan, why
 
     def _chosen(self, workflow: Workflow, session: Session, progress: ShowProgress) -> tuple[Plan, str]:
@@ -203,7 +203,7 @@ class Planning:
         return self._forced is None and self._config.plan.replan
 
     def observe(
-        self, iteration: int, seconds: float, stages_s: Mapping[str, float], rounds: Mapping[str, int]
+        self, iteration: int, seconds: float, stages_s: Mapping[str, float], rounds: Mapping[str, int], goes_on: bool
     ) -> tuple[Plan | None, str]:
         """Takes the times of an iteration; returns the plan to go on with (None: the same), and what to tell, or "".
 
@@ -212,6 +212,7 @@ class Planning:
             seconds: of the whole iteration.
             stages_s: of the busiest worker of each stage.
             rounds: of each stage inside a loop.
+            goes_on: whether there are iterations to come for which another plan may pay.
         """
         if iteration < self._workflow.typical_iteration:
             return None, ""
@@ -223,7 +224,7 @@ class Planning:
             return None, ""
         self._watch.observe(stages_s, rounds)
         drifted = self._watch.drifted()
-        return self._replanned(drifted, iteration + 1) if drifted else (None, "")
+        return self._replanned(drifted, iteration + 1) if drifted and goes_on else (None, "")
 
     def _replanned(self, drifted: Mapping[str, float], iteration: int) -> tuple[Plan | None, str]:
         assert self._pricer is not None
@@ -252,7 +253,8 @@ class Planning:
         predicted = self.periods[-1].predicted
         return predicted.iteration_s if predicted is not None and math.isfinite(predicted.iteration_s) else None
 
-    def _write(self, folder: RunFolder) -> None:
+    def write(self, folder: RunFolder) -> None:
+        """Writes plan.json: the plan that runs, and those that were ranked."""
         content = {**self.plan.to_dict(), "predicted_s_per_iteration": self.predicted_s}
         if self._ranked:
             content["ranked"] = rows(self._ranked)
@@ -260,7 +262,7 @@ class Planning:
 
     def report(self, folder: RunFolder) -> str:
         """Writes plan.json and plan_report.json and returns the table of predicted and measured seconds."""
-        self._write(folder)
+        self.write(folder)
         periods = [period.to_dict() for period in self.periods if period.iteration_s]
         folder.write_json("plan_report.json", {"periods": periods, "ranked": rows(self._ranked)})
         lines = [line for period in periods for line in _report_rows(period)]

@@ -45,6 +45,9 @@ from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.startup import StartupClock
 from rlinf_embodied.telemetry.trace import Span, write_trace
 
+# what a stage does beside its calls; plans price it apart from them
+_NOT_COMPUTING = (".export_weights", ".install_weights", ".offload", ".onload")
+
 
 @dataclass(slots=True)
 class Progress:
@@ -130,12 +133,14 @@ class Trainer:
         self._startup.mark("command line and imports")
         session = make_session(config.cluster)
         self._startup.mark("session")
-        writer = MetricsWriter(self._folder.path, wandb=config.run.wandb, config=asdict(config))
         try:
-            with LiveView(config.run.num_iterations, f"{config.env.task} · {config.algorithm.name}") as view:
-                return self._run(session, writer, view)
+            writer = MetricsWriter(self._folder.path, wandb=config.run.wandb, config=asdict(config))
+            try:
+                with LiveView(config.run.num_iterations, f"{config.env.task} · {config.algorithm.name}") as view:
+                    return self._run(session, writer, view)
+            finally:
+                writer.close()
         finally:
-            writer.close()
             session.close()
 
     def _run(self, session: Session, writer: MetricsWriter, view: LiveView) -> int:
@@ -149,6 +154,7 @@ class Trainer:
                 self._progress.success_before = before.summary()
             self._iterate(running, writer, view, stop)
         if stop.asked:
+            self._planning.report(self._folder)
             view.note(f"stopped after iteration {self._progress.iteration}; resume with the same command")
             return INTERRUPTED
         after = self._evaluate(running, self._config.run.num_iterations, view, "after")
@@ -233,22 +239,32 @@ class Trainer:
             due = config.checkpoint.every and number % config.checkpoint.every == 0
             if due or number == config.run.num_iterations:
                 self._save(running.executor)
-            self._replan(running, result, metrics, view)
+            self._replan(running, result, metrics, view, stop)
         if stop.asked and self._saved != self._progress.iteration:  # before the first iteration too
             self._save(running.executor)
 
-    def _replan(self, running: _Running, result: IterationResult, metrics: Mapping[str, float], view: LiveView) -> None:
+    def _replan(
+        self,
+        running: _Running,
+        result: IterationResult,
+        metrics: Mapping[str, float],
+        view: LiveView,
+        stop: StopRequest,
+    ) -> None:
         """Compares the iteration with its prediction, and goes on under another plan where that is due."""
-        stages = {name: metrics[f"time/{name}_s"] for name in running.executor.workflow.stages}
+        computing = stage_seconds([span for span in result.spans if not span.name.endswith(_NOT_COMPUTING)])
+        stages = {name: computing[f"time/{name}_s"] for name in running.executor.workflow.stages}
         rounds: dict[str, int] = {}
         for loop in running.executor.workflow.loops.values():
             rounds |= dict.fromkeys((loop.opener, loop.answerer), len(result.reports[loop.opener]))
         number = self._progress.iteration - 1
-        plan, told = self._planning.observe(number, metrics["time/iteration_s"], stages, rounds)
+        goes_on = self._progress.iteration < self._config.run.num_iterations and not stop.asked
+        plan, told = self._planning.observe(number, metrics["time/iteration_s"], stages, rounds, goes_on)
         if told:
             view.note(told)
-        if plan is not None and self._progress.iteration < self._config.run.num_iterations:
+        if plan is not None:
             start = time.time()
+            self._planning.write(self._folder)
             self._switch(running, plan, view)
             view.note(f"switched to {plan.name} in {time.time() - start:.1f} s")
 

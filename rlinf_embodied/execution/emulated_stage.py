@@ -85,7 +85,7 @@ class EmulatedDevice:
     def at(self, tick: Tick) -> None:
         """Sets the clock back where a new iteration begins."""
         if isinstance(tick.message, Start) and tick.message != self.start:
-            self.start, self._free_s, self._switching_s = tick.message, 0.0, 0.0
+            self.start, self._free_s = tick.message, 0.0
 
     def hold(self, stage: str, num_bytes: float) -> None:
         """Notes what a stage holds from now on, loaded or parked."""

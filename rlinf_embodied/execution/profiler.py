@@ -136,7 +136,7 @@ def measure(
         _switches(executor, probe, metered, measured)
         _weights(executor, probe, metered, measured)
     metered.clear()
-    if cluster.num_devices > 1:
+    if min(cluster.num_devices, workflow.num_blocks) > 1:
         devices = {worker: cluster.torch_device(worker) for worker in (0, 1)}
         measured.links = measure_links(session, devices, max(1, workflow.num_blocks // 2))
     session.clear()

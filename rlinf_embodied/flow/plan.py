@@ -80,7 +80,9 @@ def parse_devices(text: object, num_devices: int, path: str) -> Devices:
         PlanError: not of that form, empty, or beyond the cluster.
     """
     if isinstance(text, (list, tuple)):
-        devices = tuple(int(number) for number in text)
+        if any(isinstance(number, bool) or not isinstance(number, int) for number in text):
+            raise PlanError(f"{path}.devices is {text!r}, but it is a list of whole numbers: mend the plan")
+        devices = tuple(text)
     elif text == "all":
         devices = tuple(range(num_devices))
     else:
@@ -95,6 +97,8 @@ def parse_devices(text: object, num_devices: int, path: str) -> Devices:
         raise PlanError(
             f"{path}.devices is {text!r}, which is no device of {num_devices}: use a larger cluster or range"
         )
+    if len(set(devices)) < len(devices):
+        raise PlanError(f"{path}.devices is {text!r}, but a stage has each device once: mend the plan")
     if min(devices) < 0 or max(devices) >= num_devices:
         raise PlanError(
             f"{path}.devices is {text!r}, but the cluster has the devices 0..{num_devices - 1}: "
@@ -116,7 +120,7 @@ def _parse(data: object, num_devices: int, path: str) -> Node:
             return Leaf(body["stage"], parse_devices(body["devices"], num_devices, here))
         stages = tuple(Leaf(s, parse_devices(d, num_devices, f"{here}.{s}")) for s, d in body["stages"].items())
         return LoopNode(body["name"], stages, int(body.get("shards", 1)))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlanError(
             f"{here} is {body!r}, and {error} is missing or of the wrong kind: mend the plan file"
         ) from error
@@ -130,14 +134,22 @@ def _parse_parts(kind: str, body: object, num_devices: int, here: str) -> Node:
     if not isinstance(parts, (list, tuple)) or not parts or set(data) - {"parts", setting}:
         raise PlanError(f"{here} is {body!r}, but it is a list of nodes, or has `parts` and `{setting}`: mend the plan")
     nodes = tuple(_parse(part, num_devices, f"{here}[{i}]") for i, part in enumerate(parts))
-    if kind == "temporal":
-        return Temporal(nodes, bool(data.get("resident", True)))
-    return Spatial(nodes, int(str(data.get("granularity", WHOLE))))
+    value = data.get(setting, kind == "temporal" or WHOLE)
+    if not isinstance(value, bool if kind == "temporal" else int):
+        wanted = "true or false" if kind == "temporal" else "a whole number"
+        raise PlanError(f"{here}.{setting} is {value!r}, but it is {wanted}: mend the plan")
+    return Temporal(nodes, bool(value)) if kind == "temporal" else Spatial(nodes, int(value))
 
 
-def _least(variant: Mapping[str, object]) -> int:
-    """Returns the number of devices that a variant of a plan needs at least."""
-    return int(str(variant.get("min_devices", 1)))
+def _range(variant: Mapping[str, object], name: str) -> tuple[int, float]:
+    """Returns for how many devices a variant of a plan is, at least and at most."""
+    least, most = variant.get("min_devices", 1), variant.get("max_devices", float("inf"))
+    if not isinstance(least, int) or not isinstance(most, (int, float)) or variant.get("tree") is None:
+        raise PlanError(
+            f"plan {name} has the variant {dict(variant)!r}, but a variant has a `tree`, and `min_devices` is a whole "
+            "number: mend the plan"
+        )
+    return least, most
 
 
 def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, workflow: Workflow) -> Plan:
@@ -152,14 +164,20 @@ def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, 
     Raises:
         PlanError: no variant fits, a stage is missing or unknown, or there are too few blocks.
     """
-    fitting = [variant for variant in trees if _least(variant) <= num_devices]
+    ranges = [(*_range(variant, name), variant) for variant in trees]
+    fitting = [(least, variant) for least, most, variant in ranges if least <= num_devices <= most]
     if not fitting:
-        least = min(_least(variant) for variant in trees)
+        least = min(least for least, _, _ in ranges)
+        if num_devices > least:
+            raise PlanError(
+                f"plan {name} was made for {least} devices, but cluster.num_devices is {num_devices}: set "
+                f"cluster.num_devices={least}, or use plan=auto"
+            )
         raise PlanError(
             f"plan {name} needs at least {least} devices, but cluster.num_devices is {num_devices}: "
             "use plan=collocated or a larger cluster"
         )
-    variant = max(fitting, key=lambda v: _least(v))
+    _, variant = max(fitting, key=lambda entry: entry[0])
     plan = Plan(name, num_devices, _parse(variant["tree"], num_devices, f"plan.{name}"))
     require_runnable(name, plan.tree, workflow)
     return plan

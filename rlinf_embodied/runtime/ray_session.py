@@ -114,9 +114,8 @@ class RaySession:
             if spec.worker in self._actors:
                 continue
             gpu = spec.device.startswith("cuda")
-            sleeps = spec.device == EMULATED
             remote = ray.remote(_Worker).options(
-                num_cpus=0 if gpu or sleeps else 1,
+                num_cpus=0,  # the plan places workers; Ray would only hold back those beyond its count
                 num_gpus=1 if gpu else 0,
                 max_restarts=0,
                 max_task_retries=0,
@@ -171,8 +170,10 @@ class RaySession:
     def _oldest(self) -> str:
         """Says which call is the oldest without an answer: whatever else is late waits for it."""
         pending = list(self._waiting)
-        answered, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
+        answered, _ = ray.wait(pending, num_returns=len(pending), timeout=0) if pending else ([], [])
         late = [self._waiting[ref] for ref in pending if ref not in set(answered)]
+        if not late:
+            return "its answer came just then: raise cluster.call_timeout_s"
         behind = f", {len(late) - 1} calls wait behind it (the next: {late[1]})" if len(late) > 1 else ""
         return f"no answer from {late[0]}{behind}: look at that worker, or raise cluster.call_timeout_s"
 

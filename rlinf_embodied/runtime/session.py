@@ -1,4 +1,4 @@
-"""A session runs workers: one protocol for one process (here), Ray (ray_session.py), and emulation later.
+"""A session runs workers: one protocol for one process (here) and for Ray (ray_session.py), whose workers may sleep.
 
 The driver submits calls and gets references; references are handed to other calls as payloads, and fetched where the
 driver itself needs a value.  A worker runs its calls in the order of submission.

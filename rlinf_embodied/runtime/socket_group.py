@@ -68,12 +68,12 @@ class SocketGroup:
         """
         assert counts[self.rank] == len(values), f"rank {self.rank} gives {len(values)} of {counts[self.rank]} values"
         if self.rank:
-            self._others[0].send(list(values))
+            self._within_limit(lambda: self._others[0].send(list(values)), "rank 0")
             return cast("list[list[object]]", self._receive(self._others[0], "rank 0"))
         given = [self._receive(connection, f"rank {i + 1}") for i, connection in enumerate(self._others)]
         everything = [list(values), *cast("list[list[object]]", given)]
-        for connection in self._others:
-            connection.send(everything)
+        for rank, connection in enumerate(self._others):
+            self._within_limit(lambda to=connection: to.send(everything), f"rank {rank + 1}")
         return everything
 
     def close(self) -> None:

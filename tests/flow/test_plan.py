@@ -57,6 +57,19 @@ def test_the_largest_variant_that_fits_is_taken() -> None:
         ([{"tree": {"sideways": []}}], 1, "exactly one key"),
         ([{"tree": {"leaf": {"devices": "all"}}}], 1, "missing"),
         ([{"tree": tree()}], 8, "only 4 blocks"),
+        ([{"tree": tree(env=["a"])}], 2, "a list of whole numbers"),
+        ([{"tree": tree(env=[0, 0])}], 2, "each device once"),
+        ([{"tree": tree(shards="two")}], 1, "of the wrong kind"),  # pyright: ignore[reportArgumentType]
+        ([{"tree": {"loop": {"name": "rollout", "stages": ["env", "policy"]}}}], 1, "of the wrong kind"),
+        ([{"tree": {"spatial": {"granularity": "x", "parts": [tree()]}}}], 1, "granularity is 'x'"),
+        ([{"tree": {"temporal": {"resident": "false", "parts": [tree()]}}}], 1, "resident is 'false'"),
+        ([{"min_devices": "two", "tree": tree()}], 2, "`min_devices` is a whole number"),
+        ([{"min_devices": 1}], 2, "a variant has a `tree`"),
+        (
+            [{"min_devices": 2, "max_devices": 2, "tree": tree()}],
+            4,
+            "was made for 2 devices, but cluster.num_devices is 4",
+        ),
     ],
 )
 def test_a_plan_that_cannot_run_says_what_is_wrong(variants: list, devices: int, message: str) -> None:
