@@ -93,6 +93,7 @@ class Emulator:
         """
         predicted_s = self.predicted_s(plan)
         scale = scale or time_scale(plan, self._pricer.workflow, predicted_s)
+        self._session.clear()  # or stages of the plan before would be switched out for those of this one
         workflow = emulated_workflow(self._pricer, f"{plan.name} {uuid.uuid4().hex[:8]}")
         executor = Executor(workflow, plan, self._session, self._pricer.cluster)
         self._iterate(executor, scale * _WARM_UP)
