@@ -105,22 +105,22 @@ class Recorder:
             add(lambda: limit.pictures(rows))
             return stock[self._sim, "pictures"](rows)
 
-        def step(count: int = 1) -> None:
+        def advance(count: int) -> None:
             active, drives = list(self._px.active), self._drives()
             add(lambda: limit.step(active, count, drives))
-            stock[self._px, "step"](count)
+            stock[self._px, "advance"](count)
 
         def solve(controller: PDEEPosController) -> Tensor:
             model, problems = controller.kinematics.pmodel, self._problems(controller)
             add(lambda: limit.kinematics(model.compute_inverse_kinematics, problems))
             return stock[patches, "_solve"](controller)
 
-        self._sim.reset, self._sim.pictures, self._px.step, patches._solve = reset, pictures, step, solve
+        self._sim.reset, self._sim.pictures, self._px.advance, patches._solve = reset, pictures, advance, solve
         self._env.reset, self._env.step_chunk = self._recorded_reset, self._recorded_chunk  # type: ignore[method-assign]
         return self
 
     def _watched(self) -> list[tuple[object, str]]:
-        inside = [(self._sim, "reset"), (self._sim, "pictures"), (self._px, "step"), (patches, "_solve")]
+        inside = [(self._sim, "reset"), (self._sim, "pictures"), (self._px, "advance"), (patches, "_solve")]
         return [*inside, (self._env, "reset"), (self._env, "step_chunk")]
 
     def __exit__(self, *error: object) -> None:
@@ -146,7 +146,7 @@ class Recorder:
         cells = buffer.dirty.view(-1).nonzero()[:, 0].tolist() if buffer.touched else []
         values = buffer.np.reshape(-1)
         scene = px.articulation_scene
-        return [(px._set_position[c], float(values[c])) for c in cells if scene[c // px.dof] in active]
+        return [(px.position_drives.setters[c], float(values[c])) for c in cells if scene[c // px.dof] in active]
 
     def _recorded_reset(self, seeds: list[int], rows: list[int] | None = None) -> Observation:
         self.recording.first_seeds = [int(seed) for seed in seeds]

@@ -9,9 +9,12 @@ bit that of a stock single env.
       scene.BatchedScene      its ManiSkillScene
         physics.PhysicsBatch    steps, reads and writes N PhysX systems (layout: where a value lies in SAPIEN's packs)
           buffers.CellBuffer      tensors that remember which cells were assigned since they were last handed to PhysX
+          drives.Drives           the joints' drive targets
+          contacts.ContactTable   contact impulses
         rendering.RenderBatch   one renderer per scene, pictures of chosen rows
     renewal                   a scene without a past, for each reset
     draws                     initial states of many rows drawn together
     decimate, shaders         lighter visual meshes, and a first picture without a seven-second table (disk_cache)
+    rotations                 ManiSkill's rotation functions for few rows
     patches                   the changes to ManiSkill itself, inert outside batched scenes
 """

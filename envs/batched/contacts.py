@@ -44,28 +44,31 @@ class ContactTable:
 
     def run_query(self, query: SimpleNamespace) -> None:
         """Fills `query.cuda_impulses` [K, 3] (N s)."""
-        self._refresh()
+        for scene in list(self._stale):
+            self.read(scene)
         impulses = query.cuda_impulses.torch().numpy()
         impulses[:] = 0.0
         for k, (scene, key) in enumerate(query.keys):
-            found = self._tables[scene].get(key)
-            if found:
+            table = self._tables[scene]
+            if table and (found := table.get(key)):
                 impulses[k] = total_impulse(found)
 
-    def _refresh(self) -> None:
-        for scene in self._stale:
-            table: dict[object, list[Contact]] = {}
-            for contact in self._systems[scene].get_contacts():
-                first, second = contact.bodies
-                if first in self._paired and second in self._paired:
-                    table.setdefault((first, second), []).append((contact, True))
-                    table.setdefault((second, first), []).append((contact, False))
-                if first in self._single:
-                    table.setdefault(first, []).append((contact, True))
-                if second in self._single:
-                    table.setdefault(second, []).append((contact, False))
-            self._tables[scene] = table
-        self._stale.clear()
+    def read(self, scene: int) -> None:
+        """Fetches the contacts of a scene."""
+        self._stale.discard(scene)
+        table: dict[object, list[Contact]] = {}
+        self._tables[scene] = table
+        if not self._paired and not self._single:
+            return
+        for contact in self._systems[scene].get_contacts():
+            first, second = contact.bodies
+            if first in self._paired and second in self._paired:
+                table.setdefault((first, second), []).append((contact, True))
+                table.setdefault((second, first), []).append((contact, False))
+            if first in self._single:
+                table.setdefault(first, []).append((contact, True))
+            if second in self._single:
+                table.setdefault(second, []).append((contact, False))
 
 
 def total_impulse(contacts: Sequence[Contact]) -> np.ndarray:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +13,9 @@ import torch
 from sapien import physx
 from torch import Tensor
 
-from envs.batched.buffers import ANGULAR, LINEAR, POSE, BodyBuffer, CellBuffer
+from envs.batched.buffers import ANGULAR, LINEAR, POSE, BodyBuffer, CellBuffer, RowSets
 from envs.batched.contacts import ContactTable
+from envs.batched.drives import Drives
 from envs.batched.layout import index_packs
 from envs.batched.renewal import renewed
 
@@ -25,16 +28,22 @@ class PhysicsBatch:
     would make.  Scenes that are not in `active` are neither stepped nor given drive targets.
     """
 
-    def __init__(self, scenes: list[sapien.Scene], rendering: bool) -> None:
-        """`scenes` is shared with the ManiSkillScene, `renew` replaces its items; `rendering`: they have renderers."""
+    def __init__(self, scenes: list[sapien.Scene], rendering: bool, num_threads: int = 1) -> None:
+        """`scenes` is shared with the ManiSkillScene, `renew` replaces its items; `rendering`: they have renderers.
+
+        With several threads scenes are stepped side by side (PhysX lets go of Python's lock), with the same results.
+        """
+        self.num_threads = num_threads
+        self._threads = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
         self.scenes, self.rendering = scenes, rendering
         self.systems: list[physx.PhysxCpuSystem] = [scene.physx_system for scene in scenes]
         self.num_scenes = len(scenes)
         self.active = list(range(self.num_scenes))
         self.contacts = ContactTable(self.systems, self._scene_of)
+        self._calls = [_bound(scene) for scene in scenes]
         self._packs, self._pose_packs = [b""] * self.num_scenes, [b""] * self.num_scenes
         self._stale: set[int] = set()
-        self._bodies_old = self._joints_old = True
+        self._unjoined = self._bodies_old = self._joints_old = True
         self._invalidate(range(self.num_scenes))
 
     @property
@@ -46,7 +55,7 @@ class PhysicsBatch:
         """Marks what was read from these scenes as out of date."""
         self._stale.update(scenes)
         self.contacts.invalidate(scenes)
-        self._bodies_old = self._joints_old = True
+        self._unjoined = self._bodies_old = self._joints_old = True
 
     # ------------------------------------------------------------------------------------ properties of a physx system
     @property
@@ -82,22 +91,26 @@ class PhysicsBatch:
     def gpu_init(self) -> None:
         """Numbers bodies and articulations and allocates the tensors."""
         self._number_components()
+        self.row_sets = RowSets()
         links = [isinstance(body, physx.PhysxArticulationLinkComponent) for body in self.bodies]
         roots = [link and body.is_root for link, body in zip(links, self.bodies, strict=True)]
         self._is_actor = ~torch.tensor(links, dtype=torch.bool)
         self._is_root = torch.tensor(roots, dtype=torch.bool)
         self._is_dynamic = torch.tensor([not (link or b.kinematic) for link, b in zip(links, self.bodies, strict=True)])
-        self.cuda_rigid_body_data = BodyBuffer.zeros(len(self.bodies), 13)
+        self.cuda_rigid_body_data = BodyBuffer.zeros(self.row_sets, len(self.bodies), 13)
         self.cuda_rigid_body_data.links = {
             row: body for row, body in enumerate(self.bodies) if links[row] and not roots[row]
         }
-        self.cuda_rigid_body_force = CellBuffer.zeros(len(self.bodies), 3)
+        self.cuda_rigid_body_force = CellBuffer.zeros(self.row_sets, len(self.bodies), 3)
         self.dof = max((articulation.dof for articulation in self.articulations), default=0)
         for name in ("qpos", "qvel", "qf", "target_qpos", "target_qvel"):
-            setattr(self, f"cuda_articulation_{name}", CellBuffer.zeros(len(self.articulations), self.dof))
-        self._joints = [j for a in self.articulations for j in [*a.active_joints, *[None] * (self.dof - a.dof)]]
-        self._set_position = [joint and joint.set_drive_target for joint in self._joints]
-        self._set_velocity = [joint and joint.set_drive_velocity_target for joint in self._joints]
+            buffer = CellBuffer.zeros(self.row_sets, len(self.articulations), self.dof)
+            setattr(self, f"cuda_articulation_{name}", buffer)
+        joints = [j for a in self.articulations for j in [*a.active_joints, *[None] * (self.dof - a.dof)]]
+        position = [joint and joint.set_drive_target for joint in joints]
+        velocity = [joint and joint.set_drive_velocity_target for joint in joints]
+        self.position_drives = Drives(self.cuda_articulation_target_qpos, position, self.articulation_scene)
+        self.velocity_drives = Drives(self.cuda_articulation_target_qvel, velocity, self.articulation_scene)
         self._index()
 
     def _number_components(self) -> None:
@@ -121,30 +134,57 @@ class PhysicsBatch:
         """Moves everything of scene i into a new scene with a new PhysX system: the same world without a past."""
         self.scenes[i] = renewed(self.scenes[i], self.rendering)
         self.systems[i] = self.scenes[i].physx_system
+        self._calls[i] = _bound(self.scenes[i])
         self._invalidate([i])
 
     # -------------------------------------------------------------------------------------------------------- stepping
-    def step(self, count: int = 1) -> None:
-        """Steps every active scene `count` times, each on end while it is in cache (scenes are independent)."""
+    def step(self) -> None:
+        """Steps every active scene once."""
         self.gpu_apply_articulation_target_position()  # interpolating controllers set targets before each step
         self.gpu_apply_articulation_target_velocity()
         for i in self.active:
-            step = self.systems[i].step
-            for _ in range(count):
-                step()
+            self.systems[i].step()
         self._invalidate(self.active)
+
+    def advance(self, count: int) -> None:
+        """Steps every active scene `count` times, each on end from its drive targets to its contacts.
+
+        The scenes are independent, and what belongs to one scene is cheap while the scene is in the CPU's cache.
+        """
+        set_position_targets = self.position_drives.take()
+        set_velocity_targets = self.velocity_drives.take()
+
+        def advance(scenes: list[int]) -> None:
+            for i in scenes:
+                set_position_targets(i)
+                set_velocity_targets(i)
+                step, pack, pack_poses = self._calls[i]
+                for _ in range(count):
+                    step()
+                self._packs[i], self._pose_packs[i] = pack(), pack_poses()
+                self.contacts.read(i)
+
+        if self._threads is None:
+            advance(self.active)
+        else:
+            parts = [self.active[k :: self.num_threads] for k in range(self.num_threads)]
+            deque(self._threads.map(advance, parts), 0)
+        self._stale.difference_update(self.active)
+        self._unjoined = self._bodies_old = self._joints_old = True
 
     def gpu_update_articulation_kinematics(self) -> None:
         """Does nothing: SAPIEN updates link poses when a CPU articulation is written."""
 
     # --------------------------------------------------------------------------------------------------------- reading
-    def _pack(self) -> None:
-        if not self._stale:
-            return
+    def _join(self) -> None:
+        """Joins the packs of all scenes, after reading those that changed."""
         for i in self._stale:
-            self._packs[i] = self.systems[i].pack()
-            self._pose_packs[i] = self.scenes[i].pack_poses()
+            _, pack, pack_poses = self._calls[i]
+            self._packs[i], self._pose_packs[i] = pack(), pack_poses()
         self._stale.clear()
+        if not self._unjoined:
+            return
+        self._unjoined = False
         self._flat = np.frombuffer(b"".join(self._packs), np.float32)
         self._pose_flat = np.frombuffer(b"".join(self._pose_packs), np.float32)
         if len(self._pose_flat) != self._layout.pose_pack_size:
@@ -155,7 +195,7 @@ class PhysicsBatch:
     def gpu_fetch_rigid_dynamic_data(self) -> None:
         """Brings poses and velocities of bodies up to date."""
         if self._bodies_old:
-            self._pack()
+            self._join()
             self.cuda_rigid_body_data.refresh(self._layout.pose_cells, self._pose_flat[self._layout.pose_source])
             self.cuda_rigid_body_data.refresh(self._layout.body_cells, self._flat[self._layout.body_source])
             self._bodies_old = False
@@ -165,7 +205,7 @@ class PhysicsBatch:
     def gpu_fetch_articulation_qpos(self) -> None:
         """Brings positions, velocities and drive targets of joints up to date."""
         if self._joints_old:
-            self._pack()
+            self._join()
             for name, source in self._layout.joint_source.items():
                 getattr(self, f"cuda_articulation_{name}").refresh(self._layout.joint_cells, self._flat[source])
             self._joints_old = False
@@ -250,25 +290,18 @@ class PhysicsBatch:
         """Hands assigned joint forces to PhysX."""
         self._apply_joint_values("qf")
 
-    def _apply_targets(self, buffer: CellBuffer, setters: list[Callable[[float], None]]) -> None:
-        """Sets assigned drive targets; those of scenes at rest are dropped, their next episode sets its own."""
-        cells = buffer.take_dirty_cells()
-        if not cells:
-            return
-        values = buffer.np.reshape(-1)
-        active = set(self.active)
-        everywhere = len(active) == self.num_scenes
-        for cell, value in zip(cells, values[cells].tolist(), strict=True):
-            if everywhere or self.articulation_scene[cell // self.dof] in active:
-                setters[cell](value)
+    def _apply_targets(self, drives: Drives) -> None:
+        set_targets = drives.take()
+        for i in self.active:
+            set_targets(i)
 
     def gpu_apply_articulation_target_position(self) -> None:
         """Hands assigned position targets to the drives of active scenes."""
-        self._apply_targets(self.cuda_articulation_target_qpos, self._set_position)
+        self._apply_targets(self.position_drives)
 
     def gpu_apply_articulation_target_velocity(self) -> None:
         """Hands assigned velocity targets to the drives of active scenes."""
-        self._apply_targets(self.cuda_articulation_target_qvel, self._set_velocity)
+        self._apply_targets(self.velocity_drives)
 
     # -------------------------------------------------------------------------------------------------------- contacts
     def _scene_of(self, *bodies: physx.PhysxRigidBaseComponent) -> int:
@@ -289,3 +322,8 @@ class PhysicsBatch:
     def gpu_query_contact_body_impulses(self, query: SimpleNamespace) -> None:
         """Runs a query."""
         self.contacts.run_query(query)
+
+
+def _bound(scene: sapien.Scene) -> tuple[Callable[[], None], Callable[[], bytes], Callable[[], bytes]]:
+    """Returns a scene's step, pack and pack_poses: looking a method up costs as much as calling it."""
+    return scene.physx_system.step, scene.physx_system.pack, scene.pack_poses
