@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench_report import Spread, machine, split_arguments, table, use_one_thread_per_process, write_results
+from bench_report import Spread, chosen, machine, split_arguments, table, use_one_thread_per_process, write_results
 
 from rlinf_embodied.compose import choices, compose_train
 from rlinf_embodied.config import TrainConfig
@@ -62,19 +62,6 @@ class Candidate:
     def error(self) -> float:
         """Relative error of the prediction."""
         return self.predicted.iteration_s / Spread.of(self.seconds).median - 1
-
-
-def chosen(names: str) -> list[str]:
-    """Returns the cases of a list such as "pick,point_reach", all of them for an empty one.
-
-    Raises:
-        ConfigError: there is no such case.
-    """
-    wanted = [name for name in names.split(",") if name] or list(CASES)
-    for name in wanted:
-        if name not in CASES:
-            raise ConfigError(f"cases has {name!r}, but there are {', '.join(CASES)}: use some of these")
-    return wanted
 
 
 def run_case(overrides: Sequence[str], iterations: int) -> dict[str, Candidate]:
@@ -259,14 +246,14 @@ def summary(results: Mapping[str, Mapping[str, Candidate]]) -> dict[str, object]
 def main(arguments: Sequence[str]) -> int:
     try:
         own, overrides = split_arguments(arguments, OWN)
-        cases = chosen(str(own["cases"]))
-        for case in cases:
-            compose_train([*CASES[case], *overrides])  # typing errors cost no measurement
+        cases = chosen(str(own["cases"]), CASES)
+        for case in cases.values():
+            compose_train([*case, *overrides])  # typing errors cost no measurement
         use_one_thread_per_process()
         before, results = machine(), {}
-        for case in cases:
-            print(f"{case}: {' '.join(CASES[case])}", flush=True)
-            results[case] = run_case([*CASES[case], *overrides], int(str(own["iterations"])))
+        for case, words in cases.items():
+            print(f"{case}: {' '.join(words)}", flush=True)
+            results[case] = run_case([*words, *overrides], int(str(own["iterations"])))
             print(table(HEADER, lines_of(case, results[case])), flush=True)
     except RlinfError as error:
         print(f"error: {error}", file=sys.stderr)

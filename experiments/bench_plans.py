@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from bench_report import Spread, machine, split_arguments, table, use_one_thread_per_process, write_results
+from bench_report import Spread, chosen, machine, split_arguments, table, use_one_thread_per_process, write_results
 
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.errors import RlinfError
 
 if TYPE_CHECKING:
     from rlinf_embodied.telemetry.trace import Span
@@ -59,19 +59,6 @@ class Measured:
     def outside(self) -> Spread:
         """Share of the iteration that the busiest worker spent in no stage."""
         return Spread.of(1 - busy / whole for busy, whole in zip(self.busiest_s, self.iteration_s, strict=True))
-
-
-def chosen(names: str) -> dict[str, Case]:
-    """Returns the cases of a list such as "serial,collocated-2", all of them for an empty one.
-
-    Raises:
-        ConfigError: there is no such case.
-    """
-    wanted = [name for name in names.split(",") if name] or list(CASES)
-    for name in wanted:
-        if name not in CASES:
-            raise ConfigError(f"cases has {name!r}, but there are {', '.join(CASES)}: use some of these")
-    return {name: CASES[name] for name in wanted}
 
 
 def run_cases(
@@ -150,7 +137,7 @@ def report(measured: Mapping[str, Measured]) -> dict[str, object]:
 def main(arguments: Sequence[str]) -> int:
     try:
         own, overrides = split_arguments(arguments, OWN)
-        cases = chosen(str(own["cases"]))
+        cases = chosen(str(own["cases"]), CASES)
         config = compose_train([f"env.chunks_per_rollout={own['chunks']}", *overrides])
         use_one_thread_per_process()
         from bench_rollout import clone_of

@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rlinf_embodied.cluster.hardware import gpu_names, num_cores
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.run_folder import git_revision, library_versions
 
+_Case = TypeVar("_Case")
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
 
 
@@ -42,6 +44,19 @@ def split_arguments(arguments: Sequence[str], own: Mapping[str, object]) -> tupl
         except ValueError:
             raise ConfigError(f"{key} is {value!r}, but it must be a {kind.__name__}: use {key}={own[key]}") from None
     return values, overrides
+
+
+def chosen(names: str, cases: Mapping[str, _Case]) -> dict[str, _Case]:
+    """Returns the cases of a list such as "serial,collocated-2", all of them for an empty one.
+
+    Raises:
+        ConfigError: there is no such case.
+    """
+    wanted = [name for name in names.split(",") if name] or list(cases)
+    for name in wanted:
+        if name not in cases:
+            raise ConfigError(f"cases has {name!r}, but there are {', '.join(cases)}: use some of these")
+    return {name: cases[name] for name in wanted}
 
 
 @dataclass(frozen=True, slots=True)

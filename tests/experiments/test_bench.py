@@ -59,6 +59,14 @@ def test_a_benchmark_takes_its_own_arguments_and_leaves_the_overrides(report):
         report.split_arguments(["rounds=many"], {"rounds": 5})
 
 
+def test_cases_are_chosen_by_name_in_the_order_asked_for_and_all_without_names(report):
+    cases = {"serial": 1, "apart": 2, "together": 3}
+    assert list(report.chosen("together,serial", cases).items()) == [("together", 3), ("serial", 1)]
+    assert report.chosen("", cases) == cases
+    with pytest.raises(ConfigError, match="cases has 'pik', but there are serial, apart, together: use some of these"):
+        report.chosen("serial,pik", cases)
+
+
 def test_results_are_json_with_goals_and_spreads_as_plain_values(report, tmp_path):
     goal = report.Goal("speed", report.Spread.of([2.0]), 1.0)
     report.write_results(str(tmp_path / "new" / "r.json"), {"goals": [goal], "speed": report.Spread.of([1.0, 2.0])})
@@ -75,8 +83,6 @@ def test_what_the_busiest_worker_spends_in_no_stage_is_outside(report):
     plans.account(measured, 4.0, spans, {"rollout/env_steps": 100.0})
     assert measured.outside.median == 0.25  # worker 0 is busy for 3 of 4 s
     assert measured.stages_s == [{"time/env_s": 2.0, "time/policy_s": 1.0}]
-    with pytest.raises(ConfigError, match="there are serial, collocated-1"):
-        plans.chosen("serial,nonsense")
 
 
 @pytest.mark.sim
