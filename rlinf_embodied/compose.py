@@ -98,7 +98,15 @@ def read_mapping(path: Path) -> dict[str, object]:
     Raises:
         ConfigError: it cannot be read, is no valid YAML, or holds something else.
     """
-    return _read_mapping(path)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): give the path of an existing YAML file") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no valid YAML: mend the file ({error})") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds a {type(data).__name__}, but keys with values are needed: mend the file")
+    return data
 
 
 def to_yaml(config: object) -> str:
@@ -113,7 +121,7 @@ def load(path: Path, schema: type[_Config]) -> _Config:
         ConfigError: the file cannot be read, or does not fit the schema.
     """
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), _read_mapping(path))
+        merged = OmegaConf.merge(OmegaConf.structured(schema), read_mapping(path))
         return typing.cast(_Config, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise _explained(error, schema, str(path)) from error
@@ -228,7 +236,7 @@ def _stored_plan(text: str) -> str:
     if value == text or not (value.endswith(PLAN_SUFFIXES) or "/" in value):
         return text
     path = Path(value).expanduser()
-    data = _read_mapping(path)
+    data = read_mapping(path)
     if "tree" in data and "trees" not in data:  # the form of <run.dir>/plan.json: one tree for one number of devices
         data = {"name": data.get("name"), "trees": [stored_tree(data)]}
     data = {**data, "name": data.get("name") or path.stem, "file": str(path.resolve())}
@@ -249,19 +257,6 @@ def stored_tree(data: Mapping[str, object]) -> dict[str, object]:
     """Returns the variant that a plan.json holds: a tree for its number of devices and no other."""
     number = data.get("num_devices", 1)
     return {"min_devices": number, "max_devices": number, "tree": data.get("tree")}
-
-
-def _read_mapping(path: Path) -> dict[str, object]:
-    """Returns the mapping in a YAML or JSON file."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): give the path of an existing YAML file") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no valid YAML: mend the file ({error})") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} holds a {type(data).__name__}, but keys with values are needed: mend the file")
-    return data
 
 
 def _explained(error: Exception, schema: type, source: str) -> ConfigError:
