@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import TypeVar
 
 from rlinf_embodied.config import ClusterConfig
@@ -37,6 +38,15 @@ class NodeGroup:
         return self.cores_per_node / self.devices_per_node
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a device lies: Place(group, node=2, index=1) is the second device of the third node."""
+
+    group: NodeGroup
+    node: int  # of all groups together
+    index: int  # within the node
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """What a device sends at: to another device of its node, and to one of another node."""
@@ -48,7 +58,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Devices numbered from 0, group after group; on a machine without accelerators a device is one core."""
+    """Devices numbered from 0, group after group and node after node; without accelerators a device is one core."""
 
     name: str
     kind: str  # "cuda" or "cpu"
@@ -76,6 +86,22 @@ class Cluster:
                 cores_per_node=cores,
             ),
         )
+
+    def group_devices(self) -> tuple[range, ...]:
+        """Returns the numbers of the devices of each group."""
+        groups = self.node_groups()
+        ends = accumulate(group.num_devices for group in groups)
+        return tuple(range(end - group.num_devices, end) for group, end in zip(groups, ends, strict=True))
+
+    def place_of(self, device: int) -> Place:
+        """Returns where a device lies."""
+        first_node = 0
+        for group, devices in zip(self.node_groups(), self.group_devices(), strict=True):
+            if device in devices:
+                node, index = divmod(device - devices.start, group.devices_per_node)
+                return Place(group, first_node + node, index)
+            first_node += group.num_nodes
+        raise AssertionError(f"device {device} lies beyond the {self.num_devices} devices of cluster {self.name}")
 
     def torch_device(self, device: int) -> str:
         """Returns torch's name of a device as the worker that owns it sees it (a worker sees only its own GPU)."""

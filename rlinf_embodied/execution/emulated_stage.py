@@ -132,7 +132,7 @@ class EmulatedStage:
     def setup(self, context: StageContext) -> None:
         """Takes its place in the memory of its worker's device."""
         config = self._config
-        memory = memory_bytes(config.cluster, context.worker)
+        memory = config.cluster.place_of(context.worker).group.memory_bytes
         key = f"emulated device of {config.run}"
         device = context.share(key, lambda: EmulatedDevice(context.worker, memory))
         assert isinstance(device, EmulatedDevice)
@@ -251,24 +251,5 @@ class EmulatedStage:
 
     def _rate(self, source: int) -> float:
         cluster = self._config.cluster
-        same = node_of(cluster, source) == node_of(cluster, self._device.number)
+        same = cluster.place_of(source).node == cluster.place_of(self._device.number).node
         return cluster.links.within_node_bytes_per_s if same else cluster.links.across_nodes_bytes_per_s
-
-
-def node_of(cluster: Cluster, device: int) -> int:
-    """Returns the number of the node that a device belongs to."""
-    node = 0
-    for group in cluster.node_groups():
-        if device < group.num_devices:
-            return node + device // group.devices_per_node
-        device, node = device - group.num_devices, node + group.num_nodes
-    raise AssertionError(f"device {device} lies beyond the cluster {cluster.name}")
-
-
-def memory_bytes(cluster: Cluster, device: int) -> float:
-    """Returns the bytes of a device's memory."""
-    for group in cluster.node_groups():
-        if device < group.num_devices:
-            return group.memory_bytes
-        device -= group.num_devices
-    raise AssertionError(f"device {device} lies beyond the cluster {cluster.name}")

@@ -56,7 +56,7 @@ class PartPrices:
         self.bits = {stage: 1 << i for i, stage in enumerate(workflow.stages)}
         self._cuts: dict[tuple[int, int], Cut] = {}
         self._leaves: dict[tuple[str, bytes, int], Price] = {}
-        self._ends = np.cumsum([group.num_devices for group in self.classes])
+        self._ends = np.array([devices.stop for devices in cluster.group_devices()])
         self._memory = np.array([group.memory_bytes for group in self.classes], dtype=float)
 
     # -------------------------------------------------------------------------------------------------------- devices
@@ -72,10 +72,6 @@ class PartPrices:
         Bytes on smaller devices are scaled up accordingly, so that one number says whether a part fits.
         """
         return float(self._memory.max())
-
-    def memory_of(self, device: int) -> float:
-        """Returns the bytes of a device's memory."""
-        return float(self._memory[int(np.searchsorted(self._ends, device, side="right"))])
 
     def _scale(self, counts: Counts) -> NDArray[np.float64]:
         """Returns the largest devices' memory over that of the smallest ones in use."""

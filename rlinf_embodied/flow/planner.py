@@ -28,7 +28,7 @@ from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.draft import Draft, Share, realize
 from rlinf_embodied.flow.frontier import Block, Front, How, Ints, at, fitting, flatten, prune
 from rlinf_embodied.flow.improve import Found, improved, priced
-from rlinf_embodied.flow.plan import Devices, Node, leaves
+from rlinf_embodied.flow.plan import Node, leaves
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.shares import is_small, make_shares
 from rlinf_embodied.flow.units import cuts, find_predecessors, find_units, intervals
@@ -289,8 +289,10 @@ def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) 
             "devices is at least as good for every set of its stages: use plan=auto"
         )
     tree = plan_tree(smallest[0], pricer)
-    device, needed = max(pricer.memory(tree).items(), key=lambda item: item[1] / pricer.memory_of(item[0]))
-    has = pricer.memory_of(device)
+    needs = pricer.memory(tree)
+    memory = {device: pricer.cluster.place_of(device).group.memory_bytes for device in needs}
+    device = max(needs, key=lambda device: needs[device] / memory[device])
+    needed, has = needs[device], memory[device]
     stages = ", ".join(leaf.stage for leaf in leaves(tree) if device in leaf.devices)
     raise PlanError(
         f"no {what} of {pricer.workflow.name} fits into the memory of {pricer.cluster.name}: even "
@@ -302,9 +304,5 @@ def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) 
 
 def plan_tree(found: Found, pricer: Pricer) -> Node:
     """Returns a found plan on the cluster's devices, numbered class after class."""
-    pools: list[Devices] = []
-    start = 0
-    for group in pricer.classes:
-        pools.append(tuple(range(start, start + group.num_devices)))
-        start += group.num_devices
-    return realize(found.draft, tuple(pools), pricer)
+    pools = tuple(tuple(devices) for devices in pricer.cluster.group_devices())
+    return realize(found.draft, pools, pricer)

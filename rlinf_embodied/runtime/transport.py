@@ -75,16 +75,12 @@ class Route:
 
 
 def endpoints(cluster: Cluster) -> tuple[Endpoint, ...]:
-    """Returns where each worker of a cluster runs, by its number: one worker per device, node after node."""
-    found: list[Endpoint] = []
-    node = 0
-    for group in cluster.node_groups():
-        for _ in range(group.num_nodes):
-            for place in range(group.devices_per_node):
-                gpu = None if group.kind == "cpu" else place
-                found.append(Endpoint(len(found), node, group.kind, gpu))
-            node += 1
-    return tuple(found)
+    """Returns where each worker of a cluster runs, by its number: one worker per device."""
+    places = [cluster.place_of(device) for device in range(cluster.num_devices)]
+    return tuple(
+        Endpoint(device, place.node, place.group.kind, None if place.group.kind == "cpu" else place.index)
+        for device, place in enumerate(places)
+    )
 
 
 def choose(source: Endpoint, target: Endpoint, *, always_store: bool = False, one_process: bool = False) -> Choice:

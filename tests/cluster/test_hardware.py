@@ -7,7 +7,7 @@ import os
 import pytest
 
 from rlinf_embodied.cluster import hardware
-from rlinf_embodied.cluster.hardware import cluster_at_hand, local_cluster
+from rlinf_embodied.cluster.hardware import Cluster, NodeGroup, cluster_at_hand, local_cluster
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 
@@ -61,3 +61,26 @@ def test_cores_are_those_that_this_process_may_use() -> None:
 def test_a_run_on_a_described_cluster_is_refused_and_sent_to_the_planner() -> None:
     with pytest.raises(ConfigError, match=r"experiments/plan.py cluster=h100x8.*experiments/emulate.py cluster=h100x8"):
         cluster_at_hand(ClusterConfig(name="emulated_h100x8", emulated=True))
+
+
+def nodes(kind: str, num_nodes: int, devices: int, memory_bytes: float) -> NodeGroup:
+    return NodeGroup(
+        kind=kind, num_nodes=num_nodes, devices_per_node=devices, memory_bytes=memory_bytes, cores_per_node=8
+    )
+
+
+def test_devices_are_numbered_group_after_group_and_node_after_node() -> None:
+    groups = (nodes("h100", 2, 2, 80e9), nodes("cpu", 1, 3, 8e9))
+    cluster = Cluster("mixed", "h100+cpu", 7, 24, 0, groups=groups)
+    assert cluster.group_devices() == (range(4), range(4, 7))
+    places = [cluster.place_of(device) for device in range(7)]
+    assert [(place.node, place.index) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
+    assert [place.group.memory_bytes for place in places] == [80e9] * 4 + [8e9] * 3
+    for device in (-1, 7):
+        with pytest.raises(AssertionError, match=f"device {device} lies beyond the 7 devices of cluster mixed"):
+            cluster.place_of(device)
+
+
+def test_the_cores_of_a_machine_lie_on_one_node_and_share_its_memory() -> None:
+    places = [Cluster("here", "cpu", 2, 2, 8 * 10**9).place_of(device) for device in range(2)]
+    assert [(place.node, place.index, place.group.memory_bytes) for place in places] == [(0, 0, 4e9), (0, 1, 4e9)]

@@ -8,7 +8,7 @@ import planning
 import pytest
 
 from rlinf_embodied.errors import WorkerError
-from rlinf_embodied.execution.emulated_stage import EmulatedStage, EmulatedStageConfig, Finish, Parcel, Start, node_of
+from rlinf_embodied.execution.emulated_stage import EmulatedStage, EmulatedStageConfig, Finish, Parcel, Start
 from rlinf_embodied.execution.emulation import Emulator, Rounds, emulated_workflow, num_calls
 from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.graph import Loop
@@ -84,11 +84,6 @@ def test_switches_come_before_the_next_call_and_free_memory():
     stage.onload(tick())
     with pytest.raises(AssertionError, match=r"held are s 800.00"):
         stage.run(tick(), {0: []})
-
-
-def test_devices_are_numbered_node_after_node():
-    cluster = planning.cluster(6, node=2)
-    assert [node_of(cluster, device) for device in range(6)] == [0, 0, 1, 1, 2, 2]
 
 
 def test_repeats_take_their_expected_rounds_on_average():

@@ -160,7 +160,7 @@ def test_each_class_of_devices_gets_what_suits_it() -> None:
     assert placed["model"] == (0, 1)
     assert set(placed["judge"]) & {2, 3}
     memory = pricer.memory(plan_tree(best, pricer))
-    assert all(memory[device] <= pricer.memory_of(device) for device in memory)
+    assert all(memory[device] <= mixed().place_of(device).group.memory_bytes for device in memory)
 
 
 def test_a_cluster_file_with_an_unknown_key_is_refused() -> None:
