@@ -87,6 +87,11 @@ class Cluster:
             ),
         )
 
+    @property
+    def always_store(self) -> bool:
+        """Whether all data goes through the object store, as if no two stages shared a worker."""
+        return self.transport == "object_store"
+
     def group_devices(self) -> tuple[range, ...]:
         """Returns the numbers of the devices of each group."""
         groups = self.node_groups()

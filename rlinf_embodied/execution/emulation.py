@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.emulated_stage import NO_WEIGHTS, EmulatedStageConfig, Finish, Start
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow import cost
@@ -92,7 +93,7 @@ class Emulator:
             WorkerError: the plan needs more memory than a device has.
         """
         predicted_s = self.predicted_s(plan)
-        scale = scale or time_scale(plan, self._pricer.workflow, predicted_s)
+        scale = scale or time_scale(plan, self._pricer, predicted_s)
         self._session.clear()  # or stages of the plan before would be switched out for those of this one
         workflow = emulated_workflow(self._pricer, f"{plan.name} {uuid.uuid4().hex[:8]}")
         executor = Executor(workflow, plan, self._session, self._pricer.cluster)
@@ -124,24 +125,27 @@ def _finishes(result: IterationResult) -> list[Finish]:
     return of_type(reports, Finish)
 
 
-def time_scale(plan: Plan, workflow: Workflow, predicted_s: float) -> float:
+def time_scale(plan: Plan, pricer: Pricer, predicted_s: float) -> float:
     """Returns wall seconds per emulated second at which one machine keeps up with a plan's calls."""
-    return max(LEAST_S, num_calls(plan.tree, plan, workflow) * S_PER_CALL) / predicted_s
+    return max(LEAST_S, num_calls(plan, pricer.workflow, pricer.cluster) * S_PER_CALL) / predicted_s
 
 
-def num_calls(node: Node, plan: Plan, workflow: Workflow, chunks: int = 1) -> float:
-    """Returns how many calls an iteration of a plan submits."""
+def num_calls(plan: Plan, workflow: Workflow, cluster: Cluster) -> float:
+    """Returns how many calls an iteration of a plan submits, those of a repeat by its expected rounds."""
+    return _calls_below(plan.tree, 1, plan, workflow, cluster)
+
+
+def _calls_below(node: Node, chunks: int, plan: Plan, workflow: Workflow, cluster: Cluster) -> float:
     if isinstance(node, LoopNode):
         loop = workflow.loops[node.loop]
-        sides = [plan.owners(leaf.stage, workflow.num_blocks) for leaf in node.stages]
-        workers = sum(len(set(owners)) for owners in sides)
-        calls = 1 if sides[0] == sides[1] else node.shards * (loop.chunk_steps + 2)
-        return workers * calls * loop.expected_rounds
+        workers = sum(len(set(plan.owners(leaf.stage, workflow.num_blocks))) for leaf in node.stages)
+        fused = plan.is_fused(node.loop, workflow.num_blocks, cluster)
+        return workers * (1 if fused else node.shards * (loop.chunk_steps + 2)) * loop.expected_rounds
     if isinstance(node, Leaf):
         return len(node.devices) * chunks
     if isinstance(node, Spatial) and node.granularity:
         chunks = workflow.num_blocks // node.granularity
-    return sum(num_calls(part, plan, workflow, chunks) for part in node.parts)
+    return sum(_calls_below(part, chunks, plan, workflow, cluster) for part in node.parts)
 
 
 def emulated_workflow(pricer: Pricer, run: str) -> Workflow:

@@ -44,12 +44,8 @@ class Executor:
             workflow, plan, cluster, owners=self._owners, one_process=isinstance(session, SerialSession)
         )
         _LOG.info("transports of plan %s:\n%s", plan.name, transport.table(self.routes))
-        self._adaptive = cluster.transport == "adaptive"
-        self._shards = {
-            leaf.stage: 1 if self._fused(node) else node.shards
-            for node in plan.loops().values()
-            for leaf in node.stages
-        }
+        self._adaptive = not cluster.always_store
+        self._fused = {loop for loop in plan.loops() if plan.is_fused(loop, workflow.num_blocks, cluster)}
         self._steps = schedule(plan, workflow)
         self._repeats = repeats(workflow)
         self._exclusive = plan.exclusive()
@@ -72,23 +68,18 @@ class Executor:
     def _add_stage(self, name: str, cluster: Cluster) -> list[object]:
         workers = self.workers(name)
         owners = tuple(workers.index(owner) for owner in self._owners[name])
-        contexts = []
+        contexts, num_blocks = [], self.workflow.num_blocks
+        parts = self.plan.shards(name, num_blocks, cluster)
         for worker in workers:
             blocks = self._blocks(name, worker)
-            shards = shards_of(blocks, self._shards.get(name, 1))
+            shards = shards_of(blocks, parts)
             device = cluster.torch_device(worker)
-            num_blocks = self.workflow.num_blocks
             contexts.append(StageContext(worker, device, blocks, shards, num_blocks, owners, SoloGroup(), {}))
             contexts[-1].exclusive = self._exclusive[name] & self._hosted(worker)
         return self._session.add_stage(self.workflow.stages[name], contexts)
 
     def _hosted(self, worker: int) -> frozenset[str]:
         return frozenset(stage for stage, owners in self._owners.items() if worker in owners)
-
-    def _fused(self, node: LoopNode) -> bool:
-        """Whether every block meets both stages of the loop in one worker, and may stay there: then it is one call."""
-        first, second = (self._owners[leaf.stage] for leaf in node.stages)
-        return self._adaptive and first == second
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run(self, tick: Tick) -> IterationResult:
@@ -99,7 +90,7 @@ class Executor:
         """
         state = Iteration(tick)
         for step in self._steps:
-            self._repeat(step.node, state) if isinstance(step.node, LoopNode) else self._leaf(step, state)
+            self._run_loop(step.node, state) if isinstance(step.node, LoopNode) else self._leaf(step, state)
         for edge in self.workflow.weight_edges:
             self.sync_weights(edge.source, edge.target, state)
         self._collect(state)
@@ -157,14 +148,17 @@ class Executor:
         state.done.setdefault(stage, []).extend(refs[-1] for refs in answers)
 
     # --------------------------------------------------------------------------------------------------------- loops
-    def _repeat(self, node: LoopNode, state: Iteration) -> None:
-        """Runs rounds of a loop until its judge has enough, or the bound is reached."""
+    def _run_loop(self, node: LoopNode, state: Iteration) -> None:
+        """Runs a loop: once, or round after round until its judge has enough or the bound is reached."""
         loop, before = self.workflow.loops[node.loop], state.tick
         self._enter([loop.opener, loop.answerer], state)
         base = replace(before, message=state.message_for(self._repeats.get(loop.opener, ())))
         for number in range(loop.max_rounds):
             state.tick = replace(base, round=number)
-            self._fused_loop(loop, state) if self._fused(node) else self._stepwise_loop(loop, node.shards, state)
+            if loop.name in self._fused:
+                self._fused_loop(loop, state)
+            else:
+                self._stepwise_loop(loop, node.shards, state)
             if loop.judge is None:
                 break
             self._collect(state)

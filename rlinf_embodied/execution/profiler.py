@@ -119,7 +119,7 @@ def measure(
             for whole ones.
     """
     metered, measured = MeteredSession(session), Measurements()
-    planned = probes(workflow, cluster.num_devices)
+    planned = probes(workflow, cluster)
     total = len(planned) * (1 + _LEAST_REPETITIONS)
     budget: _Budget | None = None
     start = time.time()

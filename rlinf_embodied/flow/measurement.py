@@ -88,8 +88,8 @@ def samples(
             (seconds,) = _critical(spans, (stage,), {"run": factor})
             found.append(Sample(stage, *cell_of(probe, stage), seconds))
             continue
-        same = probe.plan.leaves()[loop.opener].devices == probe.plan.leaves()[loop.answerer].devices
-        sides = (loop.opener, loop.answerer) if same else (stage,)
+        shared = probe.plan.shares_workers(loop.name, probe.workflow.num_blocks)
+        sides = (loop.opener, loop.answerer) if shared else (stage,)
         # a shortened rollout is opened and closed as often as a whole one
         methods = {"open": 1.0, "step": stretch[loop.name], "close": 1.0}
         seconds = dict(zip(sides, _critical(spans, sides, methods), strict=True))[stage]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.graph import WHOLE, Workflow
 from rlinf_embodied.flow.plan_check import require_runnable
@@ -43,6 +44,22 @@ class Plan:
         """Returns the device that owns each block of a stage: contiguous and as even as possible within a chunk."""
         devices, chunk = self.leaves()[stage].devices, self.granularity(stage) or num_blocks
         return tuple(devices[block % chunk * len(devices) // chunk] for block in range(num_blocks))
+
+    def shares_workers(self, loop: str, num_blocks: int) -> bool:
+        """Returns whether every block has both sides of a loop in one worker."""
+        first, second = (self.owners(leaf.stage, num_blocks) for leaf in self.loops()[loop].stages)
+        return first == second
+
+    def is_fused(self, loop: str, num_blocks: int, cluster: Cluster) -> bool:
+        """Returns whether a loop is one call per worker: both its sides are there, and their data may stay there."""
+        return not cluster.always_store and self.shares_workers(loop, num_blocks)
+
+    def shards(self, stage: str, num_blocks: int, cluster: Cluster) -> int:
+        """Returns in how many parts a stage gets its blocks: the shards of its loop, one where that is one call."""
+        for loop, node in self.loops().items():
+            if any(leaf.stage == stage for leaf in node.stages):
+                return 1 if self.is_fused(loop, num_blocks, cluster) else node.shards
+        return 1
 
     def exclusive(self) -> dict[str, frozenset[str]]:
         """Returns for each stage those that may not be in a device's memory together with it."""

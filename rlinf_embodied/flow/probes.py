@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.flow.graph import WHOLE, Loop, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Temporal
 
@@ -23,18 +24,15 @@ class Probe:
     name: str
     workflow: Workflow
     plan: Plan
+    cluster: Cluster
 
     def devices(self, stage: str) -> int:
         """Returns on how many devices a stage runs."""
         return len(self.plan.leaves()[stage].devices)
 
     def shards(self, stage: str) -> int:
-        """Returns in how many parts a stage is called; a loop whose sides live together is one call."""
-        for node in self.plan.loops().values():
-            first, second = node.stages
-            if stage in (first.stage, second.stage):
-                return 1 if first.devices == second.devices else node.shards
-        return 1
+        """Returns in how many parts a stage is called."""
+        return self.plan.shards(stage, self.workflow.num_blocks, self.cluster)
 
     def blocks_per_call(self, stage: str) -> int:
         """Returns the blocks that the busiest device gets per call."""
@@ -71,19 +69,19 @@ def _tree(workflow: Workflow, places: Mapping[str, Devices], shards: int) -> Nod
     return Temporal(tuple(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
 
 
-def probes(workflow: Workflow, num_devices: int) -> list[Probe]:
-    """Returns the runs that measure a workflow for a cluster of so many devices, the shortest first."""
-    devices = min(num_devices, workflow.num_blocks)
-    found = [Probe(f"together on {devices}", workflow, together(workflow, devices))]
-    if num_devices > 1 and workflow.loops:
+def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
+    """Returns the runs that measure a workflow for a cluster, the shortest first."""
+    devices = min(cluster.num_devices, workflow.num_blocks)
+    found = [Probe(f"together on {devices}", workflow, together(workflow, devices), cluster)]
+    if cluster.num_devices > 1 and workflow.loops:
         most = min(max(loop.shards) for loop in workflow.loops.values())
-        found.append(Probe("apart", workflow, apart(workflow, min(most, 2, workflow.num_blocks))))
+        found.append(Probe("apart", workflow, apart(workflow, min(most, 2, workflow.num_blocks)), cluster))
     if devices > 1:
-        found.append(Probe("together on 1", workflow, together(workflow, 1)))
+        found.append(Probe("together on 1", workflow, together(workflow, 1), cluster))
         few = -(-workflow.num_blocks // devices)
         if few not in {probe.blocks_per_call(s) for probe in found for s in workflow.stages if probe.devices(s) == 1}:
             small = with_blocks(workflow, few)
-            found.append(Probe("few on 1", small, together(small, 1)))
+            found.append(Probe("few on 1", small, together(small, 1), cluster))
     return found
 
 

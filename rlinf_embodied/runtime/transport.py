@@ -130,10 +130,9 @@ def routes(
     """
     owners = owners or {stage: plan.owners(stage, workflow.num_blocks) for stage in workflow.stages}
     where = endpoints(cluster)
-    always_store = cluster.transport == "object_store"
 
     def pick(hop: Hop) -> Choice:
-        return choose(where[hop[0]], where[hop[1]], always_store=always_store, one_process=one_process)
+        return choose(where[hop[0]], where[hop[1]], always_store=cluster.always_store, one_process=one_process)
 
     found: list[Route] = []
     ends = [("loop", pair) for loop in workflow.loops.values() for pair in _both_ways(loop.opener, loop.answerer)]
@@ -144,7 +143,7 @@ def routes(
         found += _grouped(f"{source} -> {target}", kind, hops, pick, declared.get((source, target)) or None)
     for edge in workflow.weight_edges:
         hosts = sorted(set(owners[edge.source]))
-        shared = [] if always_store else hosts  # who hosts both ends has the new weights already
+        shared = [] if cluster.always_store else hosts  # who hosts both ends has the new weights already
         hops = [(worker if worker in shared else hosts[0], worker) for worker in sorted(set(owners[edge.target]))]
         rows = _grouped(f"{edge.source} ~> {edge.target}", "weights", hops, pick, None)
         found += [replace(route, blocks=()) for route in rows]

@@ -151,10 +151,15 @@ def test_calls_are_counted_as_they_are_submitted():
     work, _ = planning.embodied((1, 0), (1, 0), (1, 0), blocks=8, steps=4)
     loop = LoopNode("rollout", (Leaf("env", (0,)), Leaf("policy", (1, 2))), 2)
     plan = Plan("p", 3, Temporal((loop, Leaf("actor", (0, 1, 2)))))
-    assert num_calls(plan.tree, plan, work) == 3 * 2 * (4 + 2) + 3
+    assert num_calls(plan, work, planning.cluster(3)) == 3 * 2 * (4 + 2) + 3
+    both = (Leaf("env", (0, 1, 2)), Leaf("policy", (0, 1, 2)))
+    plan = Plan("p", 3, Temporal((LoopNode("rollout", both, 2), Leaf("actor", (0, 1, 2)))))
+    stored = planning.replace_cluster(planning.cluster(3), transport="object_store")
+    assert num_calls(plan, work, planning.cluster(3)) == 6 + 3  # one for each side in each worker
+    assert num_calls(plan, work, stored) == 6 * 2 * (4 + 2) + 3
     chain = planning.graph(["a", "b"], [("a", "b")], blocks=8)
     pair = Plan("p", 2, Spatial((Leaf("a", (0,)), Leaf("b", (1,))), granularity=2))
-    assert num_calls(pair.tree, pair, chain) == 8
+    assert num_calls(pair, chain, planning.cluster(2)) == 8
 
 
 @pytest.mark.ray

@@ -1,6 +1,7 @@
 """Every plan computes the same; only where and when differs."""
 
 import os
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,8 +10,8 @@ from rlinf_embodied.errors import HangError, WorkerError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, Verdict, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.runtime.host import Tick
-from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.runtime.host import Call, Tick
+from rlinf_embodied.runtime.session import Ref, SerialSession, Session
 
 CHUNK_STEPS = 3
 PLANS = {
@@ -55,11 +56,11 @@ def by_hand(iterations: int, rounds: int = 1) -> list[float]:
     return totals
 
 
-def make(name: str, session: Session, graph: Workflow) -> Executor:
+def make(name: str, session: Session, graph: Workflow, transport: str = "adaptive") -> Executor:
     devices, (env, policy, actor, shards) = PLANS[name]
     loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
     tree = {"temporal": [{"loop": loop}, {"leaf": {"stage": "actor", "devices": actor}}]}
-    cluster = Cluster("test", "cpu", devices, devices, 0)
+    cluster = Cluster("test", "cpu", devices, devices, 0, transport=transport)
     return Executor(graph, resolve(name, [{"tree": tree}], devices, graph), session, cluster)
 
 
@@ -78,6 +79,30 @@ def test_a_repeated_loop_runs_until_its_judge_has_enough(name: str) -> None:
     result = executor.run(Tick(0))
     assert result.reports["actor"][0][0] == {"total": by_hand(1, rounds=2)[0], "message": "after 2"}
     assert len(result.reports["env"]) == 2
+
+
+class Listening(SerialSession):
+    """Knows which methods were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.methods: set[str] = set()
+
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
+        self.methods |= {call.method for _, call, _ in calls}
+        return super().submit(calls, gang)
+
+
+@pytest.mark.parametrize(
+    ("transport", "methods"), [("adaptive", {"loop"}), ("object_store", {"open", "step", "close"})]
+)
+def test_a_loop_within_workers_is_one_call_unless_everything_goes_through_the_store(
+    transport: str, methods: set[str]
+) -> None:
+    session = Listening()
+    executor = make("collocated on 2", session, workflow(), transport)
+    assert totals(executor, 2) == by_hand(2)
+    assert session.methods & {"loop", "open", "step", "close"} == methods
 
 
 @pytest.mark.ray

@@ -1,9 +1,12 @@
 """Plans are data: what a file says, and what it may not say."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Temporal, parse_devices, resolve
@@ -32,6 +35,28 @@ def test_a_plan_file_becomes_a_tree_with_device_numbers() -> None:
     assert plan.tree == Temporal((loop, Leaf("actor", (2, 3))))
     assert plan.owners("env", 4) == (0, 0, 1, 1)
     assert plan.devices() == (0, 1, 2, 3)
+
+
+HERE = Cluster("test", "cpu", 2, 2, 0)
+STORED = replace(HERE, transport="object_store")
+
+
+@pytest.mark.parametrize(
+    ("places", "cluster", "fused", "shards"),
+    [
+        ({}, HERE, True, 1),
+        ({}, STORED, False, 2),  # both sides are in one worker, but every message leaves it
+        ({"env": [0], "policy": [1]}, HERE, False, 2),
+        ({"env": [0]}, HERE, False, 2),  # half of the blocks have both sides in one worker
+    ],
+)
+def test_a_loop_is_one_call_where_both_sides_are_in_one_worker_and_data_may_stay_there(
+    places: dict, cluster: Cluster, fused: bool, shards: int
+) -> None:
+    plan = resolve("p", [{"tree": tree(**places, shards=2)}], 2, workflow())
+    assert plan.shares_workers("rollout", 4) == (not places)
+    assert plan.is_fused("rollout", 4, cluster) is fused
+    assert [plan.shards(stage, 4, cluster) for stage in ("env", "policy", "actor")] == [shards, shards, 1]
 
 
 def test_a_resolved_plan_written_out_reads_back_as_itself() -> None:

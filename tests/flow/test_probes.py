@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from planning import embodied
+from planning import cluster, embodied, replace_cluster
 
 from rlinf_embodied.flow.graph import Edge, StageSpec, Workflow
-from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.flow.probes import probes, shortened, together, with_blocks
+from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, Temporal, resolve
+from rlinf_embodied.flow.probes import Probe, probes, shortened, together, with_blocks
 
 
 def workflow(blocks: int = 8, steps: int = 20) -> Workflow:
@@ -15,7 +15,7 @@ def workflow(blocks: int = 8, steps: int = 20) -> Workflow:
 
 
 def cells(blocks: int, devices: int, stage: str) -> set[tuple[int, int]]:
-    return {(p.blocks_per_call(stage), p.devices(stage)) for p in probes(workflow(blocks), devices)}
+    return {(p.blocks_per_call(stage), p.devices(stage)) for p in probes(workflow(blocks), cluster(devices))}
 
 
 def test_two_devices_are_measured_together_apart_and_one_alone() -> None:
@@ -30,21 +30,31 @@ def test_many_devices_are_measured_with_the_few_blocks_that_each_has_too() -> No
 
 
 def test_one_device_needs_one_run_and_one_block_no_second_device() -> None:
-    assert [probe.name for probe in probes(workflow(8), 1)] == ["together on 1"]
+    assert [probe.name for probe in probes(workflow(8), cluster(1))] == ["together on 1"]
     assert cells(1, 2, "env") == {(1, 1)}
 
 
 @pytest.mark.parametrize(("blocks", "devices"), [(8, 2), (3, 2), (1, 4), (7, 5), (2, 2)])
 def test_every_probe_is_a_plan_that_could_run(blocks: int, devices: int) -> None:
-    for probe in probes(workflow(blocks), devices):
+    for probe in probes(workflow(blocks), cluster(devices)):
         trees = [{"tree": probe.plan.to_dict()["tree"]}]
         assert resolve("probe", trees, probe.plan.num_devices, probe.workflow).tree == probe.plan.tree
+
+
+def test_calls_are_as_large_as_the_executor_makes_them_where_everything_goes_through_the_store() -> None:
+    stored = replace_cluster(cluster(2), transport="object_store")
+    both = (Leaf("env", (0, 1)), Leaf("policy", (0, 1)))
+    plan = Plan("two shards", 2, Temporal((LoopNode("rollout", both, 2), Leaf("actor", (0, 1)))))
+    sizes = {
+        where.transport: Probe("x", workflow(8), plan, where).blocks_per_call("env") for where in (cluster(2), stored)
+    }
+    assert sizes == {"adaptive": 4, "object_store": 2}
 
 
 def test_a_chain_without_loops_is_measured_together_only() -> None:
     stages = {name: StageSpec(name, f"fakes.{name}", None) for name in ("b", "a")}
     chain = Workflow("chain", 4, stages, (Edge("a", "b", granularities=()),))
-    assert [probe.name for probe in probes(chain, 2)] == ["together on 2", "together on 1", "few on 1"]
+    assert [probe.name for probe in probes(chain, cluster(2))] == ["together on 2", "together on 1", "few on 1"]
     assert [*together(chain, 2).leaves()] == ["a", "b"]
 
 
