@@ -1,7 +1,7 @@
 """The same work with each mechanism switched off in turn, for real on this machine and EMULATED on eight H100s.
 
 python experiments/ablate.py [where=local,emulated] [rounds=3] [iterations=2] [chunks=10] [out=docs/results/ablation]
-                             [profiles=ppo_llm,maniskill_openvla] [overrides of train_vla.py]
+                             [profiles=ppo_llm,maniskill_openvla] [join=earlier.json] [overrides of train_vla.py]
 
     scheduler               a fixed plan in the place of the best one: collocated / disaggregated / hybrid, and
                             temporal / spatial / hybrid on the emulated cluster
@@ -13,7 +13,8 @@ python experiments/ablate.py [where=local,emulated] [rounds=3] [iterations=2] [c
 Locally, cases are run one after the other in the same workers, `rounds` times over in turn; of every case the first
 iteration does not count.  Nothing is switched on a CPU, whose memory is the same before and after: that row is
 emulated only.  Emulated stages sleep (bench_emulated.py); the object store's rate is an argument there, since it is
-this machine's, not an H100 node's.
+this machine's, not an H100 node's.  `join=<JSON of an earlier run>` keeps that one's rows of places (local, a profile)
+that are not measured now.
 """
 
 from __future__ import annotations
@@ -21,12 +22,23 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench_report import Spread, machine, split_arguments, table, use_one_thread_per_process
+from bench_report import (
+    Spread,
+    commands,
+    earlier_results,
+    joined,
+    machine,
+    markdown,
+    split_arguments,
+    table,
+    use_one_thread_per_process,
+    write_results,
+)
 
 from rlinf_embodied.compose import CONFIG_DIR, compose_train
 from rlinf_embodied.config import TrainConfig, TransportMode
@@ -44,6 +56,7 @@ OWN = {
     "chunks": 10,
     "profiles": "ppo_llm,maniskill_openvla",
     "store_gb_per_s": 2.0,
+    "join": "",
     "out": "",
 }
 DEVICES = 2
@@ -253,26 +266,35 @@ def best(pricer: Pricer, mode: str, row: Row) -> Plan | None:
 
 
 # --------------------------------------------------------------------------------------------------------------- report
-def report(rows: Sequence[Row]) -> str:
-    """Returns the table as Markdown; ratios are to the same place's row with everything on."""
+HEADER = ("where", "switched off", "plan", "s per iteration", "to all on", "note")
+
+
+def lines_of(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Returns the rows as they are shown; ratios are to the same place's row with everything on."""
     base = {row.where: Spread.of(row.seconds).median for row in rows if row.mechanism == "(all on)"}
     lines = []
     for row in rows:
-        if not row.seconds:
-            lines.append((row.where, row.mechanism, row.case, "-", "-", row.note))
-            continue
-        seconds = Spread.of(row.seconds)
-        lines.append(
-            (row.where, row.mechanism, row.case, f"{seconds:.2f}", f"{seconds.median / base[row.where]:.2f}", row.note)
-        )
-    return table(("where", "switched off", "plan", "s per iteration", "to all on", "note"), lines)
+        seconds = Spread.of(row.seconds) if row.seconds else None
+        shown = (f"{seconds:.2f}", f"{seconds.median / base[row.where]:.2f}") if seconds else ("-", "-")
+        lines.append((row.where, row.mechanism, row.case, *shown, row.note))
+    return lines
+
+
+def write_report(out: str, lines: Sequence[tuple[str, ...]], content: Mapping[str, object]) -> None:
+    """Writes <out>.json and <out>.md, unless `out` is empty."""
+    if not out:
+        return
+    write_results(str(Path(out).with_suffix(".json")), content)
+    text = ["# Each mechanism switched off in turn", "", commands("ablate.py", content), "", markdown(HEADER, lines)]
+    Path(out).with_suffix(".md").write_text("\n".join(text) + "\n", encoding="utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:
     try:
         own, overrides = split_arguments(arguments, OWN)
+        earlier = earlier_results(str(own["join"]), "ablation")
         use_one_thread_per_process()
-        before, rows = machine(), []
+        run, rows = {"arguments": list(arguments), "machine": machine()}, []
         places = str(own["where"]).split(",")
         if "local" in places:
             overrides = [f"env.chunks_per_rollout={own['chunks']}", *overrides]
@@ -285,16 +307,12 @@ def main(arguments: Sequence[str]) -> int:
     except RlinfError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    text = report(rows)
-    print(text)
-    if own["out"]:
-        path = Path(str(own["out"]))
-        command = f"`python experiments/ablate.py {' '.join(arguments)}`"
-        path.with_suffix(".md").write_text(
-            f"# Each mechanism switched off in turn\n\n{command}\n\n{text}\n", encoding="utf-8"
-        )
-        body = {"machine": before, "rows": [asdict(row) for row in rows]}
-        path.with_suffix(".json").write_text(json.dumps(body, indent=1, default=str) + "\n", encoding="utf-8")
+    measured = {row.where for row in rows}
+    kept = [Row(**row) for row in earlier.get("rows", ()) if row["where"] not in measured]
+    lines = lines_of([*kept, *rows])
+    print(table(HEADER, lines))
+    run = joined(run, earlier, list(dict.fromkeys(row.where for row in kept)))
+    write_report(str(own["out"]), lines, {"benchmark": "ablation", **run, "rows": [asdict(r) for r in [*kept, *rows]]})
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: arguments, medians with spread, ratios, goals, the machine, JSON."""
+"""What the benchmarks share: arguments, medians with spread, ratios, goals, the machine, JSON, earlier runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlinf_embodied.cluster.hardware import gpu_names, num_cores
 from rlinf_embodied.errors import ConfigError
@@ -119,6 +119,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([aligned[0], "-" * len(aligned[0]), *aligned[1:]])
 
 
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
 def machine() -> dict[str, object]:
     """Returns what the numbers were measured on, and how busy it was."""
     return {
@@ -149,6 +155,38 @@ def write_results(out: str, content: Mapping[str, object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2, default=_plain) + "\n", encoding="utf-8")
     print(f"written to {path}")
+
+
+def earlier_results(path: str, benchmark: str) -> dict[str, Any]:
+    """Returns what an earlier run of a benchmark wrote, to be joined with this one's; {} for an empty path.
+
+    Raises:
+        ConfigError: it cannot be read, or is another benchmark's.
+    """
+    if not path:
+        return {}
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"join is {path!r}, which cannot be read ({error}): give an earlier out=<file>") from error
+    if not isinstance(found, dict) or found.get("benchmark") != benchmark:
+        raise ConfigError(f"join is {path!r}, which benchmark {benchmark!r} did not write: give an earlier out=<file>")
+    return found
+
+
+def joined(own: Mapping[str, object], earlier: Mapping[str, Any], kept: Sequence[str]) -> dict[str, object]:
+    """Returns what is known of this run, and under "joined" the same of the run that the results `kept` are from."""
+    known = {key: earlier[key] for key in ("arguments", "machine", "joined") if key in earlier}
+    return {**own, "joined": known | {"kept": list(kept)}} if kept else dict(own)
+
+
+def commands(script: str, run: Mapping[str, Any]) -> str:
+    """Returns the commands of a run, and of those that it was joined with, as a paragraph of Markdown."""
+    words = " ".join(["python", f"experiments/{script}", *run["arguments"]]) if "arguments" in run else ""
+    text = (f"`{words}`" if words else "a run whose command is not recorded") + (
+        f" ({', '.join(run['kept'])})" if "kept" in run else ""
+    )
+    return f"{text}, joined with {commands(script, run['joined'])}" if "joined" in run else text
 
 
 def _plain(value: object) -> object:

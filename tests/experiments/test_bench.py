@@ -75,6 +75,33 @@ def test_results_are_json_with_goals_and_spreads_as_plain_values(report, tmp_pat
     assert content["speed"] == {"median": 1.5, "low": 1.0, "high": 2.0, "count": 2}
 
 
+def test_only_results_of_the_same_benchmark_can_be_joined(report, tmp_path):
+    assert report.earlier_results("", "auto") == {}
+    with pytest.raises(ConfigError, match=r"join is 'nowhere.json', which cannot be read .*: give an earlier out="):
+        report.earlier_results("nowhere.json", "auto")
+    (tmp_path / "r.json").write_text('{"benchmark": "ablation", "rows": []}')
+    with pytest.raises(ConfigError, match="which benchmark 'auto' did not write"):
+        report.earlier_results(str(tmp_path / "r.json"), "auto")
+    assert report.earlier_results(str(tmp_path / "r.json"), "ablation")["rows"] == []
+
+
+def test_commands_name_every_run_that_results_are_from(report):
+    first = {"arguments": ["cases=a"], "machine": {}}
+    second = report.joined({"arguments": ["cases=b"]}, first, ["a"])
+    text = "`python experiments/x.py cases=b`, joined with `python experiments/x.py cases=a` (a)"
+    assert report.commands("x.py", second) == text
+    assert report.joined({"arguments": []}, first, []) == {"arguments": []}
+    assert "a run whose command is not recorded (a)" in report.commands("x.py", report.joined(first, {}, ["a"]))
+
+
+def test_a_table_in_markdown_keeps_bars_within_its_cells(report):
+    assert report.markdown(("a", "b"), [("x || y", "1")]).splitlines() == [
+        "| a | b |",
+        "| --- | --- |",
+        r"| x \|\| y | 1 |",
+    ]
+
+
 def test_what_the_busiest_worker_spends_in_no_stage_is_outside(report):
     plans = load_script("bench_plans")
     measured = plans.Measured()
