@@ -1,7 +1,10 @@
 """The published workloads on EMULATED clusters: the best plan of every mode run, and how well foretold.
 
-python experiments/bench_emulated.py out=docs/results/emulated       # everything, writes .json and .md; see DURATION
+python experiments/bench_emulated.py out=docs/results/emulated       # everything, writes .json and .md
+python experiments/bench_emulated.py sizes=8,16,32 rounds=1          # took 4 minutes on two cores
 python experiments/bench_emulated.py profiles=grpo_llm sizes=8 rounds=1
+
+How long everything takes (three rounds, and the mixed cluster as well) was not measured.
 
 Nothing here runs on GPUs.  Stages sleep for what frozen profiles say; executor, Ray workers, messages and locks are
 real.  The plans of a cluster run in alternation.
@@ -27,7 +30,6 @@ from rlinf_embodied.flow.profile import load_profile
 from rlinf_embodied.planning_inputs import find_cluster
 from rlinf_embodied.runtime.ray_session import RaySession
 
-DURATION = "about 15 minutes on two quiet cores"
 PUBLISHED = {  # which plan won in arXiv 2509.15965 and 2510.06710
     "maniskill_openvla": "hybrid",
     "libero_openvla_oft": "temporal",
