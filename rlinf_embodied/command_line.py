@@ -136,7 +136,7 @@ def help_text(script: str, schema: type, groups: Sequence[str]) -> str:
     lines += [f"  {group:<{width}}{' | '.join(choices(group))}" for group in groups]
     lines += ["", "overrides most used:"]
     lines += [f"  {text:<{width}}{meaning}" for text, meaning in MAIN_OVERRIDES[schema].items()]
-    lines += ["", "all keys (defaults and their meaning: rlinf_embodied/config.py):"]
+    lines += ["", "all keys (defaults and their meaning: rlinf_embodied/config/):"]
     known = keys(schema)
     sections = [entry.name for entry in fields(schema) if any(key.startswith(f"{entry.name}.") for key in known)]
     for section in sections:

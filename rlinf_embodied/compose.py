@@ -110,7 +110,7 @@ def read_mapping(path: Path) -> dict[str, object]:
 
 
 def to_yaml(config: object) -> str:
-    """Returns a config (any dataclass of config.py) as YAML; `load` reads it back."""
+    """Returns a config (any dataclass of config/) as YAML; `load` reads it back."""
     return OmegaConf.to_yaml(OmegaConf.structured(config), resolve=True)
 
 
@@ -220,7 +220,7 @@ def _unknown_key(key: str, known: Mapping[str, object], groups: Sequence[str]) -
     same_leaf = [k for k in known if "." in k and k.rpartition(".")[2] == key.rpartition(".")[2]]
     guess = f" did you mean {same_leaf[0]}?" if same_leaf else _did_you_mean(key, [*known, *groups])
     return ConfigError(
-        f"{key} is unknown: keys are checked against the schemas in rlinf_embodied/config.py;{guess} "
+        f"{key} is unknown: keys are checked against the schemas in rlinf_embodied/config/;{guess} "
         f"{section or 'the top level'} has {', '.join(inside)}"
     )
 
@@ -271,7 +271,7 @@ def _explained(error: Exception, schema: type, source: str) -> ConfigError:
     known = keys(schema)
     kind = known.get(path) or _item_type(known.get(path.rpartition(".")[0]))
     message = str(reason.msg or reason).splitlines()[0]
-    rule = f"it must be {_type_name(kind)}" if kind is not None else "the schema in rlinf_embodied/config.py forbids it"
+    rule = f"it must be {_type_name(kind)}" if kind is not None else "the schema in rlinf_embodied/config/ forbids it"
     action = f"use {_example(kind)}" if kind is not None else _did_you_mean(path, list(known)).strip() or "mend the key"
     where = "" if source == "the command line" else f" in {source}"
     return ConfigError(f"{path} is {reason.value!r}{where}, but {rule} ({message}): {action}")

@@ -1,0 +1,129 @@
+"""What each command reads: sections and options of its own, and the checks that span several sections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.env import EnvConfig
+from rlinf_embodied.config.learning import AlgorithmConfig, AlgorithmName, PolicyConfig, Reduction, WarmStartConfig
+from rlinf_embodied.config.machine import ClusterConfig, PlanConfig
+from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainConfig:
+    """Everything that experiments/train_vla.py reads."""
+
+    env: EnvConfig
+    policy: PolicyConfig
+    algorithm: AlgorithmConfig
+    plan: PlanConfig
+    cluster: ClusterConfig
+    run: RunConfig = field(default_factory=RunConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    resume: str = "auto"  # auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint
+
+    def __post_init__(self) -> None:
+        env, algorithm = self.env, self.algorithm
+        if algorithm.name is AlgorithmName.grpo:
+            require(
+                env.block_size % algorithm.group_size == 0,
+                "env.block_size",
+                env.block_size,
+                f"a group of algorithm.group_size={algorithm.group_size} episodes stays within one block",
+                "make the block a multiple of the group",
+            )
+            require(
+                not env.auto_reset,
+                "env.auto_reset",
+                env.auto_reset,
+                "GRPO compares whole episodes, one per row",
+                "set env.auto_reset=false",
+            )
+            require(
+                algorithm.min_groups <= env.num_envs // algorithm.group_size,
+                "algorithm.min_groups",
+                algorithm.min_groups,
+                f"env.num_envs={env.num_envs} rows hold {env.num_envs // algorithm.group_size} groups",
+                "use fewer groups or more envs",
+            )
+        require(
+            algorithm.reduction is Reduction.exact or not self.run.exact,
+            "algorithm.reduction",
+            algorithm.reduction.value,
+            "run.exact=true needs sums in a fixed order",
+            "set run.exact=false or algorithm.reduction=exact",
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class EvaluateConfig:
+    """Everything that experiments/evaluate.py reads; sections left out come from the checkpoint."""
+
+    checkpoint: str | None = None
+    policy: str = "checkpoint"  # checkpoint, expert or random
+    env: EnvConfig = field(default_factory=EnvConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs
+
+    def __post_init__(self) -> None:
+        require(
+            self.policy in ("checkpoint", "expert", "random"),
+            "policy",
+            self.policy,
+            "it is checkpoint, expert or random",
+            "use policy=checkpoint checkpoint=<dir>",
+        )
+        require(
+            self.policy != "checkpoint" or self.checkpoint is not None,
+            "checkpoint",
+            self.checkpoint,
+            "a checkpoint folder is needed",
+            "use checkpoint=<run.dir>/checkpoints/latest, or policy=expert",
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class PlanningConfig:
+    """Everything that experiments/plan.py reads."""
+
+    profile: str = "maniskill_openvla"  # a file under configs/profiles, or a path to a .json file
+    workflow: str | None = None  # embodied or reasoning; None: what the profile was measured for
+    cluster: str = "h100x8"  # local, a file under configs/cluster (also without "emulated_"), or a path to a .yaml file
+    num_items: int | None = None  # another amount of work than the profile's
+    num_ranked: int = 8  # plans that are shown
+    overlap_in_worker: bool = False  # price loops as if a worker's CPU and device sides ran at once
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        require(
+            self.workflow in (None, "embodied", "reasoning"),
+            "workflow",
+            self.workflow,
+            "it is embodied or reasoning",
+            "leave it out to take the profile's",
+        )
+        require(self.num_ranked >= 1, "num_ranked", self.num_ranked, "it must be at least 1", "use 8")
+        require(self.num_items is None or self.num_items >= 1, "num_items", self.num_items, "it is positive", "use 256")
+
+
+@dataclass(kw_only=True, slots=True)
+class EmulationConfig(PlanningConfig):
+    """Everything that experiments/emulate.py reads."""
+
+    plan: str = "auto"  # auto, all (what plan.py ranks), temporal, hybrid, spatial, or a path to a plan file
+    time_scale: float | None = None  # wall seconds per emulated second; None: as fast as this machine keeps up with
+    out: str | None = None  # a .json file for the results
+    run: RunConfig = field(default_factory=lambda: RunConfig(num_iterations=3))
+
+    def __post_init__(self) -> None:
+        PlanningConfig.__post_init__(self)
+        scale = self.time_scale
+        require(scale is None or scale > 0, "time_scale", scale, "it must be positive", "use 0.02, or leave it out")
+        number = self.run.num_iterations
+        require(number >= 1, "run.num_iterations", number, "something must be measured", "use 3")

@@ -1,0 +1,114 @@
+"""The section `env`: a simulator task and how episodes are run on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rlinf_embodied.config.checks import require
+
+
+class Backend(StrEnum):
+    """Which physics steps the env."""
+
+    auto = "auto"  # gpu where there is one, else batched CPU, else stock
+    batched = "batched"  # N CPU scenes in one process behind ManiSkill's batched code path
+    stock = "stock"  # one stock ManiSkill env object per row
+    gpu = "gpu"  # one batched physx_cuda env
+
+
+class Reward(StrEnum):
+    """What training sees as the reward of an env step."""
+
+    dense = "dense"  # ManiSkill's normalized_dense
+    dense_delta = "dense_delta"  # its change in this step
+    sparse = "sparse"  # nothing; only the success bonus
+
+
+@dataclass(kw_only=True, slots=True)
+class EnvConfig:
+    """A simulator task and how episodes are run on it."""
+
+    _target_: str = "envs.maniskill.make_env"
+    task: str = "PickCube-v1"  # any registered ManiSkill task id
+    instruction: str | None = None  # None: the task's own sentence
+    num_envs: int = 64  # rows over all workers
+    block_size: int = 16  # rows per block: the unit of placement, policy call and gradient microbatch
+    obs_size: int = 64  # pixels, width and height of each camera
+    chunk: int = 5  # actions per policy call
+    horizon: int = 50  # env steps per episode
+    chunks_per_rollout: int = 20  # chunk-steps per rollout; with auto_reset=false at least horizon / chunk
+    auto_reset: bool = True  # partial resets: a row whose episode ends starts the next one within the rollout
+    carry_over: bool = False  # episodes still running at the end of a rollout go on in the next one
+    ends_at_success: bool = True  # an episode ends when the task is solved (false: always `horizon` steps)
+    reward: Reward = Reward.dense_delta
+    success_bonus: float = 1.0  # added in the first step of an episode in which the task is solved
+    backend: Backend = Backend.auto
+    control_mode: str = "pd_ee_delta_pose"
+    robot: str | None = None  # ManiSkill's robot_uids; None: the task's default
+    cameras: list[str] = field(default_factory=lambda: ["base_camera"])  # sensor names, in the policy's order
+    camera_fov: float | None = None  # of the first camera, radians; None: as the task has it
+    camera_eye: list[float] | None = None  # where the first camera is, metres; None: as the task has it
+    camera_target: list[float] | None = None  # what it looks at, metres
+    decimate: bool | None = None  # lighter visual meshes; None: where a CPU renders
+    show_goal: bool = False  # whether goal markers are seen in pictures
+    goal_in_proprio: bool = True  # whether the proprioception holds the goal position
+    options: dict[str, float] = field(default_factory=dict)  # for envs of one's own, see envs/point_reach.py
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "block_size", "obs_size", "chunk", "horizon", "chunks_per_rollout"):
+            value = getattr(self, name)
+            require(value >= 1, f"env.{name}", value, "it must be at least 1", f"set env.{name} to a positive number")
+        require(
+            self.chunk <= self.horizon,
+            "env.chunk",
+            self.chunk,
+            f"a chunk must fit into an episode of env.horizon={self.horizon} steps",
+            "use a smaller env.chunk or a longer env.horizon",
+        )
+        require(
+            self.horizon % self.chunk == 0,
+            "env.horizon",
+            self.horizon,
+            f"it must be a multiple of env.chunk={self.chunk}",
+            f"use {max(1, self.horizon // self.chunk) * self.chunk}",
+        )
+        require(
+            self.num_envs % self.block_size == 0,
+            "env.num_envs",
+            self.num_envs,
+            f"it must be a multiple of env.block_size={self.block_size}",
+            f"use {max(1, self.num_envs // self.block_size) * self.block_size} or another env.block_size",
+        )
+        require(
+            not (self.carry_over and not self.auto_reset),
+            "env.carry_over",
+            self.carry_over,
+            "episodes are carried over only where they are reset one by one",
+            "set env.auto_reset=true or env.carry_over=false",
+        )
+        require(
+            (self.camera_eye is None) == (self.camera_target is None),
+            "env.camera_eye",
+            self.camera_eye,
+            f"env.camera_target is {self.camera_target!r}, and a camera needs both or neither",
+            "give both, for example env.camera_eye=[0.3,0,0.6] env.camera_target=[-0.1,0,0.1]",
+        )
+        for name in ("camera_eye", "camera_target"):
+            point = getattr(self, name)
+            require(
+                point is None or len(point) == 3, f"env.{name}", point, "a point has x, y and z", "give three numbers"
+            )
+        needed = self.horizon // self.chunk
+        require(
+            self.auto_reset or self.chunks_per_rollout >= needed,
+            "env.chunks_per_rollout",
+            self.chunks_per_rollout,
+            f"without partial resets a rollout holds one whole episode, {needed} chunk-steps",
+            f"set env.chunks_per_rollout={needed} or env.auto_reset=true",
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks over all workers."""
+        return self.num_envs // self.block_size

@@ -1,0 +1,88 @@
+"""The sections `plan` and `cluster`: where the stages run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rlinf_embodied.config.checks import require
+
+
+class TransportMode(StrEnum):
+    """How data gets from stage to stage."""
+
+    adaptive = "adaptive"  # chosen per edge from the placement: what can stay in its process does
+    object_store = "object_store"  # always through the object store, as if no two stages shared a process
+
+
+@dataclass(kw_only=True, slots=True)
+class PlanConfig:
+    """Which plan tree runs: `auto` (the best one for what is measured), a preset, or any file of the same form."""
+
+    name: str = "auto"
+    file: str | None = None
+    trees: list[dict] = field(default_factory=list)  # variants by number of devices, see flow/plan.py
+    replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see flow/drift.py
+    profile: str | None = None  # auto: a profile file to plan with; None: the cached one, or measured now
+    profile_budget_s: float = 36.0  # auto: seconds for the repeated measurements of a profile, besides set-up
+
+    def __post_init__(self) -> None:
+        require(
+            self.profile_budget_s > 0,
+            "plan.profile_budget_s",
+            self.profile_budget_s,
+            "it must be positive",
+            "use 36",
+        )
+        require(
+            self.is_auto or bool(self.trees) or self.file is not None,
+            "plan",
+            self.name,
+            "a plan needs a tree",
+            "use plan=auto, plan=collocated, plan=disaggregated, or plan=<file.yaml>",
+        )
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the plan is still to be found."""
+        return self.name == "auto" and not self.trees and self.file is None
+
+
+@dataclass(kw_only=True, slots=True)
+class ClusterConfig:
+    """The machines at hand."""
+
+    name: str = "local"
+    num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
+    session: str = "ray"  # ray, or serial: one process, for debuggers
+    call_timeout_s: float = 600.0  # a call that takes longer is reported as a hang
+    object_store_bytes: int | None = None  # None: Ray's choice
+    transport: TransportMode = TransportMode.adaptive
+    emulated: bool = False  # described by the two below; for planning and for stages that only sleep
+    nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see cluster/hardware.py
+    links: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(
+            self.num_devices is None or self.num_devices >= 1,
+            "cluster.num_devices",
+            self.num_devices,
+            "it must be at least 1",
+            "leave it out to use all devices",
+        )
+        require(
+            self.session in ("ray", "serial"),
+            "cluster.session",
+            self.session,
+            "it is ray or serial",
+            "use cluster.session=ray",
+        )
+        require(
+            self.transport is TransportMode.adaptive or self.session == "ray",
+            "cluster.transport",
+            self.transport.value,
+            "one process (cluster.session=serial) has no object store",
+            "use cluster.session=ray or cluster.transport=adaptive",
+        )
+        limit = self.call_timeout_s
+        require(limit > 0, "cluster.call_timeout_s", limit, "it must be positive", "use 600")
