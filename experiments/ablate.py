@@ -200,7 +200,7 @@ def pricer_of(name: str, cluster, items: int | None = None, switching: bool = Tr
     """Returns the prices of a frozen profile; without switching, leaving the memory takes for ever."""
     from rlinf_embodied.flow.catalogue import workflow_for
     from rlinf_embodied.flow.pricing import Pricer
-    from rlinf_embodied.flow.profile import load_profile
+    from rlinf_embodied.flow.profile_file import load_profile
 
     profile = load_profile(CONFIG_DIR / "profiles" / f"{name}.json")
     assert profile.workload is not None
@@ -214,7 +214,7 @@ def pricer_of(name: str, cluster, items: int | None = None, switching: bool = Tr
 
 def workload_items(name: str) -> int:
     """Returns the items of a full iteration."""
-    from rlinf_embodied.flow.profile import load_profile
+    from rlinf_embodied.flow.profile_file import load_profile
 
     workload = load_profile(CONFIG_DIR / "profiles" / f"{name}.json").workload
     assert workload is not None

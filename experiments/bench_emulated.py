@@ -26,7 +26,7 @@ from rlinf_embodied.flow.catalogue import workflow_for
 from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.profile import load_profile
+from rlinf_embodied.flow.profile_file import load_profile
 from rlinf_embodied.planning_inputs import find_cluster
 from rlinf_embodied.runtime.ray_session import RaySession
 

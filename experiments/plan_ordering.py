@@ -13,7 +13,8 @@ from rlinf_embodied.compose import CONFIG_DIR
 from rlinf_embodied.flow import planner, shares
 from rlinf_embodied.flow.catalogue import workflow_for
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.profile import Profile, load_profile
+from rlinf_embodied.flow.profile import Profile
+from rlinf_embodied.flow.profile_file import load_profile
 from rlinf_embodied.flow.sensitivity import MODES, times_by_mode, turning_points, winner
 
 PUBLISHED = {  # which plan won in arXiv 2509.15965 and 2510.06710

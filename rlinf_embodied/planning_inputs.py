@@ -13,7 +13,8 @@ from rlinf_embodied.flow.explain import rank
 from rlinf_embodied.flow.plan import Plan, resolve
 from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.profile import Profile, load_profile
+from rlinf_embodied.flow.profile import Profile
+from rlinf_embodied.flow.profile_file import load_profile
 
 
 def find_profile(config: PlanningConfig) -> Profile:

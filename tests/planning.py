@@ -15,7 +15,8 @@ from rlinf_embodied.flow.cost import Price
 from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.profile import FORMAT, Profile, parse_profile
+from rlinf_embodied.flow.profile import Profile
+from rlinf_embodied.flow.profile_file import FORMAT, parse_profile
 
 
 def cluster(devices: int = 4, memory_bytes: float = 1e12, node: int | None = None, cores: int = 64) -> Cluster:

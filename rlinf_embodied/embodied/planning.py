@@ -31,7 +31,8 @@ from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.plan import Plan, resolve
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.probes import together
-from rlinf_embodied.flow.profile import Profile, load_profile
+from rlinf_embodied.flow.profile import Profile
+from rlinf_embodied.flow.profile_file import load_profile
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import text_table

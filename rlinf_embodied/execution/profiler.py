@@ -2,7 +2,7 @@
 
     for each probe    build its stages -> a short rollout (what is done once is done then) -> some whole iterations
                       spans -> seconds, meters -> memory and cores, answers -> bytes per edge; then all is forgotten
-    at the end        the wire between two workers; a profile in the form of flow/profile.py
+    at the end        the wire between two workers; a profile in the form of flow/profile_file.py
 
 Iterations of a profile train a policy of their own: the stages are built for it and dropped behind it.
 """
@@ -26,7 +26,8 @@ from rlinf_embodied.execution.meter import MeteredSession, Reading, measure_link
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measurement import Measurements, Memory, cell_of, loop_of, profile_dict, samples
 from rlinf_embodied.flow.probes import Probe, probes, shortened, warm_up
-from rlinf_embodied.flow.profile import Profile, load_profile, parse_profile
+from rlinf_embodied.flow.profile import Profile
+from rlinf_embodied.flow.profile_file import load_profile, parse_profile
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.targets import load_target

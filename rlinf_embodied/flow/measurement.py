@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rlinf_embodied.flow.graph import Loop, Workflow
 from rlinf_embodied.flow.probes import Probe
-from rlinf_embodied.flow.profile import FORMAT
+from rlinf_embodied.flow.profile_file import FORMAT
 from rlinf_embodied.telemetry.trace import Span
 
 Cell = tuple[int, int]  # items per device and call, devices
@@ -124,7 +124,7 @@ def _upstream_loops(workflow: Workflow, stage: str) -> set[str]:
 def profile_dict(
     name: str, workflow: Workflow, kind: str, measured: Measurements, fingerprint: Mapping[str, str]
 ) -> dict[str, object]:
-    """Returns a profile in the form of a profile file (see flow/profile.py)."""
+    """Returns a profile in the form of a profile file (see flow/profile_file.py)."""
     stages = {stage: _stage_dict(workflow, stage, measured) for stage in workflow.stages}
     loops = list(workflow.loops.values())
     work: dict[str, object] = {

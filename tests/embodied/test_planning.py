@@ -20,7 +20,7 @@ from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution import profiler
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.profile import FORMAT, load_profile
+from rlinf_embodied.flow.profile_file import FORMAT, load_profile
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.telemetry.run_folder import RunFolder
 

@@ -14,7 +14,7 @@ from runs import tiny_overrides
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.flow.drift import Prediction
 from rlinf_embodied.flow.plan import Leaf, Plan
-from rlinf_embodied.flow.profile import load_profile
+from rlinf_embodied.flow.profile_file import load_profile
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from rlinf_embodied.flow.catalogue import workflow_for
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.flow.profile import load_profile
+from rlinf_embodied.flow.profile_file import load_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from planning import cluster, embodied
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measurement import Measurements, Memory, Sample, fill, grid, profile_dict, samples
 from rlinf_embodied.flow.probes import Probe, apart, shortened, together
-from rlinf_embodied.flow.profile import parse_profile
+from rlinf_embodied.flow.profile_file import parse_profile
 from rlinf_embodied.telemetry.trace import Span
 
 

@@ -14,7 +14,7 @@ from rlinf_embodied.flow.graph import WHOLE, Edge, StageSpec, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, Spatial, Temporal, leaves, resolve
 from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.profile import FORMAT, parse_profile
+from rlinf_embodied.flow.profile_file import FORMAT, parse_profile
 from rlinf_embodied.flow.shares import make_shares
 from rlinf_embodied.flow.simulate import simulate
 

@@ -11,7 +11,8 @@ from planning import profile, stage
 
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.catalogue import workflow_for
-from rlinf_embodied.flow.profile import FORMAT, interpolate, load_profile, parse_profile
+from rlinf_embodied.flow.profile import interpolate
+from rlinf_embodied.flow.profile_file import FORMAT, load_profile, parse_profile
 
 PROFILES = sorted((Path(__file__).resolve().parents[2] / "configs" / "profiles").glob("*.json"))
 
