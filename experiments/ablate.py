@@ -79,8 +79,8 @@ def local_rows(config: TrainConfig, overrides: Sequence[str], rounds: int, itera
     """Trains every case for a few iterations, in turn."""
     from bench_rollout import clone_of
 
-    from rlinf_embodied.embodied.trainer import make_session
     from rlinf_embodied.embodied.workflow import training_workflow
+    from rlinf_embodied.runtime.sessions import make_session
 
     workflow = training_workflow(config, clone_of(config))
     rows = [

@@ -73,12 +73,12 @@ def run_case(overrides: Sequence[str], iterations: int) -> dict[str, Candidate]:
     """Profiles a workload and trains it under every plan in alternation; the picked one is called auto."""
     from rlinf_embodied.cluster.hardware import cluster_at_hand
     from rlinf_embodied.embodied.planning import measured_profile
-    from rlinf_embodied.embodied.trainer import make_session
     from rlinf_embodied.embodied.warm_start import starting_policy
     from rlinf_embodied.embodied.workflow import training_workflow
     from rlinf_embodied.flow.catalogue import as_measured, linked
     from rlinf_embodied.flow.explain import rank, rows
     from rlinf_embodied.flow.pricing import Pricer
+    from rlinf_embodied.runtime.sessions import make_session
     from rlinf_embodied.telemetry.tables import text_table
 
     config = compose_train(overrides)
@@ -130,10 +130,10 @@ def _alternate(
     devices, but not for idle workers beside them.
     """
     from rlinf_embodied.cluster.hardware import cluster_at_hand
-    from rlinf_embodied.embodied.trainer import make_session
     from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
     from rlinf_embodied.execution.executor import Executor
     from rlinf_embodied.runtime.host import Tick
+    from rlinf_embodied.runtime.sessions import make_session
 
     workflow, cluster = training_workflow(config, folder), cluster_at_hand(config.cluster)
     sessions: list[Session] = []  # beside the first one, whose owner closes it

@@ -66,11 +66,11 @@ def run_cases(
 ) -> dict[str, Measured]:
     """Trains every case, iteration by iteration in turn."""
     from rlinf_embodied.cluster.hardware import Cluster, num_cores
-    from rlinf_embodied.embodied.trainer import make_session
     from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
     from rlinf_embodied.execution.executor import Executor
     from rlinf_embodied.flow.plan import resolve
     from rlinf_embodied.runtime.host import Tick
+    from rlinf_embodied.runtime.sessions import make_session
 
     workflow = training_workflow(config, folder)
     sessions, executors = [], {}
@@ -98,14 +98,13 @@ def run_cases(
 
 def account(measured: Measured, seconds: float, spans: Sequence[Span], metrics: Mapping[str, float]) -> None:
     """Adds one iteration."""
-    from rlinf_embodied.embodied.trainer import stage_seconds
-    from rlinf_embodied.telemetry.trace import busy_seconds
+    from rlinf_embodied.telemetry.trace import busy_seconds, stage_seconds
 
     by_worker: dict[int, float] = {}
     for (worker, _), busy in busy_seconds(spans).items():
         by_worker[worker] = by_worker.get(worker, 0.0) + busy
     measured.iteration_s.append(seconds)
-    measured.stages_s.append(stage_seconds(list(spans)))
+    measured.stages_s.append(stage_seconds(spans))
     measured.busiest_s.append(max(by_worker.values()))
     measured.rollout_env_steps.append(int(metrics["rollout/env_steps"]))
 

@@ -146,8 +146,8 @@ class RayWorkers:
 def clone_of(config: TrainConfig) -> str:
     """Returns the folder of the policy that training would start from."""
     from rlinf_embodied.cluster.hardware import cluster_at_hand
-    from rlinf_embodied.embodied.trainer import make_session
     from rlinf_embodied.embodied.warm_start import WarmStartStageConfig, cache_folder, warm_start
+    from rlinf_embodied.runtime.sessions import make_session
 
     if config.warm_start.checkpoint is not None:
         return config.warm_start.checkpoint

@@ -32,8 +32,8 @@ def table(config: TrainConfig) -> int:
     from rlinf_embodied.cluster.hardware import cluster_at_hand
     from rlinf_embodied.embodied.language import BEHAVIOURS, behaviour_table
     from rlinf_embodied.embodied.policy_folder import load_policy
-    from rlinf_embodied.embodied.trainer import make_session
     from rlinf_embodied.embodied.warm_start import WarmStartStageConfig, warm_start
+    from rlinf_embodied.runtime.sessions import make_session
     from rlinf_embodied.telemetry.live import LiveView
     from rlinf_embodied.telemetry.run_folder import RunFolder
 

@@ -17,9 +17,9 @@ def profile(config: TrainConfig) -> None:
     # these import torch: only once the input is known to be right
     from rlinf_embodied.cluster.hardware import cluster_at_hand
     from rlinf_embodied.embodied.planning import measured_profile
-    from rlinf_embodied.embodied.trainer import make_session
     from rlinf_embodied.embodied.warm_start import starting_policy
     from rlinf_embodied.embodied.workflow import training_workflow
+    from rlinf_embodied.runtime.sessions import make_session
     from rlinf_embodied.telemetry.live import LiveView
     from rlinf_embodied.telemetry.run_folder import RunFolder
     from rlinf_embodied.telemetry.tables import text_table

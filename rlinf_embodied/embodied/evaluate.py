@@ -16,9 +16,9 @@ from rlinf_embodied.embodied.evaluation import (
     evaluation_env,
 )
 from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under
-from rlinf_embodied.embodied.trainer import make_session
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 
 _PACKAGE = "rlinf_embodied.embodied.evaluation"

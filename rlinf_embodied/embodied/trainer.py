@@ -17,7 +17,7 @@ from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import ClusterConfig, TrainConfig
+from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.evaluation import (
     Evaluation,
     EvaluationPolicyConfig,
@@ -26,37 +26,27 @@ from rlinf_embodied.embodied.evaluation import (
 )
 from rlinf_embodied.embodied.interrupt import INTERRUPTED, StopRequest, stop_on_interrupt
 from rlinf_embodied.embodied.planning import Planning
-from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
+from rlinf_embodied.embodied.resume import Progress, checkpoint_to_resume, load, save, saved_progress
 from rlinf_embodied.embodied.warm_start import starting_policy
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.interfaces import EnvSpec
-from rlinf_embodied.learning.checkpoint import find_latest, load_state, verify
+from rlinf_embodied.learning.checkpoint import find_latest
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Tick
-from rlinf_embodied.runtime.session import SerialSession, Session, of_type
+from rlinf_embodied.runtime.session import Session, of_type
+from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import MetricsWriter
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.startup import StartupClock
-from rlinf_embodied.telemetry.trace import Span, write_trace
+from rlinf_embodied.telemetry.trace import Span, stage_seconds, write_trace
 
 # what a stage does beside its calls; plans price it apart from them
 _NOT_COMPUTING = (".export_weights", ".install_weights", ".offload", ".onload")
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a run carries from iteration to iteration beside weights and optimizer; part of every checkpoint."""
-
-    iteration: int = 0  # the next one
-    env_steps: int = 0
-    rollout_s: float = 0.0  # seconds of RL so far
-    success_before: dict[str, object] | None = None
 
 
 @dataclass(slots=True)
@@ -66,16 +56,6 @@ class _Running:
     session: Session
     executor: Executor
     evaluation: Evaluation
-
-
-def make_session(config: ClusterConfig) -> Session:
-    """Returns the session that `cluster.session` names."""
-    if config.session == "serial":
-        return SerialSession(config.call_timeout_s)
-    # ray takes half a second to import: only where it is used
-    from rlinf_embodied.runtime.ray_session import RaySession
-
-    return RaySession(config.call_timeout_s, config.object_store_bytes)
 
 
 class Trainer:
@@ -92,37 +72,13 @@ class Trainer:
         self._config = config
         self._started = started or time.time()
         self._startup = StartupClock(self._started)
-        self._resumed = self._find_resume()
-        if self._resumed is not None:
-            verify(self._resumed)
-            require_conditions("resume", self._resumed, config.env, config.policy, free=())
-        elif config.warm_start.checkpoint is not None:
-            require_policy_folder("warm_start.checkpoint", config.warm_start.checkpoint)
-            start = Path(config.warm_start.checkpoint)
-            require_conditions("warm_start.checkpoint", start, config.env, config.policy, free=("task", "camera_fov"))
+        self._resumed = checkpoint_to_resume(config)
         self._folder = RunFolder(Path(config.run.dir or _default_dir(config)))
         self._cluster: Cluster = cluster_at_hand(config.cluster)
         self._planning = Planning(config, self._cluster, training_workflow(config, ""))
         self._spans: list[Span] = []
         self._progress = Progress()
         self._saved: int | None = None  # the iteration of the newest checkpoint
-
-    # ----------------------------------------------------------------------------------------------------- prepare
-    def _find_resume(self) -> Path | None:
-        config = self._config
-        if config.resume not in ("auto", "never"):
-            path = Path(config.resume)
-            return (find_latest(path.parent) if path.name == "latest" else None) or path
-        if config.run.dir is None:
-            return None
-        folder = Path(config.run.dir)
-        used = any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints"))
-        if config.resume == "never" and used:
-            raise ConfigError(
-                f"run.dir is {config.run.dir!r}, but it holds another run and resume=never: "
-                "use another run.dir, or resume=auto to go on"
-            )
-        return find_latest(folder / "checkpoints") if (folder / "checkpoints").exists() else None
 
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
@@ -163,7 +119,7 @@ class Trainer:
 
     def _choose_plan(self, session: Session, policy_folder: Path, view: LiveView) -> Plan:
         workflow = training_workflow(self._config, str(policy_folder))
-        first = 0 if self._resumed is None else int(cast(dict, load_state(self._resumed)["progress"])["iteration"])
+        first = 0 if self._resumed is None else saved_progress(self._resumed).iteration
         plan, why = self._planning.choose(workflow, session, self._folder, view.progress, first)
         view.note(why)
         self._startup.mark("profile and plan")
@@ -178,7 +134,8 @@ class Trainer:
         self._folder.write_json("transports.json", [route.to_dict() for route in routes])
         view.note(f"transports\n{transport.table(routes)}")
         if checkpoint is not None:
-            self._load(executor, checkpoint)
+            self._progress = load(executor, checkpoint)
+            self._saved = self._progress.iteration
         self._startup.mark("stages", executor.setup_s)
         evaluation = self._evaluation(session, str(policy_folder))
         self._startup.mark("evaluation stages")
@@ -280,25 +237,8 @@ class Trainer:
         metrics |= stage_seconds(result.spans)
 
     def _save(self, executor: Executor) -> None:
-        carry_over: dict[int, object] = {}
-        for part in of_type(executor.call("env", "export_state", Tick(self._progress.iteration)), dict):
-            carry_over |= part
-        state = {"progress": asdict(self._progress), "config": to_yaml(self._config)}
-        keep = self._config.checkpoint.keep
-        argument = (str(self._folder.checkpoints), self._progress.iteration, keep, state, carry_over)
-        executor.call("actor", "save", Tick(self._progress.iteration), argument)
+        save(executor, self._folder.checkpoints, self._progress, self._config)
         self._saved = self._progress.iteration
-
-    def _load(self, executor: Executor, path: Path) -> None:
-        state = load_state(path)
-        self._progress = Progress(**cast(dict, state["progress"]))
-        executor.call("actor", "load", Tick(self._progress.iteration), str(path))
-        for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
-            executor.sync_weights(edge.source, edge.target)
-        self._saved = self._progress.iteration
-        carry_over = executor.call("actor", "load_carry_over", Tick(self._progress.iteration), str(path))[0]
-        if carry_over:
-            executor.call("env", "import_state", Tick(self._progress.iteration), carry_over)
 
     # ----------------------------------------------------------------------------------------------------- finish
     def _finish(self, executor: Executor, after: EvaluationResult, view: LiveView) -> None:
@@ -341,15 +281,6 @@ class Trainer:
             f"success before {100 * cast(float, success):.1f} % [{100 * low:.1f}, {100 * high:.1f}], "
             f"after {after} ({progress.rollout_s / 60:.1f} min of RL)"
         )
-
-
-def stage_seconds(spans: list[Span]) -> dict[str, float]:
-    """Returns time/<stage>_s: seconds that the busiest worker spent in each stage."""
-    by_worker: dict[str, dict[int, float]] = {}
-    for span in spans:
-        workers = by_worker.setdefault(span.stage, {})
-        workers[span.worker] = workers.get(span.worker, 0.0) + span.end_s - span.start_s
-    return {f"time/{stage}_s": max(workers.values()) for stage, workers in by_worker.items()}
 
 
 def _default_dir(config: TrainConfig) -> str:

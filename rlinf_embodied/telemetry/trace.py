@@ -69,6 +69,15 @@ def busy_seconds(spans: Iterable[Span]) -> dict[tuple[int, str], float]:
     return total
 
 
+def stage_seconds(spans: Iterable[Span]) -> dict[str, float]:
+    """Returns time/<stage>_s: seconds that the busiest worker spent in each stage."""
+    found: dict[str, float] = {}
+    for (_, stage), seconds in busy_seconds(spans).items():
+        key = f"time/{stage}_s"
+        found[key] = max(found.get(key, 0.0), seconds)
+    return found
+
+
 def trace_events(spans: Sequence[Span]) -> dict[str, object]:
     """Returns the spans in Chrome's trace format, which Perfetto opens: workers are processes, stages their threads."""
     origin = min((span.start_s for span in spans), default=0.0)

@@ -18,7 +18,6 @@ from rlinf_embodied.embodied.evaluation import Evaluation
 from rlinf_embodied.embodied.trainer import Trainer
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError, SimulatorError
 from rlinf_embodied.learning import checkpoint
-from rlinf_embodied.telemetry.trace import Span
 
 VARIANTS = {"ppo": [], "ppo, carried over": ["env.carry_over=true"], "grpo": GRPO}
 
@@ -276,9 +275,3 @@ def test_the_run_folder_holds_what_the_design_promises(tmp_path) -> None:
     assert (summary["iterations"], summary["plan"], summary["num_eval_episodes"]) == (4, "collocated", 3)
     low, high = summary["success_rate_after_interval"]
     assert low <= summary["success_rate_after"] <= high
-
-
-def test_the_busiest_worker_counts_for_a_stage() -> None:
-    spans = [Span("env.step", "env", 0, "cpu", 0.0, 1.0, {}), Span("env.step", "env", 1, "cpu", 0.0, 1.5, {})]
-    spans += [Span("env.step", "env", 0, "cpu", 2.0, 3.0, {}), Span("actor.run", "actor", 1, "cpu", 3.0, 3.25, {})]
-    assert trainer_module.stage_seconds(spans) == {"time/env_s": 2.0, "time/actor_s": 0.25}

@@ -7,7 +7,15 @@ import time
 
 import pytest
 
-from rlinf_embodied.telemetry.trace import Span, Tracer, busy_seconds, trace_events, write_gantt, write_trace
+from rlinf_embodied.telemetry.trace import (
+    Span,
+    Tracer,
+    busy_seconds,
+    stage_seconds,
+    trace_events,
+    write_gantt,
+    write_trace,
+)
 
 
 def make_spans() -> list[Span]:
@@ -44,6 +52,12 @@ def test_a_body_that_raises_is_recorded_with_its_error():
 
 def test_busy_seconds_add_up_by_worker_and_stage():
     assert busy_seconds(make_spans()) == {(0, "env"): 1.5, (1, "policy"): 0.25}
+
+
+def test_the_busiest_worker_counts_for_a_stage():
+    spans = [Span("env.step", "env", 0, "cpu", 0.0, 1.0, {}), Span("env.step", "env", 1, "cpu", 0.0, 1.5, {})]
+    spans += [Span("env.step", "env", 0, "cpu", 2.0, 3.0, {}), Span("actor.run", "actor", 1, "cpu", 3.0, 3.25, {})]
+    assert stage_seconds(spans) == {"time/env_s": 2.0, "time/actor_s": 0.25}
 
 
 def test_the_trace_is_what_perfetto_reads(tmp_path):

@@ -1,0 +1,16 @@
+"""Which session a run gets."""
+
+from __future__ import annotations
+
+from rlinf_embodied.config import ClusterConfig
+from rlinf_embodied.runtime.session import SerialSession, Session
+
+
+def make_session(config: ClusterConfig) -> Session:
+    """Returns the session that `cluster.session` names."""
+    if config.session == "serial":
+        return SerialSession(config.call_timeout_s)
+    # ray takes half a second to import: only where it is used
+    from rlinf_embodied.runtime.ray_session import RaySession
+
+    return RaySession(config.call_timeout_s, config.object_store_bytes)
