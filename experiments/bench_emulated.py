@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
+from published import WINNERS, h100
+
 from rlinf_embodied.compose import CONFIG_DIR
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.emulation import Emulated, Emulator
@@ -30,14 +31,8 @@ from rlinf_embodied.flow.profile_file import load_profile
 from rlinf_embodied.planning_inputs import find_cluster
 from rlinf_embodied.runtime.ray_session import RaySession
 
-PUBLISHED = {  # which plan won in arXiv 2509.15965 and 2510.06710
-    "maniskill_openvla": "hybrid",
-    "libero_openvla_oft": "temporal",
-    "grpo_llm": "temporal",
-    "ppo_llm": "spatial",
-}
 MODES = (Mode.temporal, Mode.hybrid, Mode.spatial)
-DEFAULTS = {"profiles": ",".join(PUBLISHED), "sizes": "8,16,32,mixed", "rounds": "3", "scale": "", "out": ""}
+DEFAULTS = {"profiles": ",".join(WINNERS), "sizes": "8,16,32,mixed", "rounds": "3", "scale": "", "out": ""}
 
 
 @dataclass(slots=True)
@@ -90,18 +85,10 @@ def main(options: dict[str, str]) -> None:
         path.with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
 
 
-def cluster_of(size: str) -> Cluster:
-    """Returns H100 nodes of eight with as many GPUs, or the mixed cluster."""
-    if size == "mixed":
-        return find_cluster(size)
-    node = NodeGroup(kind="h100", num_nodes=int(size) // 8, devices_per_node=8, memory_bytes=80e9, cores_per_node=128)
-    links = Links(within_node_bytes_per_s=200e9, across_nodes_bytes_per_s=40e9, latency_s=0.0005)
-    return Cluster(f"h100x{size}", "h100", int(size), 16 * int(size), int(80e9), "", (node,), links, emulated=True)
-
-
 def make_cell(name: str, size: str) -> tuple[Cell, Pricer]:
     """Plans every mode, and the best of all."""
-    profile, cluster = load_profile(CONFIG_DIR / "profiles" / f"{name}.json"), cluster_of(size)
+    profile = load_profile(CONFIG_DIR / "profiles" / f"{name}.json")
+    cluster = find_cluster(size) if size == "mixed" else h100(int(size))
     pricer = Pricer(workflow_for(profile), profile, cluster)
     cell = Cell(name, cluster.name)
     for mode in (Mode.any, *MODES):
@@ -169,7 +156,7 @@ def _line(cell: Cell, labels: Sequence[str]) -> str:
     texts = [_entry(cell, label) for label in (*labels, "auto")]
     best = min(cell.measured_s(label) for label in cell.results)
     share = cell.measured_s("auto") / best
-    published = PUBLISHED[cell.profile]
+    published = WINNERS[cell.profile]
     return f"| {cell.profile} | {cell.cluster} | {' | '.join(texts)} | {cell.winner()} | {published} | {share:.3f} |"
 
 
@@ -183,7 +170,7 @@ def _entry(cell: Cell, label: str) -> str:
 def _summary(cells: Sequence[Cell]) -> list[str]:
     errors = sorted(abs(cell.error(label)) for cell in cells for label in cell.results)
     shares = [cell.measured_s("auto") / min(cell.measured_s(label) for label in cell.results) for cell in cells]
-    matches = sum(cell.winner() == PUBLISHED[cell.profile] for cell in cells)
+    matches = sum(cell.winner() == WINNERS[cell.profile] for cell in cells)
     lines = [
         f"- error of the predictions: median {statistics.median(errors):.2%}, worst {errors[-1]:.2%} (goal 3 %, 8 %)",
         f"- auto against the best measured mode: at worst {max(shares) - 1:+.1%} (goal 3 %)",

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlinf_embodied.cluster.hardware import gpu_names, num_cores
+from rlinf_embodied.cluster.hardware import gpu_names, num_cores, processor
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.run_folder import git_revision, library_versions
 
@@ -128,7 +128,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def machine() -> dict[str, object]:
     """Returns what the numbers were measured on, and how busy it was."""
     return {
-        "processor": _processor(),
+        "processor": processor() or platform.machine(),
         "cores": num_cores(),
         "gpus": gpu_names(),
         "system": platform.platform(),
@@ -137,14 +137,6 @@ def machine() -> dict[str, object]:
         "versions": library_versions(),
         "git_revision": git_revision(),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def write_results(out: str, content: Mapping[str, object]) -> None:

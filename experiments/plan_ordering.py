@@ -8,7 +8,8 @@ import sys
 import time
 from dataclasses import replace
 
-from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
+from published import WINNERS, h100
+
 from rlinf_embodied.compose import CONFIG_DIR
 from rlinf_embodied.flow import planner, shares
 from rlinf_embodied.flow.catalogue import workflow_for
@@ -17,16 +18,9 @@ from rlinf_embodied.flow.profile import Profile
 from rlinf_embodied.flow.profile_file import load_profile
 from rlinf_embodied.flow.sensitivity import MODES, times_by_mode, turning_points, winner
 
-PUBLISHED = {  # which plan won in arXiv 2509.15965 and 2510.06710
-    "maniskill_openvla": "hybrid",
-    "libero_openvla_oft": "temporal",
-    "grpo_llm": "temporal",
-    "ppo_llm": "spatial",
-}
-
 
 def main(quick: bool) -> None:
-    profiles = {name: load_profile(CONFIG_DIR / "profiles" / f"{name}.json") for name in PUBLISHED}
+    profiles = {name: load_profile(CONFIG_DIR / "profiles" / f"{name}.json") for name in WINNERS}
     print(
         "| profile | GPUs | "
         + " | ".join(f"{mode} s" for mode in MODES)
@@ -41,7 +35,7 @@ def main(quick: bool) -> None:
         for num_devices in (8, 64, 1024, 4096):
             print_planning_time(name, scaled(profiles[name], num_devices), num_devices)
     print("\n| workflow | devices | mode | coarse s | every device s | cost |\n|---|---|---|---|---|---|")
-    for name in PUBLISHED:
+    for name in WINNERS:
         for mode in (planner.Mode.any, planner.Mode.hybrid, planner.Mode.spatial):
             print_coarsening(name, profiles[name], 32, mode)
     if not quick:
@@ -51,14 +45,6 @@ def main(quick: bool) -> None:
                 ends = ["never (x 0.1)" if turn.below is None else f"x {turn.below[0]} ({turn.below[1]})"]
                 ends.append("never (x 10)" if turn.above is None else f"x {turn.above[0]} ({turn.above[1]})")
                 print(f"| {name} | {turn.what} | {ends[0]} | {ends[1]} |", flush=True)
-
-
-def h100(num_devices: int) -> Cluster:
-    group = NodeGroup(
-        kind="h100", num_nodes=num_devices // 8, devices_per_node=8, memory_bytes=80e9, cores_per_node=128
-    )
-    links = Links(within_node_bytes_per_s=200e9, across_nodes_bytes_per_s=40e9, latency_s=0.0005)
-    return Cluster("h100", "h100", num_devices, 16 * num_devices, int(80e9), groups=(group,), links=links)
 
 
 def scaled(profile: Profile, num_devices: int) -> Profile:
@@ -75,9 +61,7 @@ def print_ordering(name: str, profile: Profile, num_devices: int) -> None:
     auto = planner.find_plans(Pricer(work, profile, cluster))[0].iteration_s
     cells = " | ".join(f"{times[mode]:.1f}" for mode in MODES)
     worst = max(seconds for seconds in times.values() if seconds < float("inf"))
-    print(
-        f"| {name} | {num_devices} | {cells} | {winner(times)} | {PUBLISHED[name]} | {auto:.1f} | {worst / auto:.2f} |"
-    )
+    print(f"| {name} | {num_devices} | {cells} | {winner(times)} | {WINNERS[name]} | {auto:.1f} | {worst / auto:.2f} |")
 
 
 def print_planning_time(name: str, profile: Profile, num_devices: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import TypeVar
 
 from rlinf_embodied.config import ClusterConfig
@@ -124,6 +126,14 @@ def gpu_names() -> list[str]:
     names = [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return names[: len(visible.split(","))] if visible else names
+
+
+def processor() -> str:
+    """Returns the name of this machine's processor, "" where the system does not say."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
 
 
 def num_cores() -> int:

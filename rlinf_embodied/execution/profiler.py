@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.cluster.hardware import Cluster, processor
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.meter import MeteredSession, Reading, measure_links, payload_bytes
 from rlinf_embodied.flow.graph import Workflow
@@ -53,7 +53,7 @@ class _Budget:
 # ---------------------------------------------------------------------------------------------------------------- cache
 def fingerprint(cluster: Cluster, parts: Mapping[str, object]) -> dict[str, str]:
     """Returns what a profile is valid for: this hardware, these libraries, and the given parts of the config."""
-    hardware = f"{platform.machine()} {_processor()}, {cluster.num_cores} cores, {cluster.description}"
+    hardware = f"{platform.machine()} {processor()}, {cluster.num_cores} cores, {cluster.description}"
     libraries = ("python", "torch", "ray", "mani_skill", "sapien", "numpy", "transformers")
     versions = {k: v for k, v in library_versions().items() if k in libraries}
     text = json.dumps(parts, sort_keys=True, default=str)
@@ -63,12 +63,6 @@ def fingerprint(cluster: Cluster, parts: Mapping[str, object]) -> dict[str, str]
         "config": hashlib.sha256(text.encode()).hexdigest()[:16],
         "version": str(_VERSION),
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), platform.processor())
 
 
 def cached_path(root: str, name: str, key: Mapping[str, str]) -> Path:

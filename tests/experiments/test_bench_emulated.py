@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from conftest import load_script
 
 from rlinf_embodied.execution.emulation import Emulated
 from rlinf_embodied.flow.plan import Leaf, Plan
+from rlinf_embodied.planning_inputs import find_cluster
 
 
 @pytest.fixture(scope="module")
-def bench():
+def published():
+    return load_script("published")
+
+
+@pytest.fixture(scope="module")
+def bench(published):
     return load_script("bench_emulated")
 
 
@@ -48,3 +56,9 @@ def test_an_unknown_option_ends_with_two(bench, capsys) -> None:
         bench.parse(["size=8"])
     assert end.value.code == 2
     assert "unknown options ['size']" in capsys.readouterr().err
+
+
+def test_nodes_of_eight_make_up_larger_clusters(published) -> None:
+    described = find_cluster("h100x64")
+    assert published.h100(64) == replace(described, name="h100x64")
+    assert (published.h100(16).num_devices, published.h100(16).place_of(15).node) == (16, 1)

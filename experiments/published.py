@@ -1,0 +1,28 @@
+"""The published workloads that frozen profiles describe: which plan won there, and the clusters they ran on."""
+
+from dataclasses import replace
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.planning_inputs import find_cluster
+
+WINNERS = {  # by profile, in arXiv 2509.15965 and 2510.06710
+    "maniskill_openvla": "hybrid",
+    "libero_openvla_oft": "temporal",
+    "grpo_llm": "temporal",
+    "ppo_llm": "spatial",
+}
+
+
+def h100(num_devices: int) -> Cluster:
+    """Returns as many nodes of eight H100s as it takes, each as configs/cluster describes it."""
+    one = find_cluster("h100x8")
+    (node,) = one.groups
+    num_nodes = num_devices // node.num_devices
+    return replace(
+        one,
+        name=f"h100x{num_devices}",
+        num_devices=num_devices,
+        num_cores=num_nodes * one.num_cores,
+        description=f"{num_nodes} nodes x {node.devices_per_node} {node.kind}",
+        groups=(replace(node, num_nodes=num_nodes),),
+    )
