@@ -7,7 +7,7 @@ env <==> policy     loop "rollout": H chunk-steps; GRPO repeats it until enough 
        +~~> policy  new weights, where the policy does not share the actor's
 
 run_iteration            driver     one Tick down the plan tree, then metrics of what came back
-  Executor._repeat       driver     the rollout loop: one call per worker, or one per chunk-step and shard
+  Executor._run_loop     driver     the rollout loop: one call per worker, or one per chunk-step and shard
     EnvStage.step        worker     C simulator steps of every row, one picture at the end
     RolloutStage.step    worker     encode, sample with keyed noise, keep features, tokens and log-probs
   Executor._leaf         driver     hands the columns on, by reference
