@@ -29,6 +29,7 @@ from mani_skill.utils.structs.base import PhysxRigidBodyComponentStruct
 from torch import Tensor
 
 from envs.batched import rotations
+from envs.batched.kinematics import RowSolver
 from envs.batched.rendering import set_visible
 from envs.batched.scene import BatchedScene
 from rlinf_embodied.errors import SimulatorError
@@ -52,6 +53,7 @@ _FASTER = (
     (pose_module, "quaternion_to_matrix", rotations.quaternion_to_matrix),
 )
 _patched = "_rlinf_embodied_patched"
+_row_solver = "_rlinf_embodied_row_solver"
 
 
 def check_versions() -> None:
@@ -168,17 +170,10 @@ def _set_ee_action(controller: PDEEPosController, action: Tensor) -> None:
 
 def _solve(controller: PDEEPosController) -> Tensor:
     """Returns joint targets [N, joints] for the target poses; a row without solution, or at rest, stays where it is."""
-    solver = controller.kinematics
+    kinematics = controller.kinematics
+    if not hasattr(kinematics, _row_solver):
+        setattr(kinematics, _row_solver, RowSolver(kinematics))
     targets = controller._start_qpos.numpy().copy()
-    start = controller.articulation.get_qpos()[:, solver.pmodel_active_joint_indices].numpy()
-    controlled, mask = solver.pmodel_controlled_joint_indices.numpy(), solver.qmask.numpy()
-    poses = controller._target_pose.raw_pose.numpy()
-    solve = solver.pmodel.compute_inverse_kinematics
-    for row in controller.scene.px.active:
-        pose = sapien.Pose(poses[row, :3], poses[row, 3:])
-        result, success, _ = solve(
-            solver.end_link_idx, pose, initial_qpos=start[row], active_qmask=mask, max_iterations=100
-        )
-        if success:
-            targets[row] = result[controlled]
+    qpos, poses = controller.articulation.get_qpos().numpy(), controller._target_pose.raw_pose.numpy()
+    getattr(kinematics, _row_solver).solve(controller.scene.px.active, qpos, poses, targets)
     return torch.from_numpy(targets)
