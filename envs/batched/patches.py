@@ -3,7 +3,7 @@
 1. `parse_sim_and_render_backend`, while a batched env is built: CPU tensors, yet several rows and a simulation device
    that says "cuda", because BaseEnv refuses N > 1 on the CPU and applies drive targets only where that is so.
 2. The row numbers of bodies, articulations and joints: CPU components have no gpu index.
-3. `PDEEPosController.set_action`: the CPU's inverse kinematics to a target pose, row by row, instead of one batched
+3. `PDEEPosController.set_action`: the CPU's inverse kinematics to a target pose, for N rows, instead of one batched
    Jacobian step, which gives other joint targets.
 4. `Actor.hide_visual` and `show_visual`: visibility as on the CPU, instead of moving the actor away.
 5. Rotations of a few rows in NumPy: the same numbers sooner, see `rotations`.  This one serves stock envs as well.
