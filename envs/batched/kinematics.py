@@ -3,8 +3,8 @@
 SAPIEN solves one row a call: some seventy iterations of small matrices.  `clik.c` runs the same iteration, a row per
 SIMD lane; it is compiled once per machine into the cache folder.  Its joint values differ from SAPIEN's in the last
 bits of float64 and carry a bound of that difference: a row is taken only if its float32 targets and its success are
-certain.  All other rows go to SAPIEN: in practice those without solution, on which the iteration is chaotic, and a
-percent at most of the others.  So does everything where there is no compiler, where a chain has other joints than
+certain.  All other rows go to SAPIEN: in practice those without solution, on which the iteration is chaotic, and about
+a percent of the others.  So does everything where there is no compiler, where a chain has other joints than
 revolute and prismatic ones, or where a trial of a new chain does not agree with SAPIEN.
 """
 
@@ -26,7 +26,6 @@ from xml.etree import ElementTree
 import numpy as np
 import sapien
 from mani_skill.agents.controllers.utils.kinematics import Kinematics
-from sapien.pysapien_pinocchio import PinocchioModel
 
 from envs.batched.disk_cache import cached
 
@@ -73,7 +72,7 @@ class RowSolver:
         self.mask = kinematics.qmask.numpy()
         self.num_rows = self.num_by_sapien = 0
         self.library, self.chain = load_library(), None
-        if self.library is not None and isinstance(self.pmodel, PinocchioModel):
+        if self.library is not None and type(self.pmodel).__module__.endswith("pysapien_pinocchio"):
             self.chain = read_chain(kinematics)
         if self.chain is not None and not self._agrees():
             logger.info(
