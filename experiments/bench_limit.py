@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import sapien
 from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController
 from torch import Tensor
 
@@ -49,11 +48,10 @@ class Limit:
         """Resets rows, untimed."""
         self._reset(rows, seeds)
 
-    def kinematics(self, solve: Callable[..., object], problems: list[tuple]) -> None:
+    def kinematics(self, solve: Callable[[], None]) -> None:
         """Solves for the joint targets that the actions stand for."""
         start = time.perf_counter()
-        for problem in problems:
-            solve(*problem)
+        solve()
         self.seconds["kinematics"] += time.perf_counter() - start
 
     def step(self, active: list[int], count: int, drives: list[tuple[Callable[[float], None], float]]) -> None:
@@ -111,8 +109,8 @@ class Recorder:
             stock[self._px, "advance"](count)
 
         def solve(controller: PDEEPosController) -> Tensor:
-            model, problems = controller.kinematics.pmodel, self._problems(controller)
-            add(lambda: limit.kinematics(model.compute_inverse_kinematics, problems))
+            problem = self._problem(controller)
+            add(lambda: limit.kinematics(problem))
             return stock[patches, "_solve"](controller)
 
         self._sim.reset, self._sim.pictures, self._px.advance, patches._solve = reset, pictures, advance, solve
@@ -130,15 +128,12 @@ class Recorder:
         patches._solve = self._stock[patches, "_solve"]
         self.recording.end = self._limit.state()
 
-    def _problems(self, controller: PDEEPosController) -> list[tuple]:
-        """Returns the arguments of each active row's inverse kinematics."""
-        solver = controller.kinematics
-        joints = controller.articulation.get_qpos()[:, solver.pmodel_active_joint_indices].numpy().copy()
-        poses, mask = controller._target_pose.raw_pose.numpy(), solver.qmask.numpy()
-        return [
-            (solver.end_link_idx, sapien.Pose(poses[row, :3], poses[row, 3:]), joints[row], mask, 1e-4, 100)
-            for row in self._px.active
-        ]
+    def _problem(self, controller: PDEEPosController) -> Callable[[], None]:
+        """Returns a call that solves the active rows' inverse kinematics as they are now."""
+        rows, qpos = list(self._px.active), controller.articulation.get_qpos().numpy().copy()
+        poses, targets = controller._target_pose.raw_pose.numpy().copy(), controller._start_qpos.numpy().copy()
+        solve = patches.row_solver(controller.kinematics).solve
+        return lambda: solve(rows, qpos, poses, targets)
 
     def _drives(self) -> list[tuple[Callable[[float], None], float]]:
         """Returns the setters of drive targets that this step is about to call, with their values."""

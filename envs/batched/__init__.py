@@ -15,6 +15,7 @@ bit that of a stock single env.
     renewal                   a scene without a past, for each reset
     draws                     initial states of many rows drawn together
     decimate, shaders         lighter visual meshes, and a first picture without a seven-second table (disk_cache)
+    kinematics                inverse kinematics of N rows in C (clik.c), where that is certain to give SAPIEN's targets
     rotations                 ManiSkill's rotation functions for few rows
     patches                   the changes to ManiSkill itself, inert outside batched scenes
 """

@@ -1,8 +1,9 @@
-"""A folder for derived files that are cheap to lose: decimated meshes and adapted shaders."""
+"""A folder for derived files that are cheap to lose: decimated meshes, adapted shaders, compiled kinematics."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,11 @@ def cached(name: str, write: Callable[[Path], None]) -> Path:
         aside = Path(tempfile.mkdtemp()) / final.name
         write(aside)
         return aside
-    write(aside)
+    try:
+        write(aside)
+    except BaseException:
+        shutil.rmtree(aside.parent, ignore_errors=True)
+        raise
     try:
         aside.rename(final)
         aside.parent.rmdir()

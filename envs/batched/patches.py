@@ -3,7 +3,7 @@
 1. `parse_sim_and_render_backend`, while a batched env is built: CPU tensors, yet several rows and a simulation device
    that says "cuda", because BaseEnv refuses N > 1 on the CPU and applies drive targets only where that is so.
 2. The row numbers of bodies, articulations and joints: CPU components have no gpu index.
-3. `PDEEPosController.set_action`: the CPU's inverse kinematics to a target pose, row by row, instead of one batched
+3. `PDEEPosController.set_action`: the CPU's inverse kinematics to a target pose, for N rows, instead of one batched
    Jacobian step, which gives other joint targets.
 4. `Actor.hide_visual` and `show_visual`: visibility as on the CPU, instead of moving the actor away.
 5. Rotations of a few rows in NumPy: the same numbers sooner, see `rotations`.  This one serves stock envs as well.
@@ -21,6 +21,7 @@ import sapien
 import torch
 from mani_skill.agents.controllers import pd_ee_pose
 from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController
+from mani_skill.agents.controllers.utils.kinematics import Kinematics
 from mani_skill.envs import sapien_env
 from mani_skill.utils.geometry import rotation_conversions
 from mani_skill.utils.structs import Actor, Articulation, ArticulationJoint
@@ -168,12 +169,16 @@ def _set_ee_action(controller: PDEEPosController, action: Tensor) -> None:
         controller.set_drive_targets(controller._target_qpos)
 
 
-def _solve(controller: PDEEPosController) -> Tensor:
-    """Returns joint targets [N, joints] for the target poses; a row without solution, or at rest, stays where it is."""
-    kinematics = controller.kinematics
+def row_solver(kinematics: Kinematics) -> RowSolver:
+    """Returns the solver of a controller's kinematics, made when it is first asked for."""
     if not hasattr(kinematics, _row_solver):
         setattr(kinematics, _row_solver, RowSolver(kinematics))
+    return getattr(kinematics, _row_solver)
+
+
+def _solve(controller: PDEEPosController) -> Tensor:
+    """Returns joint targets [N, joints] for the target poses; a row without solution, or at rest, stays where it is."""
     targets = controller._start_qpos.numpy().copy()
     qpos, poses = controller.articulation.get_qpos().numpy(), controller._target_pose.raw_pose.numpy()
-    getattr(kinematics, _row_solver).solve(controller.scene.px.active, qpos, poses, targets)
+    row_solver(controller.kinematics).solve(controller.scene.px.active, qpos, poses, targets)
     return torch.from_numpy(targets)
