@@ -25,11 +25,7 @@
 #define MAX_JOINTS 16
 #define MAX_ANGLE 1000.     /* rad; sine_cosine is accurate up to there */
 #define GROWTH 0.5          /* of an error in q, per path length of q over distance to a singular configuration */
-<<<<<<< HEAD
-#define SAFETY 10.          /* margin / doubt; differences from SAPIEN were below 0.1 doubt in 135,000 solutions */
-=======
 #define SAFETY 10.          /* margin / doubt; differences from SAPIEN were below 0.1 doubt in 225,000 cases */
->>>>>>> main
 #define MAX_DOUBT 1e-9      /* rad; beyond it, errors need not grow in proportion */
 #define EACH_LANE for (int i = 0; i < LANES; i++)
 #define INLINE static inline __attribute__((always_inline))
@@ -44,10 +40,7 @@ enum { REVOLUTE = 0, CONTINUOUS = 1, PRISMATIC = 2 };
 typedef struct {
     int32_t num_joints, max_iterations;
     double eps, dt, damp;
-<<<<<<< HEAD
-=======
     double rounding;                 /* of q in an iteration, in units of 2^-52 */
->>>>>>> main
     int32_t kind[MAX_JOINTS];
     int32_t source[MAX_JOINTS];      /* column of qpos */
     int32_t slot[MAX_JOINTS];        /* column of targets, -1: the joint is held */
@@ -261,11 +254,7 @@ INLINE real iterate(const Chain *chain, Lanes *lanes) {
     /* An error in q grows with the change of K^+ along the way; rounding adds that of q, of e, and of the solution. */
     real moved = chain->dt * root(speed), grown = lanes->doubt * (GROWTH * moved * softness);
     real rounded = chain->dt * (1. + log.noise[0]) + moved * (softness + log.noise[1]);
-<<<<<<< HEAD
-    lanes->doubt += grown + 0x1p-52 * (2. + softness * rounded);
-=======
     lanes->doubt += grown + 0x1p-52 * (chain->rounding + softness * rounded);
->>>>>>> main
     return root(norm);
 }
 

@@ -1,16 +1,10 @@
 """Inverse kinematics of many rows at once, with the float32 joint targets of SAPIEN's solver.
 
 SAPIEN solves one row a call: some seventy iterations of small matrices.  `clik.c` runs the same iteration, a row per
-<<<<<<< HEAD
-SIMD lane; it is compiled once per machine into the cache folder.  Its joint values differ from SAPIEN's in the last bits
-of float64 and carry a bound of that difference: a row is taken only if its float32 targets and its success are certain.
-All other rows go to SAPIEN, and so does everything where there is no compiler, where a chain has other joints than
-=======
 SIMD lane; it is compiled once per machine into the cache folder.  Its joint values differ from SAPIEN's in the last
 bits of float64 and carry a bound of that difference: a row is taken only if its float32 targets and its success are
 certain.  All other rows go to SAPIEN: in practice those without solution, on which the iteration is chaotic, and about
 a percent of the others.  So does everything where there is no compiler, where a chain has other joints than
->>>>>>> main
 revolute and prismatic ones, or where a trial of a new chain does not agree with SAPIEN.
 """
 
@@ -32,10 +26,6 @@ from xml.etree import ElementTree
 import numpy as np
 import sapien
 from mani_skill.agents.controllers.utils.kinematics import Kinematics
-<<<<<<< HEAD
-from sapien.pysapien_pinocchio import PinocchioModel
-=======
->>>>>>> main
 
 from envs.batched.disk_cache import cached
 
@@ -61,10 +51,7 @@ class Chain(ctypes.Structure):
         ("eps", ctypes.c_double),
         ("dt", ctypes.c_double),
         ("damp", ctypes.c_double),
-<<<<<<< HEAD
-=======
         ("rounding", ctypes.c_double),
->>>>>>> main
         ("kind", ctypes.c_int32 * MAX_JOINTS),
         ("source", ctypes.c_int32 * MAX_JOINTS),
         ("slot", ctypes.c_int32 * MAX_JOINTS),
@@ -85,19 +72,12 @@ class RowSolver:
         self.mask = kinematics.qmask.numpy()
         self.num_rows = self.num_by_sapien = 0
         self.library, self.chain = load_library(), None
-<<<<<<< HEAD
-        if self.library is not None and isinstance(self.pmodel, PinocchioModel):
-            self.chain = read_chain(kinematics)
-        if self.chain is not None and not self._agrees():
-            logger.info("inverse kinematics row by row (slow): a trial of %s differs", kinematics.urdf_path)
-=======
         if self.library is not None and type(self.pmodel).__module__.endswith("pysapien_pinocchio"):
             self.chain = read_chain(kinematics)
         if self.chain is not None and not self._agrees():
             logger.info(
                 "inverse kinematics row by row (slow): a trial of %s differs or is undecided", kinematics.urdf_path
             )
->>>>>>> main
             self.chain = None
 
     def solve(self, rows: Sequence[int], qpos: np.ndarray, poses: np.ndarray, targets: np.ndarray) -> None:
@@ -145,11 +125,7 @@ class RowSolver:
         return values, margins, status
 
     def by_sapien(self, qpos: np.ndarray, pose: np.ndarray) -> tuple[np.ndarray, bool]:
-<<<<<<< HEAD
-        """Returns float64 positions of the model's joints from SAPIEN's solver for one row, and whether it succeeded."""
-=======
         """Returns SAPIEN's solution for one row, float64 positions of the model's joints, and whether it is one."""
->>>>>>> main
         result, success, _ = self.pmodel.compute_inverse_kinematics(
             self.link,
             sapien.Pose(pose[:3], pose[3:]),
@@ -243,13 +219,9 @@ def read_chain(kinematics: Kinematics) -> Chain | None:
         return None
     if any(joint.get("type") not in _KINDS for joint in moving):
         return None
-<<<<<<< HEAD
-    chain = Chain(num_joints=len(moving), max_iterations=MAX_ITERATIONS, eps=1e-4, dt=0.1, damp=1e-6)
-=======
     # SAPIEN keeps a continuous joint as cosine and sine, which rounds more than an angle.
     rounding = 8.0 if any(joint.get("type") == "continuous" for joint in moving) else 1.0
     chain = Chain(num_joints=len(moving), max_iterations=MAX_ITERATIONS, eps=1e-4, dt=0.1, damp=1e-6, rounding=rounding)
->>>>>>> main
     for i, (joint, name) in enumerate(zip(moving, names, strict=True)):
         chain.kind[i] = _KINDS[str(joint.get("type"))]
         chain.source[i] = active.index(name)
