@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
@@ -103,9 +102,7 @@ class BatchedSimulator:
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """See Simulator."""
-        everywhere = np.zeros(self.num_rows, dtype=np.int64)
-        everywhere[list(rows)] = seeds
-        self._task.reset(seed=everywhere, options={"env_idx": torch.as_tensor(list(rows))})
+        self._task.begin(rows, seeds)
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         """See Simulator."""
