@@ -69,13 +69,21 @@ class CameraGroup:
     def __init__(self, cameras: Sequence[sapien.render.RenderCameraComponent]) -> None:
         """`cameras` has one camera per scene."""
         self._cameras = cameras
+        self._asked = False
 
     def take_picture(self) -> None:
-        """Renders all cameras."""
-        for camera in self._cameras:
-            camera.take_picture()
+        """Has all cameras rendered when their pictures are read.
+
+        An observation may need none of their pictures, and SAPIEN crashes when a camera leaves its scene (as for a new
+        episode) before its picture was waited for.
+        """
+        self._asked = True
 
     def get_picture_cuda(self, name: str) -> SimpleNamespace:
         """Returns the pictures called `name` as a handle with .torch(), [N, height, width, channels]."""
+        if self._asked:
+            for camera in self._cameras:
+                camera.take_picture()
+            self._asked = False
         pictures = torch.from_numpy(np.stack([camera.get_picture(name) for camera in self._cameras]))
         return SimpleNamespace(torch=lambda: pictures)

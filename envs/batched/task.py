@@ -95,6 +95,7 @@ class BatchedTask:
         seeds = self._seeds.next(seed, rows)
         if rebuild:
             return self._build(seeds, options)
+        self._reconfig_counter -= self.reconfiguration_freq != 0
         self.begin(rows, seeds, options)
         info = self.get_info()
         self._last_obs = self._observe(info, rows, options)
@@ -137,8 +138,6 @@ class BatchedTask:
         """
         self._set_episode_rng(self._row_seeds, rows)
         self._elapsed_steps[rows] = 0
-        if self.reconfiguration_freq != 0:
-            self._reconfig_counter -= 1
         generator = torch.default_generator.get_state()
         self.scene._reset_mask = self._being_reset.clone()
         self._clear_sim_state()
