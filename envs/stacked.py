@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +18,7 @@ from envs.batched.seeds import FIRST_SEED, RowSeeds, Seeds
 from envs.stock import renew
 from rlinf_embodied.errors import SimulatorError
 
-Tree = object  # nested dicts of tensors
+Tree = Any  # nested dicts of tensors
 
 
 class StackedEnv(gym.Env):

@@ -22,6 +22,7 @@ says why, once.
 from __future__ import annotations
 
 import copy
+from enum import StrEnum
 
 import gymnasium as gym
 import torch
@@ -43,12 +44,22 @@ NAMESPACE = "batched"  # of the ids in gymnasium's registry
 CPU_BACKENDS = ("auto", "cpu", "physx_cpu")
 
 
+class Route(StrEnum):
+    """What simulates the rows."""
+
+    auto = "auto"
+    batched = "batched"
+    stock = "stock"
+
+
 def make(
     task_id: str,
     num_envs: int = 1,
     *,
     max_episode_steps: int | None = None,
     sim_backend: str = "auto",
+    route: Route | str = Route.auto,
+    num_threads: int = 1,
     **kwargs: object,
 ) -> gym.Env:
     """Returns N rows of a ManiSkill task as one env, with ManiSkill's time limit.
@@ -58,15 +69,19 @@ def make(
         num_envs: rows N.
         max_episode_steps: env steps until truncation; None: the task's own.
         sim_backend: a name of ManiSkill's CPU backend, or "auto".
+        route: "batched" or "stock"; "auto" is batched where that takes the task, else stock.
+        num_threads: threads that step the batched scenes, with the same results.
         kwargs: as in `gym.make`, for the task class: obs_mode, control_mode, reward_mode, render_mode, sensor_configs,
             robot_uids, reconfiguration_freq, render_backend (default "cpu"), ...
 
     Raises:
         ConfigError: an unknown task or control mode, no rows, a backend that is not on the CPU, or render_mode="human".
-        SimulatorError: assets are missing, or neither route can build the task with these arguments.
+        SimulatorError: assets are missing, or the route cannot build the task with these arguments.
     """
     check_name("task_id", task_id, REGISTERED_ENVS)
     check_num_envs(num_envs)
+    if route not in list(Route):
+        raise ConfigError(f"route is {route!r}, but there are {', '.join(Route)}: use one of these")
     if sim_backend not in CPU_BACKENDS:
         raise ConfigError(
             f"sim_backend is {sim_backend!r}, but this env runs on the CPU: leave it out, use one of "
@@ -78,7 +93,7 @@ def make(
         )
     check_assets("task_id", task_id)
     with no_questions():
-        env = _build(task_id, num_envs, kwargs)
+        env = _build(task_id, num_envs, Route(route), num_threads, kwargs)
     limit = REGISTERED_ENVS[task_id].max_episode_steps if max_episode_steps is None else max_episode_steps
     env.spec = _spec(task_id, limit, {**kwargs, "num_envs": num_envs})
     return TimeLimitWrapper(OrderEnforcing(env), limit)
@@ -116,16 +131,21 @@ def make_vec(
     )
 
 
-def _build(task_id: str, num_envs: int, kwargs: dict[str, object]) -> BaseEnv | StackedEnv:
+def _build(
+    task_id: str, num_envs: int, route: Route, num_threads: int, kwargs: dict[str, object]
+) -> BaseEnv | StackedEnv:
     """Returns the batched task, or stock envs where that route cannot take it."""
+    kwargs = {"obs_mode": None, "render_backend": "cpu", "reconfiguration_freq": None, **kwargs}
     try:
-        env = make_batched_task(task_id, num_envs, render=True, rows_alike=False, **_defaults(kwargs))
-        _try(env)
-        return env
-    except (SimulatorError, *BUILD_ERRORS) as error:
-        reason = error
-    try:
-        env = StackedEnv(task_id, num_envs, **_defaults(kwargs))
+        if route is Route.stock:
+            return StackedEnv(task_id, num_envs, **kwargs)
+        try:
+            return _batched(task_id, num_envs, num_threads, kwargs)
+        except (SimulatorError, *BUILD_ERRORS) as error:
+            if route is Route.batched:
+                raise
+            reason = error
+        env = StackedEnv(task_id, num_envs, **kwargs)
     except BUILD_ERRORS as error:
         if is_wrong_mode(error):
             raise ConfigError(f"control_mode is {error}: use one of these") from error
@@ -136,16 +156,15 @@ def _build(task_id: str, num_envs: int, kwargs: dict[str, object]) -> BaseEnv | 
     return env
 
 
-def _defaults(kwargs: dict[str, object]) -> dict[str, object]:
-    return {"obs_mode": None, "render_backend": "cpu", "reconfiguration_freq": None, **kwargs}
-
-
-def _try(env: BaseEnv) -> None:
-    """Resets and steps one row: some tasks build well, but cannot be reset in part."""
-    last = env.num_envs - 1
+def _batched(task_id: str, num_envs: int, num_threads: int, kwargs: dict[str, object]) -> BaseEnv:
+    """Returns the batched task after a try: some tasks build well, but cannot be reset in part."""
+    env = make_batched_task(task_id, num_envs, render=True, rows_alike=False, num_threads=num_threads, **kwargs)
+    last = num_envs - 1
     env.begin([last], [0])
-    env.advance(task_actions(env, torch.zeros(env.num_envs, action_dim(env))), [last])
-    env.get_reward(obs=env.get_obs(unflattened=True), action=None, info=env.get_info())
+    actions = task_actions(env, torch.zeros(num_envs, action_dim(env)))
+    env.advance(actions, [last])
+    env.get_reward(obs=env.get_obs(unflattened=True), action=actions, info=env.get_info())
+    return env
 
 
 def _spec(task_id: str, max_episode_steps: int | None, kwargs: dict[str, object]) -> EnvSpec:

@@ -83,8 +83,8 @@ def check_actions(actions: object, space: gym.Space, num_envs: int) -> None:
     if isinstance(actions, Mapping):
         if "control_mode" in actions:
             return
-        if not isinstance(space, gym.spaces.Dict) or set(actions) != set(space):
-            known = ", ".join(space) if isinstance(space, gym.spaces.Dict) else "none: the task has one robot"
+        if not isinstance(space, gym.spaces.Dict) or actions.keys() != space.keys():
+            known = ", ".join(space.keys()) if isinstance(space, gym.spaces.Dict) else "none: the task has one robot"
             raise SimulatorError(
                 f"actions have the keys {sorted(actions)}, but the robots are {known}: give one for each"
             )

@@ -40,11 +40,13 @@ class BatchedTask:
     _task_class: type[BaseEnv]
     _draws_by_row: bool  # whether rows may be initialised together, see draws.py
     _rows_alike: bool  # whether all rows are built with one seed
+    _num_threads: int
 
     def _setup_scene(self) -> None:
         self._set_scene_config()
         scenes = make_scenes(self.num_envs, self._render_device)
-        self.scene = BatchedScene(scenes, sim_config=self.sim_config, device=self.device, backend=self.backend)
+        stock = {"sim_config": self.sim_config, "device": self.device, "backend": self.backend}
+        self.scene = BatchedScene(scenes, self._num_threads, **stock)
         self.scene.px.timestep = 1.0 / self._sim_freq
 
     def _reconfigure(self, options: dict) -> None:
@@ -255,7 +257,9 @@ def _leaves(controller: BaseController) -> list[BaseController]:
     return [controller]
 
 
-def make_batched_task(task_id: str, num_envs: int, render: bool, rows_alike: bool = True, **kwargs: object) -> BaseEnv:
+def make_batched_task(
+    task_id: str, num_envs: int, render: bool, rows_alike: bool = True, num_threads: int = 1, **kwargs: object
+) -> BaseEnv:
     """Returns N CPU rows of a registered ManiSkill task as one env object whose tensors have N rows.
 
     Args:
@@ -264,6 +268,7 @@ def make_batched_task(task_id: str, num_envs: int, render: bool, rows_alike: boo
         render: whether renderers are set up.
         rows_alike: whether every row is built with the seed of a stock single env, or row i with ManiSkill's for row i
             (which matters for tasks that draw sizes or models when they are built).
+        num_threads: threads that step the scenes, with the same results.
         kwargs: for the task class, for example control_mode, reward_mode, sensor_configs, robot_uids.
 
     Raises:
@@ -274,7 +279,12 @@ def make_batched_task(task_id: str, num_envs: int, render: bool, rows_alike: boo
     check_versions()
     patch_maniskill()
     spec = REGISTERED_ENVS[task_id]
-    attributes = {"_task_class": spec.cls, "_draws_by_row": task_id in DRAWS_BY_ROW, "_rows_alike": rows_alike}
+    attributes = {
+        "_task_class": spec.cls,
+        "_draws_by_row": task_id in DRAWS_BY_ROW,
+        "_rows_alike": rows_alike,
+        "_num_threads": num_threads,
+    }
     cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), attributes)
     with batched_backend():
         return cls(
