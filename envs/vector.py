@@ -22,7 +22,10 @@ says why, once.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 
 import gymnasium as gym
 import torch
@@ -60,6 +63,7 @@ def make(
     sim_backend: str = "auto",
     route: Route | str = Route.auto,
     num_threads: int = 1,
+    history_free: bool = True,
     **kwargs: object,
 ) -> gym.Env:
     """Returns N rows of a ManiSkill task as one env, with ManiSkill's time limit.
@@ -71,6 +75,8 @@ def make(
         sim_backend: a name of ManiSkill's CPU backend, or "auto".
         route: "batched" or "stock"; "auto" is batched where that takes the task, else stock.
         num_threads: threads that step the batched scenes, with the same results.
+        history_free: on the stock route, whether a reset also gives the row a physics without a past (batched rows
+            always have one).
         kwargs: as in `gym.make`, for the task class: obs_mode, control_mode, reward_mode, render_mode, sensor_configs,
             robot_uids, reconfiguration_freq, render_backend (default "cpu"), ...
 
@@ -92,8 +98,13 @@ def make(
             "render_mode is 'human', which shows one scene: use 'rgb_array', or gym.make for a single env"
         )
     check_assets("task_id", task_id)
-    with no_questions():
-        env = _build(task_id, num_envs, Route(route), num_threads, kwargs)
+    kwargs = {"obs_mode": None, "render_backend": "cpu", "reconfiguration_freq": None, **kwargs}
+    builders = {
+        Route.batched: partial(_batched, task_id, num_envs, num_threads, kwargs),
+        Route.stock: partial(StackedEnv, task_id, num_envs, history_free, **kwargs),
+    }
+    with no_questions(), _explained(task_id, kwargs):
+        env = _first_of(builders, task_id) if route == Route.auto else builders[Route(route)]()
     limit = REGISTERED_ENVS[task_id].max_episode_steps if max_episode_steps is None else max_episode_steps
     env.spec = _spec(task_id, limit, {**kwargs, "num_envs": num_envs})
     return TimeLimitWrapper(OrderEnforcing(env), limit)
@@ -131,27 +142,26 @@ def make_vec(
     )
 
 
-def _build(
-    task_id: str, num_envs: int, route: Route, num_threads: int, kwargs: dict[str, object]
-) -> BaseEnv | StackedEnv:
-    """Returns the batched task, or stock envs where that route cannot take it."""
-    kwargs = {"obs_mode": None, "render_backend": "cpu", "reconfiguration_freq": None, **kwargs}
+@contextmanager
+def _explained(task_id: str, kwargs: dict[str, object]) -> Iterator[None]:
+    """Within it, what ManiSkill raises while it builds a task becomes an error that names the arguments."""
     try:
-        if route is Route.stock:
-            return StackedEnv(task_id, num_envs, **kwargs)
-        try:
-            return _batched(task_id, num_envs, num_threads, kwargs)
-        except (SimulatorError, *BUILD_ERRORS) as error:
-            if route is Route.batched:
-                raise
-            reason = error
-        env = StackedEnv(task_id, num_envs, **kwargs)
+        yield
     except BUILD_ERRORS as error:
         if is_wrong_mode(error):
             raise ConfigError(f"control_mode is {error}: use one of these") from error
         raise SimulatorError(
             f"{task_id} cannot be built with {kwargs} ({type(error).__name__}: {error}): check these against the task"
         ) from error
+
+
+def _first_of(builders: dict[Route, Callable[[], BaseEnv | StackedEnv]], task_id: str) -> BaseEnv | StackedEnv:
+    """Returns the batched task, or stock envs where that route cannot take it, and then says why."""
+    try:
+        return builders[Route.batched]()
+    except (SimulatorError, *BUILD_ERRORS) as error:
+        reason = error
+    env = builders[Route.stock]()
     say_fallback(task_id, reason)
     return env
 

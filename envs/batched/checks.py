@@ -83,13 +83,14 @@ def check_actions(actions: object, space: gym.Space, num_envs: int) -> None:
     if isinstance(actions, Mapping):
         if "control_mode" in actions:
             return
-        if not isinstance(space, gym.spaces.Dict) or actions.keys() != space.keys():
-            known = ", ".join(space.keys()) if isinstance(space, gym.spaces.Dict) else "none: the task has one robot"
+        robots = space.spaces if isinstance(space, gym.spaces.Dict) else {}
+        if actions.keys() != robots.keys():
+            known = ", ".join(robots) or "none: the task has one robot"
             raise SimulatorError(
                 f"actions have the keys {sorted(actions)}, but the robots are {known}: give one for each"
             )
         for name, part in actions.items():
-            check_actions(part, space[name], num_envs)
+            check_actions(part, robots[name], num_envs)
         return
     values = actions if isinstance(actions, Tensor) else torch.as_tensor(np.asarray(actions))
     expected = (num_envs, *space.shape)
