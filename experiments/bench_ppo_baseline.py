@@ -1,11 +1,11 @@
 """ManiSkill's own PPO baseline (state, PickCube) on stock CPU envs and on batched ones: curves and times side by side.
 
-python experiments/bench_ppo_baseline.py ppo=<ppo.py> [arms=stock,batched] [out=docs/results/ppo_baseline] [key=value ...]
+python experiments/bench_ppo_baseline.py ppo=<ppo.py> [arms=stock,batched] [out=docs/results/ppo_baseline] [seed=1 ...]
 
 `ppo` is examples/baselines/ppo/ppo.py of ManiSkill's repository, which its wheel lacks.  Each arm runs that file as it
 is, but for three lines: where `make_env` comes from, the two calls that make envs, and the name of the simulation
-backend (it says physx_cuda).  Hyperparameters (the baseline's names) and seed are the same for all arms, one process and
-one thread each, one arm after the other:
+backend (it says physx_cuda).  Hyperparameters (under the baseline's names) and seed are the same for all arms, one
+process and one thread each, one arm after the other:
 
     batched   envs.vector.make: N rows in one env object
     stock     N stock env objects in one process, stepped one after the other and stacked.  ManiSkill's documentation

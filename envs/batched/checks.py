@@ -83,8 +83,8 @@ def check_actions(actions: object, space: gym.Space, num_envs: int) -> None:
     if isinstance(actions, Mapping):
         if "control_mode" in actions:
             return
-        robots = space.spaces if isinstance(space, gym.spaces.Dict) else {}
-        if actions.keys() != robots.keys():
+        robots = dict(space.items()) if isinstance(space, gym.spaces.Dict) else {}
+        if set(actions) != set(robots):
             known = ", ".join(robots) or "none: the task has one robot"
             raise SimulatorError(
                 f"actions have the keys {sorted(actions)}, but the robots are {known}: give one for each"
@@ -93,7 +93,7 @@ def check_actions(actions: object, space: gym.Space, num_envs: int) -> None:
             check_actions(part, robots[name], num_envs)
         return
     values = actions if isinstance(actions, Tensor) else torch.as_tensor(np.asarray(actions))
-    expected = (num_envs, *space.shape)
+    expected = (num_envs, *(space.shape or ()))
     if tuple(values.shape) != expected and not (num_envs == 1 and values.shape == space.shape):
         raise SimulatorError(
             f"actions have shape {tuple(values.shape)}, but {expected} (rows, dimensions) are needed: nothing was "
