@@ -3,12 +3,10 @@
     import envs.vector
 
     env = envs.vector.make("PickCube-v1", num_envs=32, obs_mode="state", control_mode="pd_joint_delta_pos")
-    envs_ = ManiSkillVectorEnv(env, ignore_terminations=False, record_metrics=True)     # ManiSkill's own wrapper
+    vector_env = ManiSkillVectorEnv(env, record_metrics=True)  # ManiSkill's own wrapper
 
-    envs_ = envs.vector.make_vec("PickCube-v1", num_envs=32, obs_mode="state")          # both at once
-
-    envs_ = gymnasium.make_vec("envs.vector:batched/PickCube-v1", num_envs=32, obs_mode="state")
-    env = gymnasium.make("envs.vector:batched/PickCube-v1", num_envs=32, obs_mode="state")
+    vector_env = envs.vector.make_vec("PickCube-v1", num_envs=32, obs_mode="state")  # both at once
+    vector_env = gymnasium.make_vec("envs.vector:batched/PickCube-v1", num_envs=32, obs_mode="state")  # the same
 
 What `make` returns has the interface of ManiSkill's GPU envs, with tensors on the CPU: `reset(seed, options)` with
 options["env_idx"], `step(actions [N, A])`, info and observations with N rows.  Row i behaves, bit for bit, as a stock
@@ -187,14 +185,14 @@ def _spec(task_id: str, max_episode_steps: int | None, kwargs: dict[str, object]
 
 
 def _register() -> None:
-    """Adds every ManiSkill task to gymnasium's registry under NAMESPACE."""
+    """Adds every ManiSkill task to gymnasium's registry under NAMESPACE, for `gymnasium.make_vec`.
+
+    `gymnasium.make` would put its own time limit around the env, which knows one row only.
+    """
     for task_id in REGISTERED_ENVS:
         gym.register(
             f"{NAMESPACE}/{task_id}",
-            entry_point="envs.vector:make",
             vector_entry_point="envs.vector:make_vec",
-            order_enforce=False,
-            disable_env_checker=True,
             kwargs={"task_id": task_id},
         )
 

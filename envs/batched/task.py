@@ -97,8 +97,9 @@ class BatchedTask:
         seeds = self._seeds.next(seed, rows)
         if rebuild:
             return self._build(seeds, options)
-        self._reconfig_counter -= self.reconfiguration_freq != 0
+        left = self._reconfig_counter - (self.reconfiguration_freq != 0)
         self.begin(rows, seeds, options)
+        self._reconfig_counter = left
         info = self.get_info()
         self._last_obs = self._observe(info, rows, options)
         return self._last_obs, {**info, "reconfigure": False}

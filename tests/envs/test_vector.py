@@ -352,13 +352,26 @@ def test_gymnasium_makes_it_from_its_registry() -> None:
     assert truncated.all()
     assert info["final_info"]["episode"]["episode_len"].tolist() == [2, 2, 2]
     vector.close()
-    env = gym.make("envs.vector:batched/PickCube-v1", num_envs=3, **STATE, **SMALL)
-    with pytest.raises(gym.error.ResetNeeded):
-        env.step(env.action_space.sample())
+
+
+def test_the_time_limit_is_found_and_a_step_before_the_first_reset_refused() -> None:
     from mani_skill.utils.gym_utils import find_max_episode_steps_value
 
-    assert find_max_episode_steps_value(env) == 50
+    env = make(**STATE)
+    assert find_max_episode_steps_value(env) == env.spec.max_episode_steps == 50
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(env.action_space.sample())
     env.close()
+
+
+def test_every_n_th_reset_rebuilds_as_in_stock() -> None:
+    kwargs = {**STATE, "reconfiguration_freq": 3}
+    batched, stock = make(**kwargs), make_stock("PickCube-v1", **kwargs)
+    told = [[env.reset()[1]["reconfigure"] for _ in range(7)] for env in (batched, stock)]
+    assert told[0] == told[1]
+    assert sum(told[0]) == 2
+    for env in (batched, stock):
+        env.close()
 
 
 def test_one_row_takes_actions_without_a_leading_axis() -> None:
