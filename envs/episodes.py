@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from envs.batched.checks import check_finite, check_rows, short
 from envs.simulator import Measurement, Simulator
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import SimulatorError
@@ -70,8 +71,7 @@ class EpisodeEnv:
         rows = list(range(self.spec.num_envs)) if rows is None else [int(row) for row in rows]
         if len(seeds) != len(rows):
             raise SimulatorError(f"reset got {len(seeds)} seeds for {len(rows)} rows: give one seed per row")
-        if len(set(rows)) != len(rows) or not all(0 <= row < self.spec.num_envs for row in rows):
-            raise SimulatorError(f"reset got rows {rows}: each must be one of 0..{self.spec.num_envs - 1}, and once")
+        check_rows(rows, self.spec.num_envs)
         self._begin(rows, seeds)
         return self._observe()
 
@@ -275,15 +275,10 @@ class EpisodeEnv:
         if tuple(actions.shape) != expected:
             raise SimulatorError(
                 f"actions have shape {tuple(actions.shape)}, but {expected} (rows, chunk, dimensions) are needed: "
-                "nothing was stepped, rows " + _short(range(self.spec.num_envs)) + " wait"
+                "nothing was stepped, rows " + short(range(self.spec.num_envs)) + " wait"
             )
         actions = actions.to(self._running.device, torch.float32)
-        bad = (~actions.isfinite()).flatten(1).any(1) & self._running
-        if bad.any():
-            raise SimulatorError(
-                f"actions of rows {_short(bad.nonzero()[:, 0].tolist())} are not finite: they were not stepped; "
-                "check the policy's outputs for NaN"
-            )
+        check_finite(actions, self._running)
         return actions
 
     def _check_seeds(self, next_seeds: Sequence[int] | None) -> None:
@@ -291,9 +286,3 @@ class EpisodeEnv:
             raise SimulatorError(
                 f"next_seeds has {len(next_seeds)} entries for {self.spec.num_envs} rows: give one per row, or None"
             )
-
-
-def _short(rows: Sequence[int]) -> str:
-    """Returns row numbers as text, the first ten."""
-    shown = ", ".join(str(row) for row in rows[:10])
-    return shown + (f" and {len(rows) - 10} more" if len(rows) > 10 else "")

@@ -9,38 +9,26 @@ make_env              config -> simulator -> EpisodeEnv
 
 from __future__ import annotations
 
-import difflib
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import mani_skill.envs  # registers the tasks
-import sapien
 import torch
 from mani_skill.agents.registration import REGISTERED_AGENTS
-from mani_skill.utils import assets, download_asset
 from mani_skill.utils.registration import REGISTERED_ENVS
 from mani_skill.utils.sapien_utils import look_at
 
+from envs.availability import check_assets, check_name, check_renderer, no_questions
 from envs.episodes import EpisodeEnv
+from envs.fallback import BUILD_ERRORS, is_wrong_mode, say_fallback
 from envs.simulator import Simulator
 from envs.simulators import (
     BatchedSimulator,
     GpuSimulator,
     SimulatorOptions,
     StockSimulator,
-    build_task,
 )
+from envs.stock import build_task
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
-
-logger = logging.getLogger(__name__)
-
-# What ManiSkill and SAPIEN were seen to raise while a task is built that cannot be (or not by the batched route).
-_BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, LookupError, TypeError, ValueError, OSError, ImportError)
-
-_UNSUPPORTED_MODE = "not in supported modes"  # in ManiSkill's assertion on control modes
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
@@ -58,75 +46,25 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     """
     _check_names(config)
     _check_options(config)
-    _check_assets(config.task)
-    _check_renderer(device)
+    check_assets("env.task", config.task)
+    check_renderer(device)
     if config.reward is not Reward.sparse:
         _check_dense_reward(config)
-    with _no_questions():
+    with no_questions():
         simulator = _make_simulator(config, num_envs, device)
     return EpisodeEnv(config, simulator, config.instruction or instruction_of(config.task), render_final)
 
 
 def _check_names(config: EnvConfig) -> None:
     """Checks the names of the task and the robot, with suggestions."""
-    for path, value, known in (
-        ("env.task", config.task, REGISTERED_ENVS),
-        ("env.robot", config.robot, REGISTERED_AGENTS),
-    ):
-        if value is not None and value not in known:
-            close = difflib.get_close_matches(value, list(known), n=3, cutoff=0.5)
-            some = ", ".join(sorted(known)[:10])
-            meant = f"did you mean {' or '.join(close)}?" if close else f"use one of {some}, ..."
-            raise ConfigError(f"{path} is {value!r}, but ManiSkill knows no such name: {meant}")
+    check_name("env.task", config.task, REGISTERED_ENVS)
+    if config.robot is not None:
+        check_name("env.robot", config.robot, REGISTERED_AGENTS)
 
 
 def _check_options(config: EnvConfig) -> None:
     if config.options:
         raise ConfigError(f"env.options has {', '.join(config.options)}, but ManiSkill tasks take none: leave it empty")
-
-
-def _check_assets(task_id: str) -> None:
-    """Checks that a task's assets are on this machine; ManiSkill would ask on the terminal."""
-    wanted = REGISTERED_ENVS[task_id].asset_download_ids or []
-    sources = [source for wanted_id in wanted for source in _asset_sources(wanted_id)]
-    missing = [source for source in sources if not assets.is_data_source_downloaded(source)]
-    if missing:
-        raise SimulatorError(
-            f"env.task={task_id} needs assets that are not on this machine ({', '.join(missing[:3])}): run "
-            f"`python -m mani_skill.utils.download_asset {task_id}`, or use a task whose assets ship with ManiSkill, "
-            "for example PickCube-v1"
-        )
-
-
-def _asset_sources(asset_id: str) -> list[str]:
-    if asset_id in assets.DATA_GROUPS:
-        return list(assets.expand_data_group_into_individual_data_source_ids(asset_id))
-    return [asset_id]
-
-
-def _check_renderer(device: str) -> None:
-    """Checks that a Vulkan device can render for this physics device."""
-    try:
-        sapien.render.RenderSystem(sapien.Device("cuda" if device.startswith("cuda") else "cpu"))
-    except RuntimeError as error:
-        raise SimulatorError(
-            f"no Vulkan device can render for device={device} ({error}): run `make setup`, or on Debian 12 as root "
-            "`apt-get install -t bookworm-backports mesa-vulkan-drivers libvulkan1` (Ubuntu 24.04: its own packages)"
-        ) from error
-
-
-@contextmanager
-def _no_questions() -> Iterator[None]:
-    """Within it, ManiSkill raises where it would ask on the terminal whether to download a robot."""
-
-    def refuse(message: str) -> bool:
-        raise FileNotFoundError(f"{message.strip()} This is done by `python -m mani_skill.utils.download_asset <name>`")
-
-    stock, download_asset.prompt_yes_no = download_asset.prompt_yes_no, refuse
-    try:
-        yield
-    finally:
-        download_asset.prompt_yes_no = stock
 
 
 def _has_dense_reward(task_id: str) -> bool:
@@ -172,8 +110,8 @@ def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
         if backend is Backend.batched and (simulator := _try_batched(config, num_envs, options, kwargs)):
             return simulator
         return StockSimulator(config.task, num_envs, options, kwargs)
-    except _BUILD_ERRORS as error:
-        if isinstance(error, AssertionError) and _UNSUPPORTED_MODE in str(error):
+    except BUILD_ERRORS as error:
+        if is_wrong_mode(error):
             raise ConfigError(f"env.control_mode is {error}: use one of these") from error
         raise SimulatorError(
             f"env.task={config.task} cannot be built with env.robot={config.robot}, env.control_mode="
@@ -195,16 +133,11 @@ def _try_batched(
         if config.backend is Backend.batched:
             raise
         reason: Exception = error
-    except _BUILD_ERRORS as error:
-        if isinstance(error, AssertionError) and _UNSUPPORTED_MODE in str(error):
+    except BUILD_ERRORS as error:
+        if is_wrong_mode(error):
             raise
         reason = error
-    logger.warning(
-        "%s does not run on the batched CPU backend (%s: %s): one stock env object per row is used, which is slower",
-        config.task,
-        type(reason).__name__,
-        reason,
-    )
+    say_fallback(config.task, reason)
     return None
 
 

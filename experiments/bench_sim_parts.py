@@ -15,11 +15,11 @@ from multiprocessing.connection import Connection
 import gymnasium as gym
 import mani_skill.envs  # noqa: F401  registers the tasks
 import torch
-from envs.vector import make_vec
 from torch import Tensor
 
 from envs.batched.physics import PhysicsBatch
 from envs.maniskill import make_env
+from envs.vector import make_vec
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 
 HORIZON, CHUNK, PIXELS = 50, 5, 64

@@ -5,13 +5,14 @@ ManiSkill has two code paths: one scene with per-object getters (CPU), or N scen
 that controllers, evaluation, reward and observations run once for all N rows, while the physics of every row is bit for
 bit that of a stock single env.
 
-    task.BatchedTask          a ManiSkill task class with N rows: seeds, partial resets, rows at rest
+    task.BatchedTask          a ManiSkill task class with N rows: a whole env, with partial resets and rows at rest
       scene.BatchedScene      its ManiSkillScene
         physics.PhysicsBatch    steps, reads and writes N PhysX systems (layout: where a value lies in SAPIEN's packs)
           buffers.CellBuffer      tensors that remember which cells were assigned since they were last handed to PhysX
           drives.Drives           the joints' drive targets
           contacts.ContactTable   contact impulses
         rendering.RenderBatch   one renderer per scene, pictures of chosen rows
+    seeds, checks             a row's seeds are its own; what may be handed to reset and step
     renewal                   a scene without a past, for each reset
     draws                     initial states of many rows drawn together
     decimate, shaders         lighter visual meshes, and a first picture without a seven-second table (disk_cache)

@@ -6,17 +6,19 @@
 3. `PDEEPosController.set_action`: the CPU's inverse kinematics to a target pose, for N rows, instead of one batched
    Jacobian step, which gives other joint targets.
 4. `Actor.hide_visual` and `show_visual`: visibility as on the CPU, instead of moving the actor away.
-5. Rotations of a few rows in NumPy: the same numbers sooner, see `rotations`.  This one serves stock envs as well.
+5. Matrices of cameras: as SAPIEN computes them for each camera.
+6. Rotations of a few rows in NumPy: the same numbers sooner, see `rotations`.  This one serves stock envs as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from importlib.metadata import version
 from types import SimpleNamespace
 
+import numpy as np
 import sapien
 import torch
 from mani_skill.agents.controllers import pd_ee_pose
@@ -27,6 +29,7 @@ from mani_skill.utils.geometry import rotation_conversions
 from mani_skill.utils.structs import Actor, Articulation, ArticulationJoint
 from mani_skill.utils.structs import pose as pose_module
 from mani_skill.utils.structs.base import PhysxRigidBodyComponentStruct
+from mani_skill.utils.structs.render_camera import RenderCamera
 from torch import Tensor
 
 from envs.batched import rotations
@@ -35,7 +38,7 @@ from envs.batched.rendering import set_visible
 from envs.batched.scene import BatchedScene
 from rlinf_embodied.errors import SimulatorError
 
-KNOWN_VERSIONS = {"mani_skill": ("3.0.",), "sapien": ("3.0.",)}
+TESTED_VERSIONS = {"mani_skill": ("3.0.1",), "sapien": ("3.0.3",)}
 _INTERNALS = (  # what the batched route relies on beside the public interface
     (sapien_env.BaseEnv, ("_set_main_rng", "_set_episode_rng", "_initialize_episode", "_reconfigure", "_setup_scene")),
     (sapien_env.BaseEnv, ("_step_action", "_before_control_step", "_after_control_step", "_set_scene_config")),
@@ -44,6 +47,7 @@ _INTERNALS = (  # what the batched route relies on beside the public interface
     (Articulation, ("_data_index",)),
     (ArticulationJoint, ("_data_index",)),
     (Actor, ("hide_visual", "show_visual")),
+    (RenderCamera, ("get_extrinsic_matrix", "get_model_matrix")),
     (sapien.physx.PhysxCpuSystem, ("pack", "get_contacts")),
     (sapien.Scene, ("pack_poses", "add_entity", "remove_entity")),
 )
@@ -63,12 +67,12 @@ def check_versions() -> None:
     Raises:
         SimulatorError: another version, or an internal that is used here is gone.
     """
-    for package, prefixes in KNOWN_VERSIONS.items():
+    for package, tested in TESTED_VERSIONS.items():
         found = version(package)
-        if not found.startswith(prefixes):
+        if found not in tested:
             raise SimulatorError(
-                f"{package} {found} is installed, but the batched CPU backend knows {prefixes[0]}x only: install the "
-                "pinned version (constraints.txt), or use env.backend=stock"
+                f"{package} {found} is installed, but the batched CPU backend was tested with {package} "
+                f"{' and '.join(tested)} only: install `{package}=={tested[-1]}`, or use stock envs (env.backend=stock)"
             )
     for owner, names in _INTERNALS:
         for name in names:
@@ -106,6 +110,8 @@ def patch_maniskill() -> None:
     _patch_index(Articulation, "_data_index", lambda s: [s.px.articulation_row[a] for a in s._objs], torch.int32)
     _patch_index(ArticulationJoint, "_data_index", _joint_rows, torch.int32)
     _patch_method(PDEEPosController, "set_action", _set_ee_action)
+    for name in ("get_extrinsic_matrix", "get_model_matrix"):
+        _patch_method(RenderCamera, name, partial(_camera_matrices, name))
     _patch_method(Actor, "hide_visual", lambda actor: _set_visible(actor, False))
     _patch_method(Actor, "show_visual", lambda actor: _set_visible(actor, True))
     for module, name, fast in _FASTER:
@@ -147,6 +153,11 @@ def _body_rows(struct: PhysxRigidBodyComponentStruct) -> list[int]:
 
 def _joint_rows(joint: ArticulationJoint) -> list[int]:
     return [joint.px.articulation_row[articulation] for articulation in joint._physx_articulations]
+
+
+def _camera_matrices(name: str, camera: RenderCamera) -> Tensor:
+    """Returns float32 [N, rows, columns]; ManiSkill's batched formula has other last bits, and keeps old matrices."""
+    return torch.from_numpy(np.stack([getattr(part, name)() for part in camera._render_cameras]))
 
 
 def _set_visible(actor: Actor, visible: bool) -> None:

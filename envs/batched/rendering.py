@@ -121,22 +121,29 @@ class CameraGroup:
         self._read: dict[str, list[int]] = {}  # versions of these pictures
 
     def take_picture(self) -> None:
-        """Renders what looks otherwise than in the last picture."""
-        for row, camera in enumerate(self._cameras):
-            if self._taken[row] != self._versions[row]:
-                camera.take_picture()
-                self._taken[row] = self._versions[row]
+        """Does nothing: pictures are taken when they are read.
+
+        An observation may need none of them, and SAPIEN crashes when a camera leaves its scene (as for a new episode)
+        before its picture was waited for.
+        """
 
     def get_picture_cuda(self, name: str) -> SimpleNamespace:
-        """Returns the pictures called `name` as a handle with .torch(), [N, height, width, channels]."""
+        """Returns the pictures called `name` as a handle with .torch(), [N, height, width, channels].
+
+        Only what looks otherwise than in the last picture is rendered.
+        """
         read = self._read.setdefault(name, [-1] * len(self._cameras))
-        rows = [row for row, version in enumerate(self._taken) if version != read[row]]
+        rows = [row for row, version in enumerate(self._versions) if version != read[row]]
+        for row in rows:
+            if self._taken[row] != self._versions[row]:
+                self._cameras[row].take_picture()
+                self._taken[row] = self._versions[row]
         if rows:
             fresh = self._fetch(name, [self._cameras[row] for row in rows])
             if name not in self._pictures:
                 self._pictures[name] = np.empty((len(self._cameras), *fresh.shape[1:]), fresh.dtype)
             self._pictures[name][rows] = fresh
-            self._read[name] = list(self._taken)
+            self._read[name] = list(self._versions)
         pictures = torch.from_numpy(self._pictures[name].copy())  # callers keep observations
         return SimpleNamespace(torch=lambda: pictures)
 

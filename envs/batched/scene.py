@@ -27,10 +27,10 @@ def make_scenes(num_scenes: int, render_device: sapien.Device | None) -> list[sa
 class BatchedScene(ManiSkillScene):
     """A ManiSkillScene whose physics is a `PhysicsBatch` and whose renderers are one per scene."""
 
-    def __init__(self, sub_scenes: list[sapien.Scene], **kwargs: object) -> None:
-        """Arguments are ManiSkillScene's."""
+    def __init__(self, sub_scenes: list[sapien.Scene], num_threads: int = 1, **kwargs: object) -> None:
+        """Arguments are ManiSkillScene's, and in how many threads scenes are stepped."""
         super().__init__(sub_scenes, **kwargs)
-        self.px = PhysicsBatch(sub_scenes, self.can_render())
+        self.px = PhysicsBatch(sub_scenes, self.can_render(), num_threads)
         self.gpu_sim_enabled = True
 
     def create_actor_builder(self) -> ActorBuilder:

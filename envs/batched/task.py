@@ -1,8 +1,8 @@
-"""A ManiSkill task class with N CPU rows: seeds per row, partial resets, rows at rest."""
+"""A ManiSkill task class with N CPU rows: a whole BaseEnv, with seeds per row, partial resets and rows at rest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -12,14 +12,19 @@ from mani_skill.agents.controllers.base_controller import BaseController, DictCo
 from mani_skill.agents.controllers.pd_joint_pos import PDJointPosController
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
+from mani_skill.utils import common, tree
 from mani_skill.utils.registration import REGISTERED_ENVS
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from envs.batched.checks import check_actions, check_num_envs, chosen_rows, short
 from envs.batched.draws import DRAWS_BY_ROW, RowStates, row_draws
 from envs.batched.patches import batched_backend, check_versions, patch_maniskill
 from envs.batched.scene import BatchedScene, make_scenes
+from envs.batched.seeds import FIRST_SEED, RowSeeds, Seeds
+from rlinf_embodied.errors import SimulatorError
 
-CONSTRUCTION_SEED = 2022  # what stock ManiSkill builds a single env with; every row gets it, so that rows are alike
+CONSTRUCTION_SEED = FIRST_SEED  # what stock ManiSkill builds a single env with
 
 
 class BatchedTask:
@@ -29,21 +34,30 @@ class BatchedTask:
     initialised under its own random states, and its PhysX scene is renewed first.
     """
 
-    _row_seeds: np.ndarray | None = None  # int64 [N], of the current episodes
+    _seeds: RowSeeds
+    _row_seeds: np.ndarray  # int64 [N], of the current episodes
     _being_reset: Tensor  # bool [N]
-    _task_reset: Callable  # of the task class
+    _task_class: type[BaseEnv]
     _draws_by_row: bool  # whether rows may be initialised together, see draws.py
+    _rows_alike: bool  # whether all rows are built with one seed
+    _num_threads: int
 
     def _setup_scene(self) -> None:
         self._set_scene_config()
         scenes = make_scenes(self.num_envs, self._render_device)
-        self.scene = BatchedScene(scenes, sim_config=self.sim_config, device=self.device, backend=self.backend)
+        stock = {"sim_config": self.sim_config, "device": self.device, "backend": self.backend}
+        self.scene = BatchedScene(scenes, self._num_threads, **stock)
         self.scene.px.timestep = 1.0 / self._sim_freq
 
     def _reconfigure(self, options: dict) -> None:
         super()._reconfigure(options)
+        self._adopt_controllers()
+
+    def _adopt_controllers(self) -> None:
+        """Takes over the resets of the active controllers and finds out whether steps are bare with them."""
         for controller in _controllers(self.agent):
-            controller.reset = partial(self._reset_controller, controller.reset)
+            if not isinstance(controller.reset, partial):
+                controller.reset = partial(self._reset_controller, controller.reset)
         self._steps_are_bare = self._has_bare_steps()
 
     def _reset_controller(self, stock_reset) -> None:
@@ -53,29 +67,72 @@ class BatchedTask:
         self.scene._reset_mask = everywhere
 
     # ----------------------------------------------------------------------------------------------------------- reset
-    def reset(self, seed: Sequence[int], options: dict | None = None) -> tuple[dict, dict]:
-        """Resets the rows options["env_idx"] (default: all); `seed` has N entries, those of other rows are ignored.
+    def reset(self, seed: Seeds | None = None, options: dict | None = None) -> tuple[object, dict]:
+        """Starts episodes; as BaseEnv.reset, with its options env_idx (rows), reconfigure and reset_to_env_states.
 
-        Returns an empty observation and info: nothing is evaluated before somebody asks.
+        Args:
+            seed: one per row (N entries, also when some rows are reset), or one that those of the rows are derived from
+                as in ManiSkill.  None: each row draws its next seed from its own generator.
+            options: see BaseEnv.
+
+        Returns:
+            Observation and info of all N rows.
+
+        Raises:
+            SimulatorError: another number of seeds, rows that do not exist or come twice, or some rows only where all
+                are to be built anew.
         """
-        options = options or {}
-        rows = options.get("env_idx", torch.arange(self.num_envs))
-        if self._row_seeds is None:  # construction
-            self._row_seeds = np.full(self.num_envs, CONSTRUCTION_SEED)
-        else:
-            self._row_seeds[rows.numpy()] = np.asarray(seed)[rows.numpy()]
+        options = dict(options or {})
+        rows = chosen_rows(options.get("env_idx"), self.num_envs)
+        rebuild = options.get("reconfigure") or (self.reconfiguration_freq != 0 and self._reconfig_counter == 0)
+        if rebuild and len(rows) != self.num_envs:
+            raise SimulatorError(
+                f"reset of envs {short(rows)} would build all {self.num_envs} anew: reset all at once, or use "
+                "reconfiguration_freq=0"
+            )
+        if not hasattr(self, "_seeds"):  # construction
+            self._seeds = RowSeeds(self.num_envs)
+            alike = [CONSTRUCTION_SEED] * self.num_envs
+            return self._build(np.array(alike if self._rows_alike else seed), options)
+        seeds = self._seeds.next(seed, rows)
+        if rebuild:
+            return self._build(seeds, options)
+        left = self._reconfig_counter - (self.reconfiguration_freq != 0)
+        self.begin(rows, seeds, options)
+        self._reconfig_counter = left
+        info = self.get_info()
+        self._last_obs = self._observe(info, rows, options)
+        return self._last_obs, {**info, "reconfigure": False}
+
+    def _observe(self, info: dict, rows: Sequence[int], options: dict) -> object:
+        """Returns what all rows see, with the caller's own observations of rows that were reset to given states."""
+        given = options.get("reset_to_env_states", {}).get("obs")
+        if given is None:
+            return self.get_obs(info)
+        seen = tree_map(torch.clone, self._last_obs)
+        tree.replace(seen, torch.as_tensor(rows), common.to_tensor(given, device=self.device))
+        return seen
+
+    def _build(self, seeds: np.ndarray, options: dict) -> tuple[object, dict]:
+        """Builds all scenes anew, each row with its own seed, and starts an episode in every row."""
+        self._row_seeds = seeds
+        self._being_reset = torch.ones(self.num_envs, dtype=torch.bool)
+        return super().reset(seed=seeds, options={**options, "reconfigure": True})
+
+    def begin(self, rows: Sequence[int], seeds: Sequence[int], options: dict | None = None) -> None:
+        """Starts an episode in each of these rows from its own seed, and evaluates nothing."""
+        index = torch.as_tensor(list(rows))
+        options = {**(options or {}), "env_idx": index}
+        self._row_seeds[index.numpy()] = seeds
         self._being_reset = torch.zeros(self.num_envs, dtype=torch.bool)
-        self._being_reset[rows] = True
-        if options.get("reconfigure"):
-            return super().reset(seed=self._row_seeds, options=options)
-        for row in rows.tolist():
+        self._being_reset[index] = True
+        for row in rows:
             self.scene.px.renew(row)
-        self.scene.px.active = rows.tolist()
-        if type(self)._task_reset is BaseEnv.reset:
-            self._reset_rows(rows, options)
+        self.scene.px.active = list(rows)
+        if self._task_class.reset is BaseEnv.reset:
+            self._reset_rows(index, options)
         else:
             super().reset(seed=self._row_seeds, options=options)
-        return {}, {}
 
     def _reset_rows(self, rows: Tensor, options: dict) -> None:
         """Does what BaseEnv.reset does for these rows, less its evaluation and its global seeding.
@@ -89,7 +146,11 @@ class BatchedTask:
         self._clear_sim_state()
         if self.agent is not None:
             self.agent.reset()
-        self._initialize_episode(rows, options)
+        if "reset_to_env_states" in options:
+            states = options["reset_to_env_states"]["env_states"]
+            (self.set_state_dict if isinstance(states, dict) else self.set_state)(states, rows)
+        else:
+            self._initialize_episode(rows, options)
         self.scene._reset_mask = torch.ones(self.num_envs, dtype=torch.bool)
         torch.default_generator.set_state(generator)
         self.scene._gpu_apply_all()
@@ -98,7 +159,7 @@ class BatchedTask:
             controller.reset()
 
     def _set_main_rng(self, seed: object) -> None:
-        """Does nothing: the main generator only draws seeds, and here they are always given."""
+        """Does nothing: `reset` takes the rows' seeds from `_seeds`."""
 
     def _set_episode_rng(self, seed: np.ndarray, env_idx: Tensor) -> None:
         """Seeds the rows that are reset, in place: making a RandomState takes fifty times longer than seeding it."""
@@ -128,21 +189,50 @@ class BatchedTask:
         self.scene.px.active = active
 
     # ------------------------------------------------------------------------------------------------------------ step
+    def step(self, action: Tensor | np.ndarray | dict | None) -> tuple:
+        """Steps all rows; as BaseEnv.step.
+
+        Raises:
+            SimulatorError: actions of another shape, or not finite; nothing was stepped.
+        """
+        check_actions(action, self._orig_single_action_space, self.num_envs)
+        self.scene.px.active = list(range(self.num_envs))
+        return super().step(action)
+
     def advance(self, actions: Tensor, rows: Sequence[int]) -> None:
         """Runs one control step of these rows only; actions float32 [N, A] (entries of other rows are ignored)."""
         self.scene.px.active = list(rows)
-        if not self._steps_are_bare:
-            self._step_action(actions)
-            return
-        self.agent.set_action(actions)
+        self._step_action(actions)
+
+    def _step_action(self, action: Tensor | np.ndarray | dict | None) -> Tensor | dict | None:
+        """Runs a control step of the active rows."""
+        if isinstance(action, dict) and "control_mode" in action:
+            action = self._switched(**action)
+        watched = "_after_simulation_step" in vars(self)  # RecordEpisode takes a picture of each simulation step
+        if action is None or watched or not self._steps_are_bare:
+            return super()._step_action(action)
+        action = common.to_tensor(action, device=self.device)
+        if isinstance(action, Tensor):
+            action = action.reshape(self.num_envs, -1)
+        self.agent.set_action(action)
         self._before_control_step()
         self.scene.px.advance(self._sim_steps_per_control)
         self._after_control_step()
         self.scene._gpu_fetch_all()
+        return action
+
+    def _switched(self, control_mode: str, action: Tensor | np.ndarray) -> Tensor | np.ndarray:
+        """Changes the control mode, for all rows, and returns the action for it."""
+        if control_mode != self.agent.control_mode:
+            self.agent.set_control_mode(control_mode)
+            self._adopt_controllers()
+            self.agent.controller.reset()
+        check_actions(action, self.agent.controller.single_action_space, self.num_envs)
+        return action
 
     def _has_bare_steps(self) -> bool:
         """Whether nothing but physics happens between the simulation steps of a control step."""
-        cls = type(self)
+        cls = self._task_class
         hooks = ("_before_simulation_step", "_after_simulation_step", "_step_action")
         if any(getattr(cls, name) is not getattr(BaseEnv, name) for name in hooks) or self.agent is None:
             return False
@@ -168,22 +258,34 @@ def _leaves(controller: BaseController) -> list[BaseController]:
     return [controller]
 
 
-def make_batched_task(task_id: str, num_envs: int, render: bool, **kwargs: object) -> BaseEnv:
+def make_batched_task(
+    task_id: str, num_envs: int, render: bool, rows_alike: bool = True, num_threads: int = 1, **kwargs: object
+) -> BaseEnv:
     """Returns N CPU rows of a registered ManiSkill task as one env object whose tensors have N rows.
 
     Args:
         task_id: a registered task.
         num_envs: rows N.
         render: whether renderers are set up.
+        rows_alike: whether every row is built with the seed of a stock single env, or row i with ManiSkill's for row i
+            (which matters for tasks that draw sizes or models when they are built).
+        num_threads: threads that step the scenes, with the same results.
         kwargs: for the task class, for example control_mode, reward_mode, sensor_configs, robot_uids.
 
     Raises:
+        ConfigError: no rows.
         SimulatorError: the installed ManiSkill or SAPIEN is not one that the batched route knows.
     """
+    check_num_envs(num_envs)
     check_versions()
     patch_maniskill()
     spec = REGISTERED_ENVS[task_id]
-    attributes = {"_task_reset": spec.cls.reset, "_draws_by_row": task_id in DRAWS_BY_ROW}
+    attributes = {
+        "_task_class": spec.cls,
+        "_draws_by_row": task_id in DRAWS_BY_ROW,
+        "_rows_alike": rows_alike,
+        "_num_threads": num_threads,
+    }
     cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), attributes)
     with batched_backend():
         return cls(

@@ -229,10 +229,10 @@ def test_another_version_of_maniskill_is_refused_with_the_way_out(monkeypatch: p
     from envs.batched import patches
     from rlinf_embodied.errors import SimulatorError
 
-    monkeypatch.setattr(patches, "KNOWN_VERSIONS", {"mani_skill": ("2.",)})
-    with pytest.raises(SimulatorError, match=r"mani_skill 3\.0\.\d+ is installed.*env.backend=stock"):
+    monkeypatch.setattr(patches, "TESTED_VERSIONS", {"mani_skill": ("2.0.1", "2.0.2")})
+    with pytest.raises(SimulatorError, match=r"mani_skill 3\.0\.\d+ .* 2\.0\.1 and 2\.0\.2 only.*env.backend=stock"):
         patches.check_versions()
-    monkeypatch.setattr(patches, "KNOWN_VERSIONS", {})
+    monkeypatch.setattr(patches, "TESTED_VERSIONS", {})
     monkeypatch.delattr(patches.PDEEPosController, "compute_target_pose")
     with pytest.raises(SimulatorError, match="compute_target_pose is missing"):
         patches.check_versions()

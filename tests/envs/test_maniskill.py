@@ -96,7 +96,7 @@ def test_a_task_that_the_batched_backend_cannot_take_runs_on_stock_envs_and_says
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = replace(SMALL, task="DrawTriangle-v1", robot=None, reward=Reward.sparse, obs_size=16)
-    with caplog.at_level(logging.WARNING, logger="envs.maniskill"):
+    with caplog.at_level(logging.WARNING, logger="envs.fallback"):
         env = make(replace(config, cameras=_cameras("DrawTriangle-v1"), control_mode="pd_ee_delta_pos"), 2)
     assert env.spec.backend == "physx_cpu (stock)"
     warnings = [record.message for record in caplog.records if "does not run on the batched" in record.message]

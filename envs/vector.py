@@ -1,0 +1,200 @@
+"""N rows of any ManiSkill task in one process on CPU cores, in the place of `gym.make`.
+
+    import envs.vector
+
+    env = envs.vector.make("PickCube-v1", num_envs=32, obs_mode="state", control_mode="pd_joint_delta_pos")
+    vector_env = ManiSkillVectorEnv(env, record_metrics=True)  # ManiSkill's own wrapper
+
+    vector_env = envs.vector.make_vec("PickCube-v1", num_envs=32, obs_mode="state")  # both at once
+    vector_env = gymnasium.make_vec("envs.vector:batched/PickCube-v1", num_envs=32, obs_mode="state")  # the same
+
+What `make` returns has the interface of ManiSkill's GPU envs, with tensors on the CPU: `reset(seed, options)` with
+options["env_idx"], `step(actions [N, A])`, info and observations with N rows.  Row i behaves, bit for bit, as a stock
+single env that was built with seed 2022 + i and reset with the row's seed; an episode does not depend on those before.
+`reset()` without a seed draws one for each row from the row's own generator, and leaves torch's generator alone.
+
+A task that cannot take the batched route runs on N stock env objects behind the same interface (`stacked`), and the log
+says why, once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import partial
+
+import gymnasium as gym
+import torch
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.wrappers import OrderEnforcing
+from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.utils.registration import REGISTERED_ENVS, TimeLimitWrapper
+from mani_skill.vector.wrappers.gymnasium import ManiSkillVectorEnv
+
+from envs.availability import check_assets, check_name, no_questions
+from envs.batched.checks import check_num_envs
+from envs.batched.task import make_batched_task
+from envs.fallback import BUILD_ERRORS, is_wrong_mode, say_fallback
+from envs.stacked import StackedEnv
+from envs.stock import action_dim, task_actions
+from rlinf_embodied.errors import ConfigError, SimulatorError
+
+NAMESPACE = "batched"  # of the ids in gymnasium's registry
+CPU_BACKENDS = ("auto", "cpu", "physx_cpu")
+
+
+class Route(StrEnum):
+    """What simulates the rows."""
+
+    auto = "auto"
+    batched = "batched"
+    stock = "stock"
+
+
+def make(
+    task_id: str,
+    num_envs: int = 1,
+    *,
+    max_episode_steps: int | None = None,
+    sim_backend: str = "auto",
+    route: Route | str = Route.auto,
+    num_threads: int = 1,
+    history_free: bool = True,
+    **kwargs: object,
+) -> gym.Env:
+    """Returns N rows of a ManiSkill task as one env, with ManiSkill's time limit.
+
+    Args:
+        task_id: a registered task.
+        num_envs: rows N.
+        max_episode_steps: env steps until truncation; None: the task's own.
+        sim_backend: a name of ManiSkill's CPU backend, or "auto".
+        route: "batched" or "stock"; "auto" is batched where that takes the task, else stock.
+        num_threads: threads that step the batched scenes, with the same results.
+        history_free: on the stock route, whether a reset also gives the row a physics without a past (batched rows
+            always have one).
+        kwargs: as in `gym.make`, for the task class: obs_mode, control_mode, reward_mode, render_mode, sensor_configs,
+            robot_uids, reconfiguration_freq, render_backend (default "cpu"), ...
+
+    Raises:
+        ConfigError: an unknown task or control mode, no rows, a backend that is not on the CPU, or render_mode="human".
+        SimulatorError: assets are missing, or the route cannot build the task with these arguments.
+    """
+    check_name("task_id", task_id, REGISTERED_ENVS)
+    check_num_envs(num_envs)
+    if route not in list(Route):
+        raise ConfigError(f"route is {route!r}, but there are {', '.join(Route)}: use one of these")
+    if sim_backend not in CPU_BACKENDS:
+        raise ConfigError(
+            f"sim_backend is {sim_backend!r}, but this env runs on the CPU: leave it out, use one of "
+            f"{', '.join(CPU_BACKENDS)}, or gym.make for GPU backends"
+        )
+    if kwargs.get("render_mode") == "human":
+        raise ConfigError(
+            "render_mode is 'human', which shows one scene: use 'rgb_array', or gym.make for a single env"
+        )
+    check_assets("task_id", task_id)
+    kwargs = {"obs_mode": None, "render_backend": "cpu", "reconfiguration_freq": None, **kwargs}
+    builders = {
+        Route.batched: partial(_batched, task_id, num_envs, num_threads, kwargs),
+        Route.stock: partial(StackedEnv, task_id, num_envs, history_free, **kwargs),
+    }
+    with no_questions(), _explained(task_id, kwargs):
+        env = _first_of(builders, task_id) if route == Route.auto else builders[Route(route)]()
+    limit = REGISTERED_ENVS[task_id].max_episode_steps if max_episode_steps is None else max_episode_steps
+    env.spec = _spec(task_id, limit, {**kwargs, "num_envs": num_envs})
+    return TimeLimitWrapper(OrderEnforcing(env), limit)
+
+
+def make_vec(
+    task_id: str,
+    num_envs: int = 1,
+    *,
+    auto_reset: bool = True,
+    ignore_terminations: bool = False,
+    record_metrics: bool = True,
+    **kwargs: object,
+) -> ManiSkillVectorEnv:
+    """Returns N rows of a ManiSkill task as a gymnasium vector env: ManiSkill's own, around `make`.
+
+    Args:
+        task_id: a registered task.
+        num_envs: rows N.
+        auto_reset: whether a row whose episode ended is reset within the same step; its last observation and info are
+            then in info["final_observation"] and info["final_info"].
+        ignore_terminations: whether episodes end by their time limit only.
+        record_metrics: whether info["episode"] has return, length and success.
+        kwargs: for `make`.
+
+    Raises:
+        ConfigError: see `make`.
+        SimulatorError: see `make`.
+    """
+    return ManiSkillVectorEnv(
+        make(task_id, num_envs, **kwargs),
+        auto_reset=auto_reset,
+        ignore_terminations=ignore_terminations,
+        record_metrics=record_metrics,
+    )
+
+
+@contextmanager
+def _explained(task_id: str, kwargs: dict[str, object]) -> Iterator[None]:
+    """Within it, what ManiSkill raises while it builds a task becomes an error that names the arguments."""
+    try:
+        yield
+    except BUILD_ERRORS as error:
+        if is_wrong_mode(error):
+            raise ConfigError(f"control_mode is {error}: use one of these") from error
+        raise SimulatorError(
+            f"{task_id} cannot be built with {kwargs} ({type(error).__name__}: {error}): check these against the task"
+        ) from error
+
+
+def _first_of(builders: dict[Route, Callable[[], BaseEnv | StackedEnv]], task_id: str) -> BaseEnv | StackedEnv:
+    """Returns the batched task, or stock envs where that route cannot take it, and then says why."""
+    try:
+        return builders[Route.batched]()
+    except (SimulatorError, *BUILD_ERRORS) as error:
+        reason = error
+    env = builders[Route.stock]()
+    say_fallback(task_id, reason)
+    return env
+
+
+def _batched(task_id: str, num_envs: int, num_threads: int, kwargs: dict[str, object]) -> BaseEnv:
+    """Returns the batched task after a try: some tasks build well, but cannot be reset in part."""
+    env = make_batched_task(task_id, num_envs, render=True, rows_alike=False, num_threads=num_threads, **kwargs)
+    last = num_envs - 1
+    env.begin([last], [0])
+    actions = task_actions(env, torch.zeros(num_envs, action_dim(env)))
+    env.advance(actions, [last])
+    env.get_reward(obs=env.get_obs(unflattened=True), action=actions, info=env.get_info())
+    return env
+
+
+def _spec(task_id: str, max_episode_steps: int | None, kwargs: dict[str, object]) -> EnvSpec:
+    """Returns gymnasium's record of how the env was made, as `gym.make` keeps it."""
+    spec = copy.deepcopy(gym.spec(task_id))
+    spec.kwargs.update(kwargs)
+    spec.max_episode_steps = max_episode_steps
+    spec.additional_wrappers = ()
+    return spec
+
+
+def _register() -> None:
+    """Adds every ManiSkill task to gymnasium's registry under NAMESPACE, for `gymnasium.make_vec`.
+
+    `gymnasium.make` would put its own time limit around the env, which knows one row only.
+    """
+    for task_id in REGISTERED_ENVS:
+        gym.register(
+            f"{NAMESPACE}/{task_id}",
+            vector_entry_point="envs.vector:make_vec",
+            kwargs={"task_id": task_id},
+        )
+
+
+_register()  # gymnasium's way: an id "module:name" imports the module, which registers the name

@@ -1,0 +1,489 @@
+"""The batched env in the place of gym.make: ManiSkill's wrappers around it, against stock envs bit for bit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlinf_embodied.errors import ConfigError, SimulatorError
+
+pytestmark = pytest.mark.sim
+
+SMALL = {
+    "sensor_configs": {"width": 16, "height": 16},
+    "human_render_camera_configs": {"width": 32, "height": 32, "shader_pack": "minimal"},
+}
+STATE = {"obs_mode": "state", "render_backend": "none"}
+
+
+def make(task: str = "PickCube-v1", num_envs: int = 2, **kwargs: object):
+    from envs.vector import make as make_env
+
+    torch.set_num_threads(1)
+    return make_env(task, num_envs, **{**SMALL, **kwargs})
+
+
+def make_stock(task: str, **kwargs: object):
+    import mani_skill.envs  # noqa: F401  registers the tasks
+
+    chosen = {**SMALL, "sim_backend": "physx_cpu", "render_backend": "cpu", "reconfiguration_freq": 0, **kwargs}
+    return gym.make(task, num_envs=1, **chosen)
+
+
+def as_vector(env, **kwargs: bool):
+    from mani_skill.vector.wrappers.gymnasium import ManiSkillVectorEnv
+
+    return ManiSkillVectorEnv(env, record_metrics=True, **kwargs)
+
+
+def physics(env) -> list[bytes]:
+    return [system.pack() for system in env.unwrapped.scene.px.systems]
+
+
+def random_actions(env, seed: int) -> Tensor:
+    dim = env.unwrapped.single_action_space.shape[0]
+    return torch.rand(env.unwrapped.num_envs, dim, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
+def assert_row_equal(rows: object, row: int, stock: object, path: str) -> None:
+    """Row `row` of nested tensors is row 0 of a stock env's; types count."""
+    if isinstance(stock, dict):
+        assert isinstance(rows, dict), path
+        assert rows.keys() == stock.keys(), path
+        for key, value in stock.items():
+            assert_row_equal(rows[key], row, value, f"{path}/{key}")
+    elif isinstance(stock, Tensor):
+        assert isinstance(rows, Tensor), path
+        assert rows.dtype == stock.dtype, path
+        assert torch.equal(rows[row], stock[0]), path
+    else:
+        assert rows == stock, path
+
+
+class FreshStock(gym.Wrapper):
+    """A stock env that is built anew for every episode, as stock keeps a past; `next_seed()` is its seed."""
+
+    def __init__(self, build: Callable[[], gym.Env], next_seed: Callable[[], int]) -> None:
+        self._build, self._next_seed = build, next_seed
+        super().__init__(build())
+        self.episodes = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.env.close()
+        self.env = self._build()
+        self.episodes += 1
+        return self.env.reset(seed=int(self._next_seed()))
+
+
+@pytest.mark.parametrize("ignore_terminations", [False, True])
+def test_episodes_with_autoreset_equal_those_of_stock_envs(ignore_terminations: bool) -> None:
+    from envs.experts import push_cube
+    from envs.tasks import TaskView
+
+    kwargs = {**STATE, "control_mode": "pd_ee_delta_pose", "max_episode_steps": 15}
+    batched = as_vector(make("PushCube-v1", 3, **kwargs), ignore_terminations=ignore_terminations)
+    seeds_of = batched.base_env
+    stock = [
+        as_vector(
+            FreshStock(lambda: make_stock("PushCube-v1", **kwargs), lambda row=row: seeds_of._row_seeds[row]),
+            ignore_terminations=ignore_terminations,
+        )
+        for row in range(3)
+    ]
+    seen, info = batched.reset(seed=[1, 2, 3])
+    for row, env in enumerate(stock):
+        stock_seen, stock_info = env.reset()
+        assert_row_equal(seen, row, stock_seen, "obs")
+        assert_row_equal(info, row, stock_info, "info")
+    view, ends, seeds = TaskView(batched.base_env, True), set(), set(batched.base_env._row_seeds)
+    for step in range(31):
+        actions = push_cube(view)
+        actions[1] = 0.0  # this row runs into the time limit
+        seen, reward, terminated, truncated, info = batched.step(actions)
+        for row, env in enumerate(stock):
+            stock_seen, stock_reward, stock_terminated, stock_truncated, stock_info = env.step(actions[row : row + 1])
+            assert_row_equal(seen, row, stock_seen, f"{step}: obs")
+            assert_row_equal(reward, row, stock_reward, f"{step}: reward")
+            assert_row_equal(terminated, row, stock_terminated, f"{step}: terminated")
+            assert_row_equal(truncated, row, stock_truncated, f"{step}: truncated")
+            assert_info_equal(info, row, stock_info, step)
+        if "_final_info" in info:
+            ends |= {(step, row) for row in info["_final_info"].nonzero()[:, 0].tolist()}
+            seeds |= set(batched.base_env._row_seeds)
+    assert min(env._env.episodes for env in stock) >= 3  # that of the first reset and two by autoreset
+    assert len(seeds) == 3 + len(ends)
+    assert (len({step for step, _ in ends}) > 2) != ignore_terminations  # pushed cubes end their episodes early
+    for env in [batched, *stock]:
+        env.close()
+
+
+def assert_info_equal(info: dict, row: int, stock_info: dict, step: int) -> None:
+    finished = "final_info" in stock_info
+    assert bool("_final_info" in info and info["_final_info"][row]) == finished
+    assert bool("_final_observation" in info and info["_final_observation"][row]) == finished
+    if finished:
+        for name in ("final_observation", "final_info"):
+            assert_row_equal(info[name], row, stock_info[name], f"{step}: {name}")
+        assert {"success_once", "return", "episode_len", "reward"} <= stock_info["final_info"]["episode"].keys()
+    for key in ("elapsed_steps", "success", *(["episode"] if "final_info" not in info else [])):
+        assert_row_equal(info[key], row, stock_info[key], f"{step}: {key}")
+
+
+def test_observations_and_pictures_of_every_kind_equal_those_of_stock_envs() -> None:
+    kwargs = {"obs_mode": "rgb+depth+segmentation+state", "render_mode": "rgb_array"}
+    batched, stock = make("StackCube-v1", 2, **kwargs), [make_stock("StackCube-v1", **kwargs) for _ in range(2)]
+    seen, _ = batched.reset(seed=[4, 5])
+    for row, env in enumerate(stock):
+        assert_row_equal(seen, row, env.reset(seed=4 + row)[0], "obs")
+    actions = random_actions(batched, 0)
+    seen, shown = batched.step(actions)[0], batched.render()
+    for row, env in enumerate(stock):
+        assert_row_equal(seen, row, env.step(actions[row : row + 1])[0], "obs")
+        assert_row_equal(shown, row, env.render(), "render")
+    assert set(seen["sensor_data"]["hand_camera"]) == {"rgb", "depth", "segmentation"}
+    assert (shown[0] != shown[1]).any()
+    spaces = batched.unwrapped
+    assert spaces.observation_space.contains(to_numpy(seen))
+    assert spaces.single_observation_space.contains(to_numpy(torch.utils._pytree.tree_map(lambda v: v[0], seen)))
+    for env in [batched, *stock]:
+        env.close()
+
+
+def test_observations_by_name_equal_those_of_stock_envs() -> None:
+    batched, stock = make(**{**STATE, "obs_mode": "state_dict"}), make_stock("PickCube-v1", obs_mode="state_dict")
+    assert_row_equal(batched.reset(seed=[3, 4])[0], 1, stock.reset(seed=4)[0], "obs")
+    actions = random_actions(batched, 0)
+    assert_row_equal(batched.step(actions)[0], 1, stock.step(actions[1:])[0], "obs")
+    for env in (batched, stock):
+        env.close()
+
+
+def to_numpy(seen: object) -> object:
+    return torch.utils._pytree.tree_map(lambda value: value.numpy(), seen)
+
+
+def test_pictures_that_an_observation_does_not_read_do_no_harm() -> None:
+    env = make(obs_mode="normal")  # ManiSkill's default shaders give none
+    for seed in range(3):
+        env.reset(seed=seed)
+    env.close()
+
+
+def test_rebuilding_at_every_reset_gives_newly_built_rows() -> None:
+    kwargs = {**STATE, "reconfiguration_freq": 1}
+    batched = make("PegInsertionSide-v1", 2, **kwargs)
+    radii = []
+    for seed in ([4, 5], None):
+        seen, info = batched.reset(seed=seed)
+        assert info["reconfigure"]
+        radii.append(batched.unwrapped.peg_half_sizes[:, 1].clone())
+        for row, chosen in enumerate(batched.unwrapped._row_seeds.tolist()):
+            stock = make_stock("PegInsertionSide-v1", **kwargs)
+            assert_row_equal(seen, row, stock.reset(seed=chosen)[0], "obs")
+            stock.close()
+    assert len(torch.cat(radii).unique()) == 4
+    with pytest.raises(SimulatorError, match=r"envs 1 would build all 2 anew.*reconfiguration_freq=0"):
+        batched.reset(options={"env_idx": torch.tensor([1])})
+    batched.close()
+
+
+def test_rows_of_a_task_that_draws_sizes_are_built_unlike_as_in_maniskill() -> None:
+    env = make("PegInsertionSide-v1", 2, **STATE)
+    stock = make_stock("PegInsertionSide-v1", **STATE)
+    stock.reset(seed=2023, options={"reconfigure": True})
+    assert torch.equal(env.unwrapped.peg_half_sizes[1], stock.unwrapped.peg_half_sizes[0])
+    assert not torch.equal(env.unwrapped.peg_half_sizes[0], env.unwrapped.peg_half_sizes[1])
+    for env_ in (env, stock):
+        env_.close()
+
+
+def test_seeds_that_are_drawn_are_maniskills_and_do_not_depend_on_other_rows() -> None:
+    env = make(**STATE).unwrapped
+    stock = make_stock("PickCube-v1", **STATE, enhanced_determinism=True).unwrapped
+    drawn = []
+    for _ in range(2):
+        env.reset(seed=[7, 8])
+        stock.reset(seed=8)
+        for k in range(3):
+            if k == 1:
+                env.reset(options={"env_idx": torch.tensor([0])})
+            env.reset(options={"env_idx": torch.tensor([False, True])})
+            stock.reset()
+            assert env._row_seeds[1] == stock._episode_seed[0]
+            drawn.append(env._row_seeds[1])
+    assert drawn[:3] == drawn[3:]
+    assert len(set(drawn)) == 3
+    env.reset(seed=5)
+    many = make_seeds_like_maniskill(5, 2)
+    assert env._row_seeds.tolist() == many
+    for env_ in (env, stock):
+        env_.close()
+
+
+def make_seeds_like_maniskill(seed: int, num_envs: int) -> list[int]:
+    return [seed, *np.random.RandomState(seed).randint(2**31, size=num_envs - 1).tolist()]
+
+
+def test_a_reset_of_some_rows_leaves_the_others_and_the_global_generators_alone() -> None:
+    env = make(num_envs=3, **STATE)
+    env.reset(seed=1)
+    env.step(random_actions(env, 0))
+    before, generators = physics(env), (torch.get_rng_state(), np.random.get_state()[1].copy())
+    _, info = env.reset(options={"env_idx": torch.tensor([1])})
+    after = physics(env)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True]
+    assert info["elapsed_steps"].tolist() == [1, 0, 1]
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert (np.random.get_state()[1] == generators[1]).all()
+    env.close()
+
+
+def test_a_state_can_be_given_to_some_rows() -> None:
+    env = make(**STATE)
+    env.reset(seed=1)
+    for k in range(3):
+        seen = env.step(random_actions(env, k))[0]
+    state = torch.utils._pytree.tree_map(lambda value: value[:1].clone(), env.unwrapped.get_state_dict())
+    options = {"env_idx": torch.tensor([1]), "reset_to_env_states": {"env_states": state}}
+    moved, _ = env.reset(options=options)
+    assert torch.equal(moved[0], seen[0])
+    assert torch.allclose(moved[1], moved[0], atol=1e-5)
+    shown = torch.full((1, seen.shape[1]), 3.0)
+    given, _ = env.reset(options={**options, "reset_to_env_states": {"env_states": state, "obs": shown}})
+    assert torch.equal(given[1:], shown)
+    assert torch.equal(given[0], seen[0])
+    env.close()
+
+
+def test_maniskills_recorder_writes_a_video_and_the_episodes(tmp_path: Path) -> None:
+    import av
+    import h5py
+    from mani_skill.utils.wrappers.record import RecordEpisode
+
+    recorder = RecordEpisode(
+        make(obs_mode="state", render_mode="rgb_array", max_episode_steps=4),
+        str(tmp_path),
+        trajectory_name="episodes",
+        max_steps_per_video=4,
+    )
+    env = as_vector(recorder)
+    env.reset(seed=1)
+    actions = [random_actions(env, k) for k in range(4)]
+    for action in actions:
+        env.step(action)
+    env.close()
+    (video,) = tmp_path.glob("*.mp4")
+    with av.open(str(video)) as container:
+        frames = [frame.to_ndarray() for frame in container.decode(video=0)]
+    assert len(frames) >= 4
+    assert (frames[0] != frames[-1]).any()
+    with h5py.File(tmp_path / "episodes.h5") as file:
+        assert len(file) == 2
+        recorded = torch.from_numpy(file["traj_1"]["actions"][:])
+    assert torch.equal(recorded, torch.stack([action[1] for action in actions]))
+
+
+def test_pictures_of_every_simulation_step_change_nothing(tmp_path: Path) -> None:
+    from mani_skill.utils.wrappers.record import RecordEpisode
+
+    plain, filmed = (make(obs_mode="state", render_mode="rgb_array") for _ in range(2))
+    filmed = RecordEpisode(filmed, str(tmp_path), save_trajectory=False, max_steps_per_video=9, render_substeps=True)
+    for env in (plain, filmed):
+        env.reset(seed=1)
+    for k in range(2):
+        seen = [env.step(random_actions(env, k))[0] for env in (plain, filmed)]
+        assert torch.equal(seen[0], seen[1])
+    assert len(filmed.render_images) > 2 * plain.unwrapped._sim_steps_per_control
+    filmed.close()
+    plain.close()
+
+
+def test_robots_are_driven_by_name_or_by_one_flat_action() -> None:
+    from mani_skill.utils.wrappers.flatten import FlattenActionSpaceWrapper
+
+    kwargs = {**STATE, "control_mode": "pd_joint_delta_pos"}
+    batched = FlattenActionSpaceWrapper(make("TwoRobotPickCube-v1", 2, **kwargs))
+    stock = [FlattenActionSpaceWrapper(make_stock("TwoRobotPickCube-v1", **kwargs)) for _ in range(2)]
+    batched.reset(seed=[1, 2])
+    actions = torch.rand(2, batched.single_action_space.shape[0], generator=torch.Generator().manual_seed(0)) - 0.5
+    seen = batched.step(actions)[0]
+    for row, env in enumerate(stock):
+        env.reset(seed=1 + row)
+        assert_row_equal(seen, row, env.step(actions[row : row + 1])[0], "obs")
+    with pytest.raises(SimulatorError, match="the robots are panda_wristcam-0, panda_wristcam-1: give one for each"):
+        batched.unwrapped.step({"panda_wristcam-0": torch.zeros(2, 8)})
+    for env in [batched, *stock]:
+        env.close()
+
+
+def test_the_control_mode_can_be_switched_while_it_runs() -> None:
+    batched, stock = make(**STATE, control_mode="pd_joint_delta_pos"), []
+    batched.reset(seed=[1, 2])
+    for row in range(2):
+        stock.append(make_stock("PickCube-v1", **STATE, control_mode="pd_joint_delta_pos"))
+        stock[-1].reset(seed=1 + row)
+    for step, (mode, dim) in enumerate([("pd_ee_target_delta_pose", 7), ("pd_ee_target_delta_pose", 7)]):
+        actions = torch.rand(2, dim, generator=torch.Generator().manual_seed(step)) - 0.5
+        seen = batched.step({"control_mode": mode, "action": actions})[0]
+        for row, env in enumerate(stock):
+            expected = env.step({"control_mode": mode, "action": actions[row : row + 1]})[0]
+            assert_row_equal(seen, row, expected, f"{step}: obs")
+    with pytest.raises(SimulatorError, match=r"shape \(2, 8\), but \(2, 7\)"):
+        batched.step({"control_mode": mode, "action": torch.zeros(2, 8)})
+    for env in [batched, *stock]:
+        env.close()
+
+
+def test_gymnasium_makes_it_from_its_registry() -> None:
+    vector = gym.make_vec("envs.vector:batched/PickCube-v1", num_envs=3, obs_mode="state", max_episode_steps=2, **SMALL)
+    assert isinstance(vector, gym.vector.VectorEnv)
+    assert vector.metadata["autoreset_mode"] is gym.vector.AutoresetMode.SAME_STEP
+    seen, _ = vector.reset(seed=1)
+    assert vector.observation_space.contains(seen.numpy())
+    for _ in range(2):
+        *_, truncated, info = vector.step(torch.as_tensor(vector.action_space.sample()))
+    assert truncated.all()
+    assert info["final_info"]["episode"]["episode_len"].tolist() == [2, 2, 2]
+    vector.close()
+
+
+def test_the_time_limit_is_found_and_a_step_before_the_first_reset_refused() -> None:
+    from mani_skill.utils.gym_utils import find_max_episode_steps_value
+
+    env = make(**STATE)
+    assert find_max_episode_steps_value(env) == env.spec.max_episode_steps == 50
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(env.action_space.sample())
+    env.close()
+
+
+def test_every_n_th_reset_rebuilds_as_in_stock() -> None:
+    kwargs = {**STATE, "reconfiguration_freq": 3}
+    batched, stock = make(**kwargs), make_stock("PickCube-v1", **kwargs)
+    told = [[env.reset()[1]["reconfigure"] for _ in range(7)] for env in (batched, stock)]
+    assert told[0] == told[1]
+    assert sum(told[0]) == 2
+    for env in (batched, stock):
+        env.close()
+
+
+def test_one_row_takes_actions_without_a_leading_axis() -> None:
+    env = make(num_envs=1, **STATE)
+    env.reset(seed=1)
+    flat = env.step(np.full(8, 0.5))[0]
+    env.reset(seed=1)
+    assert torch.equal(flat, env.step(torch.full((1, 8), 0.5))[0])
+    env.close()
+
+
+def test_bad_actions_and_seeds_are_refused_and_leave_everything_as_it_was() -> None:
+    env, twin = make(num_envs=3, **STATE), make(num_envs=3, **STATE)
+    for env_ in (env, twin):
+        env_.reset(seed=1)
+        env_.step(random_actions(env_, 0))
+    bad = random_actions(env, 1)
+    bad[0, 3], bad[2, 0] = float("nan"), float("inf")
+    with pytest.raises(SimulatorError, match="actions of rows 0, 2 are not finite: nothing was stepped"):
+        env.step(bad)
+    with pytest.raises(SimulatorError, match=r"shape \(3, 7\), but \(3, 8\) \(rows, dimensions\)"):
+        env.step(torch.zeros(3, 7))
+    with pytest.raises(SimulatorError, match=r"shape \(8,\), but \(3, 8\)"):
+        env.step(np.zeros(8))
+    with pytest.raises(SimulatorError, match="the robots are none: the task has one robot"):
+        env.step({"panda-0": torch.zeros(3, 8)})
+    for seed, rows, message in (
+        ([1, 2], None, "2 seeds for 3 envs: give one seed, or one per env"),
+        (-1, None, r"from 0 to 2\*\*32"),
+        (0.5, None, "whole numbers"),
+        (None, [3], r"rows \[3\]: each must be one of 0\.\.2"),
+        (None, [1, 1], r"rows \[1, 1\]: .* once"),
+        (None, [], r"rows \[\]"),
+    ):
+        with pytest.raises(SimulatorError, match=message):
+            env.reset(seed=seed, options=None if rows is None else {"env_idx": torch.tensor(rows, dtype=torch.long)})
+    results = [env_.step(random_actions(env_, 2)) for env_ in (env, twin)]
+    assert torch.equal(results[0][0], results[1][0])
+    assert physics(env) == physics(twin)
+    assert [env_.reset()[1]["elapsed_steps"].tolist() for env_ in (env, twin)] == [[0, 0, 0]] * 2
+    assert physics(env) == physics(twin)  # refused seeds were not drawn either
+    for env_ in (env, twin):
+        env_.close()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"num_envs": 0}, ConfigError, "num_envs is 0, but an env has at least one row"),
+        ({"num_envs": -2}, ConfigError, "num_envs is -2"),
+        ({"num_envs": 1.5}, ConfigError, r"num_envs is 1\.5"),
+        ({"task": "PickCub-v1"}, ConfigError, "did you mean PickCube-v1"),
+        ({"sim_backend": "physx_cuda"}, ConfigError, "leave it out, use one of auto, cpu, physx_cpu, or gym.make"),
+        ({"render_mode": "human"}, ConfigError, "use 'rgb_array'"),
+        ({"control_mode": "telepathy"}, ConfigError, "control_mode is telepathy not in supported modes"),
+        ({"obs_mode": "smell"}, SimulatorError, "cannot be built with .*Invalid texture type 'smell'"),
+        ({"colour": 3}, SimulatorError, "unexpected keyword argument 'colour'"),
+        ({"task": "PutCarrotOnPlateInScene-v1"}, SimulatorError, "run `python -m mani_skill.utils.download_asset Put"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_with_the_way_out(
+    kwargs: dict, error: type[Exception], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(error, match=message):
+        make(**kwargs)
+    assert "batched CPU backend" not in caplog.text  # stock envs are no help, so nothing was said of them
+
+
+def test_without_a_tested_maniskill_stock_envs_do_the_same_and_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from envs import fallback
+    from envs.batched import patches
+
+    kwargs = {"obs_mode": "state", "render_mode": "rgb_array", "max_episode_steps": 3}
+    batched = as_vector(make("PickCube-v1", 2, **kwargs))
+    fallback._say.cache_clear()
+    monkeypatch.setattr(patches, "TESTED_VERSIONS", {"mani_skill": ("3.9.1",)})
+    with caplog.at_level(logging.WARNING):
+        stacked = as_vector(make("PickCube-v1", 2, **kwargs))
+        make("PickCube-v1", 2, **kwargs).close()
+    (message,) = [record.message for record in caplog.records if "batched CPU backend" in record.message]
+    assert "tested with mani_skill 3.9.1 only" in message
+    assert type(stacked.base_env).__name__ == "StackedEnv"
+    assert stacked.single_observation_space == batched.single_observation_space
+    assert stacked.action_space == batched.action_space
+    for step in range(8):
+        given = {"seed": 3} if step == 0 else {"options": {"env_idx": torch.tensor([1])}}
+        if step in (0, 2):
+            results = [env.reset(**given) for env in (batched, stacked)]
+        else:
+            actions = random_actions(batched, step)
+            results = [env.step(actions) for env in (batched, stacked)]
+        for row in range(2):
+            for ours, theirs in zip(*results, strict=True):
+                assert_same(ours, theirs, row)
+    assert torch.equal(batched.render(), stacked.render())
+    state = stacked.base_env.get_state_dict()
+    assert_same(batched.base_env.get_state_dict(), state, 1)
+    with pytest.raises(SimulatorError, match="actions of rows 1 are not finite"):
+        stacked.step(torch.stack([torch.zeros(8), torch.full((8,), float("nan"))]))
+    for env in (batched, stacked):
+        env.close()
+
+
+def assert_same(ours: object, theirs: object, row: int) -> None:
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            assert_same(ours[key], theirs[key], row)
+    elif isinstance(ours, Tensor):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours[row], theirs[row])
+    else:
+        assert ours == theirs
