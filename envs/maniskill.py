@@ -29,8 +29,8 @@ from envs.simulators import (
     GpuSimulator,
     SimulatorOptions,
     StockSimulator,
-    build_task,
 )
+from envs.stock import build_task
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError

@@ -6,24 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 from mani_skill.sensors.base_sensor import BaseSensor
-from mani_skill.utils.registration import REGISTERED_ENVS
 from mani_skill.utils.structs import Actor
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from envs.batched.decimate import decimate_visuals
 from envs.batched.rendering import set_visible, take_pictures
-from envs.batched.renewal import renewed
 from envs.batched.task import CONSTRUCTION_SEED, make_batched_task
 from envs.experts import expert_of
 from envs.filming import Film
 from envs.simulator import Measurement
+from envs.stock import action_dim, build_task, renew, task_actions
 from envs.tasks import TaskView
 from rlinf_embodied.errors import ConfigError
 
@@ -36,28 +34,6 @@ class SimulatorOptions:
     decimate: bool
     show_goal: bool
     goal_in_proprio: bool
-
-
-def build_task(task_id: str, **kwargs: object) -> BaseEnv:
-    """Returns a stock ManiSkill env object without wrappers; `kwargs` go to the task class."""
-    spec = REGISTERED_ENVS[task_id]
-    fixed = {"obs_mode": "none", "render_backend": "cpu", "reconfiguration_freq": 0}
-    return spec.cls(**{**(spec.default_kwargs or {}), **fixed, **kwargs})
-
-
-def _action_dim(task: BaseEnv) -> int:
-    space = task.single_action_space
-    parts = space.values() if isinstance(space, gym.spaces.Dict) else [space]
-    return sum(part.shape[0] for part in parts)
-
-
-def _task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
-    """Returns actions [N, A] as the task takes them: by robot where there are several."""
-    space = task.single_action_space
-    if not isinstance(space, gym.spaces.Dict):
-        return actions
-    sizes = [part.shape[0] for part in space.values()]
-    return dict(zip(space, actions.split(sizes, 1), strict=True))
 
 
 def _sensors(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
@@ -116,7 +92,7 @@ class BatchedSimulator:
         """Builds N rows; `kwargs` go to the task class."""
         self.num_rows = num_rows
         self._task = make_batched_task(task_id, num_rows, render=True, **kwargs)
-        self.action_dim = _action_dim(self._task)
+        self.action_dim = action_dim(self._task)
         for row in range(num_rows):  # gives the cameras their shaders
             self._task.scene.px.renew(row)
         self._view = TaskView(self._task, options.goal_in_proprio)
@@ -133,11 +109,11 @@ class BatchedSimulator:
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         """See Simulator."""
-        self._task.advance(_task_actions(self._task, actions), rows)
+        self._task.advance(task_actions(self._task, actions), rows)
 
     def measure(self, actions: Tensor) -> Measurement:
         """See Simulator."""
-        return self._view.measure(_task_actions(self._task, actions))
+        return self._view.measure(task_actions(self._task, actions))
 
     def object_positions(self) -> Tensor | None:
         """See Simulator."""
@@ -159,8 +135,8 @@ class StockSimulator:
         self.num_rows = num_rows
         self._tasks = [build_task(task_id, num_envs=1, sim_backend="physx_cpu", **kwargs) for _ in range(num_rows)]
         for task in self._tasks:  # gives the cameras their shaders
-            _renew(task)
-        self.action_dim = _action_dim(self._tasks[0])
+            renew(task)
+        self.action_dim = action_dim(self._tasks[0])
         self._views = [TaskView(task, options.goal_in_proprio) for task in self._tasks]
         expert = expert_of(task_id, self._views[0])
         self.expert = expert and (lambda: torch.cat([expert(view) for view in self._views]))
@@ -171,21 +147,21 @@ class StockSimulator:
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """See Simulator."""
         for row, seed in zip(rows, seeds, strict=True):
-            _renew(self._tasks[row])
+            renew(self._tasks[row])
             self._tasks[row].reset(seed=int(seed))
             self._measured[row] = None
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         """See Simulator."""
         for row in rows:
-            self._tasks[row]._step_action(_task_actions(self._tasks[row], actions[row : row + 1]))
+            self._tasks[row]._step_action(task_actions(self._tasks[row], actions[row : row + 1]))
             self._measured[row] = None
 
     def measure(self, actions: Tensor) -> Measurement:
         """See Simulator."""
         for row, view in enumerate(self._views):
             if self._measured[row] is None:
-                self._measured[row] = view.measure(_task_actions(view.env, actions[row : row + 1]))
+                self._measured[row] = view.measure(task_actions(view.env, actions[row : row + 1]))
         return Measurement.concatenate(self._measured)
 
     def object_positions(self) -> Tensor | None:
@@ -199,12 +175,6 @@ class StockSimulator:
             task.close()
 
 
-def _renew(task: BaseEnv) -> None:
-    """Gives a stock CPU task a physics without a past."""
-    scene = renewed(task.scene.sub_scenes[0], rendering=True)
-    task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
-
-
 class GpuSimulator:
     """One batched physx_cuda env; tensors stay on the device, and all rows step together whether they run or not."""
 
@@ -214,7 +184,7 @@ class GpuSimulator:
         """Takes a task whose scenes are simulated and rendered as one batch."""
         self.num_rows, self.device = task.num_envs, task.device
         self._task, self._options = task, options
-        self.action_dim = _action_dim(task)
+        self.action_dim = action_dim(task)
         self._view = TaskView(task, options.goal_in_proprio)
         expert = expert_of(task_id, self._view)
         self.expert = expert and partial(expert, self._view)
@@ -247,11 +217,11 @@ class GpuSimulator:
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         """See Simulator."""
-        self._task._step_action(_task_actions(self._task, actions))
+        self._task._step_action(task_actions(self._task, actions))
 
     def measure(self, actions: Tensor) -> Measurement:
         """See Simulator."""
-        return self._view.measure(_task_actions(self._task, actions))
+        return self._view.measure(task_actions(self._task, actions))
 
     def pictures(self, rows: Sequence[int]) -> Tensor:
         """See Simulator."""

@@ -1,0 +1,236 @@
+"""Rows of a batched task beside stock ManiSkill envs, compared bit for bit: state, reward, info, observations.
+
+`Pair` steps both and compares; `compare_episodes` runs it over episodes with a partial reset in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
+from torch import Tensor
+
+from envs.stock import action_dim, renew, task_actions
+
+_UNCOMPARED = frozenset({"elapsed_steps", "reconfigure"})  # of info: counted by wrappers, and what reset did
+Seen = dict[str, Tensor]  # "kind/name" -> values [B, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A value of a row that is not the stock env's."""
+
+    what: str  # for example "state/cube", "reward", "info/success", "observation/extra/tcp_pose", "rgb/base_camera"
+    row: int
+    size: float  # largest absolute difference; infinite where shapes differ or only one is a number
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of comparing episodes."""
+
+    differences: list[Difference] = field(default_factory=list)  # of the first moment that has some
+    moment: str = ""  # which moment that was, in words
+    row_steps: int = 0  # control steps compared, over all rows
+    pictures: int = 0
+
+
+class Pair:
+    """N batched rows and, for each row, a stock env that is built anew for every episode (stock envs keep a past)."""
+
+    def __init__(self, batched: BaseEnv, make_stock: Callable[[], BaseEnv], anew: bool = True) -> None:
+        """Both with obs_mode "state_dict".
+
+        Args:
+            batched: the rows.
+            make_stock: builds one env without a past.
+            anew: False renews a stock env's physics for its later episodes instead of building it again.
+        """
+        self.batched, self.make_stock, self._anew = batched, make_stock, anew
+        self.stock: list[BaseEnv | None] = [None] * batched.num_envs
+        self._stock_seen: list[Seen] = [{}] * batched.num_envs
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        """Starts an episode in these rows, each from its own seed."""
+        everywhere = dict(zip(rows, seeds, strict=True))
+        seed = [everywhere.get(row, 0) for row in range(self.batched.num_envs)]
+        self.batched.reset(seed=seed, options={"env_idx": torch.as_tensor(list(rows))})
+        for row, seed in everywhere.items():
+            observation, info = self._fresh_stock(row).reset(seed=seed)
+            self._stock_seen[row] = _named(info, observation)
+
+    def _fresh_stock(self, row: int) -> BaseEnv:
+        env = self.stock[row]
+        if env is not None and not self._anew:
+            renew(env)
+            return env
+        if env is not None:
+            env.close()
+        self.stock[row] = self.make_stock()
+        return self.stock[row]
+
+    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
+        """Runs one control step of these rows in both; actions float32 [N, A]."""
+        self.batched.advance(task_actions(self.batched, actions), rows)
+        for row in rows:
+            env = self.stock[row]
+            observation, reward, _, _, info = env.step(task_actions(env, actions[row : row + 1]))
+            self._stock_seen[row] = {**_named(info, observation), "reward": reward}
+
+    def differences(self, rows: Sequence[int], actions: Tensor | None = None) -> list[Difference]:
+        """Compares these rows with their stock envs after `reset` (no actions) or `step`."""
+        info = self.batched.get_info()
+        observation = self.batched.get_obs(info)
+        seen = _named(info, observation)
+        if actions is not None:
+            taken = task_actions(self.batched, actions)
+            seen["reward"] = self.batched.get_reward(obs=observation, action=taken, info=info)
+        seen |= simulated(self.batched)
+        found = []
+        for row in rows:
+            expected = self._stock_seen[row] | simulated(self.stock[row])
+            found += compare_row(seen, expected, row, self.batched.num_envs)
+        return found
+
+    def picture_differences(self, rows: Sequence[int]) -> list[Difference]:
+        """Compares what the cameras of these rows see."""
+        seen = pictures(self.batched)
+        expected = {row: pictures(self.stock[row]) for row in rows}
+        return [d for row in rows for d in compare_row(seen, expected[row], row, self.batched.num_envs)]
+
+    def close(self) -> None:
+        """Frees all envs."""
+        for env in [self.batched, *self.stock]:
+            if env is not None:
+                env.close()
+
+
+def compare_episodes(
+    pair: Pair, steps: int, act: Callable[[int], Tensor], pictures: bool = False, first_seed: int = 0
+) -> Outcome:
+    """Compares an episode of every row, a partial reset in its middle, and a second, half as long episode of every row.
+
+    Args:
+        pair: what to compare.
+        steps: control steps of the first episode.
+        act: the actions [N, A] of a step (steps of both episodes are counted on end).
+        pictures: whether pictures are compared too: after each reset and at the end.
+        first_seed: episodes get this seed and those after it.
+
+    Returns:
+        the differences of the first moment that has some, after which nothing is run.
+    """
+    outcome, n = Outcome(), pair.batched.num_envs
+    everyone, one = list(range(n)), [min(1, n - 1)]
+    resets = {0: (everyone, 0), steps // 2: (one, n), steps: (everyone, n + 1)}
+    total = steps + steps // 2
+    for step in range(total):
+        if step in resets:
+            rows, offset = resets[step]
+            pair.reset(rows, [first_seed + offset + k for k in range(len(rows))])
+            if _judge(outcome, pair.differences(everyone if step == 0 else rows), f"reset before step {step}"):
+                break
+            if pictures and _judge_pictures(outcome, pair, rows, f"picture before step {step}"):
+                break
+        actions = act(step)
+        pair.step(actions, everyone)
+        outcome.row_steps += n
+        if _judge(outcome, pair.differences(everyone, actions), f"step {step}"):
+            break
+    else:
+        if pictures:
+            _judge_pictures(outcome, pair, everyone, "picture at the end")
+    return outcome
+
+
+def _judge(outcome: Outcome, found: list[Difference], moment: str) -> bool:
+    if found:
+        outcome.differences, outcome.moment = found, moment
+    return bool(found)
+
+
+def _judge_pictures(outcome: Outcome, pair: Pair, rows: Sequence[int], moment: str) -> bool:
+    outcome.pictures += len(rows)
+    return _judge(outcome, pair.picture_differences(rows), moment)
+
+
+def wild_actions(env: BaseEnv, seed: int, hold: int = 5) -> Callable[[int], Tensor]:
+    """Returns random actions float32 [N, A] over the whole range, held for some steps so that a robot travels.
+
+    Every second row pushes to the limits of its range, which throws arms against tables and legs against the ground.
+    """
+    space, generator = env.single_action_space, torch.Generator().manual_seed(seed)
+    parts = list(space.values()) if hasattr(space, "values") else [space]
+    low = torch.cat([torch.as_tensor(part.low) for part in parts]).clamp(min=-1e3)
+    high = torch.cat([torch.as_tensor(part.high) for part in parts]).clamp(max=1e3)
+    drawn = torch.zeros(env.num_envs, action_dim(env))
+
+    def act(step: int) -> Tensor:
+        if step % hold == 0:
+            share = torch.rand(drawn.shape, generator=generator)
+            share[1::2] = share[1::2].round()
+            drawn.copy_(low + share * (high - low))
+        return drawn.clone()
+
+    return act
+
+
+def simulated(env: BaseEnv) -> Seen:
+    """Returns poses, velocities and joint values of everything that is simulated, by name."""
+    state = env.get_state_dict()
+    return {f"state/{name}": v for kind in ("actors", "articulations") for name, v in state.get(kind, {}).items()}
+
+
+def pictures(env: BaseEnv) -> Seen:
+    """Returns what each camera sees, uint8 [N, height, width, 3]."""
+    before = env._obs_mode, env.obs_mode_struct
+    env._obs_mode, env.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
+    try:
+        seen = env._get_obs_sensor_data()
+    finally:
+        env._obs_mode, env.obs_mode_struct = before
+    return {f"rgb/{name}": camera["rgb"] for name, camera in seen.items()}
+
+
+def _named(info: Mapping[str, object], observation: Mapping[str, object]) -> Seen:
+    named = {f"info/{key}": value for key, value in _leaves(info).items() if key not in _UNCOMPARED}
+    return named | {f"observation/{key}": value for key, value in _leaves(observation).items()}
+
+
+def _leaves(tree: Mapping[str, object], prefix: str = "") -> Seen:
+    leaves: Seen = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves |= _leaves(value, f"{prefix}{key}/")
+        elif isinstance(value, Tensor):
+            leaves[prefix + key] = value
+    return leaves
+
+
+def compare_row(seen: Seen, expected: Seen, row: int, num_rows: int) -> list[Difference]:
+    """Compares one row of `seen` [N, ...] with `expected` [1, ...]; means over rows (no axes) cannot be compared."""
+    found = []
+    for what in sorted(seen.keys() | expected.keys()):
+        ours, theirs = seen.get(what), expected.get(what)
+        if ours is None or theirs is None:
+            found.append(Difference(what, row, float("inf")))
+        elif not ours.dim() and not theirs.dim() and num_rows > 1:
+            continue
+        elif not ours.dim() or len(ours) != num_rows or ours.shape[1:] != theirs.shape[1:]:
+            found.append(Difference(what, row, float("inf")))
+        elif (size := _distance(ours[row], theirs[0])) > 0:
+            found.append(Difference(what, row, size))
+    return found
+
+
+def _distance(ours: Tensor, theirs: Tensor) -> float:
+    """Largest absolute difference; two NaNs are equal."""
+    if torch.equal(ours, theirs):
+        return 0.0
+    ours, theirs = ours.double(), theirs.double()
+    apart = (ours - theirs).abs()
+    apart[(ours == theirs) | (ours.isnan() & theirs.isnan())] = 0.0
+    return float(apart.nan_to_num(nan=torch.inf, posinf=torch.inf).max()) if apart.numel() else 0.0

@@ -1,0 +1,39 @@
+"""Stock ManiSkill env objects, and what they share with the batched ones."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.utils.registration import REGISTERED_ENVS
+from torch import Tensor
+
+from envs.batched.renewal import renewed
+
+
+def build_task(task_id: str, **kwargs: object) -> BaseEnv:
+    """Returns a stock ManiSkill env object without wrappers; `kwargs` go to the task class."""
+    spec = REGISTERED_ENVS[task_id]
+    fixed = {"obs_mode": "none", "render_backend": "cpu", "reconfiguration_freq": 0}
+    return spec.cls(**{**(spec.default_kwargs or {}), **fixed, **kwargs})
+
+
+def action_dim(task: BaseEnv) -> int:
+    """Returns the number of action components of all robots together."""
+    space = task.single_action_space
+    parts = space.values() if isinstance(space, gym.spaces.Dict) else [space]
+    return sum(part.shape[0] for part in parts)
+
+
+def task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
+    """Returns actions [N, A] as the task takes them: by robot where there are several."""
+    space = task.single_action_space
+    if not isinstance(space, gym.spaces.Dict):
+        return actions
+    sizes = [part.shape[0] for part in space.values()]
+    return dict(zip(space, actions.split(sizes, 1), strict=True))
+
+
+def renew(task: BaseEnv) -> None:
+    """Gives a stock CPU task a physics without a past."""
+    scene = renewed(task.scene.sub_scenes[0], task.scene.can_render())
+    task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
