@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
+from sapien import physx
 from torch import Tensor
 
 from envs.stock import action_dim, renew, task_actions
 
 _UNCOMPARED = frozenset({"elapsed_steps", "reconfigure"})  # of info: counted by wrappers, and what reset did
+_ANY_SCENE = re.compile(r"scene-\d+_|_\d+$")  # a body's name tells its scene
 Seen = dict[str, Tensor]  # "kind/name" -> values [B, ...]
 
 
@@ -23,7 +26,7 @@ Seen = dict[str, Tensor]  # "kind/name" -> values [B, ...]
 class Difference:
     """A value of a row that is not the stock env's."""
 
-    what: str  # for example "state/cube", "reward", "info/success", "observation/extra/tcp_pose", "rgb/base_camera"
+    what: str  # for example "state 1: body cube", "reward", "info/success", "observation/agent/qpos", "rgb/base_camera"
     row: int
     size: float  # largest absolute difference; infinite where shapes differ or only one is a number
 
@@ -88,11 +91,13 @@ class Pair:
         if actions is not None:
             taken = task_actions(self.batched, actions)
             seen["reward"] = self.batched.get_reward(obs=observation, action=taken, info=info)
-        seen |= simulated(self.batched)
         found = []
         for row in rows:
-            expected = self._stock_seen[row] | simulated(self.stock[row])
-            found += compare_row(seen, expected, row, self.batched.num_envs)
+            state = compare_row(
+                simulated(self.batched.scene.px.systems[row]), simulated(self.stock[row].scene.px), 0, 1
+            )
+            found += [replace(difference, row=row) for difference in state]
+            found += compare_row(seen, self._stock_seen[row], row, self.batched.num_envs)
         return found
 
     def picture_differences(self, rows: Sequence[int]) -> list[Difference]:
@@ -164,8 +169,8 @@ def wild_actions(env: BaseEnv, seed: int, hold: int = 5) -> Callable[[int], Tens
     """
     space, generator = env.single_action_space, torch.Generator().manual_seed(seed)
     parts = list(space.values()) if hasattr(space, "values") else [space]
-    low = torch.cat([torch.as_tensor(part.low) for part in parts]).clamp(min=-1e3)
-    high = torch.cat([torch.as_tensor(part.high) for part in parts]).clamp(max=1e3)
+    low, high = (torch.cat([torch.as_tensor(getattr(part, end)) for part in parts]) for end in ("low", "high"))
+    low, high = torch.where(low.isfinite(), low, -1.0), torch.where(high.isfinite(), high, 1.0)
     drawn = torch.zeros(env.num_envs, action_dim(env))
 
     def act(step: int) -> Tensor:
@@ -178,10 +183,18 @@ def wild_actions(env: BaseEnv, seed: int, hold: int = 5) -> Callable[[int], Tens
     return act
 
 
-def simulated(env: BaseEnv) -> Seen:
-    """Returns poses, velocities and joint values of everything that is simulated, by name."""
-    state = env.get_state_dict()
-    return {f"state/{name}": v for kind in ("actors", "articulations") for name, v in state.get(kind, {}).items()}
+def simulated(system: physx.PhysxCpuSystem) -> Seen:
+    """Returns all that PhysX knows of bodies and joints, drive targets included, by name; each float32 [1, ...]."""
+    packed = torch.frombuffer(bytearray(system.pack()), dtype=torch.float32)
+    roots = [link for link in system.articulation_link_components if link.is_root]
+    names = [f"body {body.entity.name}" for body in system.rigid_dynamic_components]
+    names += [f"articulation of {root.entity.name}" for root in roots]
+    sizes = [13] * len(system.rigid_dynamic_components) + [13 + 4 * root.articulation.dof for root in roots]
+    parts = packed.split(sizes)
+    return {
+        f"state {k}: {_ANY_SCENE.sub('', name)}": part[None]
+        for k, (name, part) in enumerate(zip(names, parts, strict=True))
+    }
 
 
 def pictures(env: BaseEnv) -> Seen:

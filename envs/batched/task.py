@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
+import sapien
 import torch
 from mani_skill.agents.base_agent import BaseAgent
 from mani_skill.agents.controllers.base_controller import BaseController, DictController
@@ -13,11 +14,14 @@ from mani_skill.agents.controllers.pd_joint_pos import PDJointPosController
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
 from mani_skill.utils.registration import REGISTERED_ENVS
+from sapien import physx
 from torch import Tensor
 
 from envs.batched.draws import DRAWS_BY_ROW, RowStates, row_draws
 from envs.batched.patches import batched_backend, check_versions, patch_maniskill
 from envs.batched.scene import BatchedScene, make_scenes
+from envs.batched.single import Alone, SingleEnv, rowwise_methods
+from envs.stock import build_task
 
 CONSTRUCTION_SEED = 2022  # what stock ManiSkill builds a single env with; every row gets it, so that rows are alike
 
@@ -26,12 +30,16 @@ class BatchedTask:
     """Mixin in front of a ManiSkill task class.
 
     Every row equals a stock single env that was built afresh and reset with the row's seed, bit for bit: each row is
-    initialised under its own random states, and its PhysX scene is renewed first.
+    initialised under its own random states, and its PhysX scene is renewed first.  A task whose code is not written for
+    some of N rows is given single rows, see single.py.
     """
 
+    _alone: Alone
+    _stock_single: BaseEnv  # what `_single` lays over the rows
+    _single: SingleEnv | None = None
     _row_seeds: np.ndarray | None = None  # int64 [N], of the current episodes
     _being_reset: Tensor  # bool [N]
-    _task_reset: Callable  # of the task class
+    _task_class: type[BaseEnv]
     _draws_by_row: bool  # whether rows may be initialised together, see draws.py
 
     def _setup_scene(self) -> None:
@@ -67,15 +75,27 @@ class BatchedTask:
         self._being_reset = torch.zeros(self.num_envs, dtype=torch.bool)
         self._being_reset[rows] = True
         if options.get("reconfigure"):
-            return super().reset(seed=self._row_seeds, options=options)
+            built = super().reset(seed=self._row_seeds, options=options)
+            self._built_poses = [_body_states(system)[:, :7].copy() for system in self.scene.px.systems]
+            return built
         for row in rows.tolist():
             self.scene.px.renew(row)
+            self._put_back(row)
         self.scene.px.active = rows.tolist()
-        if type(self)._task_reset is BaseEnv.reset:
+        if self._alone is not Alone.nothing:
+            self._reset_rows_alone(rows)
+        elif self._task_class.reset is BaseEnv.reset:
             self._reset_rows(rows, options)
         else:
             super().reset(seed=self._row_seeds, options=options)
         return {}, {}
+
+    def _put_back(self, row: int) -> None:
+        """Moves bodies to where they were when the scene was built: a task need not place what it never moves."""
+        system = self.scene.px.systems[row]
+        built = self._built_poses[row]
+        for k in (_body_states(system)[:, :7] != built).any(1).nonzero()[0]:
+            system.rigid_dynamic_components[k].entity_pose = sapien.Pose(built[k, 4:], built[k, :4])
 
     def _reset_rows(self, rows: Tensor, options: dict) -> None:
         """Does what BaseEnv.reset does for these rows, less its evaluation and its global seeding.
@@ -97,6 +117,22 @@ class BatchedTask:
         for controller in _controllers(self.agent):
             controller.reset()
 
+    def _reset_rows_alone(self, rows: Tensor) -> None:
+        """Resets rows one by one as stock single envs."""
+        self._set_episode_rng(self._row_seeds, rows)
+        self._elapsed_steps[rows] = 0
+        self._initialize_alone(rows)
+        for controller in _controllers(self.agent):
+            controller.reset()
+
+    def _initialize_alone(self, rows: Tensor) -> None:
+        for row in rows.tolist():
+            self._single.reset(row, int(self._row_seeds[row]))
+            if self._alone is Alone.initialisation:
+                self._single.copy_values(row)
+        self.scene.px._invalidate(rows.tolist())
+        self.scene._gpu_fetch_all()
+
     def _set_main_rng(self, seed: object) -> None:
         """Does nothing: the main generator only draws seeds, and here they are always given."""
 
@@ -110,6 +146,14 @@ class BatchedTask:
         self._episode_rng = self._batched_episode_rng[0]
 
     def _initialize_episode(self, env_idx: Tensor, options: dict) -> None:
+        if self._alone is not Alone.nothing:  # construction
+            if self._alone is Alone.initialisation:  # makes the task's attributes, with N entries
+                super()._initialize_episode(env_idx, options)
+                self.scene._gpu_apply_all()
+                self.scene._gpu_fetch_all()
+            self._single = SingleEnv(self._stock_single, self)
+            self._initialize_alone(env_idx)
+            return
         if self._draws_by_row and not options.get("reconfigure"):
             seeds = [int(self._row_seeds[row]) for row in env_idx.tolist()]
             self._episode_rng = RowStates([self._batched_episode_rng[row] for row in env_idx.tolist()])
@@ -140,9 +184,27 @@ class BatchedTask:
         self._after_control_step()
         self.scene._gpu_fetch_all()
 
+    def _before_simulation_step(self) -> None:
+        self._fetch_for("_before_simulation_step")
+        super()._before_simulation_step()
+
+    def _after_simulation_step(self) -> None:
+        self._fetch_for("_after_simulation_step")
+        super()._after_simulation_step()
+
+    def _after_control_step(self) -> None:
+        self._fetch_for("_after_control_step")
+        super()._after_control_step()
+
+    def _fetch_for(self, hook: str) -> None:
+        """Brings the tensors up to date for a hook of the task: on the CPU there is nothing to fetch."""
+        if getattr(self._task_class, hook) is not getattr(BaseEnv, hook):
+            self.scene._gpu_apply_all()
+            self.scene._gpu_fetch_all()
+
     def _has_bare_steps(self) -> bool:
         """Whether nothing but physics happens between the simulation steps of a control step."""
-        cls = type(self)
+        cls = self._task_class
         hooks = ("_before_simulation_step", "_after_simulation_step", "_step_action")
         if any(getattr(cls, name) is not getattr(BaseEnv, name) for name in hooks) or self.agent is None:
             return False
@@ -154,6 +216,12 @@ class BatchedTask:
             for controller in _controllers(self.agent)
             for leaf in _leaves(controller)
         )
+
+
+def _body_states(system: physx.PhysxCpuSystem) -> np.ndarray:
+    """Returns q p v w of each dynamic component, float32 [bodies, 13]; see layout.py."""
+    num_bodies = len(system.rigid_dynamic_components)
+    return np.frombuffer(system.pack(), np.float32, 13 * num_bodies).reshape(num_bodies, 13)
 
 
 def _controllers(agent: BaseAgent | None) -> list[BaseController]:
@@ -168,13 +236,16 @@ def _leaves(controller: BaseController) -> list[BaseController]:
     return [controller]
 
 
-def make_batched_task(task_id: str, num_envs: int, render: bool, **kwargs: object) -> BaseEnv:
+def make_batched_task(
+    task_id: str, num_envs: int, render: bool, alone: Alone = Alone.nothing, **kwargs: object
+) -> BaseEnv:
     """Returns N CPU rows of a registered ManiSkill task as one env object whose tensors have N rows.
 
     Args:
         task_id: a registered task.
         num_envs: rows N.
         render: whether renderers are set up.
+        alone: what of the task's own code runs row by row.
         kwargs: for the task class, for example control_mode, reward_mode, sensor_configs, robot_uids.
 
     Raises:
@@ -183,7 +254,16 @@ def make_batched_task(task_id: str, num_envs: int, render: bool, **kwargs: objec
     check_versions()
     patch_maniskill()
     spec = REGISTERED_ENVS[task_id]
-    attributes = {"_task_reset": spec.cls.reset, "_draws_by_row": task_id in DRAWS_BY_ROW}
+    attributes = {
+        "_alone": alone,
+        "_task_class": spec.cls,
+        "_draws_by_row": task_id in DRAWS_BY_ROW,
+    }
+    if alone is not Alone.nothing:
+        single = {**kwargs, "num_envs": 1, "sim_backend": "physx_cpu", "render_backend": "none"}
+        attributes["_stock_single"] = build_task(task_id, **single)
+    if alone is Alone.everything:
+        attributes |= rowwise_methods(spec.cls)
     cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), attributes)
     with batched_backend():
         return cls(
