@@ -44,29 +44,40 @@ class Outcome:
 class Pair:
     """N batched rows and, for each row, a stock env that is built anew for every episode (stock envs keep a past)."""
 
-    def __init__(self, batched: BaseEnv, make_stock: Callable[[], BaseEnv], anew: bool = True) -> None:
+    def __init__(
+        self,
+        batched: BaseEnv,
+        make_stock: Callable[[], BaseEnv],
+        anew: bool = True,
+        compared: Sequence[int] | None = None,
+    ) -> None:
         """Both with obs_mode "state_dict".
 
         Args:
             batched: the rows.
             make_stock: builds one env without a past.
             anew: False renews a stock env's physics for its later episodes instead of building it again.
+            compared: the rows that have a stock env beside them (default: all).
         """
         self.batched, self.make_stock, self._anew = batched, make_stock, anew
-        self.stock: list[BaseEnv | None] = [None] * batched.num_envs
-        self._stock_seen: list[Seen] = [{}] * batched.num_envs
+        self.compared = list(range(batched.num_envs)) if compared is None else list(compared)
+        self.stock: dict[int, BaseEnv] = {}
+        self._stock_seen: dict[int, Seen] = {}
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """Starts an episode in these rows, each from its own seed."""
         everywhere = dict(zip(rows, seeds, strict=True))
         seed = [everywhere.get(row, 0) for row in range(self.batched.num_envs)]
         self.batched.reset(seed=seed, options={"env_idx": torch.as_tensor(list(rows))})
-        for row, seed in everywhere.items():
-            observation, info = self._fresh_stock(row).reset(seed=seed)
+        for row in self._compared(rows):
+            observation, info = self._fresh_stock(row).reset(seed=everywhere[row])
             self._stock_seen[row] = _named(info, observation)
 
+    def _compared(self, rows: Sequence[int]) -> list[int]:
+        return [row for row in rows if row in self.compared]
+
     def _fresh_stock(self, row: int) -> BaseEnv:
-        env = self.stock[row]
+        env = self.stock.get(row)
         if env is not None and not self._anew:
             renew(env)
             return env
@@ -78,7 +89,7 @@ class Pair:
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         """Runs one control step of these rows in both; actions float32 [N, A]."""
         self.batched.advance(task_actions(self.batched, actions), rows)
-        for row in rows:
+        for row in self._compared(rows):
             env = self.stock[row]
             observation, reward, _, _, info = env.step(task_actions(env, actions[row : row + 1]))
             self._stock_seen[row] = {**_named(info, observation), "reward": reward}
@@ -92,7 +103,7 @@ class Pair:
             taken = task_actions(self.batched, actions)
             seen["reward"] = self.batched.get_reward(obs=observation, action=taken, info=info)
         found = []
-        for row in rows:
+        for row in self._compared(rows):
             state = compare_row(
                 simulated(self.batched.scene.px.systems[row]), simulated(self.stock[row].scene.px), 0, 1
             )
@@ -103,14 +114,13 @@ class Pair:
     def picture_differences(self, rows: Sequence[int]) -> list[Difference]:
         """Compares what the cameras of these rows see."""
         seen = pictures(self.batched)
-        expected = {row: pictures(self.stock[row]) for row in rows}
-        return [d for row in rows for d in compare_row(seen, expected[row], row, self.batched.num_envs)]
+        expected = {row: pictures(self.stock[row]) for row in self._compared(rows)}
+        return [d for row in expected for d in compare_row(seen, expected[row], row, self.batched.num_envs)]
 
     def close(self) -> None:
         """Frees all envs."""
-        for env in [self.batched, *self.stock]:
-            if env is not None:
-                env.close()
+        for env in [self.batched, *self.stock.values()]:
+            env.close()
 
 
 def compare_episodes(
@@ -129,20 +139,20 @@ def compare_episodes(
         the differences of the first moment that has some, after which nothing is run.
     """
     outcome, n = Outcome(), pair.batched.num_envs
-    everyone, one = list(range(n)), [min(1, n - 1)]
+    everyone, one = list(range(n)), [pair.compared[min(1, len(pair.compared) - 1)]]
     resets = {0: (everyone, 0), steps // 2: (one, n), steps: (everyone, n + 1)}
     total = steps + steps // 2
     for step in range(total):
         if step in resets:
             rows, offset = resets[step]
-            pair.reset(rows, [first_seed + offset + k for k in range(len(rows))])
-            if _judge(outcome, pair.differences(everyone if step == 0 else rows), f"reset before step {step}"):
+            pair.reset(rows, [first_seed + offset + row for row in rows])
+            if _judge(outcome, pair.differences(rows), f"reset before step {step}"):
                 break
             if pictures and _judge_pictures(outcome, pair, rows, f"picture before step {step}"):
                 break
         actions = act(step)
         pair.step(actions, everyone)
-        outcome.row_steps += n
+        outcome.row_steps += len(pair.compared)
         if _judge(outcome, pair.differences(everyone, actions), f"step {step}"):
             break
     else:

@@ -7,14 +7,17 @@ from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS
 from torch import Tensor
 
-from envs.batched.renewal import renewed
+from envs.batched.renewal import body_poses, put_back, renewed
 
 
 def build_task(task_id: str, **kwargs: object) -> BaseEnv:
     """Returns a stock ManiSkill env object without wrappers; `kwargs` go to the task class."""
     spec = REGISTERED_ENVS[task_id]
     fixed = {"obs_mode": "none", "render_backend": "cpu", "reconfiguration_freq": 0}
-    return spec.cls(**{**(spec.default_kwargs or {}), **fixed, **kwargs})
+    task = spec.cls(**{**(spec.default_kwargs or {}), **fixed, **kwargs})
+    if not task.gpu_sim_enabled:
+        task._built_poses = body_poses(task.scene.px)
+    return task
 
 
 def action_dim(task: BaseEnv) -> int:
@@ -34,6 +37,7 @@ def task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
 
 
 def renew(task: BaseEnv) -> None:
-    """Gives a stock CPU task a physics without a past."""
+    """Gives a stock CPU task of `build_task` a physics without a past."""
     scene = renewed(task.scene.sub_scenes[0], task.scene.can_render())
     task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
+    put_back(scene.physx_system, task._built_poses)

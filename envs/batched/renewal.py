@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+import numpy as np
 import sapien
 from sapien import physx
 
@@ -44,3 +45,15 @@ def _renewed_renderer(old: sapien.render.RenderSystem) -> sapien.render.RenderSy
     if old.cubemap is not None:
         new.cubemap = old.cubemap
     return new
+
+
+def body_poses(system: physx.PhysxCpuSystem) -> np.ndarray:
+    """Returns quaternion and position of each dynamic or kinematic body, float32 [bodies, 7]; see layout.py."""
+    num_bodies = len(system.rigid_dynamic_components)
+    return np.frombuffer(system.pack(), np.float32, 13 * num_bodies).reshape(num_bodies, 13)[:, :7].copy()
+
+
+def put_back(system: physx.PhysxCpuSystem, poses: np.ndarray) -> None:
+    """Moves bodies to these poses [bodies, 7]; a task does not place in a reset what it never places, only moves."""
+    for k in (body_poses(system) != poses).any(1).nonzero()[0]:
+        system.rigid_dynamic_components[k].entity_pose = sapien.Pose(poses[k, 4:], poses[k, :4])

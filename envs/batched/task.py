@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-import sapien
 import torch
 from mani_skill.agents.base_agent import BaseAgent
 from mani_skill.agents.controllers.base_controller import BaseController, DictController
@@ -14,11 +13,11 @@ from mani_skill.agents.controllers.pd_joint_pos import PDJointPosController
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
 from mani_skill.utils.registration import REGISTERED_ENVS
-from sapien import physx
 from torch import Tensor
 
 from envs.batched.draws import DRAWS_BY_ROW, RowStates, row_draws
 from envs.batched.patches import batched_backend, check_versions, patch_maniskill
+from envs.batched.renewal import body_poses, put_back
 from envs.batched.scene import BatchedScene, make_scenes
 from envs.batched.single import Alone, SingleEnv, rowwise_methods
 from envs.stock import build_task
@@ -76,11 +75,11 @@ class BatchedTask:
         self._being_reset[rows] = True
         if options.get("reconfigure"):
             built = super().reset(seed=self._row_seeds, options=options)
-            self._built_poses = [_body_states(system)[:, :7].copy() for system in self.scene.px.systems]
+            self._built_poses = [body_poses(system) for system in self.scene.px.systems]
             return built
         for row in rows.tolist():
             self.scene.px.renew(row)
-            self._put_back(row)
+            put_back(self.scene.px.systems[row], self._built_poses[row])
         self.scene.px.active = rows.tolist()
         if self._alone is not Alone.nothing:
             self._reset_rows_alone(rows)
@@ -89,13 +88,6 @@ class BatchedTask:
         else:
             super().reset(seed=self._row_seeds, options=options)
         return {}, {}
-
-    def _put_back(self, row: int) -> None:
-        """Moves bodies to where they were when the scene was built: a task need not place what it never moves."""
-        system = self.scene.px.systems[row]
-        built = self._built_poses[row]
-        for k in (_body_states(system)[:, :7] != built).any(1).nonzero()[0]:
-            system.rigid_dynamic_components[k].entity_pose = sapien.Pose(built[k, 4:], built[k, :4])
 
     def _reset_rows(self, rows: Tensor, options: dict) -> None:
         """Does what BaseEnv.reset does for these rows, less its evaluation and its global seeding.
@@ -216,12 +208,6 @@ class BatchedTask:
             for controller in _controllers(self.agent)
             for leaf in _leaves(controller)
         )
-
-
-def _body_states(system: physx.PhysxCpuSystem) -> np.ndarray:
-    """Returns q p v w of each dynamic component, float32 [bodies, 13]; see layout.py."""
-    num_bodies = len(system.rigid_dynamic_components)
-    return np.frombuffer(system.pack(), np.float32, 13 * num_bodies).reshape(num_bodies, 13)
 
 
 def _controllers(agent: BaseAgent | None) -> list[BaseController]:
