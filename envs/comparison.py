@@ -40,6 +40,13 @@ class Outcome:
     row_steps: int = 0  # control steps compared, over all rows
     pictures: int = 0
 
+    def __str__(self) -> str:
+        """Says what differs most; nothing if nothing does."""
+        if not self.differences:
+            return ""
+        worst = max(self.differences, key=lambda difference: difference.size)
+        return f"{worst.what} of row {worst.row} differs by {worst.size:.1g} at {self.moment}"
+
 
 class Pair:
     """N batched rows and, for each row, a stock env that is built anew for every episode (stock envs keep a past)."""

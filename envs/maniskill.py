@@ -58,11 +58,11 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     """
     _check_names(config)
     _check_options(config)
-    _check_assets(config.task)
+    check_assets(config.task)
     _check_renderer(device)
     if config.reward is not Reward.sparse:
         _check_dense_reward(config)
-    with _no_questions():
+    with no_questions():
         simulator = _make_simulator(config, num_envs, device)
     return EpisodeEnv(config, simulator, config.instruction or instruction_of(config.task), render_final)
 
@@ -85,7 +85,7 @@ def _check_options(config: EnvConfig) -> None:
         raise ConfigError(f"env.options has {', '.join(config.options)}, but ManiSkill tasks take none: leave it empty")
 
 
-def _check_assets(task_id: str) -> None:
+def check_assets(task_id: str) -> None:
     """Checks that a task's assets are on this machine; ManiSkill would ask on the terminal."""
     wanted = REGISTERED_ENVS[task_id].asset_download_ids or []
     sources = [source for wanted_id in wanted for source in _asset_sources(wanted_id)]
@@ -116,7 +116,7 @@ def _check_renderer(device: str) -> None:
 
 
 @contextmanager
-def _no_questions() -> Iterator[None]:
+def no_questions() -> Iterator[None]:
     """Within it, ManiSkill raises where it would ask on the terminal whether to download a robot."""
 
     def refuse(message: str) -> bool:
@@ -140,7 +140,7 @@ def _has_dense_reward(task_id: str) -> bool:
     return own and "normalized_dense" in cls.SUPPORTED_REWARD_MODES
 
 
-def _reward_mode(task_id: str) -> str:
+def reward_mode(task_id: str) -> str:
     """Returns how ManiSkill computes the task's own reward: the best of normalized_dense, sparse, none (always 0)."""
     supported = REGISTERED_ENVS[task_id].cls.SUPPORTED_REWARD_MODES
     if _has_dense_reward(task_id):
@@ -236,7 +236,7 @@ def _task_kwargs(config: EnvConfig) -> dict[str, object]:
         sensors[config.cameras[0]] = first
     kwargs: dict[str, object] = {
         "control_mode": config.control_mode,
-        "reward_mode": _reward_mode(config.task),
+        "reward_mode": reward_mode(config.task),
         "sensor_configs": sensors,
     }
     if config.robot is not None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+from mani_skill.agents.base_agent import BaseAgent
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS
 
@@ -26,8 +28,9 @@ from rlinf_embodied.errors import SimulatorError
 
 logger = logging.getLogger(__name__)
 
-SIZES = {2: (0, 1), 16: (0, 7, 15)}  # rows of a batch: those compared (sums of a few rows may have other last bits)
+SMALL, LARGE = {2: (0, 1)}, {16: (0, 7, 15)}  # rows of a batch: those compared; sums over links depend on the number
 STEPS = 10
+SLOW_BUILD_S = 3.0  # where a single env takes longer to build, no large batch is built to compare
 COVERED = Path(__file__).with_name("covered.json")
 # What ManiSkill and SAPIEN were seen to raise while a task is built that cannot be (or not by the batched route).
 BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, LookupError, TypeError, ValueError, OSError, ImportError)
@@ -64,11 +67,13 @@ def compare_ways(task_id: str, **kwargs: object) -> dict[str, str | None]:
     def next_stock() -> BaseEnv:
         return stock.pop() if stock else build_task(task_id, **_single_kwargs(wanted))
 
+    start = time.monotonic()
     stock.append(next_stock())  # before all else: what stock refuses is no fault of the rows
+    sizes = SMALL if time.monotonic() - start > SLOW_BUILD_S else SMALL | LARGE
     reasons: list[str] = []
     for alone in Alone:
         try:
-            reason = _differences(task_id, alone, next_stock, wanted)
+            reason = _differences(task_id, alone, next_stock, sizes, wanted)
         except (*BUILD_ERRORS, SimulatorError) as error:
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
         if not reason:
@@ -77,17 +82,21 @@ def compare_ways(task_id: str, **kwargs: object) -> dict[str, str | None]:
     return {"alone": None, "reason": "; ".join(reasons)}
 
 
-def _differences(task_id: str, alone: Alone, next_stock, kwargs: Mapping[str, object]) -> str:
+def _differences(
+    task_id: str,
+    alone: Alone,
+    next_stock: Callable[[], BaseEnv],
+    sizes: Mapping[int, Sequence[int]],
+    kwargs: Mapping[str, object],
+) -> str:
     """Returns what differs first, in words; nothing if nothing does."""
-    for num_rows, compared in SIZES.items():
+    for num_rows, compared in sizes.items():
         batched = make_batched_task(task_id, num_rows, False, alone, **kwargs)
         pair = Pair(batched, next_stock, anew=False, compared=compared)
         outcome = compare_episodes(pair, STEPS, wild_actions(batched, seed=0))
         pair.close()
         if outcome.differences:
-            worst = max(outcome.differences, key=lambda difference: difference.size)
-            where = f"row {worst.row} of {num_rows} differs by {worst.size:.1g} at {outcome.moment}"
-            return f"{worst.what} of {where}"
+            return f"{outcome} ({num_rows} rows)"
     return ""
 
 
@@ -116,11 +125,13 @@ def _covered(task_id: str, kwargs: Mapping[str, object]) -> dict[str, str | None
     return modes.get(kwargs.get("control_mode") or "default")
 
 
-def robot_name(robot_uids: object) -> str:
+def robot_name(robot_uids: str | type[BaseAgent] | Sequence | None) -> str:
     """Returns how the table calls robots."""
     if robot_uids is None:
         return "default"
-    return robot_uids if isinstance(robot_uids, str) else "+".join(robot_uids)
+    if isinstance(robot_uids, list | tuple):
+        return "+".join(robot_name(each) for each in robot_uids)
+    return robot_uids if isinstance(robot_uids, str) else robot_uids.uid
 
 
 def _remembered(task_id: str, kwargs: Mapping[str, object]) -> dict[str, str | None]:
