@@ -22,6 +22,8 @@ from mani_skill.utils import assets, download_asset
 from mani_skill.utils.registration import REGISTERED_ENVS
 from mani_skill.utils.sapien_utils import look_at
 
+from envs.batched.choice import BUILD_ERRORS, how_to_run
+from envs.batched.single import Alone
 from envs.episodes import EpisodeEnv
 from envs.simulator import Simulator
 from envs.simulators import (
@@ -36,9 +38,6 @@ from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
 logger = logging.getLogger(__name__)
-
-# What ManiSkill and SAPIEN were seen to raise while a task is built that cannot be (or not by the batched route).
-_BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, LookupError, TypeError, ValueError, OSError, ImportError)
 
 _UNSUPPORTED_MODE = "not in supported modes"  # in ManiSkill's assertion on control modes
 
@@ -172,7 +171,7 @@ def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
         if backend is Backend.batched and (simulator := _try_batched(config, num_envs, options, kwargs)):
             return simulator
         return StockSimulator(config.task, num_envs, options, kwargs)
-    except _BUILD_ERRORS as error:
+    except BUILD_ERRORS as error:
         if isinstance(error, AssertionError) and _UNSUPPORTED_MODE in str(error):
             raise ConfigError(f"env.control_mode is {error}: use one of these") from error
         raise SimulatorError(
@@ -187,15 +186,18 @@ def _try_batched(
 ) -> BatchedSimulator | None:
     """Returns the batched simulator, None (and why, in the log) if the route cannot take this task."""
     try:
-        simulator = BatchedSimulator(config.task, num_envs, options, kwargs)
-        simulator.reset([num_envs - 1], [0])  # some tasks build well but index all rows when a part of them is reset
+        alone = how_to_run(config.task, **kwargs)
+        if alone is not Alone.nothing:
+            logger.info("%s: its code is run row by row for %s", config.task, alone.value)
+        simulator = BatchedSimulator(config.task, num_envs, options, kwargs, alone)
+        simulator.reset([num_envs - 1], [0])
         simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
         return simulator
     except SimulatorError as error:
         if config.backend is Backend.batched:
             raise
         reason: Exception = error
-    except _BUILD_ERRORS as error:
+    except BUILD_ERRORS as error:
         if isinstance(error, AssertionError) and _UNSUPPORTED_MODE in str(error):
             raise
         reason = error

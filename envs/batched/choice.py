@@ -20,6 +20,7 @@ from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS
 
 from envs.batched.disk_cache import cached
+from envs.batched.patches import check_versions
 from envs.batched.single import Alone
 from envs.batched.task import make_batched_task
 from envs.comparison import Pair, compare_episodes, wild_actions
@@ -47,6 +48,7 @@ def how_to_run(task_id: str, **kwargs: object) -> Alone:
     Raises:
         SimulatorError: in no way do the rows equal stock envs; the message says what differs.
     """
+    check_versions()
     kwargs = {name: value for name, value in kwargs.items() if name not in _ANY_VALUE and value is not None}
     known = _covered(task_id, kwargs)
     found = known if known is not None else _remembered(task_id, kwargs)
