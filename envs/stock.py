@@ -7,7 +7,7 @@ from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS
 from torch import Tensor
 
-from envs.batched.renewal import body_poses, put_back, renewed
+from envs.batched.renewal import packed_state, put_back, renewed
 
 
 def build_task(task_id: str, **kwargs: object) -> BaseEnv:
@@ -16,7 +16,7 @@ def build_task(task_id: str, **kwargs: object) -> BaseEnv:
     fixed = {"obs_mode": "none", "render_backend": "cpu", "reconfiguration_freq": 0}
     task = spec.cls(**{**(spec.default_kwargs or {}), **fixed, **kwargs})
     if not task.gpu_sim_enabled:
-        task._built_poses = body_poses(task.scene.px)
+        task._built_state = packed_state(task.scene.px)
     return task
 
 
@@ -40,4 +40,4 @@ def renew(task: BaseEnv) -> None:
     """Gives a stock CPU task of `build_task` a physics without a past."""
     scene = renewed(task.scene.sub_scenes[0], task.scene.can_render())
     task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
-    put_back(scene.physx_system, task._built_poses)
+    put_back(scene.physx_system, task._built_state)

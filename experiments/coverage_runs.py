@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,9 @@ from functools import partial
 import mani_skill
 import numpy as np
 import torch
+from mani_skill.agents.registration import REGISTERED_AGENTS
 from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.utils import assets
 from mani_skill.utils.registration import REGISTERED_ENVS
 from sapien import physx
 from torch import Tensor
@@ -80,7 +83,7 @@ class Comparison:
     robot: object  # as ManiSkill takes it, None for the task's own
     build_s: float = 0.0
     start: Alone = Alone.nothing
-    kwargs: dict[str, object] = field(default_factory=dict)
+    kwargs: dict[str, object] = field(default_factory=dict)  # what is not the default
 
     def modes(self) -> tuple[str, list[str]]:
         """Builds a stock env; returns the default control mode and the others."""
@@ -138,7 +141,8 @@ class Comparison:
             touches = Touches(wild_actions(batched, seed=rows), batched.scene.px.systems)
             steps = self._let_expert_act(batched, touches, steps)
             build = partial(self._stock, render=pictures)
-            pair = Pair(batched, build, anew=self.build_s < SLOW_BUILD_S, compared=compared)
+            anew = self.build_s < SLOW_BUILD_S and not self.kwargs
+            pair = Pair(batched, build, anew, compared)
             outcome = compare_episodes(pair, steps, touches, pictures)
             pair.close()
         except (*BUILD_ERRORS, SimulatorError) as error:
@@ -183,21 +187,35 @@ def compare_task(task: str, robots: Sequence[str], modes: Sequence[str]) -> Iter
     mani_skill.logger.setLevel(logging.ERROR)
     try:
         check_assets(task)
-    except SimulatorError as error:
-        yield {"reason": str(error)}
+    except SimulatorError:
+        yield {"reason": f"needs `python -m mani_skill.utils.download_asset {task}`"}
         return
     with no_questions():
+        default, supported = None, REGISTERED_ENVS[task].cls.SUPPORTED_ROBOTS
         try:
             env = build_task(task, num_envs=1, sim_backend="physx_cpu", render_backend="none")
+            default = env.robot_uids
+            env.close()
+            yield {"default_robot": robot_name(default)}
         except (*BUILD_ERRORS, SimulatorError) as error:
-            yield {"reason": f"stock ManiSkill cannot build it here: {type(error).__name__}: {error}"}
-            return
-        default = env.robot_uids
-        env.close()
-        yield {"default_robot": robot_name(default)}
-        for robot in REGISTERED_ENVS[task].cls.SUPPORTED_ROBOTS or [default]:
+            if not supported:
+                yield {"reason": _why_not_built(error)}
+                return
+        for robot in supported or [default]:
             if not robots or robot_name(robot) in robots:
                 yield from _compare_robot(task, robot, modes)
+
+
+def _why_not_built(error: Exception) -> str:
+    """Returns the command that downloads what is missing, otherwise what was raised."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    sources = [name for name, source in assets.DATA_SOURCES.items() if f"/{source.target_path}/" in text]
+    robot = re.match(r"Robot (\S+) has assets", text)
+    if robot:
+        sources = list(REGISTERED_AGENTS[robot[1]].asset_download_ids)
+    if sources:
+        return f"needs `python -m mani_skill.utils.download_asset {sources[0]}`"
+    return f"stock ManiSkill raises {type(error).__name__}: {text}"
 
 
 def _compare_robot(task: str, robot: object, modes: Sequence[str]) -> Iterator[dict]:
@@ -206,8 +224,8 @@ def _compare_robot(task: str, robot: object, modes: Sequence[str]) -> Iterator[d
     try:
         default, others = comparison.modes()
     except (*BUILD_ERRORS, SimulatorError) as error:
-        text = (str(error).strip().splitlines() or [""])[0]
-        yield {**name, "mode": "default", "verdict": "not in stock", "reason": f"{type(error).__name__}: {text}"}
+        verdict = "needs files" if isinstance(error, FileNotFoundError | ImportError) else "not in stock"
+        yield {**name, "mode": "default", "verdict": verdict, "reason": _why_not_built(error)}
         return
     if not modes or default in modes:
         yield {**name, "mode": default, "default": True, **comparison.default_mode(default)}

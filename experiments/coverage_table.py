@@ -9,7 +9,7 @@ from pathlib import Path
 
 from envs.batched.choice import COVERED, versions
 
-VERDICTS = ("equal", "fallback", "different", "not in stock")
+VERDICTS = ("equal", "fallback", "different", "not in stock", "needs files")
 CODE_RUNS = {  # what of a task's own code runs row by row, see envs/batched/single.py
     "nothing": "for all rows at once",
     "initialisation": "episodes initialised row by row",
@@ -24,7 +24,8 @@ dense one, normalised, where it has one), all of `evaluate()`, the state observa
 with the default control mode the 32 x 32 pictures of all cameras too. Each row of the batch has a stock env beside it,
 built anew for every episode and reset with the row's seed. Default control mode: 3 rows, a whole episode ({whole} steps
 where the horizon is longer), then half as long a second one of every row; one row is reset in the middle of the first;
-then 15 steps of 32 rows, 3 of them compared. Other control modes: 2 rows, 24 + 12 steps. Actions are drawn from the
+then 15 steps of 32 rows, 3 of them compared. Other control modes: 2 rows, 24 + 12 steps, the stock envs renewed (in a
+scene without a past) for their later episodes. Actions are drawn from the
 whole range and held for five steps, so that arms and legs hit things (*touch*: share of the looked-at steps in which a
 robot pushed against something); scripted experts act in the first episode of their tasks. Tasks whose stock env takes
 longer than 3 s to build (DrawTriangle has 300 dots): 24 + 12 and 10 + 5 steps of 2 rows, the stock env renewed for its
@@ -59,8 +60,8 @@ def headline(task: dict) -> str:
 def write_table(path: Path, content: dict) -> None:
     """Writes the Markdown table."""
     tasks = content["tasks"]
-    compared = {name: task for name, task in tasks.items() if task["robots"]}
-    skipped = {name: task for name, task in tasks.items() if not task["robots"]}
+    compared = {name: task for name, task in tasks.items() if counts(task).keys() - {"needs files"}}
+    skipped = {name: task for name, task in tasks.items() if name not in compared}
     total = sum((counts(task) for task in compared.values()), Counter())
     lines = [
         HEADER.format(
@@ -84,9 +85,13 @@ def write_table(path: Path, content: dict) -> None:
         "",
         "## Not compared",
         "",
-        *(f"- {name}: {task['reason']}" for name, task in skipped.items()),
+        *(f"- {name}: {_reason(task)}" for name, task in skipped.items()),
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _reason(task: dict) -> str:
+    return task["reason"] or "; ".join({result["reason"]: "" for _, _, result in results_of(task)})
 
 
 def _line(name: str, task: dict) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from envs.batched.draws import DRAWS_BY_ROW, RowStates, row_draws
 from envs.batched.patches import batched_backend, check_versions, patch_maniskill
-from envs.batched.renewal import body_poses, put_back
+from envs.batched.renewal import packed_state, put_back
 from envs.batched.scene import BatchedScene, make_scenes
 from envs.batched.single import Alone, SingleEnv, rowwise_methods
 from envs.stock import build_task
@@ -75,11 +75,11 @@ class BatchedTask:
         self._being_reset[rows] = True
         if options.get("reconfigure"):
             built = super().reset(seed=self._row_seeds, options=options)
-            self._built_poses = [body_poses(system) for system in self.scene.px.systems]
+            self._built_state = [packed_state(system) for system in self.scene.px.systems]
             return built
         for row in rows.tolist():
             self.scene.px.renew(row)
-            put_back(self.scene.px.systems[row], self._built_poses[row])
+            put_back(self.scene.px.systems[row], self._built_state[row])
         self.scene.px.active = rows.tolist()
         if self._alone is not Alone.nothing:
             self._reset_rows_alone(rows)
