@@ -175,10 +175,10 @@ def _copied(value: object) -> object:
 def _copy_row(value: object, batch: object, row: int, num_rows: int) -> None:
     if isinstance(value, Pose) and isinstance(batch, Pose):
         value, batch = value.raw_pose, batch.raw_pose
-    if type(value) is not type(batch) or not isinstance(value, Tensor | np.ndarray):
-        return
-    if value.shape[:1] == (1,) and tuple(batch.shape) == (num_rows, *value.shape[1:]):
-        batch[row] = value[0]
+    for kind in (Tensor, np.ndarray):
+        if isinstance(value, kind) and isinstance(batch, kind) and value.shape[:1] == (1,):
+            if tuple(batch.shape) == (num_rows, *value.shape[1:]):
+                batch[row] = value[0]
 
 
 def _entry(value: object, row: int, num_rows: int) -> object:
