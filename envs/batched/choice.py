@@ -34,7 +34,9 @@ STEPS = 10
 SLOW_BUILD_S = 3.0  # where a single env takes longer to build, no large batch is built to compare
 COVERED = Path(__file__).with_name("covered.json")
 # What ManiSkill and SAPIEN were seen to raise while a task is built that cannot be (or not by the batched route).
-BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, LookupError, TypeError, ValueError, OSError, ImportError)
+BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError, OSError)
+BUILD_ERRORS += (ImportError,)
+FAILURES = (*BUILD_ERRORS, SimulatorError)
 _ANY_VALUE = ("sensor_configs", "human_render_camera_configs", "viewer_camera_configs", "obs_mode")  # rows stay alike
 
 
@@ -76,7 +78,7 @@ def compare_ways(task_id: str, **kwargs: object) -> dict[str, str | None]:
     for alone in Alone:
         try:
             reason = _differences(task_id, alone, next_stock, slow, wanted)
-        except (*BUILD_ERRORS, SimulatorError) as error:
+        except FAILURES as error:
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
         if not reason:
             return {"alone": alone.value, "reason": "; ".join(reasons) or None}
