@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
+from sapien import physx
 from torch import Tensor
 
+from envs.batched.patches import stock_rotations
 from envs.stock import action_dim, renew, task_actions
 
 _UNCOMPARED = frozenset({"elapsed_steps", "reconfigure"})  # of info: counted by wrappers, and what reset did
+_ANY_SCENE = re.compile(r"scene-\d+_|_\d+$")  # a body's name tells its scene
 Seen = dict[str, Tensor]  # "kind/name" -> values [B, ...]
 
 
@@ -23,7 +27,7 @@ Seen = dict[str, Tensor]  # "kind/name" -> values [B, ...]
 class Difference:
     """A value of a row that is not the stock env's."""
 
-    what: str  # for example "state/cube", "reward", "info/success", "observation/extra/tcp_pose", "rgb/base_camera"
+    what: str  # for example "state 1: body cube", "reward", "info/success", "observation/agent/qpos", "rgb/base_camera"
     row: int
     size: float  # largest absolute difference; infinite where shapes differ or only one is a number
 
@@ -37,33 +41,52 @@ class Outcome:
     row_steps: int = 0  # control steps compared, over all rows
     pictures: int = 0
 
+    def __str__(self) -> str:
+        """Says what differs most; nothing if nothing does."""
+        if not self.differences:
+            return ""
+        worst = max(self.differences, key=lambda difference: difference.size)
+        return f"{worst.what} of row {worst.row} differs by {worst.size:.1g} at {self.moment}"
+
 
 class Pair:
     """N batched rows and, for each row, a stock env that is built anew for every episode (stock envs keep a past)."""
 
-    def __init__(self, batched: BaseEnv, make_stock: Callable[[], BaseEnv], anew: bool = True) -> None:
+    def __init__(
+        self,
+        batched: BaseEnv,
+        make_stock: Callable[[], BaseEnv],
+        anew: bool = True,
+        compared: Sequence[int] | None = None,
+    ) -> None:
         """Both with obs_mode "state_dict".
 
         Args:
             batched: the rows.
             make_stock: builds one env without a past.
             anew: False renews a stock env's physics for its later episodes instead of building it again.
+            compared: the rows that have a stock env beside them (default: all).
         """
         self.batched, self.make_stock, self._anew = batched, make_stock, anew
-        self.stock: list[BaseEnv | None] = [None] * batched.num_envs
-        self._stock_seen: list[Seen] = [{}] * batched.num_envs
+        self.compared = list(range(batched.num_envs)) if compared is None else list(compared)
+        self.stock: dict[int, BaseEnv] = {}
+        self._stock_seen: dict[int, Seen] = {}
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """Starts an episode in these rows, each from its own seed."""
         everywhere = dict(zip(rows, seeds, strict=True))
         seed = [everywhere.get(row, 0) for row in range(self.batched.num_envs)]
         self.batched.reset(seed=seed, options={"env_idx": torch.as_tensor(list(rows))})
-        for row, seed in everywhere.items():
-            observation, info = self._fresh_stock(row).reset(seed=seed)
+        for row in self._compared(rows):
+            with stock_rotations():
+                observation, info = self._fresh_stock(row).reset(seed=everywhere[row])
             self._stock_seen[row] = _named(info, observation)
 
+    def _compared(self, rows: Sequence[int]) -> list[int]:
+        return [row for row in rows if row in self.compared]
+
     def _fresh_stock(self, row: int) -> BaseEnv:
-        env = self.stock[row]
+        env = self.stock.get(row)
         if env is not None and not self._anew:
             renew(env)
             return env
@@ -75,9 +98,10 @@ class Pair:
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         """Runs one control step of these rows in both; actions float32 [N, A]."""
         self.batched.advance(task_actions(self.batched, actions), rows)
-        for row in rows:
+        for row in self._compared(rows):
             env = self.stock[row]
-            observation, reward, _, _, info = env.step(task_actions(env, actions[row : row + 1]))
+            with stock_rotations():
+                observation, reward, _, _, info = env.step(task_actions(env, actions[row : row + 1]))
             self._stock_seen[row] = {**_named(info, observation), "reward": reward}
 
     def differences(self, rows: Sequence[int], actions: Tensor | None = None) -> list[Difference]:
@@ -88,24 +112,25 @@ class Pair:
         if actions is not None:
             taken = task_actions(self.batched, actions)
             seen["reward"] = self.batched.get_reward(obs=observation, action=taken, info=info)
-        seen |= simulated(self.batched)
         found = []
-        for row in rows:
-            expected = self._stock_seen[row] | simulated(self.stock[row])
-            found += compare_row(seen, expected, row, self.batched.num_envs)
+        for row in self._compared(rows):
+            state = compare_row(
+                simulated(self.batched.scene.px.systems[row]), simulated(self.stock[row].scene.px), 0, 1
+            )
+            found += [replace(difference, row=row) for difference in state]
+            found += compare_row(seen, self._stock_seen[row], row, self.batched.num_envs)
         return found
 
     def picture_differences(self, rows: Sequence[int]) -> list[Difference]:
         """Compares what the cameras of these rows see."""
         seen = pictures(self.batched)
-        expected = {row: pictures(self.stock[row]) for row in rows}
-        return [d for row in rows for d in compare_row(seen, expected[row], row, self.batched.num_envs)]
+        expected = {row: pictures(self.stock[row]) for row in self._compared(rows)}
+        return [d for row in expected for d in compare_row(seen, expected[row], row, self.batched.num_envs)]
 
     def close(self) -> None:
         """Frees all envs."""
-        for env in [self.batched, *self.stock]:
-            if env is not None:
-                env.close()
+        for env in [self.batched, *self.stock.values()]:
+            env.close()
 
 
 def compare_episodes(
@@ -124,20 +149,20 @@ def compare_episodes(
         the differences of the first moment that has some, after which nothing is run.
     """
     outcome, n = Outcome(), pair.batched.num_envs
-    everyone, one = list(range(n)), [min(1, n - 1)]
+    everyone, one = list(range(n)), [pair.compared[min(1, len(pair.compared) - 1)]]
     resets = {0: (everyone, 0), steps // 2: (one, n), steps: (everyone, n + 1)}
     total = steps + steps // 2
     for step in range(total):
         if step in resets:
             rows, offset = resets[step]
-            pair.reset(rows, [first_seed + offset + k for k in range(len(rows))])
-            if _judge(outcome, pair.differences(everyone if step == 0 else rows), f"reset before step {step}"):
+            pair.reset(rows, [first_seed + offset + row for row in rows])
+            if _judge(outcome, pair.differences(rows), f"reset before step {step}"):
                 break
             if pictures and _judge_pictures(outcome, pair, rows, f"picture before step {step}"):
                 break
         actions = act(step)
         pair.step(actions, everyone)
-        outcome.row_steps += n
+        outcome.row_steps += len(pair.compared)
         if _judge(outcome, pair.differences(everyone, actions), f"step {step}"):
             break
     else:
@@ -164,8 +189,8 @@ def wild_actions(env: BaseEnv, seed: int, hold: int = 5) -> Callable[[int], Tens
     """
     space, generator = env.single_action_space, torch.Generator().manual_seed(seed)
     parts = list(space.values()) if hasattr(space, "values") else [space]
-    low = torch.cat([torch.as_tensor(part.low) for part in parts]).clamp(min=-1e3)
-    high = torch.cat([torch.as_tensor(part.high) for part in parts]).clamp(max=1e3)
+    low, high = (torch.cat([torch.as_tensor(getattr(part, end)) for part in parts]) for end in ("low", "high"))
+    low, high = torch.where(low.isfinite(), low, -1.0), torch.where(high.isfinite(), high, 1.0)
     drawn = torch.zeros(env.num_envs, action_dim(env))
 
     def act(step: int) -> Tensor:
@@ -178,10 +203,18 @@ def wild_actions(env: BaseEnv, seed: int, hold: int = 5) -> Callable[[int], Tens
     return act
 
 
-def simulated(env: BaseEnv) -> Seen:
-    """Returns poses, velocities and joint values of everything that is simulated, by name."""
-    state = env.get_state_dict()
-    return {f"state/{name}": v for kind in ("actors", "articulations") for name, v in state.get(kind, {}).items()}
+def simulated(system: physx.PhysxCpuSystem) -> Seen:
+    """Returns all that PhysX knows of bodies and joints, drive targets included, by name; each float32 [1, ...]."""
+    packed = torch.frombuffer(bytearray(system.pack()), dtype=torch.float32)
+    roots = [link for link in system.articulation_link_components if link.is_root]
+    names = [f"body {body.entity.name}" for body in system.rigid_dynamic_components]
+    names += [f"articulation of {root.entity.name}" for root in roots]
+    sizes = [13] * len(system.rigid_dynamic_components) + [13 + 4 * root.articulation.dof for root in roots]
+    parts = packed.split(sizes)
+    return {
+        f"state {k}: {_ANY_SCENE.sub('', name)}": part[None]
+        for k, (name, part) in enumerate(zip(names, parts, strict=True))
+    }
 
 
 def pictures(env: BaseEnv) -> Seen:

@@ -8,7 +8,8 @@ from functools import cache
 logger = logging.getLogger(__name__)
 
 # What ManiSkill and SAPIEN were seen to raise while a task is built that cannot be (or not by the batched route).
-BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, LookupError, TypeError, ValueError, OSError, ImportError)
+BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError, OSError)
+BUILD_ERRORS += (ImportError,)
 
 _UNSUPPORTED_MODE = "not in supported modes"  # in ManiSkill's assertion on control modes
 

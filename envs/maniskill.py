@@ -9,6 +9,8 @@ make_env              config -> simulator -> EpisodeEnv
 
 from __future__ import annotations
 
+import logging
+
 import mani_skill.envs  # registers the tasks
 import torch
 from mani_skill.agents.registration import REGISTERED_AGENTS
@@ -16,6 +18,8 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 from mani_skill.utils.sapien_utils import look_at
 
 from envs.availability import check_assets, check_name, check_renderer, no_questions
+from envs.batched.choice import how_to_run
+from envs.batched.single import Alone
 from envs.episodes import EpisodeEnv
 from envs.fallback import BUILD_ERRORS, is_wrong_mode, say_fallback
 from envs.simulator import Simulator
@@ -29,6 +33,8 @@ from envs.stock import build_task
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
+
+logger = logging.getLogger(__name__)
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
@@ -78,7 +84,7 @@ def _has_dense_reward(task_id: str) -> bool:
     return own and "normalized_dense" in cls.SUPPORTED_REWARD_MODES
 
 
-def _reward_mode(task_id: str) -> str:
+def reward_mode(task_id: str) -> str:
     """Returns how ManiSkill computes the task's own reward: the best of normalized_dense, sparse, none (always 0)."""
     supported = REGISTERED_ENVS[task_id].cls.SUPPORTED_REWARD_MODES
     if _has_dense_reward(task_id):
@@ -125,8 +131,11 @@ def _try_batched(
 ) -> BatchedSimulator | None:
     """Returns the batched simulator, None (and why, in the log) if the route cannot take this task."""
     try:
-        simulator = BatchedSimulator(config.task, num_envs, options, kwargs)
-        simulator.reset([num_envs - 1], [0])  # some tasks build well but index all rows when a part of them is reset
+        alone = how_to_run(config.task, **kwargs)
+        if alone is not Alone.nothing:
+            logger.info("%s: its code is run row by row for %s", config.task, alone.value)
+        simulator = BatchedSimulator(config.task, num_envs, options, kwargs, alone)
+        simulator.reset([num_envs - 1], [0])
         simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
         return simulator
     except SimulatorError as error:
@@ -169,7 +178,7 @@ def _task_kwargs(config: EnvConfig) -> dict[str, object]:
         sensors[config.cameras[0]] = first
     kwargs: dict[str, object] = {
         "control_mode": config.control_mode,
-        "reward_mode": _reward_mode(config.task),
+        "reward_mode": reward_mode(config.task),
         "sensor_configs": sensors,
     }
     if config.robot is not None:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from envs.batched.decimate import decimate_visuals
 from envs.batched.rendering import set_visible, take_pictures
 from envs.batched.shaders import STOCK, Pack, give_shaders, note_pack
+from envs.batched.single import Alone
 from envs.batched.task import CONSTRUCTION_SEED, make_batched_task
 from envs.experts import expert_of
 from envs.filming import Film
@@ -89,10 +90,17 @@ class BatchedSimulator:
     backend = "physx_cpu (batched)"
     device = torch.device("cpu")
 
-    def __init__(self, task_id: str, num_rows: int, options: SimulatorOptions, kwargs: dict[str, object]) -> None:
-        """Builds N rows; `kwargs` go to the task class."""
+    def __init__(
+        self,
+        task_id: str,
+        num_rows: int,
+        options: SimulatorOptions,
+        kwargs: dict[str, object],
+        alone: Alone = Alone.nothing,
+    ) -> None:
+        """Builds N rows; `kwargs` go to the task class; `alone`: what of its code runs row by row."""
         self.num_rows = num_rows
-        self._task = make_batched_task(task_id, num_rows, render=True, **kwargs)
+        self._task = make_batched_task(task_id, num_rows, True, alone, **kwargs)
         self.action_dim = action_dim(self._task)
         self._view = TaskView(self._task, options.goal_in_proprio)
         expert = expert_of(task_id, self._view)

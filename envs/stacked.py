@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from envs.batched.checks import check_actions, check_num_envs, chosen_rows, short
 from envs.batched.seeds import FIRST_SEED, RowSeeds, Seeds
-from envs.stock import renew
+from envs.stock import note_built, renew
 from rlinf_embodied.errors import SimulatorError
 
 Tree = Any  # nested dicts of tensors
@@ -54,6 +54,8 @@ class StackedEnv(gym.Env):
         self.envs: list[BaseEnv] = [spec.cls(**kwargs) for _ in range(num_envs)]
         for row in range(1, num_envs):
             self.envs[row].reset(seed=FIRST_SEED + row, options={"reconfigure": True})
+        for env in self.envs:
+            note_built(env)
         first = self.envs[0]
         self.num_envs, self.device, self.render_mode = num_envs, first.device, first.render_mode
         self.reconfiguration_freq = first.reconfiguration_freq
@@ -87,6 +89,8 @@ class StackedEnv(gym.Env):
             if self._history_free:
                 renew(self.envs[row])
             self._seen[row], self._infos[row] = self.envs[row].reset(seed=chosen, options=dict(options))
+            if self._infos[row]["reconfigure"]:
+                note_built(self.envs[row])
         rebuilt = [self._infos[row].pop("reconfigure") for row in rows]
         return _stacked(self._seen), {**_stacked(self._infos), "reconfigure": any(rebuilt)}
 

@@ -7,14 +7,22 @@ from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS
 from torch import Tensor
 
-from envs.batched.renewal import renewed
+from envs.batched.renewal import packed_state, put_back, renewed
 
 
 def build_task(task_id: str, **kwargs: object) -> BaseEnv:
     """Returns a stock ManiSkill env object without wrappers; `kwargs` go to the task class."""
     spec = REGISTERED_ENVS[task_id]
     fixed = {"obs_mode": "none", "render_backend": "cpu", "reconfiguration_freq": 0}
-    return spec.cls(**{**(spec.default_kwargs or {}), **fixed, **kwargs})
+    task = spec.cls(**{**(spec.default_kwargs or {}), **fixed, **kwargs})
+    if not task.gpu_sim_enabled:
+        note_built(task)
+    return task
+
+
+def note_built(task: BaseEnv) -> None:
+    """Remembers the state in which a CPU task was just built, for `renew`."""
+    task._built_state = packed_state(task.scene.px)
 
 
 def action_dim(task: BaseEnv) -> int:
@@ -34,6 +42,7 @@ def task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
 
 
 def renew(task: BaseEnv) -> None:
-    """Gives a stock CPU task a physics without a past."""
+    """Gives a stock CPU task that was noted (`note_built`) a physics without a past."""
     scene = renewed(task.scene.sub_scenes[0], task.scene.can_render())
     task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
+    put_back(scene.physx_system, task._built_state)

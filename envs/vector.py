@@ -35,6 +35,8 @@ from mani_skill.vector.wrappers.gymnasium import ManiSkillVectorEnv
 
 from envs.availability import check_assets, check_name, no_questions
 from envs.batched.checks import check_num_envs
+from envs.batched.choice import how_to_run
+from envs.batched.single import Alone
 from envs.batched.task import make_batched_task
 from envs.fallback import BUILD_ERRORS, is_wrong_mode, say_fallback
 from envs.stacked import StackedEnv
@@ -42,6 +44,7 @@ from envs.stock import action_dim, task_actions
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
 NAMESPACE = "batched"  # of the ids in gymnasium's registry
+_NO_MATTER = ("render_mode", "render_backend", "reconfiguration_freq")  # to whether rows equal stock envs
 CPU_BACKENDS = ("auto", "cpu", "physx_cpu")
 
 
@@ -166,7 +169,11 @@ def _first_of(builders: dict[Route, Callable[[], BaseEnv | StackedEnv]], task_id
 
 def _batched(task_id: str, num_envs: int, num_threads: int, kwargs: dict[str, object]) -> BaseEnv:
     """Returns the batched task after a try: some tasks build well, but cannot be reset in part."""
-    env = make_batched_task(task_id, num_envs, render=True, rows_alike=False, num_threads=num_threads, **kwargs)
+    alone = how_to_run(task_id, **{name: value for name, value in kwargs.items() if name not in _NO_MATTER})
+    if alone is not Alone.nothing and kwargs["reconfiguration_freq"]:
+        raise SimulatorError(f"its {alone.value} is done row by row, and such rows are not built anew: leave it at 0")
+    alike = alone is not Alone.nothing  # then one stock env stands for all rows
+    env = make_batched_task(task_id, num_envs, True, alone, rows_alike=alike, num_threads=num_threads, **kwargs)
     last = num_envs - 1
     env.begin([last], [0])
     actions = task_actions(env, torch.zeros(num_envs, action_dim(env)))

@@ -118,6 +118,19 @@ def patch_maniskill() -> None:
         setattr(module, name, rotations.with_fallback(getattr(module, name), fast))
 
 
+@contextmanager
+def stock_rotations() -> Iterator[None]:
+    """Within it, rotations are computed by ManiSkill's own functions."""
+    ours = [(module, name, getattr(module, name)) for module, name, _ in _FASTER]
+    for module, name, function in ours:
+        setattr(module, name, getattr(function, "__wrapped__", function))
+    try:
+        yield
+    finally:
+        for module, name, function in ours:
+            setattr(module, name, function)
+
+
 def _is_batched(struct: object) -> bool:
     return isinstance(struct.scene, BatchedScene)
 

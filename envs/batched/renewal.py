@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+import numpy as np
 import sapien
 from sapien import physx
 
@@ -53,3 +54,28 @@ def _renewed_renderer(old: sapien.render.RenderSystem) -> sapien.render.RenderSy
     if old.cubemap is not None:
         new.cubemap = old.cubemap
     return new
+
+
+def packed_state(system: physx.PhysxCpuSystem) -> np.ndarray:
+    """Returns the values of all bodies and joints, float32; see layout.py for their order."""
+    return np.frombuffer(system.pack(), np.float32)
+
+
+def put_back(system: physx.PhysxCpuSystem, built: np.ndarray) -> None:
+    """Moves bodies and joints to where they were in a packed state: a reset need not place what a task never places."""
+    moved = packed_state(system) != built
+    bodies = system.rigid_dynamic_components
+    at = 13 * len(bodies)
+    for k in moved[:at].reshape(-1, 13)[:, :7].any(1).nonzero()[0]:
+        bodies[k].entity_pose = _pose(built[13 * k :])
+    for root in (link for link in system.articulation_link_components if link.is_root):
+        articulation, dof = root.articulation, root.articulation.dof
+        if moved[at : at + 7].any():
+            articulation.root_pose = _pose(built[at:])
+        if moved[at + 13 : at + 13 + dof].any():
+            articulation.qpos = built[at + 13 : at + 13 + dof]
+        at += 13 + 4 * dof
+
+
+def _pose(values: np.ndarray) -> sapien.Pose:
+    return sapien.Pose(values[4:7], values[:4])

@@ -20,8 +20,11 @@ from torch.utils._pytree import tree_map
 from envs.batched.checks import check_actions, check_num_envs, chosen_rows, short
 from envs.batched.draws import DRAWS_BY_ROW, RowStates, row_draws
 from envs.batched.patches import batched_backend, check_versions, patch_maniskill
+from envs.batched.renewal import packed_state, put_back
 from envs.batched.scene import BatchedScene, make_scenes
 from envs.batched.seeds import FIRST_SEED, RowSeeds, Seeds
+from envs.batched.single import Alone, SingleEnv, rowwise_methods
+from envs.stock import build_task
 from rlinf_embodied.errors import SimulatorError
 
 CONSTRUCTION_SEED = FIRST_SEED  # what stock ManiSkill builds a single env with
@@ -31,9 +34,13 @@ class BatchedTask:
     """Mixin in front of a ManiSkill task class.
 
     Every row equals a stock single env that was built afresh and reset with the row's seed, bit for bit: each row is
-    initialised under its own random states, and its PhysX scene is renewed first.
+    initialised under its own random states, and its PhysX scene is renewed first.  A task whose code is not written for
+    some of N rows is given single rows, see single.py.
     """
 
+    _alone: Alone
+    _stock_single: BaseEnv  # what `_single` lays over the rows
+    _single: SingleEnv | None = None
     _seeds: RowSeeds
     _row_seeds: np.ndarray  # int64 [N], of the current episodes
     _being_reset: Tensor  # bool [N]
@@ -117,7 +124,9 @@ class BatchedTask:
         """Builds all scenes anew, each row with its own seed, and starts an episode in every row."""
         self._row_seeds = seeds
         self._being_reset = torch.ones(self.num_envs, dtype=torch.bool)
-        return super().reset(seed=seeds, options={**options, "reconfigure": True})
+        built = super().reset(seed=seeds, options={**options, "reconfigure": True})
+        self._built_state = [packed_state(system) for system in self.scene.px.systems]
+        return built
 
     def begin(self, rows: Sequence[int], seeds: Sequence[int], options: dict | None = None) -> None:
         """Starts an episode in each of these rows from its own seed, and evaluates nothing."""
@@ -128,8 +137,11 @@ class BatchedTask:
         self._being_reset[index] = True
         for row in rows:
             self.scene.px.renew(row)
+            put_back(self.scene.px.systems[row], self._built_state[row])
         self.scene.px.active = list(rows)
-        if self._task_class.reset is BaseEnv.reset:
+        if self._alone is not Alone.nothing:
+            self._reset_rows_alone(index, options)
+        elif self._task_class.reset is BaseEnv.reset:
             self._reset_rows(index, options)
         else:
             super().reset(seed=self._row_seeds, options=options)
@@ -147,8 +159,7 @@ class BatchedTask:
         if self.agent is not None:
             self.agent.reset()
         if "reset_to_env_states" in options:
-            states = options["reset_to_env_states"]["env_states"]
-            (self.set_state_dict if isinstance(states, dict) else self.set_state)(states, rows)
+            self._restore(options["reset_to_env_states"]["env_states"], rows)
         else:
             self._initialize_episode(rows, options)
         self.scene._reset_mask = torch.ones(self.num_envs, dtype=torch.bool)
@@ -157,6 +168,27 @@ class BatchedTask:
         self.scene._gpu_fetch_all()
         for controller in _controllers(self.agent):
             controller.reset()
+
+    def _reset_rows_alone(self, rows: Tensor, options: dict) -> None:
+        """Resets rows one by one as stock single envs."""
+        self._set_episode_rng(self._row_seeds, rows)
+        self._elapsed_steps[rows] = 0
+        self._initialize_alone(rows)
+        if "reset_to_env_states" in options:
+            self._restore(options["reset_to_env_states"]["env_states"], rows)
+        for controller in _controllers(self.agent):
+            controller.reset()
+
+    def _restore(self, states: dict | Tensor, rows: Tensor) -> None:
+        (self.set_state_dict if isinstance(states, dict) else self.set_state)(states, rows)
+
+    def _initialize_alone(self, rows: Tensor) -> None:
+        for row in rows.tolist():
+            self._single.reset(row, int(self._row_seeds[row]))
+            if self._alone is Alone.initialisation:
+                self._single.copy_values(row)
+        self.scene.px._invalidate(rows.tolist())
+        self.scene._gpu_fetch_all()
 
     def _set_main_rng(self, seed: object) -> None:
         """Does nothing: `reset` takes the rows' seeds from `_seeds`."""
@@ -171,6 +203,14 @@ class BatchedTask:
         self._episode_rng = self._batched_episode_rng[0]
 
     def _initialize_episode(self, env_idx: Tensor, options: dict) -> None:
+        if self._alone is not Alone.nothing:  # construction
+            if self._alone is Alone.initialisation:  # makes the task's attributes, with N entries
+                super()._initialize_episode(env_idx, options)
+                self.scene._gpu_apply_all()
+                self.scene._gpu_fetch_all()
+            self._single = SingleEnv(self._stock_single, self)
+            self._initialize_alone(env_idx)
+            return
         if self._draws_by_row and not options.get("reconfigure"):
             seeds = [int(self._row_seeds[row]) for row in env_idx.tolist()]
             self._episode_rng = RowStates([self._batched_episode_rng[row] for row in env_idx.tolist()])
@@ -230,6 +270,24 @@ class BatchedTask:
         check_actions(action, self.agent.controller.single_action_space, self.num_envs)
         return action
 
+    def _before_simulation_step(self) -> None:
+        self._fetch_for("_before_simulation_step")
+        super()._before_simulation_step()
+
+    def _after_simulation_step(self) -> None:
+        self._fetch_for("_after_simulation_step")
+        super()._after_simulation_step()
+
+    def _after_control_step(self) -> None:
+        self._fetch_for("_after_control_step")
+        super()._after_control_step()
+
+    def _fetch_for(self, hook: str) -> None:
+        """Brings the tensors up to date for a hook of the task: on the CPU there is nothing to fetch."""
+        if getattr(self._task_class, hook) is not getattr(BaseEnv, hook):
+            self.scene._gpu_apply_all()
+            self.scene._gpu_fetch_all()
+
     def _has_bare_steps(self) -> bool:
         """Whether nothing but physics happens between the simulation steps of a control step."""
         cls = self._task_class
@@ -259,7 +317,13 @@ def _leaves(controller: BaseController) -> list[BaseController]:
 
 
 def make_batched_task(
-    task_id: str, num_envs: int, render: bool, rows_alike: bool = True, num_threads: int = 1, **kwargs: object
+    task_id: str,
+    num_envs: int,
+    render: bool,
+    alone: Alone = Alone.nothing,
+    rows_alike: bool = True,
+    num_threads: int = 1,
+    **kwargs: object,
 ) -> BaseEnv:
     """Returns N CPU rows of a registered ManiSkill task as one env object whose tensors have N rows.
 
@@ -267,6 +331,7 @@ def make_batched_task(
         task_id: a registered task.
         num_envs: rows N.
         render: whether renderers are set up.
+        alone: what of the task's own code runs row by row.
         rows_alike: whether every row is built with the seed of a stock single env, or row i with ManiSkill's for row i
             (which matters for tasks that draw sizes or models when they are built).
         num_threads: threads that step the scenes, with the same results.
@@ -281,11 +346,17 @@ def make_batched_task(
     patch_maniskill()
     spec = REGISTERED_ENVS[task_id]
     attributes = {
+        "_alone": alone,
         "_task_class": spec.cls,
         "_draws_by_row": task_id in DRAWS_BY_ROW,
         "_rows_alike": rows_alike,
         "_num_threads": num_threads,
     }
+    if alone is not Alone.nothing:
+        single = {"num_envs": 1, "sim_backend": "physx_cpu", "render_backend": "none", "reconfiguration_freq": 0}
+        attributes["_stock_single"] = build_task(task_id, **{**kwargs, **single})
+    if alone is Alone.everything:
+        attributes |= rowwise_methods(spec.cls)
     cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), attributes)
     with batched_backend():
         return cls(
