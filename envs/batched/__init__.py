@@ -12,6 +12,8 @@ bit that of a stock single env.
           drives.Drives           the joints' drive targets
           contacts.ContactTable   contact impulses
         rendering.RenderBatch   one renderer per scene, pictures of chosen rows
+    choice                    which of a task's code may run for all rows at once, found by comparing with stock envs
+    single.SingleEnv          a stock env laid over one row after the other, for code that may not
     renewal                   a scene without a past, for each reset
     draws                     initial states of many rows drawn together
     decimate, shaders         lighter visual meshes, and a first picture without a seven-second table (disk_cache)

@@ -82,7 +82,7 @@ class BatchedTask:
             put_back(self.scene.px.systems[row], self._built_state[row])
         self.scene.px.active = rows.tolist()
         if self._alone is not Alone.nothing:
-            self._reset_rows_alone(rows)
+            self._reset_rows_alone(rows, options)
         elif self._task_class.reset is BaseEnv.reset:
             self._reset_rows(rows, options)
         else:
@@ -109,17 +109,18 @@ class BatchedTask:
         for controller in _controllers(self.agent):
             controller.reset()
 
-    def _reset_rows_alone(self, rows: Tensor) -> None:
+    def _reset_rows_alone(self, rows: Tensor, options: dict) -> None:
         """Resets rows one by one as stock single envs."""
         self._set_episode_rng(self._row_seeds, rows)
         self._elapsed_steps[rows] = 0
-        self._initialize_alone(rows)
+        self._initialize_alone(rows, options)
         for controller in _controllers(self.agent):
             controller.reset()
 
-    def _initialize_alone(self, rows: Tensor) -> None:
+    def _initialize_alone(self, rows: Tensor, options: dict) -> None:
+        options = {name: value for name, value in options.items() if name not in ("env_idx", "reconfigure")}
         for row in rows.tolist():
-            self._single.reset(row, int(self._row_seeds[row]))
+            self._single.reset(row, int(self._row_seeds[row]), options)
             if self._alone is Alone.initialisation:
                 self._single.copy_values(row)
         self.scene.px._invalidate(rows.tolist())
@@ -144,7 +145,7 @@ class BatchedTask:
                 self.scene._gpu_apply_all()
                 self.scene._gpu_fetch_all()
             self._single = SingleEnv(self._stock_single, self)
-            self._initialize_alone(env_idx)
+            self._initialize_alone(env_idx, options)
             return
         if self._draws_by_row and not options.get("reconfigure"):
             seeds = [int(self._row_seeds[row]) for row in env_idx.tolist()]
