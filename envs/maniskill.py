@@ -58,7 +58,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     _check_names(config)
     _check_options(config)
     check_assets(config.task)
-    _check_renderer(device)
+    check_renderer(device)
     if config.reward is not Reward.sparse:
         _check_dense_reward(config)
     with no_questions():
@@ -103,7 +103,7 @@ def _asset_sources(asset_id: str) -> list[str]:
     return [asset_id]
 
 
-def _check_renderer(device: str) -> None:
+def check_renderer(device: str) -> None:
     """Checks that a Vulkan device can render for this physics device."""
     try:
         sapien.render.RenderSystem(sapien.Device("cuda" if device.startswith("cuda") else "cpu"))

@@ -28,7 +28,7 @@ from envs.batched.single import Alone
 from envs.batched.task import make_batched_task
 from envs.comparison import Outcome, Pair, compare_episodes, wild_actions
 from envs.experts import expert_of
-from envs.maniskill import check_assets, no_questions, reward_mode
+from envs.maniskill import check_assets, check_renderer, no_questions, reward_mode
 from envs.stock import build_task
 from envs.tasks import TaskView
 from rlinf_embodied.errors import ConfigError, SimulatorError
@@ -200,6 +200,7 @@ def compare_task(task: str, robots: Sequence[str], modes: Sequence[str]) -> Iter
     torch.set_num_threads(1)
     gc.freeze()  # ManiSkill collects garbage whenever an env is built or closed, 0.2 s among all that was imported
     mani_skill.logger.setLevel(logging.ERROR)
+    check_renderer("cpu")  # a task that loads a texture before any renderer exists would get one on another device
     try:
         check_assets(task)
     except SimulatorError:
