@@ -237,9 +237,9 @@ def _why_not_built(error: Exception) -> str:
     return f"stock ManiSkill raises {type(error).__name__}: {text}"
 
 
-def _compare_robot(task: str, robot: object, checked: bool, modes: Sequence[str]) -> Iterator[dict]:
+def _compare_robot(task: str, robot: object, is_default: bool, modes: Sequence[str]) -> Iterator[dict]:
     name = {"robot": robot_name(robot)}
-    comparison = Comparison(task, robot, checked)
+    comparison = Comparison(task, None if is_default else robot, is_default)
     try:
         default, others = comparison.modes()
     except FAILURES as error:
