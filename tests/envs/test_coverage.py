@@ -1,0 +1,160 @@
+"""A cut of the coverage table: tasks of every kind beside stock ManiSkill, run as envs/batched/choice.py says."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlinf_embodied.errors import SimulatorError
+
+pytestmark = pytest.mark.sim
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _renderer() -> Iterator[None]:
+    """A task that loads a texture before any renderer exists would get one on another device than later tests."""
+    from envs.maniskill import check_renderer
+
+    check_renderer("cpu")
+    gc.freeze()  # ManiSkill collects garbage whenever an env is built or closed, 0.2 s among all that was imported
+    yield
+    gc.unfreeze()
+
+
+def make_pair(task: str, num_rows: int = 2, compared: list[int] | None = None, **kwargs: object):
+    from envs.batched.choice import how_to_run
+    from envs.batched.task import make_batched_task
+    from envs.comparison import Pair
+    from envs.stock import build_task
+
+    fixed = {"obs_mode": "state_dict", "reward_mode": reward_of(task), **kwargs}
+    batched = make_batched_task(task, num_rows, False, how_to_run(task, **fixed), **fixed)
+    single = {"num_envs": 1, "sim_backend": "physx_cpu", "render_backend": "none", **fixed}
+    return Pair(batched, lambda: build_task(task, **single), compared=compared)
+
+
+def reward_of(task: str) -> str:
+    from envs.maniskill import reward_mode
+
+    return reward_mode(task)
+
+
+@pytest.mark.parametrize(
+    ("task", "alone", "kwargs"),
+    [
+        ("UnitreeG1Stand-v1", "nothing", {}),  # feet on the ground
+        ("MS-CartpoleSwingUp-v1", "nothing", {}),
+        ("TwoRobotPickCube-v1", "nothing", {"control_mode": "pd_ee_delta_pose"}),
+        ("PlugCharger-v1", "initialisation", {}),  # its reset computes the goals of all rows from where they are now
+        ("MS-HopperHop-v1", "initialisation", {}),  # its reset combines limits of all rows with draws for some
+        ("RotateValveLevel0-v1", "initialisation", {}),  # its reset replaces what it knows of all rows
+        ("MS-HumanoidStand-v1", "everything", {}),  # its sums over links depend on the number of rows
+    ],
+)
+def test_episodes_with_contact_and_a_partial_reset_equal_those_of_stock_envs(
+    task: str, alone: str, kwargs: dict[str, object]
+) -> None:
+    from envs.comparison import compare_episodes, wild_actions
+
+    pair = make_pair(task, **kwargs)
+    assert pair.batched._alone == alone
+    outcome = compare_episodes(pair, 12, wild_actions(pair.batched, seed=1))
+    pair.close()
+    assert str(outcome) == ""
+    assert outcome.row_steps == 2 * (12 + 6)
+
+
+def test_a_scripted_grasp_among_many_rows_equals_that_of_stock_envs() -> None:
+    from envs.comparison import compare_episodes
+    from envs.experts import pick_cube
+    from envs.tasks import TaskView
+
+    pair = make_pair("PickCube-v1", 32, [0, 31], control_mode="pd_ee_delta_pose")
+    view = TaskView(pair.batched, True)
+    grasped = 0
+
+    def act(step: int) -> torch.Tensor:
+        nonlocal grasped
+        grasped += int(pair.batched.get_info()["is_grasped"].sum())
+        return pick_cube(view)
+
+    outcome = compare_episodes(pair, 26, act)
+    pair.close()
+    assert str(outcome) == ""
+    assert grasped > 100
+
+
+def test_a_difference_is_found_and_named() -> None:
+    pair = make_pair("PickCube-v1", robot_uids="panda")
+    pair.reset([0, 1], [3, 4])
+    assert pair.differences([0, 1]) == []
+    pair.stock[1].cube.set_pose(pair.stock[1].cube.pose * pair.stock[1].goal_site.pose)
+    found = pair.differences([0, 1])
+    pair.close()
+    assert {difference.row for difference in found} == {1}
+    assert [difference.what for difference in found] == ["state 1: body cube"]
+
+
+def test_values_are_compared_by_row_and_nan_equals_nan() -> None:
+    from envs.comparison import compare_row
+
+    seen = {"a": torch.tensor([[1.0, float("nan")], [2.0, 5.0]]), "mean": torch.tensor(3.0), "ours": torch.zeros(2)}
+    expected = {"a": torch.tensor([[1.0, float("nan")]]), "mean": torch.tensor(4.0)}
+    assert [d.what for d in compare_row(seen, expected, 0, 2)] == ["ours"]
+    sizes = {d.what: d.size for d in compare_row(seen, expected, 1, 2)}
+    assert sizes == {"a": float("inf"), "ours": float("inf")}
+    assert compare_row({"b": torch.tensor([1, 4])}, {"b": torch.tensor([1])}, 1, 2)[0].size == 3.0
+
+
+def register_task(name: str, **methods: object) -> None:
+    from mani_skill.envs.tasks.control.cartpole import CartpoleBalanceEnv
+    from mani_skill.utils.registration import register_env
+
+    cls = type(name, (CartpoleBalanceEnv,), {"__module__": __name__, **methods})
+    register_env(f"{name}-v1", max_episode_steps=50, override=True)(cls)
+
+
+def test_a_task_that_looks_at_its_first_row_only_is_run_row_by_row() -> None:
+    from envs.batched.choice import compare_ways
+
+    def evaluate(self) -> dict:
+        return {"success": (self.agent.robot.get_qpos()[0, :1] > 0).expand(self.num_envs)}
+
+    def initialize(self, env_idx, options) -> None:
+        self.agent.robot.set_qpos(torch.rand(len(env_idx), 2) - 0.5)
+
+    register_task("FirstRow", evaluate=evaluate, _initialize_episode=initialize)
+    found = compare_ways("FirstRow-v1")
+    assert found["alone"] == "everything"
+    assert "info/success" in found["reason"]
+
+
+def test_a_task_whose_rows_are_built_differently_falls_back_and_says_so(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RotateValveLevel1 gives its rows three, four and five spokes in turn; a stock single env has three."""
+    from envs.batched import choice
+    from envs.maniskill import make_env
+    from rlinf_embodied.config import Backend, EnvConfig
+
+    config = EnvConfig(
+        task="RotateValveLevel1-v1", robot=None, control_mode="pd_joint_delta_pos", cameras=["base_camera"], obs_size=16
+    )
+    monkeypatch.setattr(choice, "_covered", lambda *_: None)
+    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path))
+    with caplog.at_level(logging.WARNING, logger="envs"):
+        env = make_env(config, 2)
+    assert env.spec.backend == "physx_cpu (stock)"
+    env.close()
+    told = [record.getMessage() for record in caplog.records if record.name == "envs.maniskill"]
+    assert len(told) == 1
+    assert "articulation of mount of row 1 differs" in told[0]
+    with pytest.raises(SimulatorError, match=r"articulation of mount of row 1 differs.*use env.backend=stock"):
+        make_env(replace(config, backend=Backend.batched), 2)
+    assert len(list((tmp_path / "ways").iterdir())) == 1  # what was found is kept
