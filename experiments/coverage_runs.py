@@ -23,7 +23,7 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 from sapien import physx
 from torch import Tensor
 
-from envs.availability import check_assets, no_questions
+from envs.availability import check_assets, check_renderer, no_questions
 from envs.batched.choice import FAILURES, compare_ways, robot_name
 from envs.batched.single import Alone
 from envs.batched.task import make_batched_task
@@ -201,6 +201,7 @@ def compare_task(task: str, robots: Sequence[str], modes: Sequence[str]) -> Iter
     torch.set_num_threads(1)
     gc.freeze()  # ManiSkill collects garbage whenever an env is built or closed, 0.2 s among all that was imported
     mani_skill.logger.setLevel(logging.ERROR)
+    check_renderer("cpu")  # a task that loads a texture before any renderer exists would get one on another device
     try:
         check_assets("tasks", task)
     except SimulatorError:
@@ -237,9 +238,9 @@ def _why_not_built(error: Exception) -> str:
     return f"stock ManiSkill raises {type(error).__name__}: {text}"
 
 
-def _compare_robot(task: str, robot: object, checked: bool, modes: Sequence[str]) -> Iterator[dict]:
+def _compare_robot(task: str, robot: object, is_default: bool, modes: Sequence[str]) -> Iterator[dict]:
     name = {"robot": robot_name(robot)}
-    comparison = Comparison(task, robot, checked)
+    comparison = Comparison(task, None if is_default else robot, is_default)
     try:
         default, others = comparison.modes()
     except FAILURES as error:

@@ -13,6 +13,8 @@ bit that of a stock single env.
           contacts.ContactTable   contact impulses
         rendering.RenderBatch   one renderer per scene, pictures of chosen rows
     seeds, checks             a row's seeds are its own; what may be handed to reset and step
+    choice                    which of a task's code may run for all rows at once, found by comparing with stock envs
+    single.SingleEnv          a stock env laid over one row after the other, for code that may not
     renewal                   a scene without a past, for each reset
     draws                     initial states of many rows drawn together
     decimate, shaders         lighter visual meshes, and a first picture without a seven-second table (disk_cache)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 
@@ -62,12 +62,12 @@ class SingleEnv:
         twins = [_twins(env.scene.px, system) for system in batch.scene.px.systems]
         self._places = _places(env, twins)
 
-    def reset(self, row: int, seed: int) -> None:
+    def reset(self, row: int, seed: int, options: Mapping[str, object]) -> None:
         """Starts an episode in this row as in a stock env that was just built; nothing is evaluated."""
         self._values[row] = _copied(self._fresh)
         with self.over(row):
             self.env.get_info = self.env.get_obs = lambda *_: {}
-            self.env.reset(seed=seed)
+            self.env.reset(seed=seed, options=dict(options))
             del self.env.get_info, self.env.get_obs
 
     @contextmanager

@@ -173,7 +173,7 @@ class BatchedTask:
         """Resets rows one by one as stock single envs."""
         self._set_episode_rng(self._row_seeds, rows)
         self._elapsed_steps[rows] = 0
-        self._initialize_alone(rows)
+        self._initialize_alone(rows, options)
         if "reset_to_env_states" in options:
             self._restore(options["reset_to_env_states"]["env_states"], rows)
         for controller in _controllers(self.agent):
@@ -182,9 +182,11 @@ class BatchedTask:
     def _restore(self, states: dict | Tensor, rows: Tensor) -> None:
         (self.set_state_dict if isinstance(states, dict) else self.set_state)(states, rows)
 
-    def _initialize_alone(self, rows: Tensor) -> None:
+    def _initialize_alone(self, rows: Tensor, options: dict) -> None:
+        not_its = ("env_idx", "reconfigure", "reset_to_env_states")
+        options = {name: value for name, value in options.items() if name not in not_its}
         for row in rows.tolist():
-            self._single.reset(row, int(self._row_seeds[row]))
+            self._single.reset(row, int(self._row_seeds[row]), options)
             if self._alone is Alone.initialisation:
                 self._single.copy_values(row)
         self.scene.px._invalidate(rows.tolist())
@@ -209,7 +211,7 @@ class BatchedTask:
                 self.scene._gpu_apply_all()
                 self.scene._gpu_fetch_all()
             self._single = SingleEnv(self._stock_single, self)
-            self._initialize_alone(env_idx)
+            self._initialize_alone(env_idx, options)
             return
         if self._draws_by_row and not options.get("reconfigure"):
             seeds = [int(self._row_seeds[row]) for row in env_idx.tolist()]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,17 @@ import torch
 from rlinf_embodied.errors import SimulatorError
 
 pytestmark = pytest.mark.sim
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _renderer() -> Iterator[None]:
+    """A task that loads a texture before any renderer exists would get one on another device than later tests."""
+    from envs.maniskill import check_renderer
+
+    check_renderer("cpu")
+    gc.freeze()  # ManiSkill collects garbage whenever an env is built or closed, 0.2 s among all that was imported
+    yield
+    gc.unfreeze()
 
 
 def make_pair(task: str, num_rows: int = 2, compared: list[int] | None = None, **kwargs: object):
