@@ -12,7 +12,7 @@ from torch import Tensor
 
 from envs.batched.decimate import Swap
 from envs.batched.rendering import set_visible, take_pictures
-from envs.batched.shaders import camera_shaders
+from envs.batched.shaders import Pack, camera_shaders, note_pack
 from rlinf_embodied.errors import SimulatorError
 
 
@@ -50,7 +50,7 @@ class Film:
             camera.set_fovy(float(config.fov), compute_x=True)
             camera.near, camera.far = float(config.near), float(config.far)
             camera.local_pose = config.pose.sp
-            with camera_shaders(scene):
+            with camera_shaders(scene, Pack.colour):
                 if config.mount is None:
                     entity = sapien.Entity()
                     entity.add_component(camera)
@@ -58,6 +58,7 @@ class Film:
                 else:
                     body = config.mount._objs[at]
                     (body.entity if isinstance(config.mount, Link) else body).add_component(camera)
+            note_pack([camera], Pack.colour)
             self._cameras[row, size] = camera
         return self._cameras[row, size]
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from envs.batched.decimate import decimate_visuals
 from envs.batched.rendering import set_visible, take_pictures
 from envs.batched.renewal import renewed
+from envs.batched.shaders import STOCK, Pack, give_shaders, note_pack
 from envs.batched.task import CONSTRUCTION_SEED, make_batched_task
 from envs.experts import expert_of
 from envs.filming import Film
@@ -117,8 +118,6 @@ class BatchedSimulator:
         self.num_rows = num_rows
         self._task = make_batched_task(task_id, num_rows, render=True, **kwargs)
         self.action_dim = _action_dim(self._task)
-        for row in range(num_rows):  # gives the cameras their shaders
-            self._task.scene.px.renew(row)
         self._view = TaskView(self._task, options.goal_in_proprio)
         expert = expert_of(task_id, self._view)
         self.expert = expert and partial(expert, self._view)
@@ -158,8 +157,8 @@ class StockSimulator:
         """Builds N rows; `kwargs` go to the task class."""
         self.num_rows = num_rows
         self._tasks = [build_task(task_id, num_envs=1, sim_backend="physx_cpu", **kwargs) for _ in range(num_rows)]
-        for task in self._tasks:  # gives the cameras their shaders
-            _renew(task)
+        for task in self._tasks:
+            _draw_colours_only(task, options.cameras)
         self.action_dim = _action_dim(self._tasks[0])
         self._views = [TaskView(task, options.goal_in_proprio) for task in self._tasks]
         expert = expert_of(task_id, self._views[0])
@@ -203,6 +202,16 @@ def _renew(task: BaseEnv) -> None:
     """Gives a stock CPU task a physics without a past."""
     scene = renewed(task.scene.sub_scenes[0], rendering=True)
     task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
+
+
+def _draw_colours_only(task: BaseEnv, cameras: Sequence[str]) -> None:
+    """Gives the cameras of a stock task that have ManiSkill's default shaders faster ones."""
+    for sensor in _sensors(task, cameras):
+        if sensor.config.shader_config.shader_pack == STOCK:
+            for camera in sensor.camera._render_cameras:
+                give_shaders(camera, Pack.colour)
+        else:
+            note_pack(sensor.camera._render_cameras, Pack(sensor.config.shader_config.shader_pack))
 
 
 class GpuSimulator:

@@ -1,4 +1,8 @@
-"""Pictures of chosen rows: one renderer per scene, nothing rendered for rows that nobody will look at."""
+"""Pictures of chosen rows: one renderer per scene, nothing rendered for rows that nobody will look at.
+
+            take_pictures          EpisodeEnv asks for the rows that a policy will see
+RenderGroup > CameraGroup          ManiSkill asks for all rows; a scene that looks as before keeps its picture
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,10 @@ import sapien
 import torch
 from torch import Tensor
 
+from envs.batched.shaders import Pack, give_shaders, pack_of, shows_through
+
+Camera = sapien.render.RenderCameraComponent
+
 
 def set_visible(entity: sapien.Entity, visible: bool) -> None:
     """Shows or hides an entity's visual bodies."""
@@ -18,9 +26,7 @@ def set_visible(entity: sapien.Entity, visible: bool) -> None:
             component.visibility = float(visible)
 
 
-def take_pictures(
-    scenes: Sequence[sapien.Scene], cameras: Sequence[Sequence[sapien.render.RenderCameraComponent]]
-) -> Tensor:
+def take_pictures(scenes: Sequence[sapien.Scene], cameras: Sequence[Sequence[Camera]]) -> Tensor:
     """Renders these scenes.
 
     Args:
@@ -34,48 +40,113 @@ def take_pictures(
         scene.render_system.step()
         for camera in row:
             camera.take_picture()
-    pictures = [[_rgb(camera.get_picture("Color")) for camera in row] for row in cameras]
-    return torch.from_numpy(np.stack([np.stack(row) for row in pictures]))
+    pictures = colours([camera for row in cameras for camera in row])
+    return torch.from_numpy(_rgb(pictures).reshape(len(cameras), -1, *pictures.shape[1:3], 3))
 
 
-def _rgb(color: np.ndarray) -> np.ndarray:
-    """Converts SAPIEN's picture, float RGBA in [0, 1] or bytes by shader, to uint8 RGB as ManiSkill does."""
-    rgb = color[..., :3]
-    return rgb if rgb.dtype == np.uint8 else (rgb * 255).astype(np.uint8)
+def colours(cameras: Sequence[Camera]) -> np.ndarray:
+    """Returns the RGBA pictures that cameras have taken [n, height, width, 4], taken again where shaders were too few.
+
+    Bytes, or floats in [0, 1] from ManiSkill's shader pack "default".
+    """
+    pictures = np.stack([camera.get_picture("Color") for camera in cameras])
+    if pictures.dtype != np.uint8:
+        return pictures
+    for i in shows_through(pictures).nonzero()[0].tolist():
+        if pack_of(cameras[i]) is Pack.colour:
+            pictures[i] = _retaken(cameras[i], "Color")
+    return pictures
+
+
+def _retaken(camera: Camera, name: str) -> np.ndarray:
+    give_shaders(camera, Pack.whole)
+    camera.entity.scene.render_system.step()
+    camera.take_picture()
+    return camera.get_picture(name)
+
+
+def _rgb(pictures: np.ndarray) -> np.ndarray:
+    """Returns RGBA pictures as contiguous uint8 RGB, converted as ManiSkill does."""
+    rgb = pictures[..., :3]
+    return np.ascontiguousarray(rgb if rgb.dtype == np.uint8 else (rgb * 255).astype(np.uint8))
 
 
 class RenderGroup:
-    """Plays SAPIEN's RenderSystemGroup for ManiSkill's own observations: all scenes, one after the other."""
+    """Plays SAPIEN's RenderSystemGroup for ManiSkill's own observations: all scenes, one after the other.
+
+    What a scene looks like is its entities' poses, its cameras' places on them, and which visual bodies it has and
+    shows.  Colours and lights are set when an episode begins, and that gives a row a new scene.
+    """
 
     def __init__(self, scenes: Sequence[sapien.Scene]) -> None:
-        """`scenes` is shared with the ManiSkillScene."""
+        """`scenes` is shared with the ManiSkillScene, which replaces its items."""
         self._scenes = scenes
+        self._seen: list[tuple | None] = [None] * len(scenes)
+        self.versions = [0] * len(scenes)  # of what each scene looks like
 
     def update_render(self) -> None:
         """Brings the renderers up to date with the physics."""
-        for scene in self._scenes:
-            scene.render_system.step()
+        for row, scene in enumerate(self._scenes):
+            looks = _looks(scene)
+            if looks != self._seen[row]:
+                scene.render_system.step()
+                self._seen[row] = looks
+                self.versions[row] += 1
 
-    def create_camera_group(
-        self, cameras: Sequence[sapien.render.RenderCameraComponent], picture_names: Sequence[str]
-    ) -> CameraGroup:
-        """Returns the cameras of all scenes as one."""
-        return CameraGroup(cameras)
+    def create_camera_group(self, cameras: Sequence[Camera], picture_names: Sequence[str]) -> CameraGroup:
+        """Returns the cameras of all scenes as one; `picture_names` are those that they could give."""
+        return CameraGroup(cameras, self.versions)
+
+
+def _looks(scene: sapien.Scene) -> tuple:
+    renderer = scene.render_system
+    bodies = renderer.render_bodies
+    return (
+        scene,
+        scene.pack_poses(),
+        bodies,
+        [body.visibility for body in bodies],
+        [(camera, camera.local_pose.p.tobytes(), camera.local_pose.q.tobytes()) for camera in renderer.cameras],
+    )
 
 
 class CameraGroup:
     """Plays SAPIEN's RenderCameraGroup: one camera per scene, pictures stacked."""
 
-    def __init__(self, cameras: Sequence[sapien.render.RenderCameraComponent]) -> None:
-        """`cameras` has one camera per scene."""
-        self._cameras = cameras
+    def __init__(self, cameras: Sequence[Camera], versions: Sequence[int]) -> None:
+        """`cameras` has one camera per scene; `versions` is shared with the RenderGroup."""
+        self._cameras, self._versions = cameras, versions
+        self._taken = [-1] * len(cameras)  # version of the scene in each camera's last picture
+        self._pictures: dict[str, np.ndarray] = {}  # by name, [N, height, width, channels]
+        self._read: dict[str, list[int]] = {}  # versions of these pictures
 
     def take_picture(self) -> None:
-        """Renders all cameras."""
-        for camera in self._cameras:
-            camera.take_picture()
+        """Renders what looks otherwise than in the last picture."""
+        for row, camera in enumerate(self._cameras):
+            if self._taken[row] != self._versions[row]:
+                camera.take_picture()
+                self._taken[row] = self._versions[row]
 
     def get_picture_cuda(self, name: str) -> SimpleNamespace:
         """Returns the pictures called `name` as a handle with .torch(), [N, height, width, channels]."""
-        pictures = torch.from_numpy(np.stack([camera.get_picture(name) for camera in self._cameras]))
+        read = self._read.setdefault(name, [-1] * len(self._cameras))
+        rows = [row for row, version in enumerate(self._taken) if version != read[row]]
+        if rows:
+            fresh = self._fetch(name, [self._cameras[row] for row in rows])
+            if name not in self._pictures:
+                self._pictures[name] = np.empty((len(self._cameras), *fresh.shape[1:]), fresh.dtype)
+            self._pictures[name][rows] = fresh
+            self._read[name] = list(self._taken)
+        pictures = torch.from_numpy(self._pictures[name].copy())  # callers keep observations
         return SimpleNamespace(torch=lambda: pictures)
+
+    @staticmethod
+    def _fetch(name: str, cameras: Sequence[Camera]) -> np.ndarray:
+        if name == "Color":
+            return colours(cameras)
+        return np.stack(
+            [
+                _retaken(camera, name) if pack_of(camera) is Pack.colour else camera.get_picture(name)
+                for camera in cameras
+            ]
+        )

@@ -7,25 +7,25 @@ from contextlib import nullcontext
 import sapien
 from sapien import physx
 
-from envs.batched.shaders import camera_shaders
+from envs.batched.shaders import Pack, camera_shaders, pack_of
 
 
 def renewed(old: sapien.Scene, rendering: bool) -> sapien.Scene:
     """Moves the entities of a CPU scene into a new one: contact caches, warm starts and sleep counters start afresh.
 
-    Component objects stay valid; drive targets are zeroed, as those of a newly built articulation are.  Cameras take
-    their shaders anew, see `shaders.camera_shaders`.
+    Component objects stay valid; drive targets are zeroed, as those of a newly built articulation are.  Cameras keep
+    their shaders.
     """
     physx.set_scene_config(old.physx_system.config)
     system = physx.PhysxCpuSystem()
     system.timestep = old.physx_system.timestep
     systems = [system, _renewed_renderer(old.render_system)] if rendering else [system]
     new = sapien.Scene(systems)
-    entities = old.entities
+    entities, packs = old.entities, _packs(old) if rendering else {}
     for entity in entities:
         old.remove_entity(entity)
-    with camera_shaders(new) if rendering else nullcontext():
-        for entity in entities:
+    for entity in entities:
+        with camera_shaders(new, packs[entity]) if entity in packs else nullcontext():
             new.add_entity(entity)
     for body in system.rigid_dynamic_components:
         if not body.kinematic:
@@ -36,6 +36,15 @@ def renewed(old: sapien.Scene, rendering: bool) -> sapien.Scene:
                 joint.set_drive_target(0.0)
                 joint.set_drive_velocity_target(0.0)
     return new
+
+
+def _packs(scene: sapien.Scene) -> dict[sapien.Entity, Pack]:
+    """Returns the entities that have cameras, with the shaders of the most demanding one."""
+    packs: dict[sapien.Entity, Pack] = {}
+    for camera in scene.render_system.cameras:
+        pack = pack_of(camera)
+        packs[camera.entity] = pack if packs.get(camera.entity, Pack.colour) is Pack.colour else packs[camera.entity]
+    return packs
 
 
 def _renewed_renderer(old: sapien.render.RenderSystem) -> sapien.render.RenderSystem:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sapien
 from mani_skill.envs.scene import ManiSkillScene
 from mani_skill.utils.building.actor_builder import ActorBuilder
+from mani_skill.utils.structs.render_camera import RenderCamera
 from sapien import physx
 
 from envs.batched.physics import PhysicsBatch
 from envs.batched.rendering import RenderGroup
+from envs.batched.shaders import STOCK, Pack, camera_shaders, current_pack, note_pack
 
 
 def make_scenes(num_scenes: int, render_device: sapien.Device | None) -> list[sapien.Scene]:
@@ -36,6 +38,20 @@ class BatchedScene(ManiSkillScene):
         builder = super().create_actor_builder()
         builder.set_allow_overlapping_plane_collisions(True)
         return builder
+
+    def add_camera(self, *args: object, **kwargs: object) -> RenderCamera:
+        """Adds a camera with ManiSkillScene's arguments; one with ManiSkill's default shaders gets faster ones.
+
+        They draw colours; a camera that is asked for more gets the others then.
+        """
+        stock = current_pack()  # ManiSkill has just set it for this camera
+        if stock not in (STOCK, Pack.default):
+            return super().add_camera(*args, **kwargs)
+        pack = Pack.colour if stock == STOCK else Pack.default
+        with camera_shaders(self.sub_scenes[0], pack):
+            camera = super().add_camera(*args, **kwargs)
+        note_pack(camera._render_cameras, pack)
+        return camera
 
     def _setup_gpu_rendering(self) -> None:
         self.render_system_group = RenderGroup(self.sub_scenes)
