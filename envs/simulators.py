@@ -85,7 +85,8 @@ class _CpuRenderer:
         self._cameras = [
             list(row) for part in sensors for row in zip(*(s.camera._render_cameras for s in part), strict=True)
         ]
-        swaps = [decimate_visuals(scene) if options.decimate else [] for scene in self._scenes()]
+        pairs = zip(self._scenes(), self._cameras, strict=True)
+        swaps = [decimate_visuals(scene, cameras) if options.decimate else [] for scene, cameras in pairs]
         hidden = []
         for task, view in zip(tasks, views, strict=True):
             actors = _hidden_actors(task, view, options.show_goal)
