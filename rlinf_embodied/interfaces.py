@@ -22,6 +22,7 @@ from rlinf_embodied.config import PolicyConfig
 #   proprio      float32  [N, P]           joint positions, tool pose, goal position: what the robot may know (SI units)
 #   privileged   float32  [N, Q]           simulator state for a critic; a policy never reads it; None if there is none
 #   instruction  N strings                 what to do, in words
+PICTURES_VERSION = 2  # raised when the images of one config change: policies are bound to what they learned from
 
 
 @dataclass(frozen=True, slots=True)

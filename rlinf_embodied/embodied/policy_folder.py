@@ -14,7 +14,7 @@ from typing import cast
 
 from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Reward
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.interfaces import Policy
+from rlinf_embodied.interfaces import PICTURES_VERSION, Policy
 from rlinf_embodied.learning.checkpoint import Fingerprint
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
@@ -94,6 +94,7 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig) -> Fingerprint:
         num_bins=policy.num_bins,
         action_head=policy.name,
         libraries=libraries,
+        pictures=PICTURES_VERSION,
     )
 
 

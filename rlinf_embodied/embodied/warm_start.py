@@ -17,6 +17,7 @@ from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartS
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.interfaces import PICTURES_VERSION
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.run_folder import library_versions
@@ -32,6 +33,7 @@ def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
     libraries = ("torch", "mani_skill", "sapien", "transformers")
     key = {
         "version": _VERSION,
+        "pictures": PICTURES_VERSION,
         "envs": [_relevant(env) for env in config.envs],
         "policy": {k: v for k, v in asdict(config.policy).items() if k != "temperature"},
         "warm_start": {k: v for k, v in asdict(config.warm_start).items() if k not in ("cache_dir", "checkpoint")},
