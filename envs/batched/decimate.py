@@ -8,30 +8,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-import fast_simplification
 import numpy as np
 import sapien
-from scipy.spatial import cKDTree
 
-from envs.batched.collapse import collapsed
 from envs.batched.disk_cache import cached
+from envs.batched.meshes import VERSION, Mesh, decimated
 
-VERSION = 8  # of the meshes that this module makes: it is part of what a picture depends on
 VIEW_MARGIN = 1.25  # times the field of view: what is a little outside may come in
 UNSEEN = 4.0  # times as wide are pixels for bodies outside every camera's view
 NEAREST_RADII = 0.5  # of a body's bounding sphere: a camera that is nearer sees a part of it only
-TRIANGLES_PER_PIXEL = 2.5  # of a part's diagonal: at a tolerance e, a curved surface of radius r needs about r / e
-MIN_TRIANGLES = 32  # per mesh part
-LOST_PIXELS = 0.3  # parts with a smaller diagonal are left out
-WELD_PIXELS = 1 / 16  # vertices closer than this are one: loose pieces and double walls become one surface
 SPARED_TRIANGLES = 100  # a body that would not lose as many stays as it is
-SLACK = 1.5  # times the target is near enough
-AGGRESSIVENESS = 3  # of the fast edge collapse; 7 changes shapes twice as much
-SMOOTH_DEGREES = 50.0  # between triangles that are shaded as one surface
-COARSE = 8  # times the target is where the fast collapse hands over to the exact one
-LOOSE = 32  # times the target is where pieces are joined before the exact collapse, which is slow
-SOUP = 4  # times the target is good enough for a mesh of many loose pieces
-FLAT = 1e-4  # relative tolerance for a rectangle with an even texture
 
 Camera = sapien.render.RenderCameraComponent
 RenderBody = sapien.render.RenderBodyComponent
@@ -41,16 +27,6 @@ _MATERIAL_FIELDS = (
     *("base_color", "base_color_texture", "emission", "emission_texture", "roughness", "roughness_texture"),
     *("metallic", "metallic_texture", "specular", "ior", "transmission", "transmission_roughness"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Mesh:
-    """One part of a visual shape."""
-
-    vertices: np.ndarray  # float32 [V, 3], metres before the shape's scale
-    triangles: np.ndarray  # uint32 [F, 3]
-    normals: np.ndarray  # float32 [V, 3]
-    uvs: np.ndarray  # float32 [V, 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,106 +169,3 @@ def _stored_meshes(name: str, shape: RenderMesh, pixel: float) -> list[tuple[int
         return [
             (count, Mesh(*(stored[f"{k}/{field.name}"] for field in fields(Mesh)))) for k, count in enumerate(counts)
         ]
-
-
-def decimated(mesh: Mesh, pixel: float) -> Mesh:
-    """Returns a copy of a mesh with the triangles that show in pictures where a pixel is this wide.
-
-    Args:
-        mesh: one part of a visual shape.
-        pixel: width of a pixel in the mesh's unit of length.
-
-    Returns:
-        A mesh of at most as many triangles, none if it cannot be seen; one with few is returned as it is.
-    """
-    if _diagonal(mesh) < LOST_PIXELS * pixel:
-        return Mesh(mesh.vertices[:0], mesh.triangles[:0], mesh.normals[:0], mesh.uvs[:0])
-    if (rectangle := _rectangle(mesh)) is not None:
-        return rectangle
-    target = max(MIN_TRIANGLES, round(TRIANGLES_PER_PIXEL * _diagonal(mesh) / pixel))
-    if len(mesh.triangles) <= SLACK * target:
-        return mesh
-    return _shaded(*_collapsed(mesh, target, WELD_PIXELS * pixel), mesh)
-
-
-def _diagonal(mesh: Mesh) -> float:
-    return float(np.linalg.norm(np.ptp(mesh.vertices, axis=0)))
-
-
-def _collapsed(mesh: Mesh, target: int, weld: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns vertices and triangles of the simplified mesh."""
-    points, faces = _welded(mesh.vertices, mesh.triangles, weld)  # collapsing needs shared vertices
-    if len(faces) > COARSE * target:
-        points, faces = fast_simplification.simplify(points, faces, target_count=COARSE * target, agg=AGGRESSIVENESS)
-    while len(faces) > LOOSE * target:
-        weld *= 2
-        points, faces = _welded(points, faces, weld)
-    points, faces = collapsed(points, faces, target)
-    while len(faces) > SOUP * target:  # many loose pieces do not collapse: join what is near
-        weld *= 2**0.5
-        points, faces = collapsed(*_welded(points, faces, weld), target)
-    return points, faces
-
-
-def _rectangle(mesh: Mesh) -> Mesh | None:
-    """Returns a mesh as one rectangle if it is one with an evenly spread texture, like the ground, else None."""
-    low, high = mesh.vertices.min(0), mesh.vertices.max(0)
-    across = (high - low).argmin()
-    if high[across] - low[across] > FLAT * (high - low).max():
-        return None
-    first, second = (axis for axis in range(3) if axis != across)
-    places = mesh.vertices[:, [first, second]].astype(np.float64)
-    corners = np.array([[a, b] for a in (low[first], high[first]) for b in (low[second], high[second])], np.float64)
-    if not np.isclose(_area(places, mesh.triangles), np.prod(np.ptp(corners, axis=0)), rtol=FLAT):
-        return None  # it has holes, another outline, or lies on itself
-    affine = np.linalg.lstsq(np.c_[places, np.ones(len(places))], mesh.uvs.astype(np.float64), rcond=None)[0]
-    if not np.allclose(np.c_[places, np.ones(len(places))] @ affine, mesh.uvs, atol=FLAT * np.abs(mesh.uvs).max()):
-        return None
-    vertices = np.empty((4, 3), np.float32)
-    vertices[:, [first, second]], vertices[:, across] = corners, low[across]
-    triangles = np.array([[0, 2, 1], [1, 2, 3]], np.uint32)
-    normal = mesh.normals[0]
-    if normal @ np.cross(vertices[2] - vertices[0], vertices[1] - vertices[0]) < 0:
-        triangles = triangles[:, ::-1].copy()
-    uvs = (np.c_[corners, np.ones(4)] @ affine).astype(np.float32)
-    return Mesh(vertices, triangles, np.tile(normal, (4, 1)), uvs)
-
-
-def _area(places: np.ndarray, triangles: np.ndarray) -> float:
-    a, b, c = places[triangles].transpose(1, 0, 2)
-    (x1, y1), (x2, y2) = (b - a).T, (c - a).T
-    return float(np.abs(x1 * y2 - x2 * y1).sum() / 2)
-
-
-def _shaded(points: np.ndarray, faces: np.ndarray, mesh: Mesh) -> Mesh:
-    """Returns the mesh with normals that are smooth within SMOOTH_DEGREES, and the original's nearest uvs."""
-    across = np.cross(points[faces[:, 1]] - points[faces[:, 0]], points[faces[:, 2]] - points[faces[:, 0]])
-    facing = across / (np.linalg.norm(across, axis=1, keepdims=True) + 1e-30)
-    corners = faces.reshape(-1)
-    order = np.argsort(corners, kind="stable")
-    starts = np.searchsorted(corners[order], np.arange(len(points) + 1))
-    normals = np.empty((len(corners), 3))
-    for vertex in range(len(points)):
-        mine = order[starts[vertex] : starts[vertex + 1]]
-        own = facing[mine // 3]
-        normals[mine] = (own @ own.T > np.cos(np.radians(SMOOTH_DEGREES))) @ across[mine // 3]
-    normals /= np.linalg.norm(normals, axis=1, keepdims=True) + 1e-30
-    distinct, index = np.unique(np.c_[corners, normals.round(3)], axis=0, return_inverse=True)
-    vertex = distinct[:, 0].astype(int)
-    nearest = cKDTree(mesh.vertices).query(points)[1]
-    return Mesh(
-        vertices=points[vertex].astype(np.float32),
-        triangles=index.reshape(-1, 3).astype(np.uint32),
-        normals=distinct[:, 1:].astype(np.float32),
-        uvs=mesh.uvs[nearest][vertex],
-    )
-
-
-def _welded(vertices: np.ndarray, triangles: np.ndarray, cell: float) -> tuple[np.ndarray, np.ndarray]:
-    """Joins the vertices of each grid cell at the first of them; triangles that collapse or coincide are dropped."""
-    _, first, inverse = np.unique(np.round(vertices / cell), axis=0, return_index=True, return_inverse=True)
-    faces = inverse.reshape(-1)[triangles].astype(np.int32)
-    a, b, c = faces.T
-    faces = faces[(a != b) & (b != c) & (c != a)]
-    _, once = np.unique(np.sort(faces, axis=1), axis=0, return_index=True)
-    return vertices[first].astype(np.float32), np.ascontiguousarray(faces[np.sort(once)])

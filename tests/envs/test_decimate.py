@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import trimesh
 
-from envs.batched import decimate
-from envs.batched.decimate import Mesh, decimated
+from envs.batched import decimate, meshes
 from envs.batched.disk_cache import cached
+from envs.batched.meshes import Mesh, decimated
 
 
 def _mesh(vertices: np.ndarray, triangles: np.ndarray) -> Mesh:
@@ -29,7 +29,7 @@ def test_a_decimated_sphere_is_that_sphere_to_a_fraction_of_a_pixel(pixels_acros
     pixel = 4.0 / pixels_across
     light = decimated(sphere, pixel)
     assert len(sphere.triangles) > 20_000
-    budget = decimate.TRIANGLES_PER_PIXEL * 3**0.5 * pixels_across  # of the bounding box's diagonal
+    budget = meshes.TRIANGLES_PER_PIXEL * 3**0.5 * pixels_across  # of the bounding box's diagonal
     assert 0.8 * budget <= len(light.triangles) <= budget + 1
     assert abs(light.vertices[light.triangles].mean(1)).max() <= 2.0 + pixel / 4
     assert np.linalg.norm(light.vertices[light.triangles].mean(1), axis=1).min() > 2.0 - pixel
@@ -42,7 +42,7 @@ def test_split_vertices_are_welded_before_edges_collapse() -> None:
     sphere = _sphere(4, 1.0)
     split = sphere.vertices[sphere.triangles].reshape(-1, 3)  # three vertices for each triangle
     light = decimated(_mesh(split, np.arange(len(split)).reshape(-1, 3)), 0.05)
-    assert 0 < len(light.triangles) <= decimate.SLACK * decimate.TRIANGLES_PER_PIXEL * 12**0.5 / 0.05
+    assert 0 < len(light.triangles) <= meshes.SLACK * meshes.TRIANGLES_PER_PIXEL * 12**0.5 / 0.05
 
 
 def test_a_soup_of_loose_pieces_is_joined() -> None:
@@ -50,7 +50,7 @@ def test_a_soup_of_loose_pieces_is_joined() -> None:
     centres = draw.uniform(-1, 1, (5000, 1, 3))
     soup = (centres + draw.normal(0, 0.01, (5000, 3, 3))).reshape(-1, 3)
     light = decimated(_mesh(soup, np.arange(len(soup)).reshape(-1, 3)), 0.1)
-    assert 0 < len(light.triangles) <= decimate.SOUP * decimate.TRIANGLES_PER_PIXEL * 12**0.5 / 0.1 * 1.1
+    assert 0 < len(light.triangles) <= meshes.SOUP * meshes.TRIANGLES_PER_PIXEL * 12**0.5 / 0.1 * 1.1
 
 
 def test_edges_of_a_box_stay_sharp() -> None:
