@@ -35,12 +35,12 @@ from rlinf_embodied.errors import ConfigError, RlinfError, WorkerError
 
 HYPERPARAMETERS: dict[str, object] = {
     "env_id": "PickCube-v1",
-    "control_mode": "pd_joint_delta_pos",
+    "control_mode": "pd_ee_delta_pos",
     "total_timesteps": 400_000,
     "seed": 1,
     "num_envs": 32,
     "num_steps": 50,
-    "num_minibatches": 32,
+    "num_minibatches": 8,
     "update_epochs": 8,
     "gamma": "0.8",
     "num_eval_envs": 16,
