@@ -383,6 +383,17 @@ def test_one_row_takes_actions_without_a_leading_axis() -> None:
     env.close()
 
 
+def test_threads_give_the_same_physics() -> None:
+    several = [make(num_envs=3, num_threads=count, **STATE) for count in (1, 2)]
+    for env in several:
+        env.reset(seed=1)
+        for k in range(3):
+            env.step(random_actions(env, k))
+    assert physics(several[0]) == physics(several[1])
+    for env in several:
+        env.close()
+
+
 def test_bad_actions_and_seeds_are_refused_and_leave_everything_as_it_was() -> None:
     env, twin = make(num_envs=3, **STATE), make(num_envs=3, **STATE)
     for env_ in (env, twin):
@@ -425,6 +436,7 @@ def test_bad_actions_and_seeds_are_refused_and_leave_everything_as_it_was() -> N
         ({"num_envs": 1.5}, ConfigError, r"num_envs is 1\.5"),
         ({"task": "PickCub-v1"}, ConfigError, "did you mean PickCube-v1"),
         ({"sim_backend": "physx_cuda"}, ConfigError, "leave it out, use one of auto, cpu, physx_cpu, or gym.make"),
+        ({"route": "gpu"}, ConfigError, "route is 'gpu', but there are auto, batched, stock"),
         ({"render_mode": "human"}, ConfigError, "use 'rgb_array'"),
         ({"control_mode": "telepathy"}, ConfigError, "control_mode is telepathy not in supported modes"),
         ({"obs_mode": "smell"}, SimulatorError, "cannot be built with .*Invalid texture type 'smell'"),
