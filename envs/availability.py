@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import mani_skill.envs  # noqa: F401  registers the tasks
-import sapien
 from mani_skill.utils import assets, download_asset
 from mani_skill.utils.registration import REGISTERED_ENVS
 
+from envs.batched.rendering import open_renderer
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
 
@@ -58,7 +58,7 @@ def check_renderer(device: str) -> None:
         SimulatorError: none can; with the way to get one.
     """
     try:
-        sapien.render.RenderSystem(sapien.Device("cuda" if device.startswith("cuda") else "cpu"))
+        open_renderer("cuda" if device.startswith("cuda") else "cpu")
     except RuntimeError as error:
         raise SimulatorError(
             f"no Vulkan device can render for device={device} ({error}): run `make setup`, or on Debian 12 as root "

@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +22,7 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 
 from envs.batched.disk_cache import cached
 from envs.batched.patches import check_versions
+from envs.batched.rendering import open_renderer
 from envs.batched.single import Alone
 from envs.batched.task import make_batched_task
 from envs.comparison import Pair, compare_episodes, wild_actions
@@ -63,6 +65,8 @@ def compare_ways(task_id: str, **kwargs: object) -> dict[str, str | None]:
     Returns:
         "alone": the first way in which they are equal, None if there is none; "reason": why not the faster ones.
     """
+    with suppress(RuntimeError):  # without a renderer there will be no pictures either
+        open_renderer("cpu")
     wanted = {**kwargs, "obs_mode": "state_dict"}
     stock: list[BaseEnv] = []
 

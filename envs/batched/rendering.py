@@ -17,6 +17,16 @@ from torch import Tensor
 from envs.batched.shaders import Pack, give_shaders, pack_of, shows_through
 
 Camera = sapien.render.RenderCameraComponent
+_open: dict[str, sapien.render.RenderSystem] = {}
+
+
+def open_renderer(device: str) -> None:
+    """Opens a renderer and keeps it: SAPIEN's textures go to the device of the first, and then no other will do.
+
+    Raises:
+        RuntimeError: no Vulkan device can render for this physics device ("cpu" or "cuda").
+    """
+    _open[device] = sapien.render.RenderSystem(sapien.Device(device))
 
 
 def set_visible(entity: sapien.Entity, visible: bool) -> None:

@@ -46,12 +46,20 @@ class BatchedScene(ManiSkillScene):
         """
         stock = current_pack()  # ManiSkill has just set it for this camera
         if stock not in (STOCK, Pack.default):
-            return super().add_camera(*args, **kwargs)
+            return self._add_as_on_cpu(*args, **kwargs)
         pack = Pack.colour if stock == STOCK else Pack.default
         with camera_shaders(self.sub_scenes[0], pack):
-            camera = super().add_camera(*args, **kwargs)
+            camera = self._add_as_on_cpu(*args, **kwargs)
         note_pack(camera._render_cameras, pack)
         return camera
+
+    def _add_as_on_cpu(self, *args: object, **kwargs: object) -> RenderCamera:
+        """Adds a camera where the body it is mounted on has no GPU index."""
+        self.gpu_sim_enabled = False
+        try:
+            return super().add_camera(*args, **kwargs)
+        finally:
+            self.gpu_sim_enabled = True
 
     def _setup_gpu_rendering(self) -> None:
         self.render_system_group = RenderGroup(self.sub_scenes)

@@ -355,8 +355,9 @@ def make_batched_task(
         "_num_threads": num_threads,
     }
     if alone is not Alone.nothing:
-        single = {"num_envs": 1, "sim_backend": "physx_cpu", "render_backend": "none", "reconfiguration_freq": 0}
-        attributes["_stock_single"] = build_task(task_id, **{**kwargs, **single})
+        backends = {"sim_backend": "physx_cpu", "render_backend": "cpu" if render else "none"}
+        single = {**kwargs, **backends, "num_envs": 1, "reconfiguration_freq": 0}
+        attributes["_stock_single"] = build_task(task_id, **single)
     if alone is Alone.everything:
         attributes |= rowwise_methods(spec.cls)
     cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), attributes)
