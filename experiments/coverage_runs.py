@@ -41,7 +41,8 @@ SHORT_STEPS = 10  # in a large batch, and of tasks that are slow to build
 SIZE = 32  # of pictures
 INK, INK_STEPS = 45, 40  # a drawing task's dots take 20 ms each to build: fewer of them, in the stock envs too
 SLOW_BUILD_S = 3.0  # such stock envs are renewed for their later episodes instead of being built again
-ROWS, OTHER_ROWS, LARGE = 3, 2, {32: (0, 16, 31)}
+ROWS, OTHER_ROWS = 3, 2
+ALSO = {2: None, 32: (0, 16, 31)}  # rows of other batches: those compared; sums over links depend on the number
 
 
 def chosen_tasks(names: Sequence[str]) -> list[str]:
@@ -112,7 +113,7 @@ class Comparison:
         steps = min(horizon, OTHER_STEPS if slow else INK_STEPS if inked else WHOLE_STEPS)
         runs = [partial(self._run, OTHER_ROWS if slow else ROWS, None, steps, pictures=True)]
         if not slow:
-            runs += [partial(self._run, rows, compared, SHORT_STEPS) for rows, compared in LARGE.items()]
+            runs += [partial(self._run, rows, compared, SHORT_STEPS) for rows, compared in ALSO.items()]
         row = self._first_equal(runs) | {"horizon": horizon, "steps": steps}
         if not slow and self.checked:
             row["short_check"] = compare_ways(self.task, reward_mode=reward_mode(self.task), **self._robot())

@@ -24,11 +24,11 @@ own dense one, normalised, where it has one), all of `evaluate()`, the state obs
 step; with the default control mode the 32 x 32 pictures of all cameras too. Each row of the batch has a stock env
 beside it, built anew for every episode and reset with the row's seed. Default control mode: 3 rows, a whole episode
 ({whole} steps where the horizon is longer), then half as long a second one of every row; one row is reset in the
-middle of the first; then 15 steps of 32 rows, 3 of them compared. Other control modes: 2 rows, 24 + 12 steps, the
-stock envs renewed (in a scene without a past) for their later episodes. Actions are drawn from the whole range and
-held for five steps, so that arms and legs hit things (*touch*: share of the looked-at steps in which a robot pushed
-against something); scripted experts act in the first episode of their tasks. Drawing tasks have 45 dots of ink
-instead of 300 or 1010, both sides, and episodes of 40 steps. Tasks that ManiSkill rebuilds at every reset
+middle of the first; then 15 steps of 2 rows, and of 32, 3 of them compared. Other control modes: 2 rows, 24 + 12
+steps, the stock envs renewed (in a scene without a past) for their later episodes. Actions are drawn from the whole
+range and held for five steps, so that arms and legs hit things (*touch*: share of the looked-at steps in which a
+robot pushed against something); scripted experts act in the first episode of their tasks. Drawing tasks have 45 dots
+of ink instead of 300 or 1010, both sides, and episodes of 40 steps. Tasks that ManiSkill rebuilds at every reset
 (`reconfiguration_freq`) run without that on both sides, all rows with the scene of the construction seed.
 
 *equal*: bit for bit. *fallback*: the plain backend is used instead, by itself, with this reason in the log.
