@@ -45,6 +45,7 @@ from rlinf_embodied.errors import ConfigError, SimulatorError
 
 NAMESPACE = "batched"  # of the ids in gymnasium's registry
 _NO_MATTER = ("render_mode", "render_backend", "reconfiguration_freq")  # to whether rows equal stock envs
+_STATE_MODES = (None, "none", "state", "state_dict")
 CPU_BACKENDS = ("auto", "cpu", "physx_cpu")
 
 
@@ -65,6 +66,7 @@ def make(
     route: Route | str = Route.auto,
     num_threads: int = 1,
     history_free: bool = True,
+    decimate: bool = False,
     **kwargs: object,
 ) -> gym.Env:
     """Returns N rows of a ManiSkill task as one env, with ManiSkill's time limit.
@@ -78,8 +80,10 @@ def make(
         num_threads: threads that step the batched scenes, with the same results.
         history_free: on the stock route, whether a reset also gives the row a physics without a past (batched rows
             always have one).
+        decimate: whether pictures show meshes with as few triangles as their pixels can tell (on a CPU an observation
+            costs 1 ms then, and with the original meshes 40); of batched rows only.
         kwargs: as in `gym.make`, for the task class: obs_mode, control_mode, reward_mode, render_mode, sensor_configs,
-            robot_uids, reconfiguration_freq, render_backend (default "cpu"), ...
+            robot_uids, reconfiguration_freq, render_backend (default "cpu", or "none" where nothing is ever rendered), ...
 
     Raises:
         ConfigError: an unknown task or control mode, no rows, a backend that is not on the CPU, or render_mode="human".
@@ -99,9 +103,11 @@ def make(
             "render_mode is 'human', which shows one scene: use 'rgb_array', or gym.make for a single env"
         )
     check_assets("task_id", task_id)
-    kwargs = {"obs_mode": None, "render_backend": "cpu", "reconfiguration_freq": None, **kwargs}
+    kwargs = {"obs_mode": None, "render_mode": None, "reconfiguration_freq": None, **kwargs}
+    blind = kwargs["obs_mode"] in _STATE_MODES and kwargs["render_mode"] is None
+    kwargs.setdefault("render_backend", "none" if blind else "cpu")
     builders = {
-        Route.batched: partial(_batched, task_id, num_envs, num_threads, kwargs),
+        Route.batched: partial(_batched, task_id, num_envs, num_threads, decimate, kwargs),
         Route.stock: partial(StackedEnv, task_id, num_envs, history_free, **kwargs),
     }
     with no_questions(), _explained(task_id, kwargs):
@@ -167,13 +173,14 @@ def _first_of(builders: dict[Route, Callable[[], BaseEnv | StackedEnv]], task_id
     return env
 
 
-def _batched(task_id: str, num_envs: int, num_threads: int, kwargs: dict[str, object]) -> BaseEnv:
+def _batched(task_id: str, num_envs: int, num_threads: int, decimate: bool, kwargs: dict[str, object]) -> BaseEnv:
     """Returns the batched task after a try: some tasks build well, but cannot be reset in part."""
     alone = how_to_run(task_id, **{name: value for name, value in kwargs.items() if name not in _NO_MATTER})
     if alone is not Alone.nothing and kwargs["reconfiguration_freq"]:
         raise SimulatorError(f"its {alone.value} is done row by row, and such rows are not built anew: leave it at 0")
     alike = alone is not Alone.nothing  # then one stock env stands for all rows
-    env = make_batched_task(task_id, num_envs, True, alone, rows_alike=alike, num_threads=num_threads, **kwargs)
+    how = {"rows_alike": alike, "num_threads": num_threads, "decimate": decimate}
+    env = make_batched_task(task_id, num_envs, True, alone, **how, **kwargs)
     last = num_envs - 1
     env.begin([last], [0])
     actions = task_actions(env, torch.zeros(num_envs, action_dim(env)))

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing.connection import Connection
+from typing import cast
 
 import gymnasium as gym
 import mani_skill.envs  # noqa: F401  registers the tasks
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor
 
 from envs.batched.physics import PhysicsBatch
+from envs.batched.task import BatchedTask
 from envs.maniskill import make_env
-from envs.vector import make_vec
+from envs.vector import make, make_vec
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 
 HORIZON, CHUNK, PIXELS = 50, 5, 64
@@ -88,6 +90,7 @@ class Bench:
         self._task = task
         self._draw = torch.Generator().manual_seed(0)
         self.stock_env, self.state_env, self.rgb_env = cache(self._stock), cache(self._state), cache(self._rgb)
+        self.rgb_task = cache(self._rgb_task)
 
     def _stock(self, mode: str, control: str) -> gym.Env:
         rendering = {"render_backend": "none"} if mode == "state" else {"sensor_configs": CAMERA}
@@ -126,6 +129,11 @@ class Bench:
         )
         return make_env(config, num_envs)
 
+    def _rgb_task(self, control: str, num_envs: int) -> BatchedTask:
+        env = make(self._task, num_envs, obs_mode="rgb", control_mode=control, sensor_configs=CAMERA, decimate=True)
+        env.reset(seed=0)
+        return cast(BatchedTask, env.unwrapped)
+
     def _actions(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self._draw) * 2 - 1
 
@@ -163,7 +171,7 @@ class Bench:
         chunks = self._actions(EPISODES * HORIZON // CHUNK, n, CHUNK, env.spec.action_dim)
         pictures, stock = Stopwatch(), env._sim.pictures
         env._sim.pictures = pictures.around(stock)
-        with physx_watched(env._sim.task.scene.px) as watch:
+        with physx_watched(env._sim._task.scene.px) as watch:
             start = time.perf_counter()
             env.reset(range(n))
             for k, actions in enumerate(chunks):
@@ -183,11 +191,11 @@ class Bench:
 
     def rgb_observation(self, control: str, num_envs: int) -> Timing:
         """Times one observation of every row in ManiSkill's obs_mode="rgb"."""
-        env = self.rgb_vector_env(control, num_envs).base_env
-        env.step(self._actions(num_envs, *env.single_action_space.shape))
-        env.scene.px.invalidate(range(num_envs))
+        env = self.rgb_task(control, num_envs)
+        env.advance(self._actions(num_envs, *env.single_action_space.shape), range(num_envs))
+        info = env.get_info()
         start = time.perf_counter()
-        env.get_obs({})
+        env.get_obs(info)
         return Timing(time.perf_counter() - start, num_envs)
 
     def reset_one(self, control: str, num_envs: int) -> Timing:

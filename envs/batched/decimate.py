@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import sapien
+from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.sensors.camera import Camera as SensorCamera
 
 from envs.batched.disk_cache import cached
 from envs.batched.meshes import VERSION, Mesh, decimated
@@ -60,6 +62,13 @@ def decimate_visuals(scene: sapien.Scene, cameras: Sequence[Camera]) -> list[Swa
                 swaps.append(Swap(entity, heavy, light))
                 swaps[-1].show_light()
     return swaps
+
+
+def decimate_task(task: BaseEnv) -> None:
+    """Decimates the visual meshes of every scene of a task for the pictures of its sensors."""
+    cameras = [sensor.camera._render_cameras for sensor in task._sensors.values() if isinstance(sensor, SensorCamera)]
+    for scene, own in zip(task.scene.sub_scenes, zip(*cameras, strict=True), strict=True):
+        decimate_visuals(scene, own)
 
 
 def _pixel(body: RenderBody, cameras: Sequence[Camera]) -> float:

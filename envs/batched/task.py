@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from envs.batched.checks import check_actions, check_num_envs, chosen_rows, short
+from envs.batched.decimate import decimate_task
 from envs.batched.draws import DRAWS_BY_ROW, RowStates, row_draws
 from envs.batched.patches import batched_backend, check_versions, patch_maniskill
 from envs.batched.renewal import packed_state, put_back
@@ -48,6 +49,7 @@ class BatchedTask:
     _draws_by_row: bool  # whether rows may be initialised together, see draws.py
     _rows_alike: bool  # whether all rows are built with one seed
     _num_threads: int
+    _decimate: bool
 
     def _setup_scene(self) -> None:
         self._set_scene_config()
@@ -126,7 +128,11 @@ class BatchedTask:
         self._being_reset = torch.ones(self.num_envs, dtype=torch.bool)
         built = super().reset(seed=seeds, options={**options, "reconfigure": True})
         self._built_state = [packed_state(system) for system in self.scene.px.systems]
-        return built
+        if not self._decimate or not self._sensors:
+            return built
+        decimate_task(self)
+        self._last_obs = self.get_obs(built[1])
+        return self._last_obs, built[1]
 
     def begin(self, rows: Sequence[int], seeds: Sequence[int], options: dict | None = None) -> None:
         """Starts an episode in each of these rows from its own seed, and evaluates nothing."""
@@ -325,6 +331,7 @@ def make_batched_task(
     alone: Alone = Alone.nothing,
     rows_alike: bool = True,
     num_threads: int = 1,
+    decimate: bool = False,
     **kwargs: object,
 ) -> BaseEnv:
     """Returns N CPU rows of a registered ManiSkill task as one env object whose tensors have N rows.
@@ -337,6 +344,7 @@ def make_batched_task(
         rows_alike: whether every row is built with the seed of a stock single env, or row i with ManiSkill's for row i
             (which matters for tasks that draw sizes or models when they are built).
         num_threads: threads that step the scenes, with the same results.
+        decimate: whether pictures show lighter meshes, see decimate.py.
         kwargs: for the task class, for example control_mode, reward_mode, sensor_configs, robot_uids.
 
     Raises:
@@ -353,6 +361,7 @@ def make_batched_task(
         "_draws_by_row": task_id in DRAWS_BY_ROW,
         "_rows_alike": rows_alike,
         "_num_threads": num_threads,
+        "_decimate": decimate,
     }
     if alone is not Alone.nothing:
         backends = {"sim_backend": "physx_cpu", "render_backend": "cpu" if render else "none"}

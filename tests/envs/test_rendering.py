@@ -135,3 +135,16 @@ def test_a_camera_that_is_asked_for_more_than_colours_gives_it(task: object) -> 
     assert np.array_equal(asked["depth"].numpy(), -stock[..., [2]])
     task.reset(seed=np.arange(3) + 41)  # and goes on so
     assert np.array_equal(_rgb(task).numpy(), _stock_pictures(task, "Color")[..., :3])
+
+
+def test_a_vector_env_shows_lighter_meshes_on_request() -> None:
+    from envs.vector import make
+
+    def pictures(decimate: bool) -> torch.Tensor:
+        env = make("PickCube-v1", 2, obs_mode="rgb", sensor_configs={"width": 64, "height": 64}, decimate=decimate)
+        seen = env.reset(seed=[1, 2])[0]["sensor_data"]["base_camera"]["rgb"]
+        env.close()
+        return seen.int()
+
+    difference = (pictures(True) - pictures(False)).abs().float().mean()
+    assert 0 < difference < 3
