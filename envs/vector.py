@@ -83,7 +83,7 @@ def make(
         decimate: whether pictures show meshes with as few triangles as their pixels can tell (on a CPU an observation
             costs 1 ms then, and with the original meshes 40); of batched rows only.
         kwargs: as in `gym.make`, for the task class: obs_mode, control_mode, reward_mode, render_mode, sensor_configs,
-            robot_uids, reconfiguration_freq, render_backend (default "cpu", or "none" where nothing is ever rendered), ...
+            robot_uids, reconfiguration_freq, render_backend (default "cpu"; "none" where nothing is rendered), ...
 
     Raises:
         ConfigError: an unknown task or control mode, no rows, a backend that is not on the CPU, or render_mode="human".
