@@ -36,7 +36,7 @@ from rlinf_embodied.errors import ConfigError, RlinfError, WorkerError
 HYPERPARAMETERS: dict[str, object] = {
     "env_id": "PickCube-v1",
     "control_mode": "pd_ee_delta_pos",
-    "total_timesteps": 400_000,
+    "total_timesteps": 500_000,
     "seed": 1,
     "num_envs": 32,
     "num_steps": 50,
