@@ -88,9 +88,10 @@ def run_worker(task: str, arguments: list[str], limit_s: int) -> dict:
         command = [sys.executable, __file__, *arguments, f"worker={task}", f"into={into}"]
         with log.open("w") as stream:
             try:
-                code: object = subprocess.run(command, stdout=stream, stderr=stream, timeout=limit_s).returncode
+                code = subprocess.run(command, stdout=stream, stderr=stream, timeout=limit_s).returncode
+                fate = f"ended with {code}" if code else ""
             except subprocess.TimeoutExpired:
-                code = f"no end within {limit_s} s"
+                fate = f"had not ended after {limit_s} s"
         lines = [json.loads(line) for line in into.read_text().splitlines()] if into.exists() else []
         found: dict = {"reason": "", "robots": {}}
         for line in lines:
@@ -98,9 +99,9 @@ def run_worker(task: str, arguments: list[str], limit_s: int) -> dict:
                 found["robots"].setdefault(line.pop("robot"), {})[line.pop("mode")] = line
             else:
                 found |= line
-        if code != 0:
+        if fate:
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
-            found["reason"] = f"the process ended with {code}: {' '.join(last)}"[:300]
+            found["reason"] = f"the process {fate}: {' '.join(last)}"[:300]
         return found
 
 
