@@ -16,6 +16,7 @@ from torch import Tensor
 from envs.tasks import TaskView
 
 CONTROL_MODE = "pd_ee_delta_pose"
+NUM_ACTIONS = 7
 TURN_RAD = 0.1  # radians at action 1
 STEP_M = 0.1  # metres of target offset at action 1
 CLEAR_RAD = 0.8  # least angle between the line of the fingers and a neighbour ...
@@ -30,7 +31,8 @@ def expert_of(task_id: str, view: TaskView) -> Expert | None:
     """Returns the scripted expert of a task, None where there is none for it, its robot or its control mode."""
     agent = view.agents[0]
     known = agent.control_mode == CONTROL_MODE and hasattr(agent, "is_grasping") and hasattr(agent, "tcp")
-    return EXPERTS.get(task_id) if known else None
+    arm_only = view.env.single_action_space.shape == (NUM_ACTIONS,)  # a mobile robot has a body and wheels besides
+    return EXPERTS.get(task_id) if known and arm_only else None
 
 
 def _actions(move: Tensor, gripper: Tensor, turn: Tensor | None = None) -> Tensor:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import re
 import time
@@ -210,7 +211,8 @@ def compare_task(task: str, robots: Sequence[str], modes: Sequence[str]) -> Iter
         return
     with no_questions():
         cls = REGISTERED_ENVS[task].cls
-        default, supported = None, cls.SUPPORTED_ROBOTS
+        takes_robots = "robot_uids" in inspect.signature(cls.__init__).parameters
+        default, supported = None, cls.SUPPORTED_ROBOTS if takes_robots else None
         if hasattr(cls, "MAX_DOTS"):
             cls.MAX_DOTS = INK
         try:
