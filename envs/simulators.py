@@ -14,11 +14,12 @@ from mani_skill.utils.structs import Actor
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from envs.batched.build import make_batched_task
 from envs.batched.decimate import decimate_visuals
 from envs.batched.rendering import set_visible, take_pictures
 from envs.batched.shaders import STOCK, Pack, give_shaders, note_pack
 from envs.batched.single import Alone
-from envs.batched.task import CONSTRUCTION_SEED, make_batched_task
+from envs.batched.task import CONSTRUCTION_SEED
 from envs.experts import expert_of
 from envs.filming import Film
 from envs.simulator import Measurement

@@ -34,10 +34,10 @@ from mani_skill.utils.registration import REGISTERED_ENVS, TimeLimitWrapper
 from mani_skill.vector.wrappers.gymnasium import ManiSkillVectorEnv
 
 from envs.availability import check_assets, check_name, no_questions
+from envs.batched.build import make_batched_task
 from envs.batched.checks import check_num_envs
 from envs.batched.choice import how_to_run
 from envs.batched.single import Alone
-from envs.batched.task import make_batched_task
 from envs.fallback import BUILD_ERRORS, is_wrong_mode, say_fallback
 from envs.stacked import StackedEnv
 from envs.stock import action_dim, task_actions

@@ -114,8 +114,8 @@ def _rgb_task(num_envs: int, size: int) -> object:
     import mani_skill.envs  # noqa: F401  registers the tasks
     import numpy as np
 
+    from envs.batched.build import make_batched_task
     from envs.batched.decimate import decimate_visuals
-    from envs.batched.task import make_batched_task
 
     sensors = {"width": size, "height": size, "base_camera": {"fov": 0.8}}
     task = make_batched_task(

@@ -25,9 +25,9 @@ from sapien import physx
 from torch import Tensor
 
 from envs.availability import check_assets, check_renderer, no_questions
+from envs.batched.build import make_batched_task
 from envs.batched.choice import FAILURES, compare_ways, robot_name
 from envs.batched.single import Alone
-from envs.batched.task import make_batched_task
 from envs.comparison import Outcome, Pair, compare_episodes, wild_actions
 from envs.experts import expert_of
 from envs.maniskill import reward_mode

@@ -5,6 +5,7 @@ ManiSkill has two code paths: one scene with per-object getters (CPU), or N scen
 that controllers, evaluation, reward and observations run once for all N rows, while the physics of every row is bit for
 bit that of a stock single env.
 
+    build                     makes it: which class, with which arguments
     task.BatchedTask          a ManiSkill task class with N rows: a whole env, with partial resets and rows at rest
       scene.BatchedScene      its ManiSkillScene
         physics.PhysicsBatch    steps, reads and writes N PhysX systems (layout: where a value lies in SAPIEN's packs)
@@ -12,6 +13,7 @@ bit that of a stock single env.
           drives.Drives           the joints' drive targets
           contacts.ContactTable   contact impulses
         rendering.RenderBatch   one renderer per scene, pictures of chosen rows
+    controllers               the robots' controllers, and whether anything but physics happens in a control step
     seeds, checks             a row's seeds are its own; what may be handed to reset and step
     choice                    which of a task's code may run for all rows at once, found by comparing with stock envs
     single.SingleEnv          a stock env laid over one row after the other, for code that may not

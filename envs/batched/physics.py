@@ -40,6 +40,10 @@ class PhysicsBatch:
         self.num_scenes = len(scenes)
         self.active = list(range(self.num_scenes))
         self.contacts = ContactTable(self.systems, self._scene_of)
+        self.gpu_create_contact_pair_impulse_query = self.gpu_create_contact_body_impulse_query = (
+            self.contacts.create_query
+        )
+        self.gpu_query_contact_pair_impulses = self.gpu_query_contact_body_impulses = self.contacts.run_query
         self._calls = [_bound(scene) for scene in scenes]
         self._packs, self._pose_packs = [b""] * self.num_scenes, [b""] * self.num_scenes
         self._stale: set[int] = set()
@@ -306,22 +310,6 @@ class PhysicsBatch:
     # -------------------------------------------------------------------------------------------------------- contacts
     def _scene_of(self, *bodies: physx.PhysxRigidBaseComponent) -> int:
         return next(self.body_scene[self.body_row[body]] for body in bodies if body in self.body_row)
-
-    def gpu_create_contact_pair_impulse_query(self, body_pairs: list[tuple]) -> SimpleNamespace:
-        """Returns a query for the impulses between pairs of bodies."""
-        return self.contacts.create_query(body_pairs)
-
-    def gpu_create_contact_body_impulse_query(self, bodies: list) -> SimpleNamespace:
-        """Returns a query for the impulses on single bodies."""
-        return self.contacts.create_query(bodies)
-
-    def gpu_query_contact_pair_impulses(self, query: SimpleNamespace) -> None:
-        """Runs a query."""
-        self.contacts.run_query(query)
-
-    def gpu_query_contact_body_impulses(self, query: SimpleNamespace) -> None:
-        """Runs a query."""
-        self.contacts.run_query(query)
 
 
 def _bound(scene: sapien.Scene) -> tuple[Callable[[], None], Callable[[], bytes], Callable[[], bytes]]:

@@ -7,25 +7,20 @@ from functools import partial
 
 import numpy as np
 import torch
-from mani_skill.agents.base_agent import BaseAgent
-from mani_skill.agents.controllers.base_controller import BaseController, DictController
-from mani_skill.agents.controllers.pd_joint_pos import PDJointPosController
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
 from mani_skill.utils import common, tree
-from mani_skill.utils.registration import REGISTERED_ENVS
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from envs.batched.checks import check_actions, check_num_envs, chosen_rows, short
+from envs.batched.checks import check_actions, chosen_rows, short
+from envs.batched.controllers import controllers_of, has_bare_steps
 from envs.batched.decimate import decimate_task
-from envs.batched.draws import DRAWS_BY_ROW, RowStates, row_draws
-from envs.batched.patches import batched_backend, check_versions, patch_maniskill
+from envs.batched.draws import RowStates, row_draws
 from envs.batched.renewal import packed_state, put_back
 from envs.batched.scene import BatchedScene, make_scenes
 from envs.batched.seeds import FIRST_SEED, RowSeeds, Seeds
-from envs.batched.single import Alone, SingleEnv, rowwise_methods
-from envs.stock import build_task
+from envs.batched.single import Alone, SingleEnv
 from rlinf_embodied.errors import SimulatorError
 
 CONSTRUCTION_SEED = FIRST_SEED  # what stock ManiSkill builds a single env with
@@ -64,10 +59,10 @@ class BatchedTask:
 
     def _adopt_controllers(self) -> None:
         """Takes over the resets of the active controllers and finds out whether steps are bare with them."""
-        for controller in _controllers(self.agent):
+        for controller in controllers_of(self.agent):
             if not isinstance(controller.reset, partial):
                 controller.reset = partial(self._reset_controller, controller.reset)
-        self._steps_are_bare = self._has_bare_steps()
+        self._steps_are_bare = has_bare_steps(self._task_class, self.agent)
 
     def _reset_controller(self, stock_reset) -> None:
         """Keeps a partial reset to its rows; stock resets all, which moves the targets of running rows."""
@@ -172,7 +167,7 @@ class BatchedTask:
         torch.default_generator.set_state(generator)
         self.scene._gpu_apply_all()
         self.scene._gpu_fetch_all()
-        for controller in _controllers(self.agent):
+        for controller in controllers_of(self.agent):
             controller.reset()
 
     def _reset_rows_alone(self, rows: Tensor, options: dict) -> None:
@@ -182,7 +177,7 @@ class BatchedTask:
         self._initialize_alone(rows, options)
         if "reset_to_env_states" in options:
             self._restore(options["reset_to_env_states"]["env_states"], rows)
-        for controller in _controllers(self.agent):
+        for controller in controllers_of(self.agent):
             controller.reset()
 
     def _restore(self, states: dict | Tensor, rows: Tensor) -> None:
@@ -295,89 +290,3 @@ class BatchedTask:
         if getattr(self._task_class, hook) is not getattr(BaseEnv, hook):
             self.scene._gpu_apply_all()
             self.scene._gpu_fetch_all()
-
-    def _has_bare_steps(self) -> bool:
-        """Whether nothing but physics happens between the simulation steps of a control step."""
-        cls = self._task_class
-        hooks = ("_before_simulation_step", "_after_simulation_step", "_step_action")
-        if any(getattr(cls, name) is not getattr(BaseEnv, name) for name in hooks) or self.agent is None:
-            return False
-        if getattr(type(self.agent), "before_simulation_step", None) is not BaseAgent.before_simulation_step:
-            return False
-        plain = (BaseController.before_simulation_step, PDJointPosController.before_simulation_step)
-        return all(
-            type(leaf).before_simulation_step in plain and not getattr(leaf.config, "interpolate", False)
-            for controller in _controllers(self.agent)
-            for leaf in _leaves(controller)
-        )
-
-
-def _controllers(agent: BaseAgent | None) -> list[BaseController]:
-    if agent is None:
-        return []
-    return list(agent.controller.values()) if isinstance(agent.controller, dict) else [agent.controller]
-
-
-def _leaves(controller: BaseController) -> list[BaseController]:
-    if isinstance(controller, DictController):
-        return [leaf for part in controller.controllers.values() for leaf in _leaves(part)]
-    return [controller]
-
-
-def make_batched_task(
-    task_id: str,
-    num_envs: int,
-    render: bool,
-    alone: Alone = Alone.nothing,
-    rows_alike: bool = True,
-    num_threads: int = 1,
-    decimate: bool = False,
-    **kwargs: object,
-) -> BaseEnv:
-    """Returns N CPU rows of a registered ManiSkill task as one env object whose tensors have N rows.
-
-    Args:
-        task_id: a registered task.
-        num_envs: rows N.
-        render: whether renderers are set up.
-        alone: what of the task's own code runs row by row.
-        rows_alike: whether every row is built with the seed of a stock single env, or row i with ManiSkill's for row i
-            (which matters for tasks that draw sizes or models when they are built).
-        num_threads: threads that step the scenes, with the same results.
-        decimate: whether pictures show lighter meshes, see decimate.py.
-        kwargs: for the task class, for example control_mode, reward_mode, sensor_configs, robot_uids.
-
-    Raises:
-        ConfigError: no rows.
-        SimulatorError: the installed ManiSkill or SAPIEN is not one that the batched route knows.
-    """
-    check_num_envs(num_envs)
-    check_versions()
-    patch_maniskill()
-    spec = REGISTERED_ENVS[task_id]
-    attributes = {
-        "_alone": alone,
-        "_task_class": spec.cls,
-        "_draws_by_row": task_id in DRAWS_BY_ROW,
-        "_rows_alike": rows_alike,
-        "_num_threads": num_threads,
-        "_decimate": decimate,
-    }
-    if alone is not Alone.nothing:
-        backends = {"sim_backend": "physx_cpu", "render_backend": "cpu" if render else "none"}
-        single = {**kwargs, **backends, "num_envs": 1, "reconfiguration_freq": 0}
-        attributes["_stock_single"] = build_task(task_id, **single)
-    if alone is Alone.everything:
-        attributes |= rowwise_methods(spec.cls)
-    cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), attributes)
-    with batched_backend():
-        return cls(
-            **{
-                **(spec.default_kwargs or {}),
-                "num_envs": num_envs,
-                "obs_mode": "none",
-                "render_backend": "cpu" if render else "none",
-                "reconfiguration_freq": 0,
-                **kwargs,
-            }
-        )

@@ -28,7 +28,7 @@ def make_stock(task: str, control: str, **kwargs: object):
 
 
 def make_batched(task: str, num_envs: int, control: str, **kwargs: object):
-    from envs.batched.task import make_batched_task
+    from envs.batched.build import make_batched_task
 
     sensors = {"width": SIZE, "height": SIZE}
     return make_batched_task(task, num_envs, True, control_mode=control, sensor_configs=sensors, **kwargs)

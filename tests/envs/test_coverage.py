@@ -28,8 +28,8 @@ def _renderer() -> Iterator[None]:
 
 
 def make_pair(task: str, num_rows: int = 2, compared: list[int] | None = None, **kwargs: object):
+    from envs.batched.build import make_batched_task
     from envs.batched.choice import how_to_run
-    from envs.batched.task import make_batched_task
     from envs.comparison import Pair
     from envs.stock import build_task
 

@@ -264,7 +264,7 @@ def test_other_joints_than_revolute_and_prismatic_ones_are_left_to_sapien(kinema
 )
 def test_drive_targets_of_batched_rows_are_sapiens(control: str, monkeypatch) -> None:
     from envs.batched import kinematics as module
-    from envs.batched.task import make_batched_task
+    from envs.batched.build import make_batched_task
 
     solved = []
     stock = module.RowSolver.solve

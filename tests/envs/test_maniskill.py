@@ -193,7 +193,7 @@ def test_without_a_vulkan_device_the_fix_is_named(monkeypatch: pytest.MonkeyPatc
 
 def test_the_cuda_simulator_s_code_runs_on_a_batch_of_cpu_scenes() -> None:
     """No CUDA device is at hand in CI: the adapter is run on the batched CPU task, which has the same interface."""
-    from envs.batched.task import make_batched_task
+    from envs.batched.build import make_batched_task
     from envs.episodes import EpisodeEnv
     from envs.simulators import GpuSimulator, SimulatorOptions
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.sim
 def task() -> Iterator[object]:
     import mani_skill.envs  # noqa: F401  registers the tasks
 
-    from envs.batched.task import make_batched_task
+    from envs.batched.build import make_batched_task
 
     made = make_batched_task("PickCube-v1", 3, True, obs_mode="rgb", sensor_configs={"width": 48, "height": 48})
     made.reset(seed=np.arange(3))
