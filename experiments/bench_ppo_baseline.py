@@ -42,6 +42,7 @@ HYPERPARAMETERS: dict[str, object] = {
     "num_steps": 50,
     "num_minibatches": 8,
     "update_epochs": 8,
+    "learning_rate": "3e-4",
     "gamma": "0.8",
     "num_eval_envs": 16,
     "eval_freq": 25,

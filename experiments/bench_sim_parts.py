@@ -64,8 +64,8 @@ def physx_watched(px: PhysicsBatch) -> Iterator[Stopwatch]:
     watch, renew = Stopwatch(), px.renew
 
     def watched(i: int) -> None:
-        step, *rest = px._calls[i]
-        px._calls[i] = (watch.around(step), *rest)
+        step, pack, pack_poses = px._calls[i]
+        px._calls[i] = watch.around(step), pack, pack_poses
 
     def renewed(i: int) -> None:
         renew(i)
@@ -79,7 +79,8 @@ def physx_watched(px: PhysicsBatch) -> Iterator[Stopwatch]:
     finally:
         del px.renew
         for i, scene in enumerate(px.scenes):
-            px._calls[i] = (scene.physx_system.step, *px._calls[i][1:])
+            _, pack, pack_poses = px._calls[i]
+            px._calls[i] = scene.physx_system.step, pack, pack_poses
 
 
 class Bench:
@@ -149,7 +150,7 @@ class Bench:
     def _stock_steps(self, mode: str, control: str) -> Timing:
         env = self.stock_env(mode, control)
         count = STOCK_STEPS[mode]
-        todo = self._actions(count, *env.action_space.shape)
+        todo = self._actions(count, *cast(gym.spaces.Box, env.action_space).shape)
         start = time.perf_counter()
         for k, action in enumerate(todo):
             if k % HORIZON == 0:

@@ -17,10 +17,14 @@ import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench_report import machine, split_arguments, use_one_thread_per_process, write_results
 
 from rlinf_embodied.errors import ConfigError, RlinfError
+
+if TYPE_CHECKING:
+    import sapien
 
 OWN = {"task": "PickCube-v1", "num_envs": 64, "resets": 100_000, "minutes": 30, "out": ""}
 SAMPLES = 200
@@ -42,8 +46,8 @@ class Scenes:
         self._seen: list[weakref.ref] = []
         renewed = physics.renewed
 
-        def watched(*arguments: object) -> object:
-            scene = renewed(*arguments)
+        def watched(old: sapien.Scene, rendering: bool) -> sapien.Scene:
+            scene = renewed(old, rendering)
             self._seen.append(weakref.ref(scene))
             return scene
 

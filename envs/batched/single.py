@@ -176,8 +176,9 @@ def _copy_row(value: object, batch: object, row: int, num_rows: int) -> None:
     if isinstance(value, Pose) and isinstance(batch, Pose):
         value, batch = value.raw_pose, batch.raw_pose
     for kind in (Tensor, np.ndarray):
-        alike = isinstance(value, kind) and isinstance(batch, kind)
-        if alike and value.shape[:1] == (1,) and tuple(batch.shape) == (num_rows, *value.shape[1:]):
+        if not isinstance(value, kind) or not isinstance(batch, kind):
+            continue
+        if value.shape[:1] == (1,) and tuple(batch.shape) == (num_rows, *value.shape[1:]):
             batch[row] = value[0]
 
 
