@@ -7,7 +7,8 @@ digits, nesting and powers, so that a reward depends on the answer and the refer
 - Where the reference is a number, the answer must be a number as well: one literal, with or without a currency sign,
   per cent, unit, \\boxed{} or "x =".  An expression is none, however right: 7+8 would be an echo of the question.
   For the same reason a fraction is no answer where the reference is an integer.  Integers are compared here, and so are
-  decimals and fractions as far as they are exactly equal; nearly equal ones (1/3 and 0.333333) are math-verify's.
+  decimals and fractions that are exactly equal or clearly apart; nearly equal ones (1/3 and 0.333333) and percentages
+  are math-verify's.
 - Anything else is compared by math-verify within the limits below; a reference beyond them, only as text.
 """
 
@@ -21,10 +22,12 @@ from rlinf_embodied.data.problems import Countdown
 
 LONGEST = 256  # characters of a final answer
 _LONGEST_LITERAL = 40  # characters of a number that is not compared exactly
+_FAR = Fraction(1, 10**5)  # numbers as far apart differ for math-verify, which rounds decimals to six places
 _MOST_DIGITS = 15  # of a number within a formula
-_INTEGER = re.compile(r"-?[0-9]+")
 _DEEPEST = 8  # brackets within each other
 _MOST_POWERS, _LARGEST_POWER = 4, 1000  # signs for powers; product of all integer exponents
+_INTEGER = re.compile(r"-?[0-9]+")
+_ASSIGNMENT = re.compile(r"^[A-Za-z]\s*=\s*")
 _COMMAND = re.compile(
     r"\\(?:[dt]?frac|sqrt|pi|cdot|times|div|left|right|text|mathrm|infty|pm|mp|circ|leq?|geq?|lt|gt|neq?|cup|cap|in|log|ln|exp"
     r"|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|alpha|beta|gamma|delta|theta|lambda|mu|phi|quad|mid)(?![A-Za-z])"
@@ -71,7 +74,7 @@ def decide(answer: str, reference: str) -> bool | tuple[str, str]:
     plain_reference = _plain(reference)
     if plain_reference is None:
         return False
-    number = _literal(plain_reference)
+    number = _literal(_ASSIGNMENT.sub("", plain_reference))
     if number is not None and not re.search(r"/0*$", number):
         return _decide_number(_literal(plain.rpartition("=")[2].strip()), number)
     if not within_limits(plain) or not within_limits(plain_reference):
@@ -149,7 +152,7 @@ def _is_unit(text: str) -> bool:
 
 
 def _decide_number(answer: str | None, reference: str) -> bool | tuple[str, str]:
-    """Compares literals: integers and what is exactly equal here, the rest by math-verify."""
+    """Compares literals: what is exactly equal or clearly apart at once, the rest by math-verify."""
     if answer is None or re.search(r"/0*$", answer):
         return False
     if _INTEGER.fullmatch(reference):
@@ -157,8 +160,10 @@ def _decide_number(answer: str | None, reference: str) -> bool | tuple[str, str]
             return False
         if _INTEGER.fullmatch(answer):
             return int(answer) == int(reference)
-    if "%" not in answer + reference and Fraction(answer) == Fraction(reference):
-        return True
+    if "%" not in answer + reference:
+        difference = abs(Fraction(answer) - Fraction(reference))
+        if difference == 0 or difference > _FAR:
+            return difference == 0
     return (answer, reference) if len(answer) <= _LONGEST_LITERAL else False
 
 

@@ -21,7 +21,7 @@ def judge():
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def natural():
     with Judge(NATURAL, timeout_s=0.5) as made:
         yield made

@@ -16,7 +16,7 @@ from rlinf_embodied.reasoning.judge_pool import JudgePool
 EASY = [("1/2", "0.5"), ("$\\frac{1}{3}$", "0.5"), ("$x=5$", "$5$"), ("$x+1$", "$1+x$"), ("2", "3")]
 RIGHT = [True, False, True, True, False]
 # each of these takes math-verify more than a second, most of them for ever
-ENDLESS = ["$9^{9^{9^{9}}}$", "9**9**9**9", "$((99!)!)!$", "$\\sum_{i=1}^{999999999} i^{i}$", "1 " * 300_000]
+ENDLESS = ["$9^{9^{9^{9}}}$", "9**9**9**9", "$((99!)!)!$", "1 " * 300_000]
 BROKEN = [
     "(" * 5000 + "1" + ")" * 5000,
     "x" * 1_000_000,
@@ -29,8 +29,9 @@ BROKEN = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pool():
+    """One for all tests that may find it with another process than they left it with: to start one takes a second."""
     with JudgePool(num_workers=1, timeout_s=0.5) as made:
         yield made
 
@@ -48,7 +49,8 @@ def test_results_are_in_the_order_of_the_questions_whoever_answers():
         assert pool.equal(EASY[::-1]) == RIGHT[::-1]
 
 
-def test_processes_start_with_the_first_question_and_end_with_close(pool):
+def test_processes_start_with_the_first_question_and_end_with_close():
+    pool = JudgePool(num_workers=1, timeout_s=0.5)
     assert pool.pids == []
     assert pool.equal(EASY[:1]) == [True]
     (pid,) = pool.pids
@@ -56,6 +58,7 @@ def test_processes_start_with_the_first_question_and_end_with_close(pool):
     assert not Path(f"/proc/{pid}").exists()
     assert pool.equal(EASY[:1]) == [True]
     assert pool.pids != [pid]
+    pool.close()
 
 
 @pytest.mark.parametrize("answer", ENDLESS)
@@ -123,13 +126,15 @@ def test_a_question_that_every_worker_dies_of_counts_as_not_equal(caplog):
         assert pool.equal(EASY) == RIGHT
 
 
-def test_a_pool_that_cannot_start_says_why(pool, monkeypatch, tmp_path):
+def test_a_pool_that_cannot_start_says_why(monkeypatch, tmp_path):
+    pool = JudgePool(num_workers=1, timeout_s=0.5)
     (tmp_path / "math_verify.py").write_text("raise ImportError('no such library here')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(WorkerError, match=r"3 processes in a row ended while they started.*no such library here"):
         pool.equal(EASY)
     monkeypatch.undo()
-    assert pool.equal(EASY) == RIGHT
+    with pool:
+        assert pool.equal(EASY) == RIGHT
 
 
 def test_workers_end_with_their_owner_even_if_that_is_killed():
