@@ -19,6 +19,10 @@ class CheckpointError(RlinfError):
     """A checkpoint is missing, damaged, incomplete, or belongs to something else."""
 
 
+class DataError(RlinfError):
+    """A dataset is missing or empty, or one of its records cannot be used."""
+
+
 class SimulatorError(RlinfError):
     """A simulator cannot be built, or refused its input."""
 

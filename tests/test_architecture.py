@@ -48,6 +48,7 @@ def test_imports_point_one_way():
     [  # the wire's benchmark compares it with bare Ray
         ("ray", ["experiments/bench_wire.py", "rlinf_embodied/runtime/ray_session.py"]),
         ("hydra", ["rlinf_embodied/compose.py"]),
+        ("math_verify", ["rlinf_embodied/reasoning/judge_worker.py"]),
     ],
 )
 def test_a_heavy_library_has_one_door(library, doors):

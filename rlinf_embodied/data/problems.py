@@ -1,0 +1,76 @@
+"""What a problem is, how problems are split for training and tests, and the stream that a run takes them from.
+
+A stream is a list without end (or, for held-out files, with one): position i of a split's stream is always the same
+problem, whichever worker asks.  A batch is a range of positions, so nothing but a counter has to be saved.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class Split(StrEnum):
+    """What a problem may be used for; a question is in one of them only."""
+
+    train = "train"
+    validation = "validation"
+    test = "test"
+
+
+_SHARES = {Split.test: 2, Split.validation: 1}  # of 20; training has the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Countdown:
+    """The rule of a countdown problem, for example 24 from (3, 5, 8)."""
+
+    target: int
+    numbers: tuple[int, ...]  # each may be used once
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question whose answer can be checked.
+
+    For example question "7+8-9=", answer "6", solution "7+8=15;15-9=6;", family "sum".
+    """
+
+    id: int  # position in its split's stream; shifted by split, so that no two splits share an id
+    question: str
+    answer: str  # of countdown: one of the expressions that solve it
+    solution: str | None  # worked steps that lead to the answer; None where there are none
+    family: str  # "sum", "chain", "linear", "countdown", or "text" for questions in words
+    level: str  # for example "sum4-6-9"; a file's name for questions in words
+    rule: Countdown | None = None  # None: the answer is compared as a value
+
+
+class ProblemSource(Protocol):
+    """Streams of problems, one per split."""
+
+    def size(self, split: Split) -> int | None:
+        """Returns how many different problems the split has; None where they never end."""
+        ...
+
+    def batch(self, split: Split, start: int, count: int) -> list[Problem]:
+        """Returns the problems at positions start .. start + count - 1 of the split's stream."""
+        ...
+
+
+def split_of(question: str) -> Split:
+    """Returns the split that a question belongs to: a tenth are for tests, a twentieth for validation.
+
+    A hash of the question's text decides, so the splits are disjoint whatever seeds and positions they are drawn with.
+    """
+    bucket = zlib.crc32(question.encode()) % 20
+    if bucket < _SHARES[Split.test]:
+        return Split.test
+    return Split.validation if bucket < sum(_SHARES.values()) else Split.train
+
+
+def problem_id(split: Split, position: int) -> int:
+    """Returns an id that no other (split, position) has; positions are below 2^40."""
+    assert 0 <= position < 1 << 40, position
+    return list(Split).index(split) << 40 | position

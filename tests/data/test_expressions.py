@@ -1,0 +1,94 @@
+"""The parser gives what Python gives, for expressions of its grammar, and nothing for anything else."""
+
+import re
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_embodied.data.expressions import evaluate
+
+numbers = st.integers(0, 999)
+
+
+@st.composite
+def expressions(draw, depth=3):
+    """Texts of the grammar, blanks included."""
+    if depth == 0 or draw(st.booleans()):
+        return str(draw(numbers))
+    left, right = draw(expressions(depth=depth - 1)), draw(expressions(depth=depth - 1))
+    text = f"{left}{draw(st.sampled_from(['+', '-', '*', '/', ' + ', ' * ']))}{right}"
+    return draw(st.sampled_from([text, f"({text})", f"-({text})"]))
+
+
+def pythons_value(text: str) -> Fraction | None:
+    # integers with leading zeros are no Python, so they are rewritten
+    exact = re.sub(r"\d+", lambda found: f"Fraction({int(found[0])})", text.strip())
+    try:
+        return eval(exact, {"Fraction": Fraction})
+    except ZeroDivisionError:
+        return None
+
+
+@given(expressions())
+def test_the_value_is_pythons_and_the_numbers_are_those_of_the_text(text):
+    found = evaluate(text)
+    expected = pythons_value(text) if len(text) <= 256 else None
+    if expected is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.value == expected
+        assert list(found.numbers) == [int(word) for word in "".join(c if c.isdigit() else " " for c in text).split()]
+
+
+@given(st.text(alphabet="0123456789+-*/() ", max_size=30))
+def test_no_text_of_its_alphabet_breaks_it(text):
+    found = evaluate(text)
+    if found is not None:
+        assert found.value == pythons_value(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "()",
+        "1+",
+        "*1",
+        "1 2",
+        "(1",
+        "1)",
+        "2**3",
+        "2//3",
+        "1/0",
+        "1/(2-2)",
+        "+1",
+        "x",
+        "1.5",
+        "9^9",
+        "٤",
+        "1\x00",
+        "--1",
+    ],
+)
+def test_what_is_no_expression_has_no_value(text):
+    assert evaluate(text) is None
+
+
+def test_a_sign_binds_closer_than_a_product_and_quotients_are_exact():
+    found = evaluate("-2*3+1/3*3")
+    assert found is not None
+    assert (found.value, found.numbers) == (Fraction(-5), (2, 3, 1, 3, 3))
+
+
+def test_long_and_deep_texts_are_refused_at_once():
+    start_s = time.process_time()
+    assert evaluate("(" * 33 + "1" + ")" * 33) is None
+    assert evaluate("(" * 32 + "1" + ")" * 32) is not None
+    for text in ("1" * 1_000_000, "(" * 1_000_000, "1+" * 500_000 + "1", "9*" * 127 + "9"):
+        found = evaluate(text)
+        assert found is None or found.value == 9**128
+    assert time.process_time() - start_s < 1.0

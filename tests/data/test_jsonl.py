@@ -1,0 +1,142 @@
+"""Files of questions and answers: their forms, the order in which rows come, and what is said about bad ones."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_embodied.data.jsonl import JsonlProblems
+from rlinf_embodied.data.problems import ProblemSource, Split, split_of
+from rlinf_embodied.errors import DataError
+
+
+def write(path, rows) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def rows_of(count: int, answer: str = "{}") -> list[dict[str, object]]:
+    return [{"question": f"What is {i} + 0?", "answer": answer.format(i)} for i in range(count)]
+
+
+def test_gsm8k_answers_are_taken_apart(tmp_path):
+    answer = "She sold 48/2 = <<48/2=24>>24 clips in May.\nThat is 48+24 = <<48+24=72>>72 in all.\n#### 72"
+    file = write(tmp_path / "gsm8k.jsonl", [{"question": " How many clips? ", "answer": answer}])
+    (problem,) = JsonlProblems({Split.train: file}, seed=0).batch(Split.train, 0, 1)
+    assert problem.question == "How many clips?"
+    assert problem.answer == "72"
+    assert problem.solution == "She sold 48/2 = 24 clips in May.\nThat is 48+24 = 72 in all."
+    assert (problem.family, problem.level, problem.rule) == ("text", "gsm8k", None)
+
+
+def test_plain_answers_other_columns_and_blank_lines(tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_bytes(
+        b'\xef\xbb\xbf{"q": "a?", "a": 5, "more": [1]}\r\n\r\n{"q": "b\xe2\x80\xa8b?", "a": "\\\\frac{1}{2}"}'
+    )
+    source = JsonlProblems({Split.test: file}, seed=0, question_column="q", answer_column="a")
+    problems = source.batch(Split.test, 0, 2)
+    assert [(p.question, p.answer, p.solution) for p in problems] == [
+        ("a?", "5", None),
+        ("b\u2028b?", "\\frac{1}{2}", None),
+    ]
+
+
+@given(size=st.integers(1, 30), seed=st.integers(0, 2**31 - 1), start=st.integers(0, 200), count=st.integers(0, 70))
+def test_each_epoch_is_a_permutation_and_batches_are_windows_of_one_stream(tmp_path_factory, size, seed, start, count):
+    file = write(tmp_path_factory.mktemp("data") / "train.jsonl", rows_of(size))
+    source: ProblemSource = JsonlProblems({Split.train: file}, seed)
+    stream = source.batch(Split.train, 0, start + count)
+    assert stream[start:] == source.batch(Split.train, start, count)
+    for epoch in range(len(stream) // size):
+        answers = [int(p.answer) for p in stream[epoch * size : (epoch + 1) * size]]
+        assert sorted(answers) == list(range(size))
+    assert len({p.id for p in stream}) == len(stream)
+
+
+def test_epochs_and_seeds_have_orders_of_their_own(tmp_path):
+    file = write(tmp_path / "train.jsonl", rows_of(30))
+    orders = {
+        tuple(p.answer for p in JsonlProblems({Split.train: file}, seed).batch(Split.train, 30 * epoch, 30))
+        for seed in range(3)
+        for epoch in range(3)
+    }
+    assert len(orders) == 9
+
+
+def test_held_out_rows_come_in_file_order_and_no_more_than_there_are(tmp_path):
+    files = {Split.train: write(tmp_path / "a.jsonl", rows_of(3)), Split.test: tmp_path / "b.jsonl"}
+    write(tmp_path / "b.jsonl", [{"question": f"{i}?", "answer": str(i)} for i in range(4)])
+    source = JsonlProblems(files, seed=0)
+    assert [p.answer for p in source.batch(Split.test, 0, 4)] == ["0", "1", "2", "3"]
+    assert [source.size(split) for split in (Split.train, Split.validation, Split.test)] == [3, 0, 4]
+    with pytest.raises(DataError, match=r"b\.jsonl: 5 problems of the split 'test' are asked for, but it has 4"):
+        source.batch(Split.test, 2, 3)
+    with pytest.raises(DataError, match="no file is given for the split 'validation'"):
+        source.batch(Split.validation, 0, 1)
+
+
+def test_one_file_is_split_by_a_hash_of_the_question(tmp_path):
+    source = JsonlProblems(write(tmp_path / "all.jsonl", rows_of(400)), seed=0)
+    parts = {split: source.batch(split, 0, source.size(split)) for split in Split}
+    assert sum(map(len, parts.values())) == 400
+    assert all(split_of(p.question) is split for split, part in parts.items() for p in part)
+    assert len(parts[Split.train]) > len(parts[Split.test]) > len(parts[Split.validation]) > 0
+
+
+def test_one_file_may_be_too_small_to_be_split(tmp_path):
+    assert split_of("What is 0 + 0?") is Split.train
+    source = JsonlProblems(write(tmp_path / "one.jsonl", rows_of(1)), seed=0)
+    with pytest.raises(DataError, match=r"one\.jsonl has no question for the split 'test'"):
+        source.batch(Split.test, 0, 1)
+
+
+def test_a_question_in_two_splits_is_refused(tmp_path):
+    files = {Split.train: write(tmp_path / "a.jsonl", rows_of(3)), Split.test: write(tmp_path / "b.jsonl", rows_of(1))}
+    with pytest.raises(DataError, match=r"b\.jsonl: the question 'What is 0 \+ 0\?' is also in .*a\.jsonl"):
+        JsonlProblems(files, seed=0)
+
+
+def test_the_same_question_twice_in_one_split_is_no_fault(tmp_path):
+    assert JsonlProblems({Split.train: write(tmp_path / "a.jsonl", rows_of(2) * 2)}, seed=0).size(Split.train) == 4
+
+
+GOOD = '{"question": "a?", "answer": "1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"has no rows"),
+        ("\n \n", r"has no rows"),
+        (GOOD + "{'question': 1}\n", r"line 2 is not JSON"),
+        (GOOD + "\n" + '{"question": "b?"', r"line 3 is not JSON"),
+        (GOOD + "[" * 100_000, r"line 2 is not JSON"),
+        (GOOD + '["b?", "1"]', r"line 2 is a list, but each line must be one JSON object"),
+        ('{"question": "a?", "solution": "1", "id": 3}', r"data\.answer_column is 'answer', but .*'solution', 'id'"),
+        ('{"prompt": "a?", "answer": "1"}', r"data\.question_column is 'question', but .*'prompt', 'answer'"),
+        (GOOD + '{"question": "a?", "answer": " "}', r"line 2: its answer is empty"),
+        (GOOD + '{"question": "a?", "answer": "worked ####  "}', r"line 2: its answer is empty"),
+        (GOOD + '{"question": "", "answer": "1"}', r"line 2: its question is empty"),
+        ('{"question": "a?", "answer": null}', r"line 1: 'answer' is None, but it must be text or a number"),
+        ('{"question": "a?", "answer": true}', r"line 1: 'answer' is True"),
+        ('{"question": ["a?"], "answer": "1"}', r"line 1: 'question' is \['a\?'\]"),
+    ],
+)
+def test_a_bad_file_names_place_rule_and_action(tmp_path, content, message):
+    file = tmp_path / "bad.jsonl"
+    file.write_text(content)
+    with pytest.raises(DataError, match=message) as caught:
+        JsonlProblems(file, seed=0)
+    assert str(file) in str(caught.value)
+
+
+def test_a_file_that_is_missing_a_folder_or_no_text(tmp_path):
+    with pytest.raises(DataError, match=r"names .*none\.jsonl', but it cannot be read \(No such file"):
+        JsonlProblems(tmp_path / "none.jsonl", seed=0)
+    with pytest.raises(DataError, match=r"cannot be read \(Is a directory"):
+        JsonlProblems(tmp_path, seed=0)
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="line 1 is not JSON"):
+        JsonlProblems(tmp_path / "binary.jsonl", seed=0)

@@ -1,0 +1,198 @@
+"""What is decided by texts alone is what math-verify would say, and what it may see is tame."""
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_embodied.data.problems import Countdown
+from rlinf_embodied.reasoning.answers import decide, solves, within_limits
+from rlinf_embodied.reasoning.judge_worker import are_equal
+
+integers = st.integers(-(10**20), 10**20)
+fractions = st.fractions(-1000, 1000, max_denominator=60)
+
+
+def is_right(answer: str, reference: str) -> bool:
+    """The whole way of an answer, in this process."""
+    found = decide(answer, reference)
+    return are_equal(*found) if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        *(
+            ("6", "6"),
+            (" 6 ", "6"),
+            ("6.", "6"),
+            ("06", "6"),
+            ("+6", "6"),
+            ("-6", "\u22126"),
+            ("6.0", "6"),
+            ("**6**", "6"),
+        ),
+        *(("x=5", "5"), ("x = -5", "-5"), ("5", "x=5"), ("$x=5$", "5"), ("3 + 2 = 5", "5"), ("\\boxed{5}", "5")),
+        *(("1/2", "0.5"), ("0.5", "\\frac{1}{2}"), ("\\frac12", "0.5"), (".5", "1/2"), ("-\\dfrac{3}{4}", "-0.75")),
+        *(("2/4", "1/2"), ("0.333333", "1/3"), ("\\frac{-1}{2}", "-0.5"), ("\\boxed{\\frac{1}{2}}", "0.5")),
+        *(("1,250", "1250"), ("1{,}250", "1250"), ("$1,250.50", "1250.5"), ("18 dollars", "18"), ("5\\text{ cm}", "5")),
+        *(("12%", "12"), ("12\\%", "0.12"), ("5 cm", "5"), ("$18$", "18"), ("\\(18\\)", "18"), ("72 clips.", "72")),
+        *(("2\\sqrt{3}", "\\sqrt{12}"), ("x^2-1", "(x-1)(x+1)"), ("(2,1)", "(2,1)"), ("\\{1,2\\}", "\\{2,1\\}")),
+        *(("2\u03c0", "2\\pi"), ("1 < x", "x > 1"), ("north", "north"), ("\u4e03", "\u4e03"), ("2^{10}", "2^{10}")),
+    ],
+)
+def test_right_answers(answer, reference):
+    assert is_right(answer, reference)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        *(("7", "6"), ("-6", "6"), ("", "6"), ("six", "6"), ("6 7", "6"), ("6, 7", "6"), ("7 6", "6"), ("5 or 6", "6")),
+        *(
+            ("3+3", "6"),
+            ("3+2", "x=5"),
+            ("2*3", "6"),
+            ("7+8-9", "6"),
+            ("12/2", "6"),
+            ("\\frac{12}{2}", "6"),
+            ("3!", "6"),
+            ("\\sqrt{36}", "6"),
+        ),
+        *(("6x", "6"), ("6\\pi", "6"), ("6 million", "6"), ("1e3", "1000"), ("0x6", "6"), ("6e0", "6"), ("6%%", "6")),
+        *(("0.34", "1/3"), ("1/0", "0.5"), ("0.5", "1/0"), ("1/3", "0.5"), ("12,34", "1234"), ("1.2.3", "1.2")),
+        *(("6\x00", "6"), ("\u0666", "6"), ("\uff16", "6"), ("6\u200b", "6"), ("six\n6", "6"), ("-", "6"), ("=", "6")),
+        *(("x^2+1", "(x-1)(x+1)"), ("a+b", "ab"), ("(1,2)", "(2,1)"), ("south", "north"), ("\u516b", "\u4e03")),
+        ("", ""),
+    ],
+)
+def test_wrong_answers(answer, reference):
+    assert not is_right(answer, reference)
+
+
+@given(integers, integers, st.booleans())
+def test_integers_are_compared_as_math_verify_does(answer, reference, same):
+    reference = answer if same else reference
+    assert decide(str(answer), str(reference)) is are_equal(str(answer), str(reference))
+
+
+@given(fractions, st.sampled_from(["1/2", "-7/3", "0.25"]), st.integers(-3, 3), st.booleans())
+@settings(max_examples=60)
+def test_numbers_that_are_compared_at_once_are_compared_as_math_verify_does(number, reference, steps, near):
+    value = Fraction(reference) + steps * Fraction(1, 10**5) if near else number
+    fraction, decimal = f"{value.numerator}/{value.denominator}", f"{float(value):.9f}"
+    for answer in (fraction, decimal):
+        found = decide(answer, reference)
+        if isinstance(found, bool):
+            assert found == are_equal(answer, reference)
+    if abs(value - Fraction(reference)) != Fraction(1, 10**5):  # the border itself is left to math-verify
+        assert decide(fraction, reference) is (value == Fraction(reference))
+    assert decide(fraction, fraction) is True
+
+
+@given(st.text(alphabet="0123456789xy+-*/^(){}!=<>., \\", max_size=24).map(str.strip).filter(bool))
+def test_the_same_text_is_right_for_math_verify_too_where_it_may_see_it(text):
+    assert decide(text, text) is True
+    if within_limits(text) and text.count("$") == 0 and not text.endswith("\\"):
+        assert are_equal(f"${text}$", f"${text}$")
+
+
+@given(st.text(max_size=40), st.sampled_from(["6", "0.5", "x^2", "(1,2)", ""]))
+def test_any_text_is_decided_or_asked_about_in_ascii(text, reference):
+    found = decide(text, reference)
+    assert isinstance(found, bool) or all(part.isascii() and part.isprintable() for part in found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("9^9^9^9", "9**9**9**9", "9^{9^{9}}", "9^{9*9*9}", "9^{999}", "9^999", "(9^{99})^{99}", "2^{10^{10}}"),
+        *("x^2x^2x^2x^2x^2", "(99!)!", "5!!", "100!", "1" * 16, "(" * 9 + "x" + ")" * 9, "9^(9^9)"),
+        *(
+            "\\sum_{i=1}^{9} i",
+            "\\int_0^1 x dx",
+            "\\prod_{i=1}^{9} i",
+            "\\lim_{x\\to 0} x",
+            "\\binom{99}{50}",
+            "\\fracture",
+        ),
+    ],
+)
+def test_what_could_run_for_long_is_not_shown_to_math_verify(text):
+    assert not within_limits(text)
+    assert decide(text, "x+1") is False
+    assert decide(text, "1") is False
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x^2", "x^{n+1}", "e^{-x}", "2^{10}", "10!", "n!", "x \\ne 3", "a != b", "90^\\circ", "\\frac{\\sqrt{2}}{3}"],
+)
+def test_what_textbooks_ask_for_is(text):
+    assert within_limits(text)
+
+
+def test_hostile_texts_are_decided_at_once():
+    start_s = time.process_time()
+    pieces = [
+        "9",
+        "(",
+        "{",
+        "9^",
+        "9**",
+        "1/",
+        "\\frac{",
+        "\\boxed{",
+        "$",
+        "-",
+        "x",
+        "!",
+        ",",
+        ".",
+        " ",
+        "\x00",
+        "\u0664",
+        "=",
+        "1,",
+    ]
+    for text in [piece * (10**6 // len(piece)) for piece in pieces] + [piece * (256 // len(piece)) for piece in pieces]:
+        assert decide(text, "6") is False
+        assert decide(text, "0.5") is False
+        assert not solves(text, Countdown(24, (3, 8)))
+    assert time.process_time() - start_s < 2.0
+
+
+def test_a_reference_beyond_the_limits_is_compared_as_text():
+    reference = "\\int_0^1 f(x) dx"
+    assert decide(reference, reference) is True
+    assert decide("\\int_0^1 f(y) dy", reference) is False
+    assert decide("6", "7" * 300) is False
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        *(
+            ("3*8", True),
+            ("(1+2)*8", True),
+            ("3 * 8 = 24", True),
+            ("3\\times 8", True),
+            ("3\u00d78", True),
+            ("$3*8$", True),
+        ),
+        *(
+            ("8/(1/3)", True),
+            ("\\boxed{3*8}", True),
+            ("8*(2+1)/1", False),
+            ("24", False),
+            ("4*6", False),
+            ("3*8=25", False),
+        ),
+        *(("3*8*1*1", False), ("3*8+0", False), ("8*3=24=24", False), ("2**3*3", False), ("38", False), ("", False)),
+        *(("3*8)", False), ("3*8/0", False), ("3*x", False), ("-(1-2)*8*3", True), ("\u0663*8", False)),
+    ],
+)
+def test_countdown_takes_expressions_of_the_given_numbers(answer, right):
+    assert solves(answer, Countdown(24, (1, 2, 3, 8))) is right
