@@ -60,17 +60,46 @@ def sample_tokens(
     Raises:
         ObjectiveError: logits that are NaN or +inf, or forbid every value.
     """
-    cumulated = log_softmax(logits, temperature).exp().to(torch.float64).cumsum(-1)
+    return invert_cumulative(log_softmax(logits, temperature), uniforms)
+
+
+def invert_cumulative(log_probs: Float[Tensor, "*axes V"], uniforms: Float[Tensor, "*axes"]) -> Int[Tensor, "*axes"]:
+    """Does the work of `sample_tokens` for a caller that has the log-probs of all values already.
+
+    They need not sum to 1: what is left after a restriction is scaled by its own total.
+
+    Raises:
+        ObjectiveError: as `sample_tokens`.
+    """
+    cumulated = log_probs.exp().to(torch.float64).cumsum(-1)
     total = cumulated[..., -1]
     if not bool(torch.isfinite(total).all()):
         rows = (~torch.isfinite(total)).sum().item()
         raise ObjectiveError(
-            f"{rows} of {total.numel()} action tokens have logits that are NaN or infinite, so nothing can be sampled: "
-            "the policy has diverged; go back to a checkpoint and use a smaller learning rate"
+            f"{rows} of {total.numel()} tokens to sample have logits that are NaN or infinite, so nothing can be "
+            "sampled: the policy has diverged; go back to a checkpoint and use a smaller learning rate"
         )
     below = torch.nextafter(total, torch.zeros_like(total))
     target = torch.minimum(uniforms.to(torch.float64) * total, below)
     return torch.searchsorted(cumulated, target[..., None], right=True)[..., 0]
+
+
+def restrict_to_nucleus(
+    log_probs: Float[Tensor, "*axes V"], top_p: float
+) -> tuple[Float[Tensor, "*axes V"], Float[Tensor, "*axes"]]:
+    """Returns (log-probs with -inf outside the nucleus and not rescaled, log of the nucleus's mass).
+
+    The nucleus is the smallest set of likeliest values whose mass is at least `top_p` (Holtzman et al. 2020,
+    arXiv:1904.09751, section 3.1); among equals the smaller index goes first.  log p(token) under the restricted
+    distribution is the first result minus the second.  Masses are summed in float64.
+    """
+    ordered, order = log_probs.sort(dim=-1, descending=True, stable=True)
+    mass = ordered.to(torch.float64).exp()
+    before = mass.cumsum(-1) - mass  # of all likelier values: the first one is always inside
+    inside = before < top_p
+    kept = torch.zeros_like(inside).scatter(-1, order, inside)
+    log_mass = (mass * inside).sum(-1).log().to(log_probs.dtype)
+    return log_probs.masked_fill(~kept, -torch.inf), log_mass
 
 
 def likeliest_tokens(logits: Float[Tensor, "*axes V"]) -> Int[Tensor, "*axes"]:

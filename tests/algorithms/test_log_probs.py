@@ -87,7 +87,7 @@ def test_a_row_is_sampled_alike_whatever_its_neighbours():
 def test_logits_that_are_not_finite_are_refused(bad):
     logits = torch.zeros(2, 3)
     logits[1, 0] = bad
-    with pytest.raises(ObjectiveError, match="1 of 2 action tokens"):
+    with pytest.raises(ObjectiveError, match="1 of 2 tokens"):
         P.sample_tokens(logits, torch.full((2,), 0.5), 1.0)
 
 

@@ -1,0 +1,83 @@
+"""Low-rank adapters through peft: added to a model's linear layers, and merged where others need plain weights."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from policies.language_settings import LoraSettings
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.randomness import words
+
+_BASE, _ADAPTER = ".base_layer.", ".lora_"  # parts of names that peft makes
+
+
+def add_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> nn.Module:
+    """Returns the model wrapped by peft, only adapters trainable, drawn from the seed; its outputs are unchanged.
+
+    Raises:
+        ConfigError: peft is not installed, or the model has no module of the names to adapt.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ConfigError(
+            "policy.lora is set, but the package peft is not installed: pip install 'rlinf-embodied[lora]', or "
+            "leave policy.lora out"
+        ) from error
+    targets = "all-linear" if settings.targets == ["all-linear"] else list(settings.targets)
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType] - a float works as well
+        target_modules=targets,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(words(seed, "adapters")) >> 1)
+            return get_peft_model(model, config).eval()
+    except ValueError as error:
+        raise ConfigError(
+            f"policy.lora.targets is {settings.targets}, but it must name linear modules of the model ({error}): "
+            "use [all-linear]"
+        ) from error
+
+
+def dense_weight(linear: nn.Module) -> Tensor:
+    """Returns the weight [out, in] that a linear layer applies, adapters included."""
+    weight = cast(Tensor, getattr(linear, "base_layer", linear).weight)
+    for name in getattr(linear, "active_adapters", ()):
+        weight = weight + linear.get_delta_weight(name)  # pyright: ignore[reportCallIssue]
+    return weight
+
+
+def dense_bias(linear: nn.Module) -> Tensor | None:
+    """Returns the bias [out] of a linear layer, adapted or not."""
+    return cast("Tensor | None", getattr(linear, "base_layer", linear).bias)
+
+
+@torch.no_grad()
+def merged_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns a model of the plain architecture with the weights that `model` applies.
+
+    Weights without an adapter are shared, not copied; a model without any adapter is returned itself.
+    """
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if _ADAPTER not in name:
+            state[name.replace(_BASE, ".")] = tensor
+    adapted = [name for name, module in model.named_modules() if hasattr(module, "get_delta_weight")]
+    if not adapted:
+        return model
+    for name in adapted:
+        state[f"{name}.weight"] = dense_weight(model.get_submodule(name))
+    with torch.device("meta"):
+        plain = type(model)(model.config)
+    plain.load_state_dict(state, assign=True)
+    plain.tie_weights()
+    plain.generation_config = model.generation_config
+    return plain.eval()

@@ -1,0 +1,136 @@
+"""Language models as Hugging Face folders: read with complaints that name what is missing, never from a hub."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from rlinf_embodied.errors import CheckpointError
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_VOCABULARIES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
+_log = logging.getLogger(__name__)
+
+
+def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Returns the causal language model of a folder, in eval mode on the CPU.
+
+    Raises:
+        CheckpointError: files (shards by name) are missing or damaged, or parameters of the model are not in them.
+    """
+    require_files(folder)
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+        model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{folder} holds no causal language model that transformers can load ({error}): give another folder"
+        ) from error
+    if missing := sorted(found["missing_keys"]):
+        # transformers only warns, and goes on with random numbers
+        raise CheckpointError(
+            f"the weights in {folder} lack {len(missing)} parameters of the model, first {missing[:3]}: "
+            "the folder is incomplete or of another architecture; copy it again"
+        )
+    return model.eval()
+
+
+def require_files(folder: Path) -> None:
+    """Checks that config and weights are there, each shard that the index lists included.
+
+    Raises:
+        CheckpointError: they are not; names the missing files.
+    """
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{folder} has no {CONFIG}: give a folder that save_pretrained wrote")
+    if (folder / WEIGHTS).is_file():
+        return
+    index = folder / INDEX
+    if not index.is_file():
+        raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}: copy the weights there, too")
+    try:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{index} cannot be read ({error!r}): copy the folder again") from error
+    missing = [name for name in shards if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks {len(missing)} of {len(shards)} weight files that {INDEX} lists: {', '.join(missing)}; "
+            "copy them there, too"
+        )
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer of a folder.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
+        # transformers would make an empty tokenizer for the model's type
+        raise CheckpointError(f"{folder} holds no tokenizer (none of {', '.join(_VOCABULARIES)}): copy it there, too")
+    # a class picked by the model's type adds special tokens of its own; tokenizer.json says all there is to say
+    kind = PreTrainedTokenizerFast if (folder / _VOCABULARIES[0]).is_file() else AutoTokenizer
+    try:
+        return kind.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder} holds no tokenizer that transformers can load ({error}): copy its files again"
+        ) from error
+
+
+def special_tokens(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, where: str
+) -> tuple[int, tuple[int, ...]]:
+    """Returns (padding token, tokens that end a sequence); without a padding token the first of the latter serves.
+
+    Raises:
+        CheckpointError: no token is known to end a sequence, or the model lacks one of these tokens.
+    """
+    eos_ids = _eos_ids(model, tokenizer)
+    size = model.config.get_text_config().vocab_size
+    if beyond := [token for token in (*eos_ids, tokenizer.pad_token_id or 0) if token >= size]:
+        raise CheckpointError(
+            f"the tokenizer of {where} pads or ends sequences with tokens {beyond}, but the model has {size}: "
+            "the tokenizer belongs to another model; copy this model's own"
+        )
+    if not eos_ids:
+        raise CheckpointError(
+            f"the tokenizer of {where} has neither eos_token nor eos_token_id in generation_config.json, so nothing "
+            "ends a completion: set eos_token in its tokenizer_config.json"
+        )
+    if tokenizer.pad_token_id is not None:
+        return cast(int, tokenizer.pad_token_id), eos_ids
+    _log.warning(
+        "the tokenizer of %s has no pad token: eos token %d pads, and stays a token to predict", where, eos_ids[0]
+    )
+    return eos_ids[0], eos_ids
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    configured = None if model.generation_config is None else model.generation_config.eos_token_id
+    listed = configured if isinstance(configured, list) else [configured]
+    found = [cast(int, token) for token in (tokenizer.eos_token_id, *listed) if token is not None]
+    return tuple(dict.fromkeys(found))

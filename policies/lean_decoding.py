@@ -1,0 +1,181 @@
+"""Decoding of small Qwen2- and Llama-shaped models, where the cost is in the number of operations, not in their size.
+
+The same arithmetic as transformers' modules with a third of the calls: projections that read the same input are one
+matrix, the attention scale sits in the query weights, keys and values stay in place.  Attention with one query per row
+is a matrix product over the columns: on CPU, scaled_dot_product_attention takes several times as long for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+
+from policies.adapters import dense_bias, dense_weight
+from policies.decoding import CachedPrefix, Logits, Ring, has_plain_cache, read_prompts
+from rlinf_embodied.interfaces import Prefix
+
+_LARGEST_BYTES = 256 << 20  # of weights: beyond it products dominate, and the fused copy would cost memory for nothing
+_FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # tables do not depend on the sequence at hand
+
+
+def is_lean(model: PreTrainedModel, width: int) -> bool:
+    """Returns whether `LeanDecoder` computes what the model does."""
+    if type(model) not in (Qwen2ForCausalLM, LlamaForCausalLM) or not has_plain_cache(model, width):
+        return False
+    if model.dtype != torch.float32:  # transformers computes some steps of lower precisions in float32
+        return False
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    return size <= _LARGEST_BYTES and model.model.rotary_emb.rope_type in _FIXED_ROPE
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Weights of one block, products ready for x @ w."""
+
+    norm: Tensor  # [d]
+    qkv: Tensor  # [d, (heads + 2 kv heads) * head size]; queries are scaled already
+    qkv_bias: Tensor | None
+    out: Tensor  # [heads * head size, d]
+    out_bias: Tensor | None
+    mlp_norm: Tensor  # [d]
+    gate_up: Tensor  # [d, 2 * intermediate]
+    gate_up_bias: Tensor | None
+    down: Tensor  # [intermediate, d]
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeanWeights:
+    """A model's weights, fused where that saves calls: copies in part, so made anew whenever the weights may differ."""
+
+    embedding: Tensor  # [V, d]
+    layers: list[_Layer]
+    norm: Tensor
+    head: Tensor  # [d, V]
+    eps: float
+    act: Callable[[Tensor], Tensor]
+
+    @staticmethod
+    @torch.no_grad()
+    def of(model: PreTrainedModel) -> LeanWeights:
+        """Returns the weights that the model applies, adapters merged."""
+        trunk = model.model
+        layers = [_fuse(cast(Qwen2DecoderLayer, block)) for block in trunk.layers]
+        head = dense_weight(model.lm_head).detach().t()
+        act = trunk.layers[0].mlp.act_fn
+        fast = F.silu if isinstance(act, nn.SiLU) or model.config.hidden_act in ("silu", "swish") else act
+        embedding = trunk.embed_tokens.weight.detach()
+        return LeanWeights(embedding, layers, trunk.norm.weight.detach(), head, trunk.norm.variance_epsilon, fast)
+
+
+def _fuse(block: Qwen2DecoderLayer) -> _Layer:
+    attention, mlp = block.self_attn, block.mlp
+    scale = float(attention.scaling)
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    qkv, qkv_bias = _join(projections, [scale, 1.0, 1.0])
+    gate_up, gate_up_bias = _join([mlp.gate_proj, mlp.up_proj], [1.0, 1.0])
+    out, out_bias = _join([attention.o_proj], [1.0])
+    down, down_bias = _join([mlp.down_proj], [1.0])
+    norms = block.input_layernorm.weight.detach(), block.post_attention_layernorm.weight.detach()
+    return _Layer(norms[0], qkv, qkv_bias, out, out_bias, norms[1], gate_up, gate_up_bias, down, down_bias)
+
+
+def _join(linears: Sequence[nn.Module], scales: Sequence[float]) -> tuple[Tensor, Tensor | None]:
+    weight = torch.cat([dense_weight(linear) * s for linear, s in zip(linears, scales, strict=True)])
+    biases = [dense_bias(linear) for linear in linears]
+    if all(bias is None for bias in biases):
+        return weight.t().contiguous(), None
+    filled = [
+        torch.zeros(dense_weight(linear).shape[0], dtype=weight.dtype, device=weight.device)
+        if bias is None
+        else bias * s
+        for linear, bias, s in zip(linears, biases, scales, strict=True)
+    ]
+    return weight.t().contiguous(), torch.cat(filled)
+
+
+class LeanDecoder:
+    """Rows in a ring, stepped by fused weights; prompts are read by the model's own forward pass."""
+
+    def __init__(self, model: PreTrainedModel, num_slots: int, width: int, masked: Logits) -> None:
+        """Takes the weights as they are, and memory for S slots of W columns when the first prompt joins."""
+        self._model, self._weights, self._masked = model, LeanWeights.of(model), masked
+        config = model.config
+        self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self._size = model.model.layers[0].self_attn.head_dim
+        self._ring = Ring(num_slots, width, self._weights.embedding.device)
+        self._cos, self._sin = _rotary_tables(model, width)
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> CachedPrefix:
+        """Reads N prompts."""
+        return read_prompts(self._model, prompts, self._masked)
+
+    @torch.inference_mode()
+    def join(self, prefix: Prefix, prompts: Tensor, slots: Tensor) -> None:
+        """Puts copies of prompts into slots."""
+        assert isinstance(prefix, CachedPrefix), "a prefix of another decoder"
+        self._ring.join(prefix, prompts, slots)
+
+    @torch.inference_mode()
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Moves rows into other slots."""
+        self._ring.move(sources, targets)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> Tensor:
+        """Appends one token to each of slots 0..n-1 and returns the next one's logits [n, V]."""
+        n, ring, weights = len(tokens), self._ring, self._weights
+        column = ring.open_column(n)
+        positions = ring.positions[:n]
+        cos, sin = self._cos[positions, None], self._sin[positions, None]
+        hidden = ring.hidden[:n, None, None]
+        x = weights.embedding[tokens]
+        for number, layer in enumerate(weights.layers):
+            y = F.rms_norm(x, layer.norm.shape, layer.norm, weights.eps)
+            attended = self._attend(_affine(y, layer.qkv, layer.qkv_bias), number, column, cos, sin, hidden)
+            x = _add_product(x, attended, layer.out, layer.out_bias)
+            y = F.rms_norm(x, layer.mlp_norm.shape, layer.mlp_norm, weights.eps)
+            gate, up = _affine(y, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            x = _add_product(x, weights.act(gate) * up, layer.down, layer.down_bias)
+        ring.close_column(n)
+        return self._masked(F.rms_norm(x, weights.norm.shape, weights.norm, weights.eps) @ weights.head)
+
+    def _attend(self, qkv: Tensor, layer: int, column: int, cos: Tensor, sin: Tensor, hidden: Tensor) -> Tensor:
+        """Writes this step's keys and values and returns what each head read, [n, heads * head size]."""
+        n, half = len(qkv), self._size // 2
+        qkv = qkv.view(n, -1, self._size)
+        turning = qkv[:, : self._heads + self._kv_heads]
+        # rotate_half(x) is x rolled by half its size; its sign is in the sine table
+        turned = torch.addcmul(turning * cos, turning.roll(half, -1), sin)
+        keys, values = self._ring.keys[layer], self._ring.values[layer]
+        keys[:n, :, column] = turned[:, self._heads :]
+        values[:n, :, column] = qkv[:, self._heads + self._kv_heads :]
+        queries = turned[:, : self._heads].view(n, self._kv_heads, -1, self._size)
+        scores = torch.matmul(queries, keys[:n].transpose(2, 3)).add_(hidden)
+        return torch.matmul(scores.softmax(-1), values[:n]).view(n, -1)
+
+
+@torch.inference_mode()
+def _rotary_tables(model: PreTrainedModel, width: int) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of positions 0..W-1, [W, head size]."""
+    weight = model.model.embed_tokens.weight
+    cos, sin = model.model.rotary_emb(weight[:1, None], torch.arange(width, device=weight.device)[None])
+    half = cos.shape[-1] // 2
+    return cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x @ weight if bias is None else torch.addmm(bias, x, weight)
+
+
+def _add_product(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    total = torch.addmm(x, y, weight)
+    return total if bias is None else total + bias

@@ -1,0 +1,86 @@
+"""A critic for completions: a language model's trunk with one number per token instead of logits."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+
+from policies.adapters import merged_model
+from policies.causal_lm import CausalLM
+from policies.language_folder import require_files
+from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.interfaces import TokenBatch
+
+_HEAD = "value_head.safetensors"
+
+
+class ValueNet(nn.Module):
+    """Trunk and head."""
+
+    def __init__(self, trunk: PreTrainedModel) -> None:
+        """The head starts at 0: a new critic says 0 everywhere."""
+        super().__init__()
+        self.trunk = trunk
+        self.head = nn.Linear(trunk.config.get_text_config().hidden_size, 1, dtype=trunk.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Returns one number per token, [B, L]; it sees this token and those before it."""
+        return self.head(self.trunk(input_ids=tokens, use_cache=False).last_hidden_state)[..., 0]
+
+
+class ValueLM:
+    """V(prompt and completion so far): a copy of a policy's trunk that shares no parameter with it."""
+
+    def __init__(self, module: ValueNet) -> None:
+        """Wraps trunk and head."""
+        self.module = module.eval()
+
+    @classmethod
+    def from_policy(cls, policy: CausalLM) -> ValueLM:
+        """Returns a new critic that starts from the policy's weights, adapters merged."""
+        trunk = cast(PreTrainedModel, copy.deepcopy(merged_model(policy.model).base_model))
+        trunk.requires_grad_(True)
+        return cls(ValueNet(trunk))
+
+    def values(self, batch: TokenBatch) -> Tensor:
+        """Returns V before each token of the completions, float32 [B, R], differentiable; 0 where a row has none."""
+        mask = batch.mask
+        found = self.module(batch.tokens[:, :-1]).to(torch.float32)
+        places = batch.prompt_lengths[:, None] - 1 + torch.arange(mask.shape[1], device=mask.device)
+        return torch.where(mask, found.gather(1, places.clamp(max=found.shape[1] - 1)), 0.0)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Returns what the value loss trains, in a fixed order."""
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+    def save(self, folder: Path) -> None:
+        """Writes the trunk in Hugging Face form, and value_head.safetensors."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.module.trunk.save_pretrained(folder)
+        head = {name: tensor.detach().cpu() for name, tensor in self.module.head.state_dict().items()}
+        save_file(head, folder / _HEAD)
+
+    @classmethod
+    def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> ValueLM:
+        """Returns the critic of a folder.
+
+        Raises:
+            CheckpointError: files are missing or damaged.
+        """
+        require_files(folder)
+        try:
+            trunk = AutoModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            module = ValueNet(trunk)
+            module.head.load_state_dict(load_file(folder / _HEAD))
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise CheckpointError(f"{folder} holds no critic ({error}): give a folder that a critic wrote") from error
+        return cls(module)

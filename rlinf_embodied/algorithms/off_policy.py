@@ -1,0 +1,86 @@
+"""How far training is from the distribution that was sampled from, and what corrects for it.
+
+Two programs that compute the same model differ in last bits (or more: other kernels, lower precision, older weights),
+so pi_training / pi_behaviour is not 1 even before the first update.  rho = exp(training - behaviour) throughout, where
+`behaviour` are the log-probs recorded at generation.  Axes: B sequences, R tokens.
+"""
+# ruff: noqa: F722 - jaxtyping's axes are strings, not forward references
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Differences of two sets of log-probs as sums over the tokens at hand, scalars; blocks add up exactly."""
+
+    count: Tensor  # tokens
+    abs_sum: Tensor  # sum of |training - behaviour|
+    abs_max: Tensor  # largest |training - behaviour|; 0 without tokens
+    kl_sum: Tensor  # sum of rho - 1 - log rho
+    ratio_sum: Tensor  # sum of rho; its mean is 1 in expectation where both have the same support
+
+    def metrics(self) -> dict[str, float]:
+        """Returns means in nats per token; NaN without tokens."""
+        count = float(self.count) or float("nan")
+        return {
+            "mismatch_mean": float(self.abs_sum) / count,
+            "mismatch_max": float(self.abs_max),
+            "mismatch_kl": float(self.kl_sum) / count,
+            "mismatch_ratio": float(self.ratio_sum) / count,
+        }
+
+    def __add__(self, other: Mismatch) -> Mismatch:
+        return Mismatch(
+            self.count + other.count,
+            self.abs_sum + other.abs_sum,
+            torch.maximum(self.abs_max, other.abs_max),
+            self.kl_sum + other.kl_sum,
+            self.ratio_sum + other.ratio_sum,
+        )
+
+
+@torch.no_grad()
+def mismatch(
+    training: Float[Tensor, "*axes"], behaviour: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
+) -> Mismatch:
+    """Returns how far log-probs of the same tokens are apart; entries that the mask leaves out may hold anything.
+
+    The KL estimate is k3 = rho - 1 - log rho of tokens drawn from pi_behaviour: unbiased for KL(behaviour || training),
+    never negative (Schulman 2020, "Approximating KL divergence").  Sums run in float64.
+    """
+    log_ratio = torch.where(mask, training - behaviour, 0.0).to(torch.float64)
+    distance = log_ratio.abs()
+    largest = distance.max() if distance.numel() else distance.new_zeros(())
+    kl = (torch.expm1(log_ratio) - log_ratio).sum()
+    ratio = torch.where(mask, log_ratio.exp(), 0.0).sum()
+    return Mismatch(mask.sum(), distance.sum(), largest, kl, ratio)
+
+
+@torch.no_grad()
+def truncated_token_weights(
+    training: Float[Tensor, "*axes"],
+    behaviour: Float[Tensor, "*axes"],
+    mask: Bool[Tensor, "*axes"],
+    cap: float,
+) -> Float[Tensor, "*axes"]:
+    """Returns min(rho, cap) for each token, without a gradient; 1 where the mask leaves a token out.
+
+    Truncated importance sampling (Ionides 2008, "Truncated Importance Sampling"): the cap bounds the variance at the
+    price of a bias.  Multiplied with a token's loss it corrects for the sampler (Yao et al. 2025, "Your Efficient RL
+    Framework Secretly Brings You Off-Policy RL Training", who cap at 2).
+    """
+    return torch.where(mask, training - behaviour, 0.0).exp().clamp(max=cap)
+
+
+@torch.no_grad()
+def truncated_sequence_weights(
+    training: Float[Tensor, "B R"], behaviour: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], cap: float
+) -> Float[Tensor, " B"]:
+    """Returns min(product of rho over a sequence's tokens, cap), without a gradient: weights of whole completions."""
+    return torch.where(mask, training - behaviour, 0.0).sum(-1).exp().clamp(max=cap)

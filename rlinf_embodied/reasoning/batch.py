@@ -1,0 +1,74 @@
+"""What flows through the reasoning workflow: prompts in blocks, how they are completed, and groups of completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlinf_embodied.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is drawn from logits, and when a completion ends (at a token of `spec.eos_ids`, or by its length)."""
+
+    max_new_tokens: int = 52
+    temperature: float = 1.0  # 0: the likeliest token, always
+    top_p: float = 1.0  # mass of the nucleus; 1: everything
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("max_new_tokens", self.max_new_tokens >= 1, "at least one token is generated", "use 52"),
+            ("temperature", self.temperature >= 0, "it must not be negative", "use 1.0, or 0 for the likeliest token"),
+            ("top_p", 0 < self.top_p <= 1, "it lies in (0, 1]", "use 1.0 to keep every token"),
+        )
+        for name, holds, rule, action in checks:
+            if not holds:
+                raise ConfigError(f"generation.{name} is {getattr(self, name)!r}, but {rule}: {action}")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, as Prompt(17, (5, 6, 2)): the id keys its noise and is unique within the run's data."""
+
+    id: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationBlock:
+    """A fixed list of prompts, G samples each."""
+
+    prompts: tuple[Prompt, ...]
+    group_size: int  # G
+
+    @property
+    def num_rows(self) -> int:
+        """Number of completions."""
+        return len(self.prompts) * self.group_size
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What keys a block's uniforms besides prompt, sample and position."""
+
+    seed: int
+    iteration: int
+    purpose: str = "token"  # evaluation draws under another name
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The G completions of one prompt, R = the longest of them; entries behind a row's length are 0 (tokens: padding).
+
+    log_probs + log_mass is the log-prob under temperature alone, which is what training computes; they differ by
+    top-p only.
+    """
+
+    prompt: Prompt
+    tokens: Tensor  # int64 [G, R]
+    lengths: Tensor  # int64 [G], at least 1; the ending token counts
+    log_probs: Tensor  # float32 [G, R], of the distribution sampled from; greedy: at temperature 1
+    log_mass: Tensor  # float32 [G, R], of the nucleus, at most 0
+    ended: Tensor  # bool [G], False where max_new_tokens cut the completion off

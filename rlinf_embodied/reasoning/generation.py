@@ -1,0 +1,251 @@
+"""Batched generation with continuous batching: a fixed block of prompts, S slots, groups handed out as they end.
+
+    block   prompt 0 x G samples | prompt 1 x G samples | ...       rows, in the order in which they get a slot
+    slots   at most S rows, one token each per step; a row that ends hands its slot to the next waiting row,
+            and when nobody waits, the last row moves into the gap: every step computes live rows only
+    out     a group is handed out when its last row has ended, while the others go on; nothing is decoded
+            between two calls of the iterator, so a slow consumer holds the decoding up and nothing else
+
+A prompt is read once and its keys and values are copied to its G samples.  A row's uniforms are keyed by (seed,
+iteration, prompt id, sample, position), so neither other blocks nor the worker that decodes have any influence.  What a
+row's *last bits* depend on is the number of rows and columns of each step (matrix products are summed in another order
+for other shapes), which is a function of the block's content and of S.  Another S may thus change log-probs by some
+1e-6, and a token where its uniform falls that close to the edge between two tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_embodied.algorithms.log_probs import (
+    invert_cumulative,
+    likeliest_tokens,
+    log_softmax,
+    restrict_to_nucleus,
+)
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces import Decoder, LanguagePolicy, Prefix
+from rlinf_embodied.randomness import uniform
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Sampling
+
+
+def require_context(policy: LanguagePolicy, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+    """Checks that the longest prompt and its completion fit into the model's context.
+
+    Raises:
+        ConfigError: they do not, or a prompt has no tokens.
+    """
+    longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+    if empty := [prompt.id for prompt in prompts if not prompt.tokens]:
+        raise ConfigError(
+            f"prompts {empty[:5]} have no tokens, but the first token needs something to follow: drop them"
+        )
+    limit, length = policy.spec.context_length, len(longest.tokens)
+    if limit is not None and length + sampling.max_new_tokens > limit:
+        raise ConfigError(
+            f"generation.max_new_tokens is {sampling.max_new_tokens}, but prompt {longest.id} has {length} tokens and "
+            f"the context of {policy.spec.name} holds {limit}: use at most {max(0, limit - length)} new tokens, "
+            "shorter prompts, or a model with a longer context"
+        )
+
+
+def generate(
+    policy: LanguagePolicy,
+    block: GenerationBlock,
+    sampling: Sampling,
+    noise: Noise,
+    *,
+    num_slots: int,
+    in_order: bool = False,
+) -> Iterator[Group]:
+    """Yields every group of a block as soon as it has ended; `in_order` holds back those that overtook an earlier one.
+
+    Args:
+        policy: its weights must stay as they are until the iterator is exhausted.
+        block: what to complete.
+        sampling: how.
+        noise: keys of the uniforms.
+        num_slots: S, rows that decode together: memory against speed.
+        in_order: whether groups come in the order of `block.prompts`.
+
+    Raises:
+        ConfigError: a prompt and its completion exceed the context, the block is empty, or S is.
+        ObjectiveError: the model's logits are not finite.
+    """
+    if block.num_rows < 1 or num_slots < 1:
+        raise ConfigError(
+            f"{len(block.prompts)} prompts x {block.group_size} samples on {num_slots} slots: each must be at least 1; "
+            "use a larger generation.num_slots, algorithm.group_size or block"
+        )
+    require_context(policy, block.prompts, sampling)
+    return _groups(_Decoding(policy, block, sampling, noise, num_slots), in_order)
+
+
+def _groups(decoding: _Decoding, in_order: bool) -> Iterator[Group]:
+    held: list[int] = []
+    handed_out = 0
+    for finished in decoding.run():
+        held.extend(finished)
+        if in_order:
+            held.sort()
+        while held and (not in_order or held[0] == handed_out):
+            yield decoding.group(held.pop(0))
+            handed_out += 1
+
+
+class _Decoding:
+    """One block under way: which row sits in which slot, and what each has said so far."""
+
+    def __init__(
+        self, policy: LanguagePolicy, block: GenerationBlock, sampling: Sampling, noise: Noise, num_slots: int
+    ) -> None:
+        self.block, self.sampling, self.noise = block, sampling, noise
+        rows, length = block.num_rows, sampling.max_new_tokens
+        self.num_slots = min(num_slots, rows)
+        width = max(len(prompt.tokens) for prompt in block.prompts) + length
+        self.decoder: Decoder = policy.decoder(self.num_slots, width)
+        device = next(policy.module.parameters()).device
+        self.eos = torch.tensor(policy.spec.eos_ids, device=device)
+        # made outside of inference mode, so that training may use them
+        self.tokens = torch.full((rows, length), policy.spec.pad_id, device=device)
+        self.log_probs = torch.zeros(rows, length, device=device)
+        self.log_mass = torch.zeros(rows, length, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
+        self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.uniforms = torch.zeros(rows, length, device=device)
+        self.open = [block.group_size] * len(block.prompts)  # rows of each group that have not ended
+        self.row_of = torch.zeros(0, dtype=torch.long, device=device)  # [n] of each slot
+        self.last = torch.zeros(0, dtype=torch.long, device=device)  # [n] token that each slot said last
+        self.next_row = 0
+        self.prefix: Prefix | None = None
+        self.read_from, self.read_to = 0, 0  # prompts in `prefix`
+
+    def run(self) -> Iterator[list[int]]:
+        """Yields numbers of finished groups, ascending within a step, until all rows have ended."""
+        finished = self._admit(torch.arange(self.num_slots, device=self.lengths.device))
+        while True:
+            if groups := self._count(finished):
+                yield groups
+            if len(self.row_of) == 0:
+                return
+            finished = self._step()
+
+    def group(self, number: int) -> Group:
+        """Returns a finished group."""
+        size = self.block.group_size
+        rows = slice(number * size, (number + 1) * size)
+        lengths = self.lengths[rows]
+        longest = int(lengths.max())
+        cut = lambda table: table[rows, :longest].clone()  # noqa: E731
+        tables = cut(self.tokens), lengths.clone(), cut(self.log_probs), cut(self.log_mass), self.ended[rows].clone()
+        return Group(self.block.prompts[number], *tables)
+
+    # -------------------------------------------------------------------------------------------------------- one step
+    @torch.inference_mode()
+    def _step(self) -> list[int]:
+        """Adds a token to every live row; returns the rows that ended."""
+        tokens, over = self._sample(self.decoder.step(self.last), self.row_of)
+        self.last = tokens
+        gaps = over.nonzero()[:, 0]
+        if len(gaps) == 0:
+            return []
+        finished = self.row_of[gaps].tolist()
+        return finished + self._admit(gaps)
+
+    def _sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the next token of each row and whether it was its last; all that is recorded is recorded here."""
+        place = self.lengths[rows]
+        tokens = self._draw(logits, rows, place)
+        self.tokens[rows, place] = tokens
+        place = place + 1
+        self.lengths[rows] = place
+        ended = torch.isin(tokens, self.eos) if len(self.eos) > 1 else tokens == self.eos
+        self.ended[rows] = ended
+        return tokens, ended | (place == self.sampling.max_new_tokens)
+
+    def _draw(self, logits: Tensor, rows: Tensor, place: Tensor) -> Tensor:
+        every = log_softmax(logits, self.sampling.temperature or 1.0)
+        restricted = every
+        if self.sampling.temperature == 0:
+            tokens = likeliest_tokens(every)
+        else:
+            if self.sampling.top_p < 1:
+                restricted, log_mass = restrict_to_nucleus(every, self.sampling.top_p)
+                self.log_mass[rows, place] = log_mass
+            tokens = invert_cumulative(restricted, self.uniforms[rows, place])
+        log_probs = every.gather(-1, tokens[:, None])[:, 0]
+        self.log_probs[rows, place] = log_probs if restricted is every else log_probs - log_mass
+        return tokens
+
+    # ------------------------------------------------------------------------------------------------ who sits where
+    @torch.inference_mode()
+    def _admit(self, gaps: Tensor) -> list[int]:
+        """Fills gaps with waiting rows, then with the last live ones; returns rows that ended at their first token."""
+        finished: list[int] = []
+        while len(gaps) > 0 and self.next_row < self.block.num_rows:
+            prefix = self._read_ahead()
+            end = min(self.next_row + len(gaps), self.read_to * self.block.group_size)
+            rows = torch.arange(self.next_row, end, device=gaps.device)
+            self.next_row = end
+            prompts = rows // self.block.group_size - self.read_from
+            tokens, over = self._sample(prefix.logits[prompts], rows)
+            finished += rows[over].tolist()
+            live = (~over).nonzero()[:, 0]
+            slots, gaps = gaps[: len(live)], gaps[len(live) :]
+            if len(live) > 0:
+                self.decoder.join(prefix, prompts[live], slots)
+                self._seat(rows[live], tokens[live], slots)
+        self._close(gaps)
+        return finished
+
+    def _read_ahead(self) -> Prefix:
+        """The prefix that holds the next waiting row's prompt; prompts are read for about S rows at a time."""
+        prompt = self.next_row // self.block.group_size
+        if self.prefix is None or prompt >= self.read_to:
+            count = -(-self.num_slots // self.block.group_size)
+            self.read_from, self.read_to = prompt, min(prompt + count, len(self.block.prompts))
+            prompts = self.block.prompts[self.read_from : self.read_to]
+            self.prefix = self.decoder.prefill([p.tokens for p in prompts])
+            self._key_uniforms(prompts)
+        return self.prefix
+
+    def _key_uniforms(self, prompts: Sequence[Prompt]) -> None:
+        size = self.block.group_size
+        ids = np.array([prompt.id for prompt in prompts])[:, None, None]
+        samples, places = np.arange(size)[None, :, None], np.arange(self.sampling.max_new_tokens)
+        drawn = uniform(self.noise.seed, self.noise.purpose, self.noise.iteration, ids, samples, places)
+        table = torch.from_numpy(drawn.reshape(-1, self.sampling.max_new_tokens))
+        self.uniforms[self.read_from * size : self.read_to * size] = table.to(self.uniforms.device)
+
+    def _seat(self, rows: Tensor, tokens: Tensor, slots: Tensor) -> None:
+        short = int(slots.max()) + 1 - len(self.row_of)
+        if short > 0:
+            self.row_of, self.last = (torch.cat([t, t.new_zeros(short)]) for t in (self.row_of, self.last))
+        self.row_of[slots], self.last[slots] = rows, tokens
+
+    def _close(self, gaps: Tensor) -> None:
+        """Moves the last live rows into gaps, so that the live slots are 0..n-1."""
+        gaps = gaps[gaps < len(self.row_of)]
+        remaining = len(self.row_of) - len(gaps)
+        live = torch.ones_like(self.row_of, dtype=torch.bool)
+        live[gaps] = False
+        sources = live[remaining:].nonzero()[:, 0] + remaining
+        targets = gaps[gaps < remaining]
+        if len(sources) > 0:
+            self.decoder.move(sources, targets)
+            self.row_of[targets], self.last[targets] = self.row_of[sources], self.last[sources]
+        self.row_of, self.last = self.row_of[:remaining], self.last[:remaining]
+
+    def _count(self, rows: Sequence[int]) -> list[int]:
+        """Returns the groups that these rows were the last of."""
+        finished = []
+        for row in rows:
+            group = row // self.block.group_size
+            self.open[group] -= 1
+            if self.open[group] == 0:
+                finished.append(group)
+        return sorted(finished)

@@ -1,0 +1,302 @@
+"""What the language policy promises: folders that others load to the same logits, exact log-probs, clear refusals."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from language_models import language_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from policies.causal_lm import CausalLM
+from policies.char_tokenizer import char_tokenizer
+from policies.language_settings import LoraSettings, TinyLMConfig
+from policies.value_lm import ValueLM
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.interfaces import LanguagePolicy, TokenBatch
+
+TEXT = "7+8-3="
+TEMPLATE = (
+    "{% for m in messages %}{{ '(' if m['role'] == 'user' else ')' }}{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}:{% endif %}"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def policy() -> CausalLM:
+    return CausalLM.tiny(TinyLMConfig(), seed=3)
+
+
+def tokens(rows: int = 4, length: int = 20) -> torch.Tensor:
+    return torch.randint(2, 25, (rows, length), generator=torch.Generator().manual_seed(0))
+
+
+def transformers_logits(folder: Path) -> torch.Tensor:
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(folder)(input_ids=tokens()).logits
+
+
+def logits_of(policy: CausalLM) -> torch.Tensor:
+    with torch.no_grad():
+        return policy.module(input_ids=tokens()).logits
+
+
+def ragged_batch() -> TokenBatch:
+    """Completions of 6, 1 and 11 tokens behind prompts of 5, 7 and 1."""
+    lengths = torch.tensor([11, 8, 12])
+    padded = torch.where(torch.arange(12) < lengths[:, None], tokens(3, 12), 0)
+    return TokenBatch(padded, torch.tensor([5, 7, 1]), lengths)
+
+
+# --------------------------------------------------------------------------------------------------------------- made
+def test_the_small_model_is_small_tied_and_a_function_of_its_seed(policy):
+    assert isinstance(policy, LanguagePolicy)
+    assert 0.3e6 < sum(p.numel() for p in policy.parameters()) < 0.35e6
+    assert policy.model.lm_head.weight is policy.model.model.embed_tokens.weight
+    assert policy.spec.eos_ids == (1,)
+    assert (policy.spec.pad_id, policy.spec.vocab_size, policy.spec.context_length) == (0, 25, 128)
+    state = torch.get_rng_state()
+    same, other = CausalLM.tiny(TinyLMConfig(), seed=3), CausalLM.tiny(TinyLMConfig(), seed=4)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(logits_of(policy), logits_of(same))
+    assert not torch.equal(logits_of(policy), logits_of(other))
+
+
+def test_text_becomes_one_token_per_character_and_back(policy):
+    assert policy.encode(TEXT) == [9, 12, 10, 13, 5, 16]
+    assert policy.encode_completion("#12") == [18, 3, 4, 1]
+    assert policy.decode([18, 3, 4, 1, 0, 0]) == "#12"
+
+
+@pytest.mark.parametrize(("text", "words"), [("7 + a", "policy.characters"), ("", "has no tokens")])
+def test_text_that_cannot_be_read_is_refused(policy, text, words):
+    with pytest.raises(ConfigError, match=words):
+        policy.encode(text)
+
+
+@pytest.mark.parametrize("wrong", [{"hidden_size": 92}, {"num_layers": 0}, {"characters": "112"}, {"characters": ""}])
+def test_shapes_that_cannot_be_built_are_refused(wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=rf"policy\.{name}"):
+        CausalLM.tiny(TinyLMConfig(**wrong), seed=0)
+
+
+# ------------------------------------------------------------------------------------------------------------- folders
+def test_a_saved_folder_gives_the_same_logits_and_is_tied(policy, tmp_path):
+    policy.save(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "model.embed_tokens.weight" in stored
+    assert "lm_head.weight" not in stored
+    assert torch.equal(transformers_logits(tmp_path), logits_of(policy))
+    again = CausalLM.load(tmp_path)
+    assert torch.equal(logits_of(again), logits_of(policy))
+    assert again.model.lm_head.weight is again.model.model.embed_tokens.weight
+    assert again.encode(TEXT) == policy.encode(TEXT)
+    assert again.spec == policy.spec
+
+
+def test_a_sharded_folder_gives_the_same_logits_and_missing_shards_are_named(policy, tmp_path):
+    policy.save(tmp_path, max_shard_bytes=400_000)
+    shards = sorted(path.name for path in tmp_path.glob("model-*.safetensors"))
+    assert len(shards) >= 3
+    assert torch.equal(transformers_logits(tmp_path), logits_of(policy))
+    assert torch.equal(logits_of(CausalLM.load(tmp_path)), logits_of(policy))
+    for name in (shards[0], shards[2]):
+        (tmp_path / name).unlink()
+    with pytest.raises(CheckpointError, match=f"lacks 2 of {len(shards)} .*: {shards[0]}, {shards[2]}"):
+        CausalLM.load(tmp_path)
+
+
+def test_adapters_are_trained_alone_and_merged_when_saved(policy, tmp_path):
+    pytest.importorskip("peft", reason="needs the extra lora")
+    policy.save(tmp_path / "base")
+    adapted = CausalLM.load(tmp_path / "base", lora=LoraSettings(rank=4), seed=5)
+    same = CausalLM.load(tmp_path / "base", lora=LoraSettings(rank=4), seed=5)
+    torch.testing.assert_close(logits_of(adapted), logits_of(policy), atol=1e-6, rtol=0)  # B starts at 0
+    assert 0 < sum(p.numel() for p in adapted.parameters()) < 0.3 * sum(p.numel() for p in policy.parameters())
+    for one, other in zip(adapted.parameters(), same.parameters(), strict=True):
+        assert torch.equal(one, other)
+    frozen = {name: p.clone() for name, p in adapted.module.named_parameters() if not p.requires_grad}
+    optimizer = torch.optim.SGD(adapted.parameters(), lr=5.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        adapted.log_probs(ragged_batch(), 1.0).log_probs.sum().backward()
+        optimizer.step()
+    assert all(torch.equal(p, frozen[n]) for n, p in adapted.module.named_parameters() if not p.requires_grad)
+    assert (logits_of(adapted) - logits_of(policy)).abs().max() > 0.1
+    adapted.save(tmp_path / "merged")
+    assert not list((tmp_path / "merged").glob("adapter*"))
+    torch.testing.assert_close(transformers_logits(tmp_path / "merged"), logits_of(adapted), atol=1e-5, rtol=1e-5)
+    assert logits_of(adapted).isfinite().all()  # saving left the policy usable
+
+
+def test_adapters_for_modules_that_do_not_exist_are_refused(policy):
+    pytest.importorskip("peft", reason="needs the extra lora")
+    with pytest.raises(ConfigError, match=r"policy\.lora\.targets is \['nowhere'\]"):
+        CausalLM(policy.model, policy.tokenizer, lora=LoraSettings(targets=["nowhere"]))
+
+
+def test_a_parameter_that_the_weights_lack_is_named(policy, tmp_path):
+    policy.save(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    del stored["model.layers.1.mlp.up_proj.weight"]
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lack 1 parameters .*layers\.1\.mlp\.up_proj\.weight"):
+        CausalLM.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"no weights"), "can load"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
+    ],
+    ids=["config", "no weights", "damaged weights", "tokenizer"],
+)
+def test_folders_that_are_incomplete_are_refused(policy, tmp_path, damage, words):
+    policy.save(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(CheckpointError, match=words):
+        CausalLM.load(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------- tokenizers
+def without(folder: Path, *names: str) -> None:
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    for name in names:
+        settings.pop(name)
+    path.write_text(json.dumps(settings))
+
+
+def test_without_a_pad_token_the_end_token_pads_and_can_still_be_said(policy, tmp_path, caplog):
+    policy.save(tmp_path)
+    without(tmp_path, "pad_token")
+    with caplog.at_level(logging.WARNING):
+        padless = CausalLM.load(tmp_path)
+    assert "no pad token: eos token 1 pads" in caplog.text
+    assert padless.spec.pad_id == 1
+    batch = ragged_batch()
+    ending = TokenBatch(batch.tokens.clone(), batch.prompt_lengths, batch.lengths)
+    ending.tokens[0, 10] = 1
+    assert padless.log_probs(ending, 1.0).log_probs.isfinite().all()
+
+
+def test_without_any_end_token_nothing_could_end(policy, tmp_path):
+    policy.model.generation_config.eos_token_id = None
+    policy.save(tmp_path)
+    without(tmp_path, "pad_token", "eos_token")
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"eos_token_id": None}))
+    with pytest.raises(CheckpointError, match="neither eos_token nor"):
+        CausalLM.load(tmp_path)
+
+
+def test_a_chat_template_of_the_folder_is_applied(policy, tmp_path):
+    policy.tokenizer.chat_template = TEMPLATE
+    policy.save(tmp_path)
+    chatting = CausalLM.load(tmp_path)
+    assert chatting.encode(TEXT) == char_tokenizer()(f"({TEXT}:")["input_ids"]
+    assert chatting.encode_completion("#1") == [18, 3, 1]
+    chatting.save(tmp_path / "again")
+    assert AutoTokenizer.from_pretrained(tmp_path / "again").chat_template == TEMPLATE
+
+
+def test_a_tokenizer_of_another_model_is_refused(policy):
+    policy.tokenizer.add_special_tokens({"pad_token": "<other>"})
+    with pytest.raises(CheckpointError, match=r"tokens \[25\], but the model has 25"):
+        CausalLM(policy.model, policy.tokenizer)
+
+
+# ----------------------------------------------------------------------------------------------------------- log-probs
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "qwen3", "windowed", "gpt2", "bloom"])
+def test_log_probs_and_entropy_are_those_of_each_row_alone(architecture):
+    policy, batch, temperature = language_model(architecture), ragged_batch(), 0.7
+    found = policy.log_probs(batch, temperature)
+    assert found.entropy is not None
+    for row in range(3):
+        start, end = int(batch.prompt_lengths[row]), int(batch.lengths[row])
+        with torch.no_grad():
+            logits = policy.model(input_ids=batch.tokens[row : row + 1, :end]).logits[0].double() / temperature
+        logits[:, 0] = -torch.inf  # padding is never said
+        every = logits.log_softmax(-1)[start - 1 : end - 1]
+        expected = every.gather(1, batch.tokens[row, start:end, None])[:, 0].float()
+        entropy = torch.distributions.Categorical(probs=every.exp()).entropy().float()
+        torch.testing.assert_close(found.log_probs[row, : end - start], expected, atol=2e-5, rtol=0)
+        torch.testing.assert_close(found.entropy[row, : end - start], entropy, atol=2e-5, rtol=0)
+        assert not found.log_probs[row, end - start :].any()
+    assert torch.equal(found.log_probs != 0, batch.mask)
+
+
+def test_what_stands_in_the_padding_has_no_influence(policy):
+    batch = ragged_batch()
+    other = TokenBatch(batch.tokens.clone(), batch.prompt_lengths, batch.lengths)
+    other.tokens[torch.arange(12) >= batch.lengths[:, None]] = 7
+    assert torch.equal(policy.log_probs(batch, 1.0).log_probs, policy.log_probs(other, 1.0).log_probs)
+
+
+def test_gradients_are_those_of_the_rows_summed(policy):
+    batch = ragged_batch()
+
+    def gradient(rows: list[int]) -> torch.Tensor:
+        policy.module.zero_grad()
+        part = TokenBatch(batch.tokens[rows], batch.prompt_lengths[rows], batch.lengths[rows])
+        found = policy.log_probs(part, 1.0)
+        (found.log_probs.sum() + found.entropy.sum()).backward()
+        return torch.cat([p.grad.flatten() for p in policy.parameters()])
+
+    torch.testing.assert_close(gradient([0, 1, 2]), sum(gradient([row]) for row in range(3)), atol=1e-3, rtol=1e-4)
+
+
+# -------------------------------------------------------------------------------------------------------------- critic
+def test_a_new_critic_says_zero_and_shares_nothing(policy):
+    critic = ValueLM.from_policy(policy)
+    assert not critic.values(ragged_batch()).any()
+    mine = {p.data_ptr() for p in policy.parameters()}
+    assert all(p.data_ptr() not in mine for p in critic.parameters())
+
+
+def test_values_are_read_before_each_token_and_zero_behind_the_end(policy):
+    critic, batch = trained_critic(policy), ragged_batch()
+    values = critic.values(batch)
+    assert torch.equal(values != 0, batch.mask)
+    changed = TokenBatch(batch.tokens.clone(), batch.prompt_lengths, batch.lengths)
+    changed.tokens[0, 7] = 24 if batch.tokens[0, 7] != 24 else 23  # the third token of the completion
+    difference = (critic.values(changed) - values)[0] != 0
+    assert difference.tolist() == [False, False, False, True, True, True, *[False] * 5]
+
+
+def trained_critic(policy: CausalLM) -> ValueLM:
+    critic = ValueLM.from_policy(policy)
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
+    batch = ragged_batch()
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = ((critic.values(batch) - 1.0)[batch.mask] ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.2 * losses[0]
+    return critic
+
+
+def test_a_critic_is_restored_from_its_folder(policy, tmp_path):
+    critic = trained_critic(policy)
+    critic.save(tmp_path)
+    assert torch.equal(ValueLM.load(tmp_path).values(ragged_batch()), critic.values(ragged_batch()))
+    (tmp_path / "value_head.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="holds no critic"):
+        ValueLM.load(tmp_path)

@@ -1,0 +1,376 @@
+"""Generation against a naive loop: the same tokens, exact log-probs, whatever the slots, the block and the decoder."""
+
+import numpy as np
+import pytest
+import torch
+from language_models import language_model
+from transformers import GenerationConfig
+
+from policies.causal_lm import CausalLM
+from policies.language_settings import LoraSettings, TinyLMConfig
+from rlinf_embodied.algorithms.log_probs import log_softmax, restrict_to_nucleus, sample_tokens
+from rlinf_embodied.errors import ConfigError, ObjectiveError
+from rlinf_embodied.randomness import uniform
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.generation import generate
+from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
+
+NOISE = Noise(seed=3, iteration=2)
+SHORT = Sampling(max_new_tokens=14)
+# (decoder it takes, architecture)
+ARCHITECTURES = [
+    ("LeanDecoder", "qwen2"),
+    ("LeanDecoder", "llama"),
+    ("CachedDecoder", "qwen3"),
+    ("CachedDecoder", "gpt2"),
+    ("RecomputingDecoder", "windowed"),
+    ("RecomputingDecoder", "bloom"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def block_of(lengths: list[int], group_size: int = 3, first_id: int = 40) -> GenerationBlock:
+    prompts = [
+        Prompt(first_id + i, tuple(2 + (7 * i + 3 * j + j * j) % 23 for j in range(length)))
+        for i, length in enumerate(lengths)
+    ]
+    return GenerationBlock(tuple(prompts), group_size)
+
+
+BLOCK = block_of([5, 2, 9, 1, 4])
+
+
+def run(policy, block=BLOCK, sampling=SHORT, noise=NOISE, num_slots=100, **options):
+    groups = list(generate(policy, block, sampling, noise, num_slots=num_slots, **options))
+    assert sorted(group.prompt.id for group in groups) == sorted(prompt.id for prompt in block.prompts)
+    return {group.prompt.id: group for group in groups}
+
+
+@torch.no_grad()
+def naive_completion(policy: CausalLM, prompt: Prompt, sample: int, sampling: Sampling, noise: Noise):
+    """One row, no cache: the whole sequence is read anew for each token."""
+    tokens, log_probs = list(prompt.tokens), []
+    for place in range(sampling.max_new_tokens):
+        logits = policy.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].clone()
+        logits[policy.spec.pad_id] = -torch.inf
+        u = torch.from_numpy(np.asarray(uniform(noise.seed, "token", noise.iteration, prompt.id, sample, place)))
+        kept = torch.ones(len(logits), dtype=torch.bool)
+        if sampling.top_p < 1:
+            order = sorted(range(len(logits)), key=lambda v: -float(logits[v]))
+            probabilities = (logits.double() / sampling.temperature).softmax(-1)
+            needed = next(
+                k for k in range(1, len(order) + 1) if float(probabilities[order[:k]].sum()) >= sampling.top_p
+            )
+            kept[:] = False
+            kept[order[:needed]] = True
+        logits[~kept] = -torch.inf
+        token = int(sample_tokens(logits, u, sampling.temperature))
+        log_probs.append(float((logits.double() / sampling.temperature).log_softmax(-1)[token]))
+        tokens.append(token)
+        if token in policy.spec.eos_ids:
+            return tokens[len(prompt.tokens) :], log_probs, True
+    return tokens[len(prompt.tokens) :], log_probs, False
+
+
+def assert_naive(policy, groups: dict[int, Group], sampling: Sampling, noise: Noise = NOISE) -> None:
+    for group in groups.values():
+        for sample in range(len(group.lengths)):
+            tokens, log_probs, ended = naive_completion(policy, group.prompt, sample, sampling, noise)
+            length = int(group.lengths[sample])
+            assert group.tokens[sample, :length].tolist() == tokens
+            assert bool(group.ended[sample]) == ended
+            torch.testing.assert_close(group.log_probs[sample, :length], torch.tensor(log_probs), atol=1e-5, rtol=0)
+            assert not group.log_probs[sample, length:].any()
+            assert (group.tokens[sample, length:] == policy.spec.pad_id).all()
+
+
+def assert_same_tokens(one: dict[int, Group], other: dict[int, Group], tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for prompt in one:
+        assert torch.equal(one[prompt].tokens, other[prompt].tokens)
+        assert (one[prompt].log_probs - other[prompt].log_probs).abs().max() <= tolerance
+
+
+# ---------------------------------------------------------------------------------------------------------- the oracle
+@pytest.mark.parametrize(("decoder", "architecture"), ARCHITECTURES)
+@pytest.mark.parametrize("num_slots", [4, 100])
+def test_tokens_and_log_probs_are_those_of_a_naive_loop(decoder, architecture, num_slots):
+    policy = language_model(architecture)
+    assert type(policy.decoder(2, 30)).__name__ == decoder
+    sampling = Sampling(max_new_tokens=14, temperature=0.8)
+    groups = run(policy, sampling=sampling, num_slots=num_slots)
+    lengths = torch.cat([group.lengths for group in groups.values()])
+    assert lengths.min() < lengths.max()  # rows end at different steps, so slots are reused
+    assert_naive(policy, groups, sampling)
+
+
+def test_a_nucleus_is_sampled_exactly():
+    policy, sampling = language_model("qwen2"), Sampling(max_new_tokens=14, temperature=1.5, top_p=0.7)
+    groups = run(policy, sampling=sampling)
+    assert_naive(policy, groups, sampling)
+    mass = torch.cat([group.log_mass.exp()[group.log_mass < 0] for group in groups.values()])
+    assert len(mass) > 50
+    assert (mass >= 0.7 - 1e-6).all()
+    assert (mass < 0.999).any()
+
+
+def test_greedy_tokens_are_those_of_transformers():
+    policy = language_model("llama")
+    groups = run(policy, sampling=Sampling(max_new_tokens=20, temperature=0.0), num_slots=4)
+    for group in groups.values():
+        expected = policy.model.generate(
+            torch.tensor([group.prompt.tokens]),
+            generation_config=GenerationConfig(
+                max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0, suppress_tokens=[0]
+            ),
+        )[0, len(group.prompt.tokens) :]
+        for sample in range(3):
+            assert group.tokens[sample, : group.lengths[sample]].tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_lean_logits_are_those_of_the_forward_pass(architecture):
+    policy = language_model(architecture)
+    texts = [list(prompt.tokens) for prompt in BLOCK.prompts]
+    decoder = policy.decoder(6, 30)
+    prefix = decoder.prefill(texts)
+    decoder.join(prefix, torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2]))
+    rows = [list(texts[i]) for i in (0, 1, 2)]
+    for step in range(20):
+        if step == 3:  # one leaves and another takes its slot, one joins at the end
+            decoder.join(prefix, torch.tensor([3, 4]), torch.tensor([1, 3]))
+            rows[1], rows = list(texts[3]), [*rows, list(texts[4])]
+            rows[1] = list(texts[3])
+        if step == 9:  # the last row moves into a gap
+            decoder.move(torch.tensor([3]), torch.tensor([0]))
+            rows[0] = rows.pop()
+        tokens = [2 + (5 * step + i) % 23 for i in range(len(rows))]
+        logits = decoder.step(torch.tensor(tokens))
+        for row, token, found in zip(rows, tokens, logits, strict=True):
+            row.append(token)
+            with torch.no_grad():
+                expected = policy.model(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1]
+            torch.testing.assert_close(found[1:], expected[1:], atol=2e-5, rtol=0)
+            assert found[0] == -torch.inf
+
+
+# ------------------------------------------------------------------------------------------------ what has no influence
+@pytest.mark.parametrize("num_slots", [1, 2, 7])
+def test_fewer_slots_change_last_bits_at_most(num_slots):
+    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
+    assert_same_tokens(run(policy), run(policy, num_slots=num_slots), 2e-6)
+
+
+def test_the_same_slots_give_the_same_bits():
+    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
+    assert_same_tokens(run(policy, num_slots=4), run(policy, num_slots=4), 0.0)
+
+
+def test_a_row_does_not_depend_on_the_rest_of_the_block():
+    policy = language_model("qwen2")
+    whole = run(policy)
+    for prompt in BLOCK.prompts:
+        alone = run(policy, GenerationBlock((prompt,), BLOCK.group_size))
+        assert_same_tokens({prompt.id: whole[prompt.id]}, alone, 5e-6)
+
+
+def test_iteration_and_prompt_id_and_sample_key_the_noise():
+    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
+    prompt = BLOCK.prompts[0].tokens
+    block = GenerationBlock((Prompt(1, prompt), Prompt(2, prompt)), 2)
+    first, second = run(policy, block), run(policy, block, noise=Noise(3, 3))
+    texts = [g.tokens[s, : g.lengths[s]].tolist() for run_ in (first, second) for g in run_.values() for s in (0, 1)]
+    assert len({tuple(text) for text in texts}) == 8
+
+
+@pytest.mark.parametrize("lengths", [[1, 30, 2, 25], [30, 1, 1, 1], [2, 2, 2, 40]])
+def test_prompts_of_any_lengths_may_follow_each_other(lengths):
+    policy, sampling = language_model("qwen2"), Sampling(max_new_tokens=6)
+    block = block_of(lengths, group_size=2)
+    for num_slots in (1, 2, 3):
+        assert_naive(policy, run(policy, block, sampling, num_slots=num_slots), sampling)
+
+
+# ------------------------------------------------------------------------------------------------------------- streams
+class CountingPolicy(CausalLM):
+    """Counts the steps and the prompts that its decoder was asked for."""
+
+    steps, prompts = 0, 0
+
+    def decoder(self, num_slots, width):
+        inner, outer = super().decoder(num_slots, width), self
+
+        class Counting:
+            def __getattr__(self, name):
+                return getattr(inner, name)
+
+            def step(self, tokens):
+                outer.steps += 1
+                return inner.step(tokens)
+
+            def prefill(self, prompts):
+                outer.prompts += len(prompts)
+                return inner.prefill(prompts)
+
+        return Counting()
+
+
+def test_groups_come_while_others_still_decode_and_in_order_where_asked():
+    policy = CountingPolicy.tiny(TinyLMConfig(), seed=1)
+    block, sampling = block_of([3] * 12, group_size=2), Sampling(max_new_tokens=20)
+    seen = []
+    for group in generate(policy, block, sampling, NOISE, num_slots=8):
+        seen.append((group.prompt.id, policy.steps))
+    total = policy.steps
+    assert seen[0][1] < total / 2
+    assert [prompt for prompt, _ in seen] != sorted(prompt for prompt, _ in seen)
+    ordered = [g.prompt.id for g in generate(policy, block, sampling, NOISE, num_slots=8, in_order=True)]
+    assert ordered == [prompt.id for prompt in block.prompts]
+
+
+def test_a_prompt_is_read_once_for_its_group():
+    policy = CountingPolicy.tiny(TinyLMConfig(), seed=1)
+    run(policy, block_of([3] * 7, group_size=4), num_slots=5)
+    assert policy.prompts == 7
+
+
+def test_only_live_rows_are_stepped():
+    policy = CountingPolicy.tiny(TinyLMConfig(), seed=1)
+    widths = []
+    inner = policy.decoder
+
+    def recording(num_slots, width):
+        decoder = inner(num_slots, width)
+        step = decoder.step
+        decoder.step = lambda tokens: (widths.append(len(tokens)), step(tokens))[1]  # type: ignore[method-assign]
+        return decoder
+
+    policy.decoder = recording  # type: ignore[method-assign]
+    groups = run(policy, num_slots=6)
+    lengths = torch.cat([group.lengths for group in groups.values()])
+    assert sum(widths) == int((lengths - 1).sum())  # the first token comes from the prompt's own forward pass
+
+
+def test_recorded_numbers_can_be_used_in_training():
+    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
+    group = next(iter(run(policy).values()))
+    weight = torch.ones(1, requires_grad=True)
+    (weight * group.log_probs).square().sum().backward()
+    assert weight.grad is not None
+
+
+# -------------------------------------------------------------------------------------------------------------- the end
+def test_one_new_token_needs_no_step():
+    policy = CountingPolicy.tiny(TinyLMConfig(), seed=1)
+    groups = run(policy, sampling=Sampling(max_new_tokens=1), num_slots=2)
+    assert policy.steps == 0
+    assert all((group.lengths == 1).all() for group in groups.values())
+
+
+def test_rows_end_at_any_end_token_and_otherwise_by_length():
+    policy = language_model("qwen2")
+    policy.model.generation_config.eos_token_id = [1, 7, 8, 9]
+    policy = CausalLM(policy.model, policy.tokenizer)
+    assert policy.spec.eos_ids == (1, 7, 8, 9)
+    groups = run(policy)
+    for group in groups.values():
+        last = group.tokens.gather(1, group.lengths[:, None] - 1)[:, 0]
+        assert torch.equal(group.ended, torch.isin(last, torch.tensor(policy.spec.eos_ids)))
+        assert (group.lengths[~group.ended] == 14).all()
+        before = torch.arange(group.tokens.shape[1]) < group.lengths[:, None] - 1
+        assert not torch.isin(group.tokens[before], torch.tensor(policy.spec.eos_ids)).any()
+
+
+# -------------------------------------------------------------------------------------------------- against training
+def recorded_and_trained(policy, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+    groups = run(policy, sampling=sampling, num_slots=6).values()
+    rows = [(group, sample) for group in groups for sample in range(len(group.lengths))]
+    trained = all_log_probs(policy, Sequences.of(list(groups)), sampling.temperature, token_budget=100).log_probs
+    recorded = torch.zeros_like(trained)
+    for number, (group, sample) in enumerate(rows):
+        whole = group.log_probs[sample] + group.log_mass[sample]
+        recorded[number, : len(whole)] = whole
+    return recorded, trained
+
+
+@pytest.mark.parametrize("sampling", [Sampling(max_new_tokens=30), Sampling(30, 0.7), Sampling(30, 1.2, 0.8)])
+def test_recorded_log_probs_are_those_of_training_at_the_same_weights(sampling):
+    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
+    recorded, trained = recorded_and_trained(policy, sampling)
+    assert trained.abs().max() > 1
+    assert (recorded - trained).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "bloom"])
+def test_so_they_are_on_the_general_path(architecture):
+    recorded, trained = recorded_and_trained(language_model(architecture), Sampling(20))
+    assert (recorded - trained).abs().max() <= 1e-5
+
+
+def test_generation_sees_new_weights_and_adapters():
+    pytest.importorskip("peft", reason="needs the extra lora")
+    policy = CausalLM.tiny(TinyLMConfig(), seed=1, lora=LoraSettings(rank=4, alpha=8.0))
+    before = run(policy)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in policy.parameters():
+        parameter.grad = 0.1 * torch.randn(parameter.shape, generator=generator)
+    optimizer.step()
+    after = run(policy)
+    assert any(not torch.equal(before[i].tokens, after[i].tokens) for i in before)
+    recorded, trained = recorded_and_trained(policy, Sampling(20))
+    assert (recorded - trained).abs().max() <= 1e-5
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers():
+    policy = language_model("qwen2")
+    block = block_of([5, 90])
+    with pytest.raises(
+        ConfigError, match=r"max_new_tokens is 14, but prompt 41 has 90 tokens .* holds 96: use at most 6"
+    ):
+        generate(policy, block, Sampling(14), NOISE, num_slots=4)
+    assert len(run(policy, block_of([5, 90], 1), Sampling(6))) == 2  # the last one that fits
+
+
+@pytest.mark.parametrize(
+    ("block", "slots", "words"),
+    [
+        (GenerationBlock((), 4), 4, "0 prompts"),
+        (block_of([3], 0), 4, "1 prompts x 0 samples"),
+        (block_of([3]), 0, "on 0 slots"),
+        (GenerationBlock((Prompt(9, ()),), 2), 4, r"prompts \[9\] have no tokens"),
+    ],
+)
+def test_empty_blocks_are_refused(block, slots, words):
+    with pytest.raises(ConfigError, match=words):
+        generate(language_model("qwen2"), block, Sampling(14), NOISE, num_slots=slots)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.1}, {"max_new_tokens": 0}])
+def test_sampling_out_of_range_is_refused(wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=rf"generation\.{name}"):
+        Sampling(**wrong)
+
+
+def test_weights_that_are_not_finite_are_reported():
+    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
+    with torch.no_grad():
+        policy.model.model.norm.weight[0] = torch.nan
+    with pytest.raises(ObjectiveError, match="NaN"):
+        run(policy)
+
+
+def test_a_nucleus_holds_the_mass_and_no_token_more():
+    log_probs = log_softmax(torch.tensor([[0.5, 0.25, 0.125, 0.125], [0.25, 0.25, 0.25, 0.25]]).log(), 1.0)
+    kept, log_mass = restrict_to_nucleus(log_probs, 0.7)
+    assert torch.isfinite(kept).tolist() == [[True, True, False, False], [True, True, True, False]]
+    torch.testing.assert_close(log_mass.exp(), torch.tensor([0.75, 0.75]))
