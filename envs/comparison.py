@@ -19,7 +19,7 @@ from envs.batched.patches import stock_rotations
 from envs.stock import action_dim, renew, task_actions
 
 _UNCOMPARED = frozenset({"elapsed_steps", "reconfigure"})  # of info: counted by wrappers, and what reset did
-_ANY_SCENE = re.compile(r"scene-\d+_|_\d+$")  # a body's name tells its scene
+_ANY_SCENE = re.compile(r"scene-\d+_|[-_]\d+$")  # a body's name tells its scene
 Seen = dict[str, Tensor]  # "kind/name" -> values [B, ...]
 
 

@@ -105,13 +105,23 @@ def make(
     check_assets("task_id", task_id)
     kwargs = {"obs_mode": None, "render_mode": None, "reconfiguration_freq": None, **kwargs}
     blind = kwargs["obs_mode"] in _STATE_MODES and kwargs["render_mode"] is None
-    kwargs.setdefault("render_backend", "none" if blind else "cpu")
-    builders = {
-        Route.batched: partial(_batched, task_id, num_envs, num_threads, decimate, kwargs),
-        Route.stock: partial(StackedEnv, task_id, num_envs, history_free, **kwargs),
-    }
-    with no_questions(), _explained(task_id, kwargs):
-        env = _first_of(builders, task_id) if route == Route.auto else builders[Route(route)]()
+
+    def build(render_backend: object) -> BaseEnv | StackedEnv:
+        wanted = {**kwargs, "render_backend": render_backend}
+        builders = {
+            Route.batched: partial(_batched, task_id, num_envs, num_threads, decimate, wanted),
+            Route.stock: partial(StackedEnv, task_id, num_envs, history_free, **wanted),
+        }
+        with no_questions(), _explained(task_id, wanted):
+            return _first_of(builders, task_id) if route == Route.auto else builders[Route(route)]()
+
+    if blind and "render_backend" not in kwargs:
+        try:
+            env = build("none")
+        except SimulatorError:  # a few tasks, like PushT, look their visual bodies up when they are built
+            env = build("cpu")
+    else:
+        env = build(kwargs.get("render_backend", "cpu"))
     limit = REGISTERED_ENVS[task_id].max_episode_steps if max_episode_steps is None else max_episode_steps
     env.spec = _spec(task_id, limit, {**kwargs, "num_envs": num_envs})
     return TimeLimitWrapper(OrderEnforcing(env), limit)

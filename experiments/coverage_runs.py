@@ -26,12 +26,12 @@ from torch import Tensor
 
 from envs.availability import check_assets, check_renderer, no_questions
 from envs.batched.build import make_batched_task
-from envs.batched.choice import FAILURES, compare_ways, robot_name
+from envs.batched.choice import FAILURES, build_somehow, compare_ways, robot_name
 from envs.batched.single import Alone
-from envs.comparison import Outcome, Pair, compare_episodes, wild_actions
+from envs.comparison import Outcome, Pair, compare_episodes, simulated, wild_actions
 from envs.experts import expert_of
 from envs.maniskill import reward_mode
-from envs.stock import build_task
+from envs.stock import build_task, task_actions
 from envs.tasks import TaskView
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
@@ -91,14 +91,15 @@ class Comparison:
     robot: object  # as ManiSkill takes it, None for the task's own
     checked: bool  # whether the short check is run too
     build_s: float = 0.0
+    blind: str = "none"  # the render backend where no pictures are taken
     start: Alone = Alone.nothing
     kwargs: dict[str, object] = field(default_factory=dict)  # what is not the default
 
     def modes(self) -> tuple[str, list[str]]:
         """Builds a stock env; returns the default control mode and the others."""
-        start = time.monotonic()
-        env = self._stock()
-        self.build_s = time.monotonic() - start
+        start = time.process_time()
+        env, self.blind = build_somehow(self.task, **self._arguments())
+        self.build_s = time.process_time() - start
         agents = getattr(env.agent, "agents", None) or [env.agent]
         supported = [] if env.agent is None else agents[0].supported_control_modes
         default = "default" if env.agent is None else agents[0].control_mode
@@ -115,9 +116,13 @@ class Comparison:
         runs = [partial(self._run, OTHER_ROWS if slow else ROWS, None, steps, pictures=True)]
         if not slow:
             runs += [partial(self._run, rows, compared, SHORT_STEPS) for rows, compared in ALSO.items()]
-        row = self._first_equal(runs) | {"horizon": horizon, "steps": steps}
+        short: dict = {}
         if not slow and self.checked:
-            row["short_check"] = compare_ways(self.task, reward_mode=reward_mode(self.task), **self._robot())
+            short = {"short_check": compare_ways(self.task, reward_mode=reward_mode(self.task), **self._robot())}
+            self.start = Alone(short["short_check"]["alone"] or Alone.nothing)
+        row = self._first_equal(runs) | {"horizon": horizon, "steps": steps, **short}
+        if self.start is not Alone.nothing:
+            row["reason"] = "; ".join(filter(None, [short["short_check"]["reason"], row["reason"]]))
         self.start = Alone(row["alone"] or Alone.nothing)
         return row | {"seconds": round(time.monotonic() - start, 1)}
 
@@ -128,7 +133,7 @@ class Comparison:
         try:
             env = self._stock()
             env.reset(seed=0)
-            env.step(wild_actions(env, 0)(0))
+            env.step(task_actions(env, wild_actions(env, 0)(0)))
             env.close()
         except FAILURES as error:
             return {"verdict": "not in stock", "reason": _why_not_built(error)}
@@ -150,11 +155,27 @@ class Comparison:
                     break
             else:
                 return {"verdict": "equal", "alone": alone.value, "reason": "; ".join(reasons), **totals}
+        if self._stock_envs_differ():
+            reasons.insert(0, "stock envs with one seed and the same actions differ from each other")
         return {"verdict": "fallback", "alone": None, "reason": "; ".join(reasons)}
+
+    def _stock_envs_differ(self) -> bool:
+        """Whether a stock env draws from torch's global generator while it runs, or is not deterministic otherwise."""
+        states = []
+        for _ in range(2):
+            env = self._stock()
+            env.reset(seed=0)
+            act = wild_actions(env, 0)
+            for step in range(SHORT_STEPS):
+                env.step(task_actions(env, act(step)))
+            states.append(simulated(env.scene.px))
+            env.close()
+        return any(not torch.equal(states[0][name], states[1][name]) for name in states[0])
 
     def _run(self, rows: int, compared: Sequence[int] | None, steps: int, alone: Alone, pictures: bool = False) -> dict:
         try:
-            batched = make_batched_task(self.task, rows, pictures, alone, **self._arguments())
+            backend = "cpu" if pictures else self.blind
+            batched = make_batched_task(self.task, rows, pictures, alone, render_backend=backend, **self._arguments())
             touches = Touches(wild_actions(batched, seed=rows), batched.scene.px.systems)
             steps = self._let_expert_act(batched, touches, steps)
             build = partial(self._stock, render=pictures)
@@ -184,7 +205,7 @@ class Comparison:
         return {**fixed, "sensor_configs": {"width": SIZE, "height": SIZE}, **self._robot(), **self.kwargs}
 
     def _stock(self, render: bool = False) -> BaseEnv:
-        backend = {"sim_backend": "physx_cpu", "render_backend": "cpu" if render else "none"}
+        backend = {"sim_backend": "physx_cpu", "render_backend": "cpu" if render else self.blind}
         return build_task(self.task, num_envs=1, **backend, **self._arguments())
 
 
@@ -216,7 +237,7 @@ def compare_task(task: str, robots: Sequence[str], modes: Sequence[str]) -> Iter
         if hasattr(cls, "MAX_DOTS"):
             cls.MAX_DOTS = INK
         try:
-            env = build_task(task, num_envs=1, sim_backend="physx_cpu", render_backend="none")
+            env, _ = build_somehow(task)
             default = env.robot_uids
             env.close()
             yield {"default_robot": robot_name(default)}

@@ -23,6 +23,7 @@ from sapien import physx
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from envs.batched.controllers import copy_targets
 from rlinf_embodied.errors import SimulatorError
 
 
@@ -85,6 +86,13 @@ class SingleEnv:
         finally:
             self._values[row] = _data_of(self.env)
 
+    @contextmanager
+    def acting(self, row: int) -> Iterator[BaseEnv]:
+        """Within it, the env is that of this row, in the middle of an episode."""
+        with self.over(row) as env:
+            copy_targets(self._batch.agent, row, len(self._values), env.agent)
+            yield env
+
     def copy_values(self, row: int) -> None:
         """Copies the attributes of this row's env into the batch's attributes with one entry per row."""
         for name, value in self._values[row].items():
@@ -96,7 +104,7 @@ class SingleEnv:
         n = len(self._values)
         results = []
         for row in range(n):
-            with self.over(row) as env:
+            with self.acting(row) as env:
                 results.append(getattr(env, name)(*tree_map(lambda value, row=row: _entry(value, row, n), args)))
         return tree_map(lambda *values: torch.cat([_as_rows(value) for value in values]), *results)
 
@@ -108,7 +116,7 @@ def rowwise_methods(task_class: type[BaseEnv]) -> dict[str, Callable]:
         def method(batch: BaseEnv) -> None:
             rows = batch.scene.px.active
             for row in rows:
-                with batch._single.over(row) as env:
+                with batch._single.acting(row) as env:
                     getattr(env, name)()
             batch.scene.px._invalidate(rows)
 
@@ -123,7 +131,8 @@ def rowwise_methods(task_class: type[BaseEnv]) -> dict[str, Callable]:
     def own(names: tuple[str, ...]) -> list[str]:
         return [name for name in names if getattr(task_class, name) is not getattr(BaseEnv, name)]
 
-    return {name: hook(name) for name in own(HOOKS)} | {name: measure(name) for name in own(MEASURES)}
+    measures = {*own(MEASURES), "_get_obs_agent"}  # what robots observe is their own code too
+    return {name: hook(name) for name in own(HOOKS)} | {name: measure(name) for name in measures}
 
 
 def _twins(single: physx.PhysxCpuSystem, row: physx.PhysxCpuSystem) -> dict[object, object]:
