@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 import pytest
@@ -92,15 +91,10 @@ def test_the_camera_fov_is_that_of_the_first_camera_only() -> None:
     assert torch.equal(seen[None][:, 1], seen[0.8][:, 1])
 
 
-def test_a_task_that_the_batched_backend_cannot_take_runs_on_stock_envs_and_says_why(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_task_whose_code_knows_a_single_env_only_is_batched_all_the_same() -> None:
     config = replace(SMALL, task="DrawTriangle-v1", robot=None, reward=Reward.sparse, obs_size=16)
-    with caplog.at_level(logging.WARNING, logger="envs.fallback"):
-        env = make(replace(config, cameras=_cameras("DrawTriangle-v1"), control_mode="pd_ee_delta_pos"), 2)
-    assert env.spec.backend == "physx_cpu (stock)"
-    warnings = [record.message for record in caplog.records if "does not run on the batched" in record.message]
-    assert len(warnings) == 1
+    env = make(replace(config, cameras=_cameras("DrawTriangle-v1"), control_mode="pd_ee_delta_pos"), 2)
+    assert env.spec.backend == "physx_cpu (batched)"
     env.reset([1, 2])
     assert env.step_chunk(torch.zeros(2, 5, env.spec.action_dim)).valid.all()
     env.close()
