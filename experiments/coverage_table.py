@@ -33,8 +33,8 @@ of ink instead of 300 or 1010, both sides, and episodes of 40 steps. Tasks that 
 run with `pip install svgpathtools`, which is not among this project's packages.
 
 *equal*: bit for bit. *fallback*: the plain backend is used instead, by itself, with this reason in the log.
-*not in stock*: stock ManiSkill itself raises with this robot or mode. The last column says what of the task's own Python runs
-row by row (controllers, kinematics, physics and rendering are always those of the batch), and why.
+*not in stock*: stock ManiSkill itself raises with this robot or control mode. The last column says what of the task's
+own Python runs row by row (controllers, kinematics, physics and rendering are always those of the batch), and why.
 """
 
 
