@@ -62,14 +62,16 @@ def drive(own: dict[str, object], arguments: list[str]) -> int:
         found["seconds"] = round(time.monotonic() - start)
         results[task] = merged(results[task], found) if cut and task in results else found
         print(f"{task}: {headline(results[task])} ({found['seconds']} s)", flush=True)
-        write(out, {"command": ["python", "experiments/sim_coverage.py", *arguments], **machine(), "tasks": results})
-        write_table(out.with_suffix(".md"), json.loads(out.read_text()))
+        write(out, arguments, results)
+    write(out, arguments, results)
+    write_table(out.with_suffix(".md"), json.loads(out.read_text()))
     if own["covered"] == "true":
         write_covered(results)
     return 0
 
 
-def write(path: Path, content: dict) -> None:
+def write(path: Path, arguments: list[str], results: dict) -> None:
+    content = {"command": ["python", "experiments/sim_coverage.py", *arguments], **machine(), "tasks": results}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
