@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import WHOLE, Barrier, Edge, Loop, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import WHOLE, Barrier, Edge, Loop, Repeat, StageSpec, Verdict, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.runtime.session import SerialSession, Session
@@ -38,11 +39,13 @@ class Fake:
 
     def __init__(self, config: Mapping[str, object]) -> None:
         self.name, self.number = str(config["name"]), int(str(config["number"]))
-        self.collective = bool(config["collective"])
+        self.collective, self.together = bool(config["collective"]), int(str(config.get("together", 1)))
         self.ends = list(config["ends"])  # of the weight edge  # pyright: ignore[reportArgumentType]
 
     def setup(self, context: StageContext) -> None:
         self.context, self.parked = context, False
+        sets = [context.owners[i : i + self.together] for i in range(0, context.num_blocks, self.together)]
+        assert all(len(set(owners)) == 1 for owners in sets), "a set of blocks is torn apart"
         shared = context.share("weights", lambda: [0])  # both ends in one worker use the same
         self.weights = shared if self.name in self.ends and isinstance(shared, list) else [0]
         self.weights[0] = 0  # the worker may have run another workflow
@@ -63,7 +66,7 @@ class Fake:
         return mixed(self.number, block, tick.iteration, message, self.weights[0], *parts)
 
     def run(self, tick: Tick, inputs: Mapping[int, Sequence[int]]) -> Output:
-        results = {block: self._value(tick, block, *parts) for block, parts in inputs.items()}
+        results = {block: self._value(tick, block, tick.round, *parts) for block, parts in inputs.items()}
         if self.collective:
             assert not results.keys() & self.waiting.keys()
             self.waiting |= results
@@ -139,7 +142,35 @@ def random_workflow(seed: int) -> Workflow:
         for i, name in enumerate(everyone)
     }
     weights = (WeightEdge(*learns),) if learns else ()
-    return Workflow(f"random {seed}", blocks, stages, edges, weights, loops, barriers)
+    workflow = Workflow(f"random {seed}", blocks, stages, edges, weights, loops, barriers)
+    return _repeated(draw, _in_sets(draw, workflow))
+
+
+def _in_sets(draw: random.Random, workflow: Workflow) -> Workflow:
+    """Some stages work on several blocks together."""
+    stages, inside = {}, {end for loop in workflow.loops.values() for end in (loop.opener, loop.answerer)}
+    for name, spec in workflow.stages.items():
+        free = not spec.collective and name not in inside
+        sizes = [k for k in (2, 3) if workflow.num_blocks % k == 0]
+        together = draw.choice(sizes) if free and sizes and draw.random() < 0.3 else 1
+        config = {**spec.config, "together": together}  # pyright: ignore[reportGeneralTypeIssues]
+        stages[name] = replace(spec, config=config, together=together)
+    return replace(workflow, stages=stages)
+
+
+def _repeated(draw: random.Random, workflow: Workflow) -> Workflow:
+    """Some workflows do all that comes before a stage again until the data are enough."""
+    for before in workflow.stages if not workflow.loops and draw.random() < 0.7 else ():
+        whole = replace(workflow.stages[before], granularities=(WHOLE,))
+        try:
+            return replace(
+                workflow,
+                stages={**workflow.stages, before: whole},
+                repeat=Repeat("r", before, sorted(workflow.upstream(before))[-1], judge, 3),
+            )
+        except (PlanError, IndexError):
+            continue
+    return workflow
 
 
 def _weight_edge(draw: random.Random, collective: set[str], pairs: list[tuple[str, str]]) -> tuple[str, ...]:
@@ -226,7 +257,7 @@ def outcome(workflow: Workflow, plan: Plan, session: Session) -> list[dict[str, 
         _require_barriers(workflow, result)
         merged: dict[str, dict[int, int]] = {}
         for stage, rounds in ((s, r) for s, r in result.reports.items() if s not in silent and "." not in s):
-            merged[f"{stage} rounds"] = {0: len(rounds) if workflow.loops else 1}
+            merged[f"{stage} rounds"] = {0: len(rounds) if workflow.loops or workflow.repeat else 1}
             merged[stage] = {b: v for answers in rounds for a in answers if isinstance(a, dict) for b, v in a.items()}
         found.append(merged)
     return found

@@ -196,9 +196,7 @@ class Planning:
         self._watch = None
         if predicted is not None and math.isfinite(predicted.iteration_s) and self._may_replan():
             assert self._pricer is not None
-            loops = self._pricer.workflow.loops.values()
-            usual = {stage: loop.expected_rounds for loop in loops for stage in (loop.opener, loop.answerer)}
-            self._watch = DriftWatch(predicted, usual)
+            self._watch = DriftWatch(predicted, self._pricer.workflow.expected_rounds())
 
     def _may_replan(self) -> bool:
         return self._forced is None and self._config.plan.replan

@@ -211,9 +211,7 @@ class Trainer:
         """Compares the iteration with its prediction, and goes on under another plan where that is due."""
         computing = stage_seconds([span for span in result.spans if not span.name.endswith(_NOT_COMPUTING)])
         stages = {name: computing[f"time/{name}_s"] for name in running.executor.workflow.stages}
-        rounds: dict[str, int] = {}
-        for loop in running.executor.workflow.loops.values():
-            rounds |= dict.fromkeys((loop.opener, loop.answerer), len(result.reports[loop.opener]))
+        rounds = running.executor.workflow.rounds(result.reports)
         number = self._progress.iteration - 1
         goes_on = self._progress.iteration < self._config.run.num_iterations and not stop.asked
         plan, told = self._planning.observe(number, metrics["time/iteration_s"], stages, rounds, goes_on)

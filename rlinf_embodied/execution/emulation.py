@@ -16,7 +16,7 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.emulated_stage import NO_WEIGHTS, EmulatedStageConfig, Finish, Start
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow import cost
-from rlinf_embodied.flow.graph import Loop, StageSpec, Verdict, Workflow
+from rlinf_embodied.flow.graph import StageSpec, Verdict, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import simulate
@@ -142,7 +142,7 @@ def _calls_below(node: Node, chunks: int, plan: Plan, workflow: Workflow, cluste
         fused = plan.is_fused(node.loop, workflow.num_blocks, cluster)
         return workers * (1 if fused else node.shards * (loop.chunk_steps + 2)) * loop.expected_rounds
     if isinstance(node, Leaf):
-        return len(node.devices) * chunks
+        return len(node.devices) * chunks * workflow.expected_rounds().get(node.stage, 1.0)
     if isinstance(node, Spatial) and node.granularity:
         chunks = workflow.num_blocks // node.granularity
     return sum(_calls_below(part, chunks, plan, workflow, cluster) for part in node.parts)
@@ -161,10 +161,11 @@ def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
         for name, spec in workflow.stages.items()
     }
     loops = {
-        name: replace(loop, judge=Rounds(loop)) if loop.max_rounds > 1 else loop
+        name: replace(loop, judge=Rounds(loop.expected_rounds)) if loop.max_rounds > 1 else loop
         for name, loop in workflow.loops.items()
     }
-    return replace(workflow, stages=stages, loops=loops)
+    repeat = workflow.repeat and replace(workflow.repeat, judge=Rounds(workflow.repeat.expected_rounds))
+    return replace(workflow, stages=stages, loops=loops, repeat=repeat)
 
 
 def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
@@ -190,9 +191,9 @@ def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
 class Rounds:
     """Ends a repeat so that over the iterations it takes its expected number of rounds on average."""
 
-    def __init__(self, loop: Loop) -> None:
-        """Takes the loop whose rounds are counted."""
-        self._expected = loop.expected_rounds
+    def __init__(self, expected: float) -> None:
+        """Takes how many rounds there are on average."""
+        self._expected = expected
 
     def __call__(self, rounds: Sequence[Sequence[object]]) -> Verdict:
         """Returns whether the rounds so far are enough."""

@@ -22,8 +22,8 @@ from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
-from rlinf_embodied.execution.schedule import Step, repeats, schedule, shards_of
-from rlinf_embodied.flow.graph import Loop, Verdict, Workflow
+from rlinf_embodied.execution.schedule import Step, parts, repeats, schedule, shards_of
+from rlinf_embodied.flow.graph import Loop, Repeat, Verdict, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime import transport
@@ -39,14 +39,14 @@ class Executor:
     def __init__(self, workflow: Workflow, plan: Plan, session: Session, cluster: Cluster) -> None:
         """Starts the workers and builds every stage where the plan puts it."""
         self.workflow, self.plan, self._session = workflow, plan, session
-        self._owners = {stage: plan.owners(stage, workflow.num_blocks) for stage in workflow.stages}
+        self._owners = plan.all_owners(workflow)
         self.routes = transport.routes(
             workflow, plan, cluster, owners=self._owners, one_process=isinstance(session, SerialSession)
         )
         _LOG.info("transports of plan %s:\n%s", plan.name, transport.table(self.routes))
         self._adaptive = not cluster.always_store
         self._fused = {loop for loop in plan.loops() if plan.is_fused(loop, workflow.num_blocks, cluster)}
-        self._steps = schedule(plan, workflow)
+        self._repeated, self._steps = parts(schedule(plan, workflow), workflow)
         self._repeats = repeats(workflow)
         self._exclusive = plan.exclusive()
         session.start([WorkerSpec(device, cluster.torch_device(device)) for device in plan.devices()])
@@ -89,12 +89,33 @@ class Executor:
             RlinfError: what a worker raised, or a HangError.
         """
         state = Iteration(tick)
-        for step in self._steps:
-            self._run_loop(step.node, state) if isinstance(step.node, LoopNode) else self._leaf(step, state)
+        if self.workflow.repeat is not None:
+            self._run_rounds(self.workflow.repeat, state)
+        self._run_steps(self._steps, state)
         for edge in self.workflow.weight_edges:
             self.sync_weights(edge.source, edge.target, state)
         self._collect(state)
         return state.result
+
+    def _run_steps(self, steps: Sequence[Step], state: Iteration) -> None:
+        for step in steps:
+            self._run_loop(step.node, state) if isinstance(step.node, LoopNode) else self._leaf(step, state)
+
+    def _run_rounds(self, repeat: Repeat, state: Iteration) -> None:
+        """Runs what comes before a stage, round by round: within a round on its own data, the stage then has all."""
+        before, gathered = state.tick, state.outputs
+        for number in range(repeat.max_rounds):
+            state.tick, state.outputs = replace(before, round=number), {}
+            self._run_steps(self._repeated, state)
+            for stage, blocks in state.outputs.items():
+                for block, refs in blocks.items():
+                    gathered.setdefault(stage, {}).setdefault(block, []).extend(refs)
+            self._collect(state)
+            verdict = repeat.judge(state.result.reports[repeat.judged])
+            if verdict.enough:
+                break
+        state.tick, state.outputs = before, gathered
+        state.verdicts[repeat.name] = verdict.message
 
     def _enter(self, stages: Sequence[str], state: Iteration) -> None:
         """Has workers switch as soon as the turn before is over, not only when the inputs of the next one arrive."""
@@ -116,6 +137,8 @@ class Executor:
         calls, behind = [], self._behind(stage, state)
         for worker in self.workers(stage):
             blocks = tuple(block for block in self._blocks(stage, worker) if block in chunk)
+            if not blocks:  # of a stage whose workers own whole sets
+                continue
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
             call = Call(stage, "run", tick, blocks, len(inputs) // len(blocks), keep)
             calls.append((worker, call, [*inputs, *behind]))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Ref, of_type
 from rlinf_embodied.telemetry.trace import Span
 
 _Report = TypeVar("_Report")
+
+
+@runtime_checkable
+class Finishes(Protocol):
+    """What a stage with long tails (StageSpec.at_once) reports of a call."""
+
+    finish_s: Mapping[int, float]  # seconds after the call's start at which each block was finished
 
 
 @dataclass(slots=True)

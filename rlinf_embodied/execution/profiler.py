@@ -22,6 +22,7 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster, processor
 from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.execution.iteration import Finishes
 from rlinf_embodied.execution.meter import MeteredSession, Reading, measure_links, payload_bytes
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measurement import Measurements, Memory, cell_of, loop_of, profile_dict, samples
@@ -186,16 +187,21 @@ def _repeat(
         metered.recording = k == 0
         result = executor.run(_tick(probe, k))
         metered.recording = False
-        rounds = _rounds(run, result)
+        rounds = run.rounds(result.reports)
         if rounds and probe.workflow.num_blocks == num_blocks:
             measured.rounds.append(max(rounds.values()))
+        _file_finishes(run, result, measured)
         measured.samples += samples(probe, run, probe.workflow, result.spans, rounds)
         progress(min(k + 1, _LEAST_REPETITIONS))
     _file_memory(executor, probe, metered, measured, before, time.perf_counter() - started)
 
 
-def _rounds(workflow: Workflow, result: IterationResult) -> dict[str, int]:
-    return {name: len(result.reports[loop.opener]) for name, loop in workflow.loops.items()}
+def _file_finishes(run: Workflow, result: IterationResult, measured: Measurements) -> None:
+    """Files when each block of a stage with long tails was finished, as its reports say."""
+    for stage, spec in run.stages.items():
+        if spec.at_once:
+            found = [report.finish_s for report in result.all_of(stage, Finishes)]
+            measured.finishes.setdefault(stage, []).extend(found)
 
 
 def _file_memory(

@@ -74,8 +74,21 @@ def _alternates(node: Node, first: list[str], second: list[str], chunks: int, wo
     return node.resident and not long_tailed and not workflow.blocking(first, second, workflow.num_blocks // chunks)
 
 
+def parts(steps: tuple[Step, ...], workflow: Workflow) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """Returns the steps that a repeat does again, and those behind them."""
+    if workflow.repeat is None:
+        return (), steps
+    again = workflow.upstream(workflow.repeat.before)
+    inside = tuple(step for step in steps if isinstance(step.node, Leaf) and step.node.stage in again)
+    assert inside == steps[: len(inside)], "the stage behind a repeat is called once, after all that reaches it"
+    return inside, steps[len(inside) :]
+
+
 def repeats(workflow: Workflow) -> dict[str, list[str]]:
     """Returns the repeats whose data reaches each stage, in the order of the workflow."""
+    if workflow.repeat is not None:
+        behind = {workflow.repeat.before} | workflow.downstream(workflow.repeat.before)
+        return {stage: [workflow.repeat.name] for stage in behind}
     place = {stage: number for number, stage in enumerate(workflow.order())}
     found: dict[str, list[str]] = {}
     for loop in sorted(workflow.loops.values(), key=lambda loop: place[loop.opener]):

@@ -87,9 +87,7 @@ def as_measured(workflow: Workflow, profile: Profile) -> Workflow:
     """Returns the workflow with the rounds that its repeats took when it was measured."""
     if profile.workload is None:
         return workflow
-    rounds = profile.workload.expected_rounds
-    loops = {n: replace(o, expected_rounds=min(max(rounds, 1.0), o.max_rounds)) for n, o in workflow.loops.items()}
-    return replace(workflow, loops=loops)
+    return workflow.with_rounds(profile.workload.expected_rounds)
 
 
 def linked(cluster: Cluster, profile: Profile) -> Cluster:

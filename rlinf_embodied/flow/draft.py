@@ -147,7 +147,8 @@ def realize(draft: Draft, pools: tuple[Devices, ...], pricer: Pricer, chunks: in
     """
     num_blocks = pricer.workflow.num_blocks
     if draft.kind == "leaf":
-        return Leaf(draft.name, _first([pools[i] for i in draft.classes], num_blocks // chunks))
+        most = pricer.workflow.most_devices(draft.name, num_blocks // chunks)
+        return Leaf(draft.name, _first([pools[i] for i in draft.classes], most))
     if draft.kind == "loop":
         loop = pricer.workflow.loops[draft.name]
         sides = _divide(pools, draft.split) if draft.split else [pools, pools]

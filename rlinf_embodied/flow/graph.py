@@ -10,7 +10,7 @@ env <==> policy      loop "rollout": H chunk-steps of P shards, possibly repeate
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlinf_embodied.errors import PlanError
 
@@ -28,6 +28,7 @@ class StageSpec:
     kinds: tuple[str, ...] = ()  # device kinds that it can run on; (): whatever its profile knows
     granularities: tuple[int, ...] = ()  # blocks per call that it accepts, WHOLE among them; (): any
     at_once: bool = False  # works on all its blocks together and hands each on when it is finished (long tails)
+    together: int = 1  # so many neighbouring blocks are worked on together, by one worker
 
     def accepts(self, blocks_per_chunk: int, num_blocks: int) -> bool:
         """Returns whether it may be called for so many blocks at a time."""
@@ -95,6 +96,22 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeat:
+    """All that comes before a stage, done again until there is enough for it; at most `max_rounds` times.
+
+    After each round `judge` sees the reports of the stage `judged` of all rounds so far (a list per round, in order of
+    workers).  The stage `before` and those behind it get the data of all rounds, and the verdict's message.
+    """
+
+    name: str
+    before: str
+    judged: str
+    judge: Callable[[Sequence[Sequence[object]]], Verdict]
+    max_rounds: int
+    expected_rounds: float = 1.0  # what a planner counts with
+
+
+@dataclass(frozen=True, slots=True)
 class Workflow:
     """The macro graph.  Items are blocks, numbered 0 .. num_blocks - 1; every stage processes every block."""
 
@@ -105,6 +122,7 @@ class Workflow:
     weight_edges: tuple[WeightEdge, ...] = ()
     loops: Mapping[str, Loop] = field(default_factory=dict)
     barriers: tuple[Barrier, ...] = ()
+    repeat: Repeat | None = None
     items_per_block: int = 1  # episodes, prompts: the unit in which profiles count
     typical_iteration: int = 0  # the first whose work is like that of the later ones; stages are measured in it
 
@@ -134,6 +152,9 @@ class Workflow:
                 "only: declare one stage per loop"
             )
         self.order()
+        self._check_together()
+        if self.repeat is not None:
+            self._check_repeat(self.repeat)
 
     def _check_ends(self, what: str, *ends: str) -> None:
         for end in ends:
@@ -178,6 +199,46 @@ class Workflow:
         if not loop.shards or min(loop.shards) < 1:
             raise PlanError(f"{where} has shards={loop.shards}, but at least one is in flight: use (1, 2)")
 
+    def _check_together(self) -> None:
+        for stage, spec in self.stages.items():
+            if spec.together > 1 and (spec.collective or spec.granularities):
+                raise PlanError(
+                    f"workflow {self.name}: stage {stage} works on {spec.together} blocks together, but is collective "
+                    "or takes certain chunks only: its workers would not be called alike; leave out one of the two"
+                )
+            if spec.together < 1 or self.num_blocks % spec.together:
+                raise PlanError(
+                    f"workflow {self.name}: stage {stage} works on {spec.together} blocks together, but there are "
+                    f"{self.num_blocks} blocks: use a divisor"
+                )
+
+    def _check_repeat(self, repeat: Repeat) -> None:
+        where = f"workflow {self.name}: repeat {repeat.name}"
+        for stage in (repeat.before, repeat.judged):
+            if stage not in self.stages:
+                raise PlanError(f"{where} names the stage {stage!r}: declare it")
+        upstream = self.upstream(repeat.before)
+        if repeat.judged not in upstream:
+            raise PlanError(
+                f"{where} judges {repeat.judged}, whose data does not reach {repeat.before}: judge one of "
+                f"{sorted(upstream)}"
+            )
+        if self.stages[repeat.before].granularities != (WHOLE,):
+            raise PlanError(f"{where}: {repeat.before} waits for all rounds: give it granularities=(WHOLE,)")
+        beside = set(self.stages) - upstream - {repeat.before} - self.downstream(repeat.before)
+        if beside:
+            raise PlanError(
+                f"{where}: {sorted(beside)} are neither before nor behind {repeat.before}, so that it is open whether "
+                "they are done again: lead an edge from or to them"
+            )
+        if self.loops:
+            raise PlanError(f"{where}: the loops {sorted(self.loops)} repeat by themselves: give them the judge")
+        if not 1 <= repeat.expected_rounds <= repeat.max_rounds:
+            raise PlanError(
+                f"{where} has expected_rounds={repeat.expected_rounds} and max_rounds={repeat.max_rounds}, but it "
+                "takes between 1 and max_rounds rounds: mend one of the two"
+            )
+
     def sources(self, stage: str) -> tuple[str, ...]:
         """Returns the stages whose data `stage` consumes, in the order of the edges."""
         return tuple(edge.source for edge in self.edges if edge.target == stage)
@@ -188,6 +249,43 @@ class Workflow:
         while reached := {e.target for e in self.edges if e.source in found.union(stages)} - found:
             found |= reached
         return found.difference(stages)
+
+    def upstream(self, stage: str) -> set[str]:
+        """Returns the stages whose data reaches this one, itself not included."""
+        found: set[str] = set()
+        while sources := {e.source for e in self.edges if e.target in found | {stage}} - found:
+            found |= sources
+        return found
+
+    def rounds(self, reports: Mapping[str, Sequence[Sequence[object]]]) -> dict[str, int]:
+        """Returns how often each stage of a loop or a repeat ran, from an iteration's reports by stage."""
+        found = {}
+        for loop in self.loops.values():
+            found |= dict.fromkeys((loop.opener, loop.answerer), len(reports[loop.opener]))
+        if self.repeat is not None:
+            found |= dict.fromkeys(self.upstream(self.repeat.before), len(reports[self.repeat.judged]))
+        return found
+
+    def expected_rounds(self) -> dict[str, float]:
+        """Returns how often each stage of a loop or a repeat is expected to run."""
+        found = {}
+        for loop in self.loops.values():
+            found |= dict.fromkeys((loop.opener, loop.answerer), loop.expected_rounds)
+        if self.repeat is not None:
+            found |= dict.fromkeys(self.upstream(self.repeat.before), self.repeat.expected_rounds)
+        return found
+
+    def with_rounds(self, expected: float) -> Workflow:
+        """Returns the workflow with so many expected rounds of whatever is repeated, at most as many as it allows."""
+        within = lambda most: min(max(expected, 1.0), most)  # noqa: E731
+        loops = {n: replace(o, expected_rounds=within(o.max_rounds)) for n, o in self.loops.items()}
+        again = self.repeat and replace(self.repeat, expected_rounds=within(self.repeat.max_rounds))
+        return replace(self, loops=loops, repeat=again)
+
+    def most_devices(self, stage: str, blocks: int) -> int:
+        """Returns how many devices can share a stage that is called for so many blocks."""
+        together = self.stages[stage].together
+        return blocks if together == 1 else self.num_blocks // together
 
     def blocking(self, first: Sequence[str], second: Sequence[str], blocks_per_chunk: int) -> list[str]:
         """Returns what keeps `second` from starting on a chunk before `first` has finished all: edges and barriers."""
@@ -231,5 +329,9 @@ class Workflow:
         lines += [f'  "{stage}";' for stage in self.stages]
         lines += [f'  "{edge.source}" -> "{edge.target}";' for edge in self.edges]
         lines += [f'  "{e.source}" -> "{e.target}" [style=dashed, label="weights"];' for e in self.weight_edges]
+        if self.repeat is not None:
+            label = f"{self.repeat.name}: up to {self.repeat.max_rounds} rounds"
+            first = next(stage for stage in self.order() if stage in self.upstream(self.repeat.before))
+            lines.append(f'  "{self.repeat.judged}" -> "{first}" [style=dotted, constraint=false, label="{label}"];')
         lines += [f'  "{b.before}" -> "{b.after}" [style=dotted, label="barrier"];' for b in self.barriers]
         return "\n".join([*lines, "}"])

@@ -49,7 +49,8 @@ class Measurements:
     memory: dict[str, Memory] = field(default_factory=dict)
     edge_bytes_per_item: dict[tuple[str, str], float] = field(default_factory=dict)
     weights: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
-    rounds: list[int] = field(default_factory=list)  # of the repeated loop, by repetition
+    rounds: list[int] = field(default_factory=list)  # of what is repeated, by repetition
+    finishes: dict[str, list[Mapping[int, float]]] = field(default_factory=dict)  # of stages with long tails, by call
     chunk_steps: int = 1  # that were run, of a loop
     links: dict[str, float] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
@@ -77,7 +78,7 @@ def samples(
         run: the workflow as it ran, its loops perhaps shortened.
         whole: the workflow with all chunk-steps; a stage behind a loop has so much more to do.
         spans: of the iteration.
-        rounds: how often each loop was repeated.
+        rounds: how often each stage that is repeated ran.
     """
     stretch = {name: whole.loops[name].chunk_steps / loop.chunk_steps for name, loop in run.loops.items()}
     found = []
@@ -85,7 +86,7 @@ def samples(
         loop = loop_of(run, stage)
         if loop is None:
             factor = max([stretch[name] for name in _upstream_loops(run, stage)], default=1.0)
-            (seconds,) = _critical(spans, (stage,), {"run": factor})
+            (seconds,) = _critical(spans, (stage,), {"run": factor / rounds.get(stage, 1)})
             found.append(Sample(stage, *cell_of(probe, stage), seconds))
             continue
         shared = probe.plan.shares_workers(loop.name, probe.workflow.num_blocks)
@@ -93,7 +94,7 @@ def samples(
         # a shortened rollout is opened and closed as often as a whole one
         methods = {"open": 1.0, "step": stretch[loop.name], "close": 1.0}
         seconds = dict(zip(sides, _critical(spans, sides, methods), strict=True))[stage]
-        calls = whole.loops[loop.name].chunk_steps * probe.shards(stage) * rounds.get(loop.name, 1)
+        calls = whole.loops[loop.name].chunk_steps * probe.shards(stage) * rounds.get(loop.opener, 1)
         found.append(Sample(stage, *cell_of(probe, stage), seconds / calls))
     return found
 
@@ -132,9 +133,11 @@ def profile_dict(
         "num_items": workflow.num_blocks * workflow.items_per_block,
         "items_per_block": workflow.items_per_block,
     }
+    rounds = statistics.mean(measured.rounds) if measured.rounds else 1.0
     if loops:
-        rounds = statistics.mean(measured.rounds) if measured.rounds else 1.0
         work |= {"chunk_steps": loops[0].chunk_steps, "expected_rounds": rounds, "max_rounds": loops[0].max_rounds}
+    elif workflow.repeat is not None:
+        work |= {"expected_rounds": rounds, "max_rounds": workflow.repeat.max_rounds}
     return {
         "format": FORMAT,
         "name": name,
@@ -169,10 +172,23 @@ def _stage_dict(workflow: Workflow, stage: str, measured: Measurements) -> dict[
         "cores_per_device": memory.cores,
         "spread_s": max((max(v) - min(v)) for v in cells.values()),
     }
+    if stage in measured.finishes:
+        entry["finish_quantiles"] = finish_quantiles(measured.finishes[stage])
     # what cannot be offloaded stays where it is
     resident = max(memory.resident.values(), default=0.0)
     entry["parked_bytes"] = resident if memory.parked_bytes is None else memory.parked_bytes
     return entry
+
+
+def finish_quantiles(finishes: Sequence[Mapping[int, float]]) -> list[list[float]]:
+    """Returns (share of the blocks, share of the call's time after which they are finished), ascending.
+
+    Args:
+        finishes: of each call, seconds after its start at which each block was finished; calls with most blocks count.
+    """
+    most = max(map(len, finishes))
+    rows = [sorted(found.values()) for found in finishes if len(found) == most]
+    return [[(k + 1) / most, statistics.mean(row[k] / row[-1] for row in rows)] for k in range(most)]
 
 
 def grid(cells: Mapping[Cell, float]) -> tuple[list[int], list[int]]:

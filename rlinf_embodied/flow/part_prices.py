@@ -54,6 +54,7 @@ class PartPrices:
         self.classes = cluster.node_groups()
         self.overlap_in_worker = overlap_in_worker
         self.bits = {stage: 1 << i for i, stage in enumerate(workflow.stages)}
+        self._expected_rounds = workflow.expected_rounds() if workflow.repeat else {}
         self._cuts: dict[tuple[int, int], Cut] = {}
         self._leaves: dict[tuple[str, bytes, int], Price] = {}
         self._ends = np.array([devices.stop for devices in cluster.group_devices()])
@@ -117,12 +118,13 @@ class PartPrices:
         work, measured = self.workflow, self.profile.stages[stage]
         region = counts.sum(axis=-1)
         size = work.num_blocks // chunks
-        devices = np.minimum(region, size)  # each chunk is spread alike: where it has fewer blocks, the others idle
-        called = -(-size // np.maximum(devices, 1)) * work.items_per_block
-        owned = chunks * called
+        # each chunk is spread alike: where it has fewer blocks, the others idle
+        devices = np.minimum(region, work.most_devices(stage, size))
+        called, owned = self._items(stage, chunks, devices)
         sizes = work.stages[stage].granularities
         allowed = chunks == 1 or not sizes or size in sizes
         slowdown = np.where(allowed & (devices > 0), self._slowdown(measured, counts), np.inf)
+        slowdown = slowdown * self._expected_rounds.get(stage, 1.0)
         if measured.finish_quantiles:  # one call; what is finished flows on while the rest goes on
             called = owned
             whole = measured.call_s(owned, devices)
@@ -135,6 +137,16 @@ class PartPrices:
         bit = np.where(devices == region, self.bits[stage], 0)
         stages = [(measured, held, measured.working(called, devices))]
         return self._resident_price(first, period, stages, bit, devices, self._scale(counts))
+
+    def _items(self, stage: str, chunks: int, devices: Counts) -> tuple[Counts, Counts]:
+        """Returns the items per device of a call for one of so many chunks, and of all."""
+        work, together = self.workflow, self.workflow.stages[stage].together
+        devices = np.maximum(devices, 1)
+        if together == 1:
+            called = -(-(work.num_blocks // chunks) // devices) * work.items_per_block
+            return called, chunks * called
+        owned = -(-(work.num_blocks // together) // devices) * together * work.items_per_block
+        return -(-owned // chunks), owned
 
     def _resident_price(
         self,
@@ -228,10 +240,11 @@ class PartPrices:
 
     def edge_bytes(self, source: str, target: str) -> float:
         """Returns the bytes per item that `target` gets from `source`: as measured, else as the workflow estimates."""
-        measured = self.profile.edge_bytes_per_item.get((source, target))
-        if measured is not None:
-            return measured
-        return next((e.bytes_per_item for e in self.workflow.edges if (e.source, e.target) == (source, target)), 0.0)
+        known = self.profile.edge_bytes_per_item.get((source, target))
+        if known is None:
+            declared = (e.bytes_per_item for e in self.workflow.edges if (e.source, e.target) == (source, target))
+            known = next(declared, 0.0)
+        return known * self._expected_rounds.get(source, 1.0)
 
     # ----------------------------------------------------------------------------------------------------------- cuts
     def cut(self, first: int, second: int) -> Cut:

@@ -20,6 +20,13 @@ def require_runnable(name: str, tree: Node, workflow: Workflow) -> None:
             f"{sorted(workflow.stages)}: every stage must be placed exactly once"
         )
     for leaf in leaves(tree):
+        most = workflow.most_devices(leaf.stage, workflow.num_blocks)
+        if len(leaf.devices) > most and most < workflow.num_blocks:
+            raise PlanError(
+                f"plan {name} gives {leaf.stage} {len(leaf.devices)} devices, but it works on "
+                f"{workflow.stages[leaf.stage].together} blocks together, of which there are {most} sets: use fewer "
+                "devices or smaller sets"
+            )
         if len(leaf.devices) > workflow.num_blocks:
             raise PlanError(
                 f"plan {name} gives {leaf.stage} {len(leaf.devices)} devices, but there are only "

@@ -64,9 +64,9 @@ class Pricer(PartPrices):
         """Returns a stage's bytes on each of its devices: held, at its peak, parked."""
         measured, work = self.profile.stages[stage], self.workflow
         size = work.num_blocks // chunks
-        devices = min(devices, size)
-        in_chunk = -(-size // devices)
-        owned = chunks * in_chunk
+        devices = min(devices, work.most_devices(stage, size))
+        items = self._items(stage, chunks, np.array(devices))
+        in_chunk, owned = (int(number) // work.items_per_block for number in items)
         at_once = owned if measured.finish_quantiles else in_chunk
         called = -(-at_once // shards) * work.items_per_block
         held = float(measured.resident(owned * work.items_per_block, devices))

@@ -9,6 +9,7 @@ few on one         ceil(n / D) blocks on one device, where n / 2 is another numb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -28,7 +29,8 @@ class Probe:
 
     def devices(self, stage: str) -> int:
         """Returns on how many devices a stage runs."""
-        return len(self.plan.leaves()[stage].devices)
+        placed = len(self.plan.leaves()[stage].devices)
+        return min(placed, self.workflow.most_devices(stage, self.workflow.num_blocks))
 
     def shards(self, stage: str) -> int:
         """Returns in how many parts a stage is called."""
@@ -89,7 +91,9 @@ def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
     """Returns the workflow with another number of blocks, which flow all at once."""
     edges = tuple(replace(edge, granularities=(WHOLE,)) for edge in workflow.edges)
     loops = {name: replace(loop, max_rounds=1, expected_rounds=1.0) for name, loop in workflow.loops.items()}
-    return replace(workflow, num_blocks=num_blocks, edges=edges, loops=loops)
+    repeat = workflow.repeat and replace(workflow.repeat, max_rounds=1, expected_rounds=1.0)
+    stages = {n: replace(s, together=math.gcd(s.together, num_blocks)) for n, s in workflow.stages.items()}
+    return replace(workflow, num_blocks=num_blocks, stages=stages, edges=edges, loops=loops, repeat=repeat)
 
 
 def shortened(workflow: Workflow, share: float) -> Workflow:

@@ -128,7 +128,7 @@ def routes(
         owners: the worker of each block, by stage; None: as the plan says.
         one_process: see `choose`.
     """
-    owners = owners or {stage: plan.owners(stage, workflow.num_blocks) for stage in workflow.stages}
+    owners = owners or plan.all_owners(workflow)
     where = endpoints(cluster)
 
     def pick(hop: Hop) -> Choice:

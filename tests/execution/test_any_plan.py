@@ -32,6 +32,11 @@ def test_the_cases_cover_what_there_is() -> None:
     assert sum(any(len(work.sources(stage)) > 1 for stage in work.stages) for work in workflows) >= 12  # two join
     rounds = {len_ for work in workflows if work.loops for it in alone(work) for len_ in it["env rounds"].values()}
     assert rounds == {1, 2, 3}
+    again = [work for work in workflows if work.repeat]
+    assert len(again) >= 8
+    rounds = {n for work in again for it in alone(work) for n in it[f"{work.repeat.judged} rounds"].values()}
+    assert rounds == {1, 2, 3}
+    assert sum(spec.together > 1 for work in workflows for spec in work.stages.values()) >= 10
 
 
 def sample() -> list[tuple[int, Plan]]:

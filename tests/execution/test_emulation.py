@@ -11,7 +11,6 @@ from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.execution.emulated_stage import EmulatedStage, EmulatedStageConfig, Finish, Parcel, Start
 from rlinf_embodied.execution.emulation import Emulator, Rounds, emulated_workflow, num_calls
 from rlinf_embodied.flow import cost
-from rlinf_embodied.flow.graph import Loop
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal, nodes
 from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
 from rlinf_embodied.flow.pricing import Pricer
@@ -87,7 +86,7 @@ def test_switches_come_before_the_next_call_and_free_memory():
 
 
 def test_repeats_take_their_expected_rounds_on_average():
-    judge = Rounds(Loop("l", "a", "b", 3, max_rounds=3, expected_rounds=1.5))
+    judge = Rounds(1.5)
     taken = []
     for iteration in range(8):
         finish = Finish(0.0, 0.0, Start(iteration, 0.0, NOW))

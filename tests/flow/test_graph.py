@@ -1,10 +1,22 @@
 """Workflows are plain data, and say at once what is wrong with them."""
 
+from dataclasses import replace
+
 import pytest
 from planning import graph
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.graph import WHOLE, Barrier, Edge, Loop, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import (
+    WHOLE,
+    Barrier,
+    Edge,
+    Loop,
+    Repeat,
+    StageSpec,
+    Verdict,
+    WeightEdge,
+    Workflow,
+)
 
 
 def test_the_order_follows_edges_and_barriers() -> None:
@@ -58,3 +70,45 @@ def test_the_drawing_shows_every_kind_of_edge() -> None:
     assert '"policy" -> "actor";' in dot
     assert '"actor" -> "policy" [style=dashed' in dot
     assert '"actor" -> "log" [style=dotted' in dot
+
+
+def stages(**changes: dict) -> dict[str, StageSpec]:
+    return {name: StageSpec(name, "fakes.x", None, **changes.get(name, {})) for name in "abc"}
+
+
+ENOUGH = Repeat("more", "c", "b", lambda rounds: Verdict(True), max_rounds=3)
+CHAIN = (Edge("a", "b"), Edge("b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("repeat", "changes", "edges", "message"),
+    [
+        (replace(ENOUGH, judged="x"), {}, CHAIN, "repeat more names the stage 'x'"),
+        (replace(ENOUGH, judged="c"), {}, CHAIN, r"judges c, whose data does not reach c: judge one of \['a', 'b'\]"),
+        (ENOUGH, {"c": {}}, CHAIN, r"c waits for all rounds: give it granularities=\(WHOLE,\)"),
+        (ENOUGH, {}, CHAIN[1:], r"\['a'\] are neither before nor behind c"),
+        (replace(ENOUGH, expected_rounds=4.0), {}, CHAIN, "expected_rounds=4.0 and max_rounds=3"),
+    ],
+)
+def test_a_repeat_is_refused_with_the_reason(repeat: Repeat, changes: dict, edges: tuple, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Workflow("w", 4, stages(**{"c": {"granularities": (WHOLE,)}, **changes}), edges, repeat=repeat)
+
+
+def test_what_comes_before_the_stage_is_counted_by_rounds() -> None:
+    work = Workflow("w", 4, stages(c={"granularities": (WHOLE,)}), CHAIN, repeat=ENOUGH).with_rounds(1.5)
+    assert work.expected_rounds() == {"a": 1.5, "b": 1.5}
+    assert work.rounds({"b": [[1], [2]]}) == {"a": 2, "b": 2}
+    assert 'label="more: up to 3 rounds"' in work.to_dot()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"together": 3}, "works on 3 blocks together, but there are 4 blocks"),
+        ({"together": 2, "collective": True}, "is collective or takes certain chunks only"),
+    ],
+)
+def test_sets_of_blocks_fit_the_workflow(spec: dict, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Workflow("w", 4, stages(a=spec), CHAIN)

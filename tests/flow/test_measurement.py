@@ -27,7 +27,7 @@ def test_the_worker_that_took_longest_counts_for_both_sides_of_a_loop() -> None:
     probe = Probe("x", workflow(), together(workflow(), 2), cluster(2))
     spans = [span("env.open", 0, 2.0), span("env.step", 0, 6.0), span("policy.step", 0, 2.0)]  # 10 s
     spans += [span("env.step", 1, 4.0), span("policy.step", 1, 4.5), span("actor.run", 0, 3.0)]  # 8.5 s
-    found = {s.stage: s for s in samples(probe, workflow(), workflow(), spans, {"rollout": 1})}
+    found = {s.stage: s for s in samples(probe, workflow(), workflow(), spans, {"env": 1, "policy": 1})}
     assert found["env"] == Sample("env", 4, 2, pytest.approx(8.0 / 20))
     assert found["policy"] == Sample("policy", 4, 2, pytest.approx(2.0 / 20))
     assert found["actor"] == Sample("actor", 4, 2, pytest.approx(3.0))
@@ -36,7 +36,7 @@ def test_the_worker_that_took_longest_counts_for_both_sides_of_a_loop() -> None:
 def test_apart_each_side_counts_by_itself_and_a_call_is_a_shard() -> None:
     probe = Probe("x", workflow(), apart(workflow(), 2), cluster(2))
     spans = [span("env.step", 0, 8.0), span("policy.step", 1, 4.0), span("actor.run", 1, 3.0), span("actor.run", 0, 2)]
-    found = {s.stage: s for s in samples(probe, workflow(), workflow(), spans, {"rollout": 2})}
+    found = {s.stage: s for s in samples(probe, workflow(), workflow(), spans, {"env": 2, "policy": 2})}
     assert found["env"] == Sample("env", 4, 1, pytest.approx(8.0 / (20 * 2 * 2)))  # steps, shards, rounds
     assert found["policy"] == Sample("policy", 4, 1, pytest.approx(4.0 / 80))
     assert found["actor"].seconds == pytest.approx(3.0)
