@@ -112,11 +112,12 @@ def auto_plan(config: TrainConfig, workflow, session: Session) -> tuple[Plan, st
     import tempfile
 
     from rlinf_embodied.cluster.hardware import cluster_at_hand
-    from rlinf_embodied.embodied.planning import Planning
+    from rlinf_embodied.embodied.job import EmbodiedJob
     from rlinf_embodied.telemetry.run_folder import RunFolder
+    from rlinf_embodied.training.planning import Planning
 
     cluster = cluster_at_hand(replace(config.cluster, num_devices=DEVICES))
-    planning = Planning(config, cluster, workflow)
+    planning = Planning(EmbodiedJob(config), cluster, workflow)
     with tempfile.TemporaryDirectory() as folder:
         plan, _ = planning.choose(workflow, session, RunFolder(Path(folder)), lambda *_: None, 0)
     return plan, f"{plan.name}, predicted {planning.predicted_s or 0:.2f} s"

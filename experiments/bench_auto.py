@@ -72,26 +72,26 @@ class Candidate:
 def run_case(overrides: Sequence[str], iterations: int) -> dict[str, Candidate]:
     """Profiles a workload and trains it under every plan in alternation; the picked one is called auto."""
     from rlinf_embodied.cluster.hardware import cluster_at_hand
-    from rlinf_embodied.embodied.planning import measured_profile
-    from rlinf_embodied.embodied.warm_start import starting_policy
-    from rlinf_embodied.embodied.workflow import training_workflow
+    from rlinf_embodied.embodied.job import EmbodiedJob
     from rlinf_embodied.flow.catalogue import as_measured, linked
     from rlinf_embodied.flow.explain import rank, rows
     from rlinf_embodied.flow.pricing import Pricer
     from rlinf_embodied.runtime.sessions import make_session
     from rlinf_embodied.telemetry.tables import text_table
+    from rlinf_embodied.training.planning import measured_profile
 
     config = compose_train(overrides)
+    job = EmbodiedJob(config)
     cluster = cluster_at_hand(config.cluster)
     if cluster.num_devices < 2:
         raise ConfigError("cluster.num_devices is 1, but one device has one plan: use a machine with two")
     shown = lambda what, done, total, remark: None if done < total else print(f"  {what} {remark}".rstrip())  # noqa: E731
     session = make_session(config.cluster)
     try:
-        folder = starting_policy(config, session, cluster, shown)
+        folder = job.starting_policy(session, cluster, shown)
         session.clear()
-        workflow = training_workflow(config, str(folder))
-        profile, _ = measured_profile(config, cluster, workflow, session, shown)
+        workflow = job.workflow(str(folder))
+        profile, _ = measured_profile(job, cluster, workflow, session, shown)
         pricer = Pricer(as_measured(workflow, profile), profile, linked(cluster, profile))
         ranked, _ = rank(pricer)
         print(text_table(rows(ranked)), flush=True)

@@ -5,7 +5,8 @@ python experiments/bench_ppo_baseline.py ppo=<ppo.py> [arms=stock,batched] [out=
 `ppo` is examples/baselines/ppo/ppo.py of ManiSkill's repository, which its wheel lacks.  Each arm runs that file as it
 is, but for three lines: where `make_env` comes from, the two calls that make envs, and the name of the simulation
 backend (it says physx_cuda).  Hyperparameters (under the baseline's names) and seed are the same for all arms, one
-process and one thread each, one arm after the other:
+process, one thread and one core each.  As many arms as there are cores run at the same time, so that whatever else the
+machine does disturbs them alike:
 
     batched   envs.vector.make: N rows in one env object
     stock     N stock env objects in one process, stepped one after the other and stacked.  ManiSkill's documentation
@@ -36,12 +37,12 @@ from rlinf_embodied.errors import ConfigError, RlinfError, WorkerError
 HYPERPARAMETERS: dict[str, object] = {
     "env_id": "PickCube-v1",
     "control_mode": "pd_ee_delta_pos",
-    "total_timesteps": 500_000,
+    "total_timesteps": 800_000,
     "seed": 1,
-    "num_envs": 32,
+    "num_envs": 64,
     "num_steps": 50,
-    "num_minibatches": 8,
-    "update_epochs": 8,
+    "num_minibatches": 16,
+    "update_epochs": 4,
     "learning_rate": "3e-4",
     "gamma": "0.8",
     "num_eval_envs": 16,
@@ -109,28 +110,65 @@ def command(script: Path, own: Mapping[str, object], name: str) -> list[str]:
     return [sys.executable, str(script), *(f"--{key}={value}" for key, value in settings.items()), *FLAGS]
 
 
-def run(name: str, text: str, own: Mapping[str, object]) -> Outcome:
-    """Runs an arm to its end.
+@dataclass(slots=True)
+class Arm:
+    """An arm that is under way."""
 
-    Raises:
-        WorkerError: it failed.
-    """
+    name: str
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def log(self) -> Path:
+        """What it prints."""
+        return self.folder / "log.txt"
+
+    def result(self) -> Outcome:
+        """Waits for its end.
+
+        Raises:
+            WorkerError: it failed.
+        """
+        code = self.process.wait()
+        if code:
+            last = "\n".join(self.log.read_text(encoding="utf-8").splitlines()[-5:])
+            raise WorkerError(f"arm {self.name} ended with exit code {code}, see {self.log}:\n{last}")
+        return outcome(read_scalars(self.folder / "runs" / self.name))
+
+
+def started(name: str, text: str, own: Mapping[str, object], core: int) -> Arm:
+    """Starts an arm on a core of its own."""
     folder = Path(str(own["folder"])).resolve() / f"{name}_{time.strftime('%Y%m%d_%H%M%S')}"
     folder.mkdir(parents=True)
     script = folder / "ppo.py"
     script.write_text(adapted(text, ARMS[name]), encoding="utf-8")
     paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **dict.fromkeys(ONE_THREAD, "1")}
-    log = folder / "log.txt"
-    print(f"{name}: {own['total_timesteps']} steps, see {log}", flush=True)
-    with log.open("w", encoding="utf-8") as out:
-        code = subprocess.run(
-            command(script, own, name), cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT, check=False
-        ).returncode
-    if code:
-        last = "\n".join(log.read_text(encoding="utf-8").splitlines()[-5:])
-        raise WorkerError(f"arm {name} ended with exit code {code}, see {log}:\n{last}")
-    return outcome(read_scalars(folder / "runs" / name))
+    with (folder / "log.txt").open("w", encoding="utf-8") as out:
+        process = subprocess.Popen(
+            command(script, own, name), cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT
+        )
+    os.sched_setaffinity(process.pid, {core})
+    arm = Arm(name, folder, process)
+    print(f"{name}: {own['total_timesteps']} steps on core {core}, see {arm.log}", flush=True)
+    return arm
+
+
+def run(names: Sequence[str], text: str, own: Mapping[str, object]) -> dict[str, Outcome]:
+    """Runs arms to their ends, as many at a time as there are cores.
+
+    Raises:
+        WorkerError: one failed; the others of its time were ended.
+    """
+    cores, found = sorted(os.sched_getaffinity(0)), {}
+    for first in range(0, len(names), len(cores)):
+        arms = [started(name, text, own, core) for name, core in zip(names[first:], cores, strict=False)]
+        try:
+            found |= {arm.name: arm.result() for arm in arms}
+        finally:
+            for arm in arms:
+                arm.process.kill()  # nothing happens to one that has ended
+    return found
 
 
 def read_scalars(folder: Path) -> dict[str, list[Scalar]]:
@@ -250,8 +288,8 @@ def write(out: str, outcomes: Mapping[str, Outcome], own: Mapping[str, object], 
         "# ManiSkill's PPO baseline on CPU envs",
         f"`python experiments/bench_ppo_baseline.py {' '.join(arguments)}`: "
         + ", ".join(f"{key} {value}" for key, value in settings.items())
-        + "; otherwise the baseline's defaults, without videos. One process and one thread per arm, one arm after the "
-        "other; the script describes the arms. Lines are training episodes (sampled actions), dots greedy evaluations.",
+        + "; otherwise the baseline's defaults, without videos. One process, one thread and one core per arm, at the "
+        "same time; the script describes the arms. Lines are training episodes (sampled actions), dots greedy ones.",
         markdown(HEADER, rows(outcomes)),
         *(f"{line}." for line in comparison(outcomes)),
         f"![curves]({Path(out).name}.png)",
@@ -267,7 +305,7 @@ def main(arguments: Sequence[str]) -> int:
         arms = chosen(str(own["arms"]), ARMS)
         text = Path(str(own["ppo"])).read_text(encoding="utf-8")
         adapted(text, "")  # before hours of work
-        outcomes = {name: run(name, text, own) for name in arms}
+        outcomes = run(list(arms), text, own)
     except (RlinfError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

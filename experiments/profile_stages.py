@@ -16,23 +16,22 @@ from rlinf_embodied.config import TrainConfig
 def profile(config: TrainConfig) -> None:
     # these import torch: only once the input is known to be right
     from rlinf_embodied.cluster.hardware import cluster_at_hand
-    from rlinf_embodied.embodied.planning import measured_profile
-    from rlinf_embodied.embodied.warm_start import starting_policy
-    from rlinf_embodied.embodied.workflow import training_workflow
+    from rlinf_embodied.embodied.job import EmbodiedJob
     from rlinf_embodied.runtime.sessions import make_session
     from rlinf_embodied.telemetry.live import LiveView
     from rlinf_embodied.telemetry.run_folder import RunFolder
     from rlinf_embodied.telemetry.tables import text_table
+    from rlinf_embodied.training.planning import measured_profile
 
-    cluster = cluster_at_hand(config.cluster)
-    folder = RunFolder(Path(config.run.dir or f"runs/profile-{config.env.task}"))
+    job, cluster = EmbodiedJob(config), cluster_at_hand(config.cluster)
+    folder = RunFolder(Path(config.run.dir or f"runs/profile-{job.name}"))
     session = make_session(config.cluster)
     try:
-        with LiveView(1, f"{config.env.task} · profile") as view:
-            start = starting_policy(config, session, cluster, view.progress)
+        with LiveView(1, f"{job.name} · profile") as view:
+            start = job.starting_policy(session, cluster, view.progress)
             session.clear()
-            workflow = training_workflow(config, str(start))
-            found, path = measured_profile(config, cluster, workflow, session, view.progress)
+            workflow = job.workflow(str(start))
+            found, path = measured_profile(job, cluster, workflow, session, view.progress)
             folder.write_text("profile.json", path.read_text(encoding="utf-8"))
             view.note(text_table(found.rows(), f"{found.name} on {cluster.description}, seconds and MB:"))
             view.note(f"{folder.path / 'profile.json'}, cached as {path}")

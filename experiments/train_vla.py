@@ -12,9 +12,11 @@ from rlinf_embodied.config import TrainConfig  # noqa: E402
 
 
 def train(config: TrainConfig) -> int:
-    from rlinf_embodied.embodied.trainer import Trainer  # imports torch: only once the input is known to be right
+    # these import torch: only once the input is known to be right
+    from rlinf_embodied.embodied.job import EmbodiedJob
+    from rlinf_embodied.training.trainer import Trainer
 
-    return Trainer(config, started=STARTED).run()
+    return Trainer(EmbodiedJob(config), started=STARTED).run()
 
 
 if __name__ == "__main__":

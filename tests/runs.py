@@ -8,7 +8,7 @@ from pathlib import Path
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.trainer import Trainer
+from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.warm_start import warm_start
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
@@ -16,6 +16,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.training.trainer import Trainer
 
 TINY = {
     "env": "point_reach",
@@ -74,7 +75,7 @@ def tiny(*overrides: str) -> TrainConfig:
 
 def train(config: TrainConfig, code: int = 0) -> dict:
     """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
-    assert Trainer(config).run() == code
+    assert Trainer(EmbodiedJob(config)).run() == code
     path = Path(config.run.dir or "") / "summary.json"
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -221,6 +221,10 @@ class EvaluationResult:
             "num_episodes": len(self.episodes),
         }
 
+    def metrics(self) -> dict[str, float]:
+        """Returns what goes to the learning curve."""
+        return {"eval/success_once": self.success_once, "eval/return": self.mean_return}
+
     def __str__(self) -> str:
         """Returns, for example, "63.0 % [56.1, 69.4] of 200 episodes"."""
         low, high = self.interval
@@ -229,6 +233,8 @@ class EvaluationResult:
 
 class Evaluation:
     """The evaluation workflow on all devices of a session: env and policy in a loop, round by round."""
+
+    stage = "eval_policy"
 
     def __init__(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -18,6 +19,27 @@ _QUIET_S = 10.0  # seconds between progress lines where there is no terminal
 _SMOOTHING = 0.3  # weight of the newest iteration in the estimate of the time left
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A number that is shown of every iteration, as Column("success", "rollout/success_once", ".1f", " %", 100.0)."""
+
+    title: str
+    metric: str
+    form: str
+    unit: str = ""
+    factor: float = 1.0
+    after: bool = False  # in a line of text the title stands behind the number
+
+    def cell(self, metrics: Mapping[str, float]) -> str:
+        """Returns the number as text, "-" where there is none."""
+        value = metrics.get(self.metric, math.nan) * self.factor
+        return f"{value:{self.form}}{self.unit}" if math.isfinite(value) else "-"
+
+    def words(self, metrics: Mapping[str, float]) -> str:
+        """Returns number and title."""
+        return f"{self.cell(metrics)} {self.title}" if self.after else f"{self.title} {self.cell(metrics)}"
+
+
 class LiveView:
     """Shows progress, iterations and notes; a context manager.
 
@@ -25,15 +47,18 @@ class LiveView:
     per 10 s of progress.
     """
 
-    def __init__(self, num_iterations: int, title: str, console: Console | None = None) -> None:
+    def __init__(
+        self, num_iterations: int, title: str, columns: Sequence[Column] = (), console: Console | None = None
+    ) -> None:
         """Shows nothing yet.
 
         Args:
             num_iterations: of the run.
             title: for example "PickCube-v1 · ppo".
+            columns: what is shown of an iteration beside its number, the stages' seconds and the time left.
             console: where to write; None: standard output.
         """
-        self._num_iterations, self._title = num_iterations, title
+        self._num_iterations, self._title, self._columns = num_iterations, title, tuple(columns)
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._live: Live | None = None
         self._rows: list[tuple[int, dict[str, float]]] = []
@@ -102,23 +127,14 @@ class LiveView:
 
     # ------------------------------------------------------------------------------------------------------- picture
     def _cells(self, iteration: int, metrics: Mapping[str, float]) -> list[str]:
-        percent = metrics.get("rollout/success_once", math.nan) * 100
         stages = "  ".join(f"{name} {seconds:.1f}" for name, seconds in _stage_seconds(metrics).items())
-        return [
-            f"{iteration}/{self._num_iterations}",
-            _number(percent, ".1f", " %"),
-            _number(metrics.get("rollout/return", math.nan), ".2f"),
-            _number(metrics.get("charts/SPS", math.nan), ".0f"),
-            stages,
-            self._time_left(iteration),
-        ]
+        shown = [column.cell(metrics) for column in self._columns]
+        return [f"{iteration}/{self._num_iterations}", *shown, stages, self._time_left(iteration)]
 
     def _line(self, iteration: int, metrics: Mapping[str, float]) -> str:
-        number, success, mean_return, speed, stages, left = self._cells(iteration, metrics)
-        return (
-            f"iteration {number}  success {success}  return {mean_return}  {speed} env steps/s  "
-            f"seconds: {stages or '-'}  ETA {left}"
-        )
+        number, *_, stages, left = self._cells(iteration, metrics)
+        words = [f"iteration {number}", *(column.words(metrics) for column in self._columns)]
+        return "  ".join([*words, f"seconds: {stages or '-'}", f"ETA {left}"])
 
     def _time_left(self, iteration: int) -> str:
         if self._s_per_iteration is None:
@@ -131,7 +147,7 @@ class LiveView:
         parts: list[Table | ProgressBar | Text] = []
         if self._rows:
             table = Table(title=self._title, title_justify="left", expand=False)
-            for name in ("iteration", "success", "return", "env steps/s", "seconds per stage", "ETA"):
+            for name in ("iteration", *(column.title for column in self._columns), "seconds per stage", "ETA"):
                 table.add_column(name, justify="right" if name != "seconds per stage" else "left")
             for iteration, metrics in self._rows[:-1]:
                 table.add_row(*self._cells(iteration, metrics)[:-1], "", style="dim")
@@ -153,7 +169,3 @@ def _stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
     """Returns seconds by stage from the metrics `time/<stage>_s`, without the totals."""
     times = {name[5:-2]: value for name, value in metrics.items() if name.startswith("time/") and name.endswith("_s")}
     return {stage: seconds for stage, seconds in times.items() if stage not in ("iteration", "total")}
-
-
-def _number(value: float, form: str, unit: str = "") -> str:
-    return f"{value:{form}}{unit}" if math.isfinite(value) else "-"

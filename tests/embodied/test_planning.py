@@ -14,8 +14,7 @@ from runs import clone, cluster, digest, executor_for, iterate, metric_rows, tin
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.planning import Planning, relevant_parts
-from rlinf_embodied.embodied.trainer import Trainer
+from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution import profiler
@@ -23,6 +22,8 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.profile_file import FORMAT, load_profile
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.training.planning import Planning
+from rlinf_embodied.training.trainer import Trainer
 
 APART = "auto: (rollout together || actor)"
 TOGETHER = "auto: (rollout together > actor)"
@@ -91,7 +92,7 @@ def test_a_profile_holds_every_stage_edge_and_weight_of_the_workflow(measured, t
 
 def test_profiles_are_found_again_until_something_that_matters_changes(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path))
-    key = lambda config, devices=2: profiler.fingerprint(cluster(devices), relevant_parts(config))  # noqa: E731
+    key = lambda config, devices=2: profiler.fingerprint(cluster(devices), EmbodiedJob(config).planning_parts())  # noqa: E731
     path = lambda config, devices=2: profiler.cached_path("x", "t", key(config, devices))  # noqa: E731
     profiler.store_profile(path(tiny()), json.loads(profile_file(tmp_path).read_text()) | {"fingerprint": key(tiny())})
     same = tiny("run.seed=9", "run.num_iterations=7", "eval.num_episodes=9")
@@ -143,7 +144,7 @@ def test_a_forced_plan_is_not_measured_but_predicted_where_a_profile_is_known(tm
 # ---------------------------------------------------------------------------------------------------------- refusals
 def refused(tmp_path: Path, config: TrainConfig, memory_bytes: int = 10**12) -> None:
     workflow = training_workflow(config, "")
-    planning = Planning(config, Cluster("test", "cpu", 2, 2, memory_bytes), workflow)
+    planning = Planning(EmbodiedJob(config), Cluster("test", "cpu", 2, 2, memory_bytes), workflow)
     planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
 
 
@@ -151,7 +152,7 @@ def test_a_plan_file_for_another_cluster_is_refused_before_anything_starts(tmp_p
     tree = {"temporal": [{"loop": {"name": "rollout", "stages": {"env": [0, 1], "policy": [2]}}}]}
     (tmp_path / "plan.json").write_text(json.dumps({"name": "theirs", "num_devices": 8, "tree": tree}))
     with pytest.raises(PlanError, match=r"plan theirs needs at least 8 devices, but cluster.num_devices is 2"):
-        Trainer(run(tmp_path, f"plan={tmp_path / 'plan.json'}"))
+        Trainer(EmbodiedJob(run(tmp_path, f"plan={tmp_path / 'plan.json'}")))
 
 
 def test_a_profile_without_a_stage_or_with_a_negative_number_is_refused(tmp_path) -> None:

@@ -13,13 +13,19 @@ from runs import GRPO, clone, metric_rows, tiny, train
 
 from rlinf_embodied.compose import load
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied import trainer as trainer_module
+from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.evaluation import Evaluation
-from rlinf_embodied.embodied.trainer import Trainer
+from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError, SimulatorError
 from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.training import trainer as trainer_module
+from rlinf_embodied.training.trainer import Trainer as JobTrainer
 
 VARIANTS = {"ppo": [], "ppo, carried over": ["env.carry_over=true"], "grpo": GRPO}
+
+
+def Trainer(config: TrainConfig) -> JobTrainer:  # noqa: N802 - stands for the class
+    return JobTrainer(EmbodiedJob(config))
 
 
 def four(folder: Path, *overrides: str) -> TrainConfig:
@@ -46,7 +52,7 @@ def straight(tmp_path_factory):
 
 def interrupt_in(monkeypatch, iteration: int, error: BaseException | None = None) -> None:
     """Ctrl-C arrives while this iteration runs (numbers count from 0); or something fails in it."""
-    original = trainer_module.run_iteration
+    original = job_module.run_iteration
 
     def run(executor, number):
         if number == iteration:
@@ -55,7 +61,7 @@ def interrupt_in(monkeypatch, iteration: int, error: BaseException | None = None
             signal.raise_signal(signal.SIGINT)
         return original(executor, number)
 
-    monkeypatch.setattr(trainer_module, "run_iteration", run)
+    monkeypatch.setattr(job_module, "run_iteration", run)
 
 
 def same_end(folder: Path, other: Path) -> None:
@@ -98,7 +104,7 @@ def test_ctrl_c_before_the_first_iteration_keeps_the_evaluation(straight, monkey
         )
         train(four(tmp_path), code=130)
     state = checkpoint.load_state(tmp_path / "checkpoints/step_000000")
-    assert state["progress"]["success_before"]["num_episodes"] == 3
+    assert state["progress"]["before"]["num_episodes"] == 3
     train(four(tmp_path))
     same_end(tmp_path, straight())
 
@@ -108,7 +114,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(monkeypatch, tmp_path) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(trainer_module, "run_iteration", run)
+    monkeypatch.setattr(job_module, "run_iteration", run)
     with pytest.raises(KeyboardInterrupt):
         Trainer(four(tmp_path)).run()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -150,4 +150,4 @@ def test_an_arm_of_renewed_stock_envs_learns_what_the_batched_one_learns(bench, 
 def test_an_arm_that_fails_says_where_its_output_is(bench, tmp_path):
     text = RANDOM_BASELINE.replace("import argparse, time", 'raise SystemExit("no luck")')
     with pytest.raises(WorkerError, match=r"(?s)arm batched ended with exit code 1, see .*log.txt:\nno luck"):
-        bench.run("batched", text, {**bench.OWN, "folder": str(tmp_path)})
+        bench.run(["batched"], text, {**bench.OWN, "folder": str(tmp_path)})

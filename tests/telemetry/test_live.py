@@ -6,8 +6,13 @@ import math
 import pytest
 from rich.console import Console
 
-from rlinf_embodied.telemetry.live import LiveView
+from rlinf_embodied.telemetry.live import Column, LiveView
 
+COLUMNS = (
+    Column("success", "rollout/success_once", ".1f", " %", 100.0),
+    Column("return", "rollout/return", ".2f"),
+    Column("env steps/s", "charts/SPS", ".0f", after=True),
+)
 METRICS = {
     "rollout/success_once": 0.625,
     "rollout/return": 12.345,
@@ -22,7 +27,7 @@ METRICS = {
 def make_view(terminal: bool, num_iterations: int = 41) -> tuple[LiveView, io.StringIO]:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=140, highlight=False, color_system=None)
-    return LiveView(num_iterations, "PickCube-v1 · ppo", console), stream
+    return LiveView(num_iterations, "PickCube-v1 · ppo", COLUMNS, console), stream
 
 
 def test_without_a_terminal_each_iteration_is_one_line():

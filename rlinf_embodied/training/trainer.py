@@ -1,49 +1,38 @@
-"""One training run, from the configuration to the summary.
+"""One training run of any job, from the configuration to the summary.
 
 prepare   run folder, cluster, session                    nothing expensive has started
-start     warm start or resume -> a policy folder; the plan (planning.py); workers with all stages; evaluation before
-iterate   run_iteration -> metrics -> checkpoint          an iteration is the transaction: what dies in it is lost
+start     starting policy or resume -> a policy folder; the plan (planning.py); workers with all stages; evaluation
+iterate   the job's iteration -> metrics -> checkpoint    an iteration is the transaction: what dies in it is lost
           times that drift from the prediction -> another plan, from a checkpoint, at the iteration's border
-finish    evaluation after, with videos; summary, trace, curve
+finish    evaluation after; summary, trace, curve
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.evaluation import (
-    Evaluation,
-    EvaluationPolicyConfig,
-    EvaluationResult,
-    evaluation_env,
-)
-from rlinf_embodied.embodied.interrupt import INTERRUPTED, StopRequest, stop_on_interrupt
-from rlinf_embodied.embodied.planning import Planning
-from rlinf_embodied.embodied.report import plot_curve
-from rlinf_embodied.embodied.resume import Progress, checkpoint_to_resume, load, save, saved_progress
-from rlinf_embodied.embodied.warm_start import starting_policy
-from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.interfaces import EnvSpec
 from rlinf_embodied.learning.checkpoint import find_latest
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Tick
-from rlinf_embodied.runtime.session import Session, of_type
+from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import MetricsWriter
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.startup import StartupClock
 from rlinf_embodied.telemetry.trace import Span, stage_seconds, write_trace
+from rlinf_embodied.training.interrupt import INTERRUPTED, StopRequest, stop_on_interrupt
+from rlinf_embodied.training.job import Evaluated, Evaluating, Job, Progress
+from rlinf_embodied.training.planning import Planning
+from rlinf_embodied.training.resume import checkpoint_to_resume, saved_progress
 
 # what a stage does beside its calls; plans price it apart from them
 _NOT_COMPUTING = (".export_weights", ".install_weights", ".offload", ".onload")
@@ -55,13 +44,13 @@ class _Running:
 
     session: Session
     executor: Executor
-    evaluation: Evaluation
+    evaluation: Evaluating
 
 
 class Trainer:
     """Runs one training; `run` is the whole story."""
 
-    def __init__(self, config: TrainConfig, started: float | None = None) -> None:
+    def __init__(self, job: Job, started: float | None = None) -> None:
         """Checks what can be checked before anything expensive starts.
 
         Raises:
@@ -69,13 +58,14 @@ class Trainer:
             PlanError: the plan does not fit the cluster.
             CheckpointError: the checkpoint to resume from, or to start from, is missing, damaged or foreign.
         """
-        self._config = config
+        self._job, self._config = job, job.config
         self._started = started or time.time()
-        self._startup = StartupClock(self._started)
-        self._resumed = checkpoint_to_resume(config)
-        self._folder = RunFolder(Path(config.run.dir or _default_dir(config)))
-        self._cluster: Cluster = cluster_at_hand(config.cluster)
-        self._planning = Planning(config, self._cluster, training_workflow(config, ""))
+        self._startup = StartupClock(self._started, job.first_work)
+        self._resumed = checkpoint_to_resume(self._config)
+        job.require_checkpoint(self._resumed)
+        self._folder = RunFolder(Path(self._config.run.dir or f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
+        self._cluster: Cluster = cluster_at_hand(self._config.cluster)
+        self._planning = Planning(job, self._cluster, job.workflow(""))
         self._spans: list[Span] = []
         self._progress = Progress()
         self._saved: int | None = None  # the iteration of the newest checkpoint
@@ -89,10 +79,11 @@ class Trainer:
         self._startup.mark("command line and imports")
         session = make_session(config.cluster)
         self._startup.mark("session")
+        assert is_dataclass(config)
         try:
             writer = MetricsWriter(self._folder.path, wandb=config.run.wandb, config=asdict(config))
             try:
-                with LiveView(config.run.num_iterations, f"{config.env.task} · {config.algorithm.name}") as view:
+                with LiveView(config.run.num_iterations, self._job.title, self._job.columns) as view:
                     return self._run(session, writer, view)
             finally:
                 writer.close()
@@ -100,14 +91,13 @@ class Trainer:
             session.close()
 
     def _run(self, session: Session, writer: MetricsWriter, view: LiveView) -> int:
-        policy_folder = self._resumed or starting_policy(self._config, session, self._cluster, view.progress)
+        policy_folder = self._resumed or self._job.starting_policy(session, self._cluster, view.progress)
         self._startup.mark("warm start")
         plan = self._choose_plan(session, policy_folder, view)
         running = self._start(session, plan, policy_folder, self._resumed, view)
         with stop_on_interrupt() as stop:
-            if self._progress.success_before is None:
-                before = self._evaluate(running, 0, view, "before")
-                self._progress.success_before = before.summary()
+            if self._progress.before is None:
+                self._progress.before = self._evaluate(running, 0, view, "before").summary()
             self._iterate(running, writer, view, stop)
         if stop.asked:
             self._planning.report(self._folder)
@@ -118,7 +108,7 @@ class Trainer:
         return 0
 
     def _choose_plan(self, session: Session, policy_folder: Path, view: LiveView) -> Plan:
-        workflow = training_workflow(self._config, str(policy_folder))
+        workflow = self._job.workflow(str(policy_folder))
         first = 0 if self._resumed is None else saved_progress(self._resumed).iteration
         plan, why = self._planning.choose(workflow, session, self._folder, view.progress, first)
         view.note(why)
@@ -129,15 +119,15 @@ class Trainer:
         self, session: Session, plan: Plan, policy_folder: Path, checkpoint: Path | None, view: LiveView
     ) -> _Running:
         """Builds the stages of training and evaluation from a policy folder, and loads a checkpoint's other state."""
-        executor = Executor(training_workflow(self._config, str(policy_folder)), plan, session, self._cluster)
+        executor = Executor(self._job.workflow(str(policy_folder)), plan, session, self._cluster)
         routes = transport.with_bytes(executor.routes, self._planning.edge_bytes_per_item)
         self._folder.write_json("transports.json", [route.to_dict() for route in routes])
         view.note(f"transports\n{transport.table(routes)}")
         if checkpoint is not None:
-            self._progress = load(executor, checkpoint)
+            self._progress = self._job.load(executor, checkpoint)
             self._saved = self._progress.iteration
         self._startup.mark("stages", executor.setup_s)
-        evaluation = self._evaluation(session, str(policy_folder))
+        evaluation = self._job.evaluation(session, self._cluster, str(policy_folder), self._folder)
         self._startup.mark("evaluation stages")
         return _Running(session, executor, evaluation)
 
@@ -151,47 +141,36 @@ class Trainer:
         started = self._start(running.session, plan, latest, latest, view)
         running.executor, running.evaluation = started.executor, started.evaluation
 
-    def _evaluation(self, session: Session, policy_folder: str) -> Evaluation:
-        config = self._config
-        env = evaluation_env(config.env, min(config.eval.num_envs, config.eval.num_episodes))
-        policy = EvaluationPolicyConfig(
-            config.policy, policy_folder, config.run.seed, env.block_size, config.eval, env.num_envs
-        )
-        stage = StageSpec("eval_policy", "rlinf_embodied.embodied.evaluation.EvaluationPolicyStage", policy)
-        videos = str(self._folder.videos) if config.eval.record_video else None
-        return Evaluation(env, config.eval, stage, session, self._cluster, config.run.seed, videos)
-
-    def _evaluate(self, running: _Running, step: int, view: LiveView, label: str) -> EvaluationResult:
+    def _evaluate(self, running: _Running, step: int, view: LiveView, label: str) -> Evaluated:
         """Evaluates the actor's present weights on all devices."""
-        view.note(f"evaluating {label} ({self._config.eval.num_episodes} held-out episodes) ...")
+        view.note(f"evaluating {label} ...")
         executor, evaluation = running.executor, running.evaluation
         hosts = executor.workers("actor")
-        missing = [(worker, "eval_policy") for worker in evaluation.workers if worker not in hosts]
+        missing = [(worker, evaluation.stage) for worker in evaluation.workers if worker not in hosts]
         if missing:
             executor.send_weights(running.session, (hosts[0], "actor"), missing, Tick(step))
         result = evaluation.run(step)
         self._note_start(result.spans, view)
-        view.note(f"evaluation {label}: success {result}")
+        view.note(f"evaluation {label}: {result}")
         return result
 
     def _note_start(self, spans: Sequence[Span], view: LiveView) -> None:
-        if self._startup.first_step(spans):
+        if self._startup.first(spans):
             view.note(str(self._startup))
 
     # ---------------------------------------------------------------------------------------------------- iterate
     def _iterate(self, running: _Running, writer: MetricsWriter, view: LiveView, stop: StopRequest) -> None:
-        config = self._config
+        config, progress = self._config, self._progress
         while self._progress.iteration < config.run.num_iterations and not stop.asked:
-            start = time.time()
-            result, metrics = run_iteration(running.executor, self._progress.iteration)
-            seconds = time.time() - start
+            progress = self._progress
+            start, before = time.time(), progress.global_step
+            result, metrics = self._job.run_iteration(running.executor, progress)
             self._note_start(result.spans, view)
-            self._account(result, metrics, seconds)
-            number = self._progress.iteration
-            if config.eval.every and number % config.eval.every == 0 and number < config.run.num_iterations:
-                evaluated = self._evaluate(running, number, view, f"at {number}")
-                metrics |= {"eval/success_once": evaluated.success_once, "eval/return": evaluated.mean_return}
-            writer.write(self._progress.env_steps, number, metrics)
+            self._account(result, metrics, time.time() - start, before)
+            number = progress.iteration
+            if self._job.eval_every and number % self._job.eval_every == 0 and number < config.run.num_iterations:
+                metrics |= self._evaluate(running, number, view, f"at {number}").metrics()
+            writer.write(progress.global_step, number, metrics)
             view.update(number, metrics)
             due = config.checkpoint.every and number % config.checkpoint.every == 0
             if due or number == config.run.num_iterations:
@@ -223,63 +202,45 @@ class Trainer:
             self._switch(running, plan, view)
             view.note(f"switched to {plan.name} in {time.time() - start:.1f} s")
 
-    def _account(self, result: IterationResult, metrics: dict[str, float], seconds: float) -> None:
+    def _account(self, result: IterationResult, metrics: dict[str, float], seconds: float, before: int) -> None:
         progress = self._progress
         progress.iteration += 1
-        progress.env_steps += int(metrics["rollout/env_steps"])
         progress.rollout_s += seconds
         self._spans = [*self._spans, *result.spans][-20000:]
-        metrics["charts/SPS"] = metrics["rollout/env_steps"] / seconds
+        metrics[self._job.speed] = (progress.global_step - before) / seconds
         metrics["time/iteration_s"] = seconds
         metrics["time/total_s"] = progress.rollout_s
         metrics |= stage_seconds(result.spans)
 
     def _save(self, executor: Executor) -> None:
-        save(executor, self._folder.checkpoints, self._progress, self._config)
+        self._job.save(executor, self._folder.checkpoints, self._progress)
         self._saved = self._progress.iteration
 
     # ----------------------------------------------------------------------------------------------------- finish
-    def _finish(self, executor: Executor, after: EvaluationResult, view: LiveView) -> None:
-        config, progress = self._config, self._progress
+    def _finish(self, executor: Executor, after: Evaluated, view: LiveView) -> None:
+        progress = self._progress
         digest = executor.call("actor", "weights_digest", Tick(progress.iteration))[0]
-        before = progress.success_before
-        assert before is not None
-        iterations = max(1, progress.iteration)
+        assert progress.before is not None
         self._folder.write_json(
             "summary.json",
             {
                 "iterations": progress.iteration,
-                "success_rate_before": before["success_once"],
-                "success_rate_before_interval": before["success_once_interval"],
-                "success_rate_after": after.success_once,
-                "success_rate_after_interval": list(after.interval),
-                "num_eval_episodes": len(after.episodes),
-                "before": before,
+                **self._job.summary(executor, progress, after),
+                "before": progress.before,
                 "after": after.summary(),
-                "env_steps": progress.env_steps,
-                "env_steps_per_s": progress.env_steps / progress.rollout_s if progress.rollout_s else None,
                 "rl_s": progress.rollout_s,
                 "wall_s": time.time() - self._started,
-                "startup_s": self._startup.phases | {"first env step": self._startup.total_s},
+                "startup_s": self._startup.phases | {f"first {self._job.first_work}": self._startup.total_s},
                 "plan": self._planning.plan.name,
                 "predicted_s_per_iteration": self._planning.predicted_s,
-                "measured_s_per_iteration": progress.rollout_s / iterations,
+                "measured_s_per_iteration": progress.rollout_s / max(1, progress.iteration),
                 "weights_sha256": digest,
-                "backend": of_type(executor.facts["env"], EnvSpec)[0].backend,
             },
         )
         write_trace(self._folder.path / "trace.json", self._spans)
-        curve = plot_curve(self._folder.path)
+        lines, last = self._job.finish(self._folder, cast("dict[str, object]", progress.before), after)
         view.note(self._planning.report(self._folder))
-        view.note(f"videos   {self._folder.videos}" if config.eval.record_video else "videos   off")
-        view.note(f"curve    {curve}")
+        for line in lines:
+            view.note(line)
         view.note(f"summary  {self._folder.path / 'summary.json'}")
-        success, (low, high) = before["success_once"], cast("list[float]", before["success_once_interval"])
-        view.last_line(
-            f"success before {100 * cast(float, success):.1f} % [{100 * low:.1f}, {100 * high:.1f}], "
-            f"after {after} ({progress.rollout_s / 60:.1f} min of RL)"
-        )
-
-
-def _default_dir(config: TrainConfig) -> str:
-    return f"runs/{config.env.task}-{config.algorithm.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        view.last_line(f"{last} ({progress.rollout_s / 60:.1f} min of RL)")

@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.execution.profiler import (
     ShowProgress,
     cached_path,
@@ -36,6 +35,7 @@ from rlinf_embodied.flow.profile_file import load_profile
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import text_table
+from rlinf_embodied.training.job import Job
 
 
 @dataclass(slots=True)
@@ -70,32 +70,29 @@ def _median(values: list[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def relevant_parts(config: TrainConfig) -> dict[str, object]:
-    """Returns the parts of a config that the stages' times depend on: all of env, policy and algorithm."""
-    parts: dict[str, object] = {name: asdict(getattr(config, name)) for name in ("env", "policy", "algorithm")}
-    return parts | {"exact": config.run.exact, "session": config.cluster.session}
-
-
-def _cache(config: TrainConfig, cluster: Cluster) -> tuple[Path, dict[str, str]]:
+def _cache(job: Job, cluster: Cluster) -> tuple[Path, dict[str, str]]:
     """Returns where the profile of a job is cached, and the fingerprint that it must have."""
-    key = fingerprint(cluster, relevant_parts(config))
-    return cached_path(config.warm_start.cache_dir, config.env.task, key), key
+    config = job.config
+    parts = job.planning_parts() | {"exact": config.run.exact, "session": config.cluster.session}
+    key = fingerprint(cluster, parts)
+    return cached_path(job.cache_dir, job.name, key), key
 
 
 def measured_profile(
-    config: TrainConfig, cluster: Cluster, workflow: Workflow, session: Session, progress: ShowProgress
+    job: Job, cluster: Cluster, workflow: Workflow, session: Session, progress: ShowProgress
 ) -> tuple[Profile, Path]:
     """Measures the stages of a job and caches the profile; returns it and where it lies.
 
     Args:
-        config: of the job.
+        job: whose stages are measured.
         cluster: what it runs on.
         workflow: its graph; the stages are built and forgotten.
         session: without stages of use: its workers are left without any.
         progress: called with (what, done, total, remark).
     """
-    path, key = _cache(config, cluster)
-    profile, data = measure(workflow, session, cluster, config.env.task, key, progress, config.plan.profile_budget_s)
+    path, key = _cache(job, cluster)
+    budget_s = job.config.plan.profile_budget_s
+    profile, data = measure(workflow, session, cluster, job.name, key, progress, budget_s)
     store_profile(path, data)
     return profile, path
 
@@ -103,13 +100,14 @@ def measured_profile(
 class Planning:
     """The plan of one run, and what is known about it."""
 
-    def __init__(self, config: TrainConfig, cluster: Cluster, workflow: Workflow) -> None:
+    def __init__(self, job: Job, cluster: Cluster, workflow: Workflow) -> None:
         """Resolves a forced plan, so that a wrong one is refused before anything starts.
 
         Raises:
             PlanError: the plan does not fit the cluster.
         """
-        self._config, self._cluster, self._workflow = config, cluster, workflow
+        self._job, self._cluster, self._workflow = job, cluster, workflow
+        self._config = config = job.config
         self._forced: Plan | None = None
         if not config.plan.is_auto:
             self._forced = resolve(config.plan.name, config.plan.trees, cluster.num_devices, workflow)
@@ -160,7 +158,7 @@ class Planning:
             plan = together(workflow, self._cluster.num_devices, "collocated")
             return plan, f"plan collocated: {reason}, so nothing is measured"
         known = self._known_profile()
-        self._price(known or measured_profile(self._config, self._cluster, workflow, session, progress)[0], workflow)
+        self._price(known or measured_profile(self._job, self._cluster, workflow, session, progress)[0], workflow)
         assert self._pricer is not None
         self._ranked, impossible = rank(self._pricer)
         best = self._ranked[0]
@@ -179,13 +177,13 @@ class Planning:
     # ------------------------------------------------------------------------------------------------------ profile
     def _profile_path(self) -> Path:
         given = self._config.plan.profile
-        return _cache(self._config, self._cluster)[0] if given is None else Path(given).expanduser()
+        return _cache(self._job, self._cluster)[0] if given is None else Path(given).expanduser()
 
     def _known_profile(self) -> Profile | None:
         """Returns the profile that the config names, or the cached one, or None."""
         if self._config.plan.profile is not None:
             return load_profile(self._profile_path())
-        return cached_profile(*_cache(self._config, self._cluster))
+        return cached_profile(*_cache(self._job, self._cluster))
 
     def _price(self, profile: Profile, workflow: Workflow) -> None:
         self._pricer = Pricer(as_measured(workflow, profile), profile, linked(self._cluster, profile))

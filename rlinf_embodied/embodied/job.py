@@ -1,0 +1,134 @@
+"""Training of a VLA in simulators as a job: what the embodied workflow brings to training/trainer.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.compose import to_yaml
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationPolicyConfig, EvaluationResult, evaluation_env
+from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
+from rlinf_embodied.embodied.report import plot_curve
+from rlinf_embodied.embodied.warm_start import starting_policy
+from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
+from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.execution.profiler import ShowProgress
+from rlinf_embodied.flow.graph import StageSpec, Workflow
+from rlinf_embodied.interfaces import EnvSpec
+from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import Session, of_type
+from rlinf_embodied.telemetry.live import Column
+from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.training.job import Evaluated, Progress
+from rlinf_embodied.training.resume import saved_progress
+
+
+class EmbodiedJob:
+    """See `Job`."""
+
+    columns = (
+        Column("success", "rollout/success_once", ".1f", " %", 100.0),
+        Column("return", "rollout/return", ".2f"),
+        Column("env steps/s", "charts/SPS", ".0f", after=True),
+    )
+    speed = "charts/SPS"
+    first_work = "env.step"
+
+    def __init__(self, config: TrainConfig) -> None:
+        """Takes everything that experiments/train_vla.py reads."""
+        self.config = config
+        self.name = config.env.task
+        self.title = f"{config.env.task} · {config.algorithm.name}"
+        self.eval_every = config.eval.every
+        self.cache_dir = config.warm_start.cache_dir
+
+    def planning_parts(self) -> dict[str, object]:
+        """Returns all of env, policy and algorithm."""
+        return {name: asdict(getattr(self.config, name)) for name in ("env", "policy", "algorithm")}
+
+    def require_checkpoint(self, checkpoint: Path | None) -> None:
+        """See Job; a policy that training goes on from was trained under the same conditions."""
+        config = self.config
+        if checkpoint is not None:
+            require_conditions("resume", checkpoint, config.env, config.policy, free=())
+        elif config.warm_start.checkpoint is not None:
+            require_policy_folder("warm_start.checkpoint", config.warm_start.checkpoint)
+            start = Path(config.warm_start.checkpoint)
+            require_conditions("warm_start.checkpoint", start, config.env, config.policy, free=("task", "camera_fov"))
+
+    # ------------------------------------------------------------------------------------------------------- stages
+    def workflow(self, policy_folder: str) -> Workflow:
+        """See Job."""
+        return training_workflow(self.config, policy_folder)
+
+    def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
+        """Returns the checkpoint that is given, or a clone of the expert."""
+        return starting_policy(self.config, session, cluster, progress)
+
+    def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
+        """See Job."""
+        config = self.config
+        env = evaluation_env(config.env, min(config.eval.num_envs, config.eval.num_episodes))
+        policy = EvaluationPolicyConfig(
+            config.policy, policy_folder, config.run.seed, env.block_size, config.eval, env.num_envs
+        )
+        stage = StageSpec("eval_policy", "rlinf_embodied.embodied.evaluation.EvaluationPolicyStage", policy)
+        videos = str(folder.videos) if config.eval.record_video else None
+        return Evaluation(env, config.eval, stage, session, cluster, config.run.seed, videos)
+
+    # ---------------------------------------------------------------------------------------------------- iteration
+    def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
+        """See Job; the global step counts env steps."""
+        result, metrics = run_iteration(executor, progress.iteration)
+        progress.global_step += int(metrics["rollout/env_steps"])
+        return result, metrics
+
+    def save(self, executor: Executor, root: Path, progress: Progress) -> None:
+        """Writes weights and optimizers (the actor's workers do) and the episodes that go on (the env's hold them)."""
+        tick = Tick(progress.iteration)
+        carry_over: dict[int, object] = {}
+        for part in of_type(executor.call("env", "export_state", tick), dict):
+            carry_over |= part
+        state = {"progress": asdict(progress), "config": to_yaml(self.config)}
+        keep = self.config.checkpoint.keep
+        executor.call("actor", "save", tick, (str(root), progress.iteration, keep, state, carry_over))
+
+    def load(self, executor: Executor, checkpoint: Path) -> Progress:
+        """See Job."""
+        progress = saved_progress(checkpoint)
+        tick = Tick(progress.iteration)
+        executor.call("actor", "load", tick, str(checkpoint))
+        for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
+            executor.sync_weights(edge.source, edge.target)
+        carry_over = executor.call("actor", "load_carry_over", tick, str(checkpoint))[0]
+        if carry_over:
+            executor.call("env", "import_state", tick, carry_over)
+        return progress
+
+    # ------------------------------------------------------------------------------------------------------- finish
+    def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
+        """See Job."""
+        assert progress.before is not None
+        assert isinstance(after, EvaluationResult)
+        return {
+            "success_rate_before": progress.before["success_once"],
+            "success_rate_before_interval": progress.before["success_once_interval"],
+            "success_rate_after": after.success_once,
+            "success_rate_after_interval": list(after.interval),
+            "num_eval_episodes": len(after.episodes),
+            "env_steps": progress.global_step,
+            "env_steps_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
+            "backend": of_type(executor.facts["env"], EnvSpec)[0].backend,
+        }
+
+    def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
+        """See Job."""
+        lines = [f"videos   {folder.videos}" if self.config.eval.record_video else "videos   off"]
+        lines.append(f"curve    {plot_curve(folder.path)}")
+        success, (low, high) = before["success_once"], cast("list[float]", before["success_once_interval"])
+        shown = f"{100 * cast(float, success):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+        return lines, f"success before {shown}, after {after}"

@@ -1,0 +1,132 @@
+"""What a workflow brings to a training run; `Trainer` does the rest, and knows nothing of envs or tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config import CheckpointConfig, ClusterConfig, PlanConfig, RunConfig
+from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.execution.profiler import ShowProgress
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.telemetry.live import Column
+from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.telemetry.trace import Span
+
+
+class JobConfig(Protocol):
+    """The sections that every training has."""
+
+    plan: PlanConfig
+    cluster: ClusterConfig
+    run: RunConfig
+    checkpoint: CheckpointConfig
+    resume: str
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run carries from iteration to iteration beside the stages' own state; part of every checkpoint."""
+
+    iteration: int = 0  # the next one
+    global_step: int = 0  # env steps, or tokens
+    rollout_s: float = 0.0  # seconds of RL so far
+    counts: dict[str, int] = field(default_factory=dict)  # what else the job counts
+    before: dict[str, object] | None = None  # the evaluation of the starting policy
+
+
+class Evaluated(Protocol):
+    """What an evaluation found; its text is one line for people."""
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """What was timed."""
+        ...
+
+    def summary(self) -> dict[str, object]:
+        """Returns the JSON form."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Returns what goes to the learning curve, under `eval/`."""
+        ...
+
+
+class Evaluating(Protocol):
+    """The evaluation stages of a session."""
+
+    stage: str  # the one that holds a copy of the weights
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Workers that hold such a copy."""
+        ...
+
+    def run(self, step: int) -> Evaluated:
+        """Evaluates the weights as they are now."""
+        ...
+
+
+class Job(Protocol):
+    """One training, as its workflow sees it."""
+
+    @property
+    def config(self) -> JobConfig:
+        """Everything that the command read."""
+        ...
+
+    name: str  # short, for files: "PickCube-v1"
+    title: str  # for people: "PickCube-v1 · ppo"
+    columns: tuple[Column, ...]  # of the live view
+    speed: str  # name of the metric that counts global steps per second
+    first_work: str  # the end of the name of the spans with which work begins, for example "env.step"
+    eval_every: int  # iterations between evaluations; 0: before and after only
+    cache_dir: str
+
+    def planning_parts(self) -> dict[str, object]:
+        """Returns the parts of the config that the stages' times depend on."""
+        ...
+
+    def require_checkpoint(self, checkpoint: Path | None) -> None:
+        """Checks that training can go on from a checkpoint, or else the policy that a new run starts from.
+
+        Raises:
+            CheckpointError: it is missing, damaged or foreign.
+        """
+        ...
+
+    def workflow(self, policy_folder: str) -> Workflow:
+        """Returns the graph; every copy of the policy starts from that folder."""
+        ...
+
+    def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
+        """Returns the folder that a new run starts from."""
+        ...
+
+    def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluating:
+        """Builds the evaluation's stages beside those of training."""
+        ...
+
+    def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
+        """Runs one iteration, adds to `progress` what it counted, and returns what came back and its metrics."""
+        ...
+
+    def save(self, executor: Executor, root: Path, progress: Progress) -> None:
+        """Writes a checkpoint of all stages below a folder of them."""
+        ...
+
+    def load(self, executor: Executor, checkpoint: Path) -> Progress:
+        """Brings all stages into the state of a checkpoint and returns its progress."""
+        ...
+
+    def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
+        """Returns what summary.json holds beside what every run has."""
+        ...
+
+    def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
+        """Draws the curve; returns lines to print, and the beginning of the last one."""
+        ...
