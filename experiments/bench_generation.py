@@ -19,7 +19,7 @@ import torch
 from transformers import GenerationConfig
 
 from policies.causal_lm import CausalLM
-from policies.language_settings import TinyLMConfig
+from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
 from rlinf_embodied.reasoning.generation import generate
 

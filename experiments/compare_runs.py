@@ -10,8 +10,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from rlinf_embodied.embodied.report import moving_mean, read_metrics
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.telemetry.metrics import moving_mean, read_metrics
 
 HEADER = "| run | seed | plan | before | after | env steps | RL minutes | env steps/s | overlap of intervals |"
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from policies.language_settings import LoraSettings
+from rlinf_embodied.config import LoraSettings
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.randomness import words
 

@@ -18,10 +18,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, 
 from policies.adapters import add_adapters, merged_model
 from policies.char_tokenizer import EOS_ID, PAD_ID, char_tokenizer
 from policies.decoding import CachedDecoder, RecomputingDecoder, has_plain_cache
-from policies.language_folder import read_model, read_tokenizer, special_tokens
-from policies.language_settings import LoraSettings, TinyLMConfig
+from policies.language_folder import no_progress_bars, read_model, read_tokenizer, special_tokens
 from policies.lean_decoding import LeanDecoder, is_lean
 from rlinf_embodied.algorithms.log_probs import token_log_probs, token_log_probs_and_entropy
+from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
 from rlinf_embodied.randomness import words
@@ -93,10 +93,20 @@ class CausalLM:
         model = read_model(folder, dtype)
         return cls(model, read_tokenizer(folder), lora=lora, seed=seed, where=str(folder))
 
+    @classmethod
+    def from_config(cls, config: LanguagePolicyConfig, folder: Path | None, seed: int) -> CausalLM:
+        """See LanguagePolicy."""
+        lora = config.lora if config.lora.rank else None
+        if folder is None:
+            return cls.tiny(config, seed, lora)
+        dtype = torch.bfloat16 if config.precision is Precision.bfloat16 else torch.float32
+        return cls.load(folder, lora=lora, seed=seed, dtype=dtype)
+
     def save(self, folder: Path, max_shard_bytes: int = 5_000_000_000) -> None:
         """Writes config, weights (adapters merged) and tokenizer for transformers' from_pretrained."""
         folder.mkdir(parents=True, exist_ok=True)
-        merged_model(self.model).save_pretrained(folder, max_shard_size=max_shard_bytes)
+        with no_progress_bars():
+            merged_model(self.model).save_pretrained(folder, max_shard_size=max_shard_bytes)
         self.tokenizer.save_pretrained(folder)
 
     # ------------------------------------------------------------------------------------------------------------ text

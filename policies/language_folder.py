@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging as transformers_logging
 
 from rlinf_embodied.errors import CheckpointError
 
@@ -32,6 +35,18 @@ _VOCABULARIES = (
 _log = logging.getLogger(__name__)
 
 
+@contextlib.contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keeps transformers from drawing bars of its own into the output."""
+    drawn = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            transformers_logging.enable_progress_bar()
+
+
 def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Returns the causal language model of a folder, in eval mode on the CPU.
 
@@ -40,9 +55,10 @@ def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """
     require_files(folder)
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
+        with no_progress_bars():
+            loaded = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
         model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(

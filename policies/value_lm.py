@@ -14,7 +14,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from policies.adapters import merged_model
 from policies.causal_lm import CausalLM
-from policies.language_folder import require_files
+from policies.language_folder import no_progress_bars, require_files
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces import TokenBatch
 
@@ -78,7 +78,8 @@ class ValueLM:
         """
         require_files(folder)
         try:
-            trunk = AutoModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            with no_progress_bars():
+                trunk = AutoModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
             module = ValueNet(trunk)
             module.head.load_state_dict(load_file(folder / _HEAD))
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:

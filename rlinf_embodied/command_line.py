@@ -12,20 +12,23 @@ from typing import NoReturn, Protocol, TypeVar
 
 from rlinf_embodied.compose import (
     EVALUATE_GROUPS,
+    MATH_GROUPS,
     PLANNING_GROUPS,
     TRAIN_GROUPS,
     choices,
     compose_emulation,
     compose_evaluate,
+    compose_math,
     compose_planning,
     compose_train,
     keys,
     to_yaml,
 )
-from rlinf_embodied.config import EmulationConfig, EvaluateConfig, PlanningConfig, RunConfig, TrainConfig
-from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError, SimulatorError
+from rlinf_embodied.config import EmulationConfig, EvaluateConfig, MathConfig, PlanningConfig, RunConfig, TrainConfig
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, PlanError, SimulatorError
 
-USAGE_ERRORS = (ConfigError, PlanError, CheckpointError, SimulatorError)  # the input was wrong, not the machine
+# the input was wrong, not the machine
+USAGE_ERRORS = (ConfigError, DataError, PlanError, CheckpointError, SimulatorError)
 MAIN_OVERRIDES = {
     TrainConfig: {
         "env.task=StackCube-v1": "any ManiSkill task id (with env=maniskill)",
@@ -39,6 +42,21 @@ MAIN_OVERRIDES = {
         "eval.num_episodes=200": "held-out episodes, before and after",
         "checkpoint.every=10": "iterations between checkpoints",
         "resume=auto": "auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint folder",
+        "plan=auto": "profile the stages (cached), plan, run the best plan; or force a preset, or plan=<file.yaml>",
+        "cluster.num_devices=1": "use fewer devices than the machine has",
+    },
+    MathConfig: {
+        "algorithm=ppo": "grpo, dr_grpo, dapo, rloo, or ppo with a critic of its own",
+        "data.level=linear2-20": "generated problems: sum4-6-9, chain2-3, linear2-20, countdown3-9, joined by commas",
+        "data.files.all=problems.jsonl": "JSON Lines with question and answer; or data.files.train and .test",
+        "policy.folder=<dir>": "a Hugging Face model folder instead of the small model from scratch",
+        "policy.lora.rank=16": "train low-rank adapters only",
+        "generation.max_new_tokens=52": "where a completion is cut off",
+        "warm_start.worked_share=1.0": "of the examples that the small model is fine-tuned on",
+        "run.dir=runs/math": "the run folder",
+        "run.seed=0": "everything that is drawn follows from it, the held-out problems apart (data.seed)",
+        "run.num_iterations=60": "iterations of RL",
+        "eval.num_problems=1000": "held-out problems, before and after",
         "plan=auto": "profile the stages (cached), plan, run the best plan; or force a preset, or plan=<file.yaml>",
         "cluster.num_devices=1": "use fewer devices than the machine has",
     },
@@ -82,6 +100,11 @@ _Config = TypeVar("_Config", bound=HasRun)
 def train_main(entry: Callable[[TrainConfig], int | None]) -> NoReturn:
     """Runs a training script: `main` with TrainConfig."""
     main(entry, compose_train, TrainConfig, TRAIN_GROUPS)
+
+
+def math_main(entry: Callable[[MathConfig], int | None]) -> NoReturn:
+    """Runs a training script of the reasoning workflow: `main` with MathConfig."""
+    main(entry, compose_math, MathConfig, MATH_GROUPS)
 
 
 def evaluate_main(entry: Callable[[EvaluateConfig], int | None]) -> NoReturn:
@@ -133,7 +156,7 @@ def help_text(script: str, schema: type, groups: Sequence[str]) -> str:
     width = max(map(len, MAIN_OVERRIDES[schema])) + 2
     lines = [f"usage: python {script} [group=choice ...] [key=value ...]"]
     lines += ["", "groups:"] if groups else []
-    lines += [f"  {group:<{width}}{' | '.join(choices(group))}" for group in groups]
+    lines += [f"  {group:<{width}}{' | '.join(choices(group, schema))}" for group in groups]
     lines += ["", "overrides most used:"]
     lines += [f"  {text:<{width}}{meaning}" for text, meaning in MAIN_OVERRIDES[schema].items()]
     lines += ["", "all keys (defaults and their meaning: rlinf_embodied/config/):"]

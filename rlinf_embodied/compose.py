@@ -24,11 +24,20 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_embodied.config import EmulationConfig, EnvConfig, EvaluateConfig, PlanConfig, PlanningConfig, TrainConfig
+from rlinf_embodied.config import (
+    EmulationConfig,
+    EnvConfig,
+    EvaluateConfig,
+    MathConfig,
+    PlanConfig,
+    PlanningConfig,
+    TrainConfig,
+)
 from rlinf_embodied.errors import ConfigError
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 TRAIN_GROUPS = ("env", "policy", "algorithm", "plan", "cluster", "run")
+MATH_GROUPS = ("data", "policy", "algorithm", "plan", "cluster", "run")
 EVALUATE_GROUPS = ("env", "cluster", "run")
 PLANNING_GROUPS = ("run",)
 PLAN_SUFFIXES = (".yaml", ".yml", ".json")
@@ -43,6 +52,15 @@ def compose_train(overrides: Sequence[str]) -> TrainConfig:
         ConfigError: an unknown group, choice or key, a wrong type, or an impossible combination.
     """
     return _compose("train_vla", TrainConfig, TRAIN_GROUPS, overrides)
+
+
+def compose_math(overrides: Sequence[str]) -> MathConfig:
+    """Returns the config of experiments/train_llm_math.py; its own choices lie in configs/reasoning/.
+
+    Raises:
+        ConfigError: as for `compose_train`.
+    """
+    return _compose("train_llm_math", MathConfig, MATH_GROUPS, overrides)
 
 
 def compose_evaluate(overrides: Sequence[str], env: EnvConfig | None = None) -> EvaluateConfig:
@@ -127,9 +145,15 @@ def load(path: Path, schema: type[_Config]) -> _Config:
         raise _explained(error, schema, str(path)) from error
 
 
-def choices(group: str) -> list[str]:
-    """Returns the names of the files of a config group, sorted."""
-    return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
+def choices(group: str, schema: type | None = None) -> list[str]:
+    """Returns the names of the files of a config group, sorted; those of a schema's own where it has some."""
+    return sorted(path.stem for path in (CONFIG_DIR / _folder(group, schema)).glob("*.yaml"))
+
+
+def _folder(group: str, schema: type | None) -> str:
+    """Returns the folder of a group's files below configs/: of the reasoning workflow those of its own come first."""
+    own = f"reasoning/{group}"
+    return own if schema is MathConfig and (CONFIG_DIR / own).is_dir() else group
 
 
 def keys(schema: type) -> dict[str, object]:
@@ -152,10 +176,12 @@ def _compose(name: str, schema: type[_Config], groups: Sequence[str], overrides:
     store.store(name=f"{name.split('_')[0]}_schema", node=schema)
     OmegaConf.register_new_resolver("divide", lambda a, b: int(a) // int(b), replace=True)
     try:
-        checked = [_checked(_stored_plan(text) if "plan" in groups else text, schema, groups) for text in overrides]
+        stored = [_stored_plan(text, schema) if "plan" in groups else text for text in overrides]
+        checked = [_placed(_checked(text, schema, groups), schema, groups) for text in stored]
         # Hydra takes any key that is also a folder under configs/ for a group; where it is a plain key it is set last
         named = {text: _parsed(text).key_or_group for text in checked}
-        plain = [text for text, key in named.items() if key not in groups and (CONFIG_DIR / key).is_dir()]
+        taken = {*groups, *(_folder(group, schema) for group in groups)}
+        plain = [text for text, key in named.items() if key not in taken and (CONFIG_DIR / key).is_dir()]
         with initialize_config_dir(config_dir=str(CONFIG_DIR), version_base="1.3", job_name=name):
             merged = compose(name, overrides=[text for text in checked if text not in plain])
         for override in map(_parsed, plain):
@@ -174,7 +200,7 @@ def _checked(text: str, schema: type, groups: Sequence[str]) -> str:
             f"{text!r} gives {key} several values, but a run has one: use {key}=<value>, for lists {key}=[a,b]"
         )
     if key in groups and not override.is_delete():
-        _check_choice(key, override.value())
+        _check_choice(key, override.value(), schema)
         return text
     known = keys(schema)
     parent = next((k for k, kind in known.items() if typing.get_origin(kind) is dict and key.startswith(f"{k}.")), None)
@@ -187,6 +213,13 @@ def _checked(text: str, schema: type, groups: Sequence[str]) -> str:
     return text
 
 
+def _placed(text: str, schema: type, groups: Sequence[str]) -> str:
+    """Returns a choice such as algorithm=ppo with the folder in which the schema's own choices lie."""
+    group, _, choice = text.partition("=")
+    folder = _folder(group, schema)
+    return text if group not in groups or folder == group else f"{folder}@{group}={choice}"
+
+
 def _parsed(text: str) -> Override:
     try:
         return OverridesParser.create().parse_override(text)
@@ -197,13 +230,15 @@ def _parsed(text: str) -> Override:
         ) from error
 
 
-def _check_choice(group: str, value: object) -> None:
+def _check_choice(group: str, value: object, schema: type) -> None:
     """Raises where a group has no such choice; those of the store (plan files, checkpoints) count as well."""
-    names = choices(group)
-    stored = ConfigStore.instance().repo.get(group, {})
+    names = choices(group, schema)
+    stored: typing.Any = ConfigStore.instance().repo
+    for part in _folder(group, schema).split("/"):
+        stored = stored.get(part, {})
     if isinstance(value, str) and (value in names or f"{value}.yaml" in stored):
         return
-    hint = f"one of configs/{group}" + (", or a path to a .yaml file" if group == "plan" else "")
+    hint = f"one of configs/{_folder(group, schema)}" + (", or a path to a .yaml file" if group == "plan" else "")
     generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""
     raise ConfigError(
         f"{group} is {value!r}, but it must be {hint}:{_did_you_mean(str(value), names, f'{group}=')} "
@@ -230,7 +265,7 @@ def _did_you_mean(word: str, names: Sequence[str], prefix: str = "") -> str:
     return f" did you mean {prefix}{close[0]}?" if close else ""
 
 
-def _stored_plan(text: str) -> str:
+def _stored_plan(text: str, schema: type) -> str:
     """Makes a plan file a choice of the group: `plan=my/tree.yaml` is stored and becomes `plan=file_tree`."""
     value = text.removeprefix("plan=").strip("'\"")
     if value == text or not (value.endswith(PLAN_SUFFIXES) or "/" in value):
@@ -249,7 +284,7 @@ def _stored_plan(text: str) -> str:
     except OmegaConfBaseException as error:
         raise _explained(error, PlanConfig, str(path)) from error
     name = "file_" + "".join(c if c.isalnum() else "_" for c in path.stem)
-    ConfigStore.instance().store(group="plan", name=name, node=node)
+    ConfigStore.instance().store(group=_folder("plan", schema), name=name, node=node)
     return f"plan={name}"
 
 

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from rlinf_embodied.config import PolicyConfig
+from rlinf_embodied.config import LanguagePolicyConfig, PolicyConfig
 
 # ---------------------------------------------------------------------------------------------------------------- envs
 # An observation, as every policy of this project sees it:
@@ -412,6 +412,36 @@ class LanguagePolicy(Protocol):
 
     def save(self, folder: Path) -> None:
         """Writes a folder that transformers' from_pretrained loads to the same logits (adapters merged)."""
+        ...
+
+    @classmethod
+    def from_config(cls, config: LanguagePolicyConfig, folder: Path | None, seed: int) -> LanguagePolicy:
+        """Returns the policy of a folder, or a new one; adapters and new weights are drawn from the seed.
+
+        Raises:
+            CheckpointError: the folder is incomplete or damaged.
+            ConfigError: settings that do not fit the model.
+        """
+        ...
+
+
+@runtime_checkable
+class ValueModel(Protocol):
+    """A critic for completions."""
+
+    module: nn.Module
+
+    def values(self, batch: TokenBatch) -> Tensor:
+        """Returns V before each token of the completions, float32 [B, R], differentiable; 0 where a row has none."""
+        ...
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Returns what the value loss trains, in a fixed order."""
+        ...
+
+    @classmethod
+    def from_policy(cls, policy: LanguagePolicy) -> ValueModel:
+        """Returns a new critic that starts from a policy's weights and shares none with it."""
         ...
 
 

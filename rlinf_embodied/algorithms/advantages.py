@@ -138,15 +138,25 @@ def chunk_steps(
 
 
 # --------------------------------------------------------------------------------------------------------------- groups
-def group_advantages(returns: Float[Tensor, "K G"], eps: float = 1e-6) -> Float[Tensor, "K G"]:
-    """Returns (R - mean) / (std + eps) within each group; 0 in groups of one.
+def group_advantages(
+    returns: Float[Tensor, "K G"], eps: float = 1e-6, scale_by_std: bool = True
+) -> Float[Tensor, "K G"]:
+    """Returns (R - mean) / (std + eps) within each group, or R - mean where it is not scaled; 0 in groups of one.
 
-    (Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1; std is that of a sample, with G - 1.)
+    (Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1; std is that of a sample, with G - 1.  Unscaled: Liu et
+    al., "Understanding R1-Zero-Like Training", arXiv 2503.20783.)
     """
     if returns.shape[1] < 2:
         return torch.zeros_like(returns)
     centred = returns - returns.mean(dim=1, keepdim=True)
-    return centred / (returns.std(dim=1, keepdim=True) + eps)
+    return centred / (returns.std(dim=1, keepdim=True) + eps) if scale_by_std else centred
+
+
+def leave_one_out_advantages(returns: Float[Tensor, "K G"]) -> Float[Tensor, "K G"]:
+    """Returns R minus the mean of the group's other members, G at least 2 (RLOO, arXiv 2402.14740)."""
+    size = returns.shape[1]
+    assert size >= 2
+    return (returns - returns.mean(dim=1, keepdim=True)) * (size / (size - 1))
 
 
 def group_advantages_by_id(

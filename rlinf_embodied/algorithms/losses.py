@@ -102,6 +102,18 @@ def policy_loss(
     return PolicyLoss(loss, kept_weights.sum(), (kl, count), (outside, count), largest)
 
 
+def reference_kl(
+    log_probs: Float[Tensor, "*axes"], reference: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
+) -> Float[Tensor, "*axes"]:
+    """Returns rho - 1 - log rho with rho = exp(reference - log_probs) for each entry, 0 where the mask leaves it out.
+
+    An estimate of KL(pi || reference) from samples of pi that is never negative (k3 of Schulman 2020, "Approximating KL
+    divergence"; GRPO, arXiv 2402.03300, eq. 4).
+    """
+    log_ratio = torch.where(mask, reference - log_probs, 0.0)
+    return log_ratio.exp() - 1 - log_ratio
+
+
 def require_unit_ratio(max_abs_log_ratio: float, limit: float = 1e-5) -> None:
     """Checks that rollout and training agree before an iteration's first optimizer step.
 

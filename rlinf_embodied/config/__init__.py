@@ -2,6 +2,8 @@
 
     env.py        the section `env`
     learning.py   the sections `policy`, `algorithm`, `warm_start`
+    language.py   the sections `data`, `policy` of the reasoning workflow
+    reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval` of the reasoning workflow
     machine.py    the sections `plan`, `cluster`
     run.py        the sections `run`, `eval`, `checkpoint`
     commands.py   what each command reads, section by section; the checks that span several
@@ -11,8 +13,9 @@ Every default lives here; the files under configs/ only say what differs.  A che
 and what to do next.  Sections are handed to the component they belong to; nobody gets the whole but the entry points.
 """
 
-from rlinf_embodied.config.commands import EmulationConfig, EvaluateConfig, PlanningConfig, TrainConfig
+from rlinf_embodied.config.commands import EmulationConfig, EvaluateConfig, MathConfig, PlanningConfig, TrainConfig
 from rlinf_embodied.config.env import Backend, EnvConfig, Reward
+from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.config.learning import (
     AlgorithmConfig,
     AlgorithmName,
@@ -23,26 +26,50 @@ from rlinf_embodied.config.learning import (
     WarmStartConfig,
 )
 from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, TransportMode
+from rlinf_embodied.config.reasoning import (
+    AnswerEvalConfig,
+    Engine,
+    FineTuningConfig,
+    GenerationConfig,
+    LossLevel,
+    ReasoningAlgorithmConfig,
+    ReasoningName,
+    RewardConfig,
+)
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 
 __all__ = [
     "AlgorithmConfig",
     "AlgorithmName",
+    "AnswerEvalConfig",
     "Backend",
     "CheckpointConfig",
     "ClusterConfig",
     "Critic",
+    "DataConfig",
     "EmulationConfig",
+    "Engine",
     "EnvConfig",
     "EvalConfig",
     "EvaluateConfig",
+    "FineTuningConfig",
+    "GenerationConfig",
+    "LanguagePolicyConfig",
     "Level",
+    "LoraSettings",
+    "LossLevel",
+    "MathConfig",
     "PlanConfig",
     "PlanningConfig",
     "PolicyConfig",
+    "Precision",
+    "ReasoningAlgorithmConfig",
+    "ReasoningName",
     "Reduction",
     "Reward",
+    "RewardConfig",
     "RunConfig",
+    "TinyLMConfig",
     "TrainConfig",
     "TransportMode",
     "WarmStartConfig",

@@ -6,8 +6,16 @@ from dataclasses import dataclass, field
 
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.env import EnvConfig
+from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig
 from rlinf_embodied.config.learning import AlgorithmConfig, AlgorithmName, PolicyConfig, Reduction, WarmStartConfig
 from rlinf_embodied.config.machine import ClusterConfig, PlanConfig
+from rlinf_embodied.config.reasoning import (
+    AnswerEvalConfig,
+    FineTuningConfig,
+    GenerationConfig,
+    ReasoningAlgorithmConfig,
+    RewardConfig,
+)
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 
 
@@ -57,6 +65,76 @@ class TrainConfig:
             "run.exact=true needs sums in a fixed order",
             "set run.exact=false or algorithm.reduction=exact",
         )
+
+
+@dataclass(kw_only=True, slots=True)
+class MathConfig:
+    """Everything that experiments/train_llm_math.py reads."""
+
+    data: DataConfig
+    policy: LanguagePolicyConfig
+    algorithm: ReasoningAlgorithmConfig
+    plan: PlanConfig
+    cluster: ClusterConfig
+    run: RunConfig = field(default_factory=RunConfig)
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    warm_start: FineTuningConfig = field(default_factory=FineTuningConfig)
+    eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    resume: str = "auto"  # auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint
+
+    def __post_init__(self) -> None:
+        generation, algorithm = self.generation, self.algorithm
+        require(
+            generation.rows_per_block % algorithm.group_size == 0,
+            "generation.rows_per_block",
+            generation.rows_per_block,
+            f"a block holds whole groups of algorithm.group_size={algorithm.group_size}",
+            f"use {max(1, generation.rows_per_block // algorithm.group_size) * algorithm.group_size}",
+        )
+        require(
+            self.num_rows % generation.rows_together == 0,
+            "generation.rows_together",
+            generation.rows_together,
+            f"algorithm.prompts_per_iteration x algorithm.group_size = {self.num_rows} completions are decoded in sets "
+            "of that size",
+            f"use {generation.rows_per_block}, or other numbers of prompts",
+        )
+        require(
+            algorithm.reduction is Reduction.exact or not self.run.exact,
+            "algorithm.reduction",
+            algorithm.reduction.value,
+            "run.exact=true needs sums in a fixed order",
+            "set run.exact=false or algorithm.reduction=exact",
+        )
+        require(
+            self.policy.folder is None or self.warm_start.checkpoint is None,
+            "warm_start.checkpoint",
+            self.warm_start.checkpoint,
+            f"policy.folder is {self.policy.folder!r}, and training starts from one model",
+            "give one of the two",
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Completions of a round."""
+        return self.algorithm.prompts_per_iteration * self.algorithm.group_size
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of a round."""
+        return self.num_rows // self.generation.rows_per_block
+
+    @property
+    def prompts_per_block(self) -> int:
+        """Prompts of a block."""
+        return self.generation.rows_per_block // self.algorithm.group_size
+
+    @property
+    def blocks_together(self) -> int:
+        """Blocks that are decoded together."""
+        return self.generation.rows_together // self.generation.rows_per_block
 
 
 @dataclass(kw_only=True, slots=True)

@@ -28,14 +28,15 @@ from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Lev
 from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
-from rlinf_embodied.embodied.policy_folder import SharedPolicy, load_policy, save_policy
+from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.embodied.policy_sums import PolicySums
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ObjectiveError
-from rlinf_embodied.interfaces import RunningEpisode
+from rlinf_embodied.interfaces import Policy, RunningEpisode
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
 from rlinf_embodied.learning.optimizer import FlatOptimizer, linear_decay
 from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, Reducer
+from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.update import LossSums, minibatch_step, slices
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
@@ -79,7 +80,7 @@ class ActorStage:
         """
         held, algorithm = self._config.held, self._algorithm
         shared = context.share("policy", lambda: load_policy(held.policy, held.folder, context.device))
-        self._shared = cast(SharedPolicy, shared)
+        self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter("actor")
         self._policy = self._shared.policy
         self._rank, self._device = context.group.rank, context.device
@@ -145,13 +146,13 @@ class ActorStage:
         """Runs the critic's epochs on fixed targets."""
         assert self._value_optimizer is not None
 
-        def loss(block: int, index: Tensor) -> LossSums:
+        def loss(block: int, index: Tensor) -> tuple[LossSums]:
             rows = blocks[block].rows(index)
             assert rows.returns is not None
             values = self._policy.value(rows.features, rows.privileged)
             terms = value_loss(values, rows.returns, rows.valid, rows.values, self._algorithm.value_clip)
             count = terms.count.to(torch.float32)
-            return LossSums(terms.loss, count, terms.loss.detach().reshape(1))
+            return (LossSums(terms.loss, count, terms.loss.detach().reshape(1)),)
 
         total, count = 0.0, 0.0
         for epoch in range(self._algorithm.value_epochs):
@@ -185,7 +186,7 @@ class ActorStage:
                     return self._policy_metrics(sums, stopped=True)
         return self._policy_metrics(sums, stopped=False)
 
-    def _policy_loss(self, block: TrainingBlock, index: Tensor) -> LossSums:
+    def _policy_loss(self, block: TrainingBlock, index: Tensor) -> tuple[LossSums]:
         rows, algorithm = block.rows(index), self._algorithm
         level = algorithm.ratio_level
         log_probs, entropy = self._policy.evaluate(rows.features, rows.tokens, self._config.held.policy.temperature)
@@ -205,7 +206,7 @@ class ActorStage:
         kl, count = terms.approx_kl
         outside, _ = terms.clipfrac
         statistics = [terms.loss, kl, outside, count, masked_sum(per_action, counted) / tokens, counted.sum()]
-        return LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics]))
+        return (LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics])),)
 
     def _too_far(self, statistics: Tensor, weight: float) -> bool:
         limit = self._algorithm.target_kl

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -16,37 +16,14 @@ from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Rewa
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces import PICTURES_VERSION, Policy
 from rlinf_embodied.learning.checkpoint import Fingerprint
+from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 _FILE = "evaluation.json"
 
 
-@dataclass(slots=True)
-class SharedPolicy:
-    """A worker's one copy of the policy; rollout and actor of one process use the same.
-
-    It is on its device as long as one of its users is.
-    """
-
-    policy: Policy
-    version: int = 0
-    device: str = "cpu"
-    users: set[str] = field(default_factory=set)
-
-    def enter(self, user: str) -> None:
-        """Notes that a stage works with it, and brings it to its device."""
-        self.users.add(user)
-        self.policy.module.to(self.device)
-
-    def leave(self, user: str) -> None:
-        """Notes that a stage no longer does; the last one sends it to the CPU's memory."""
-        self.users.discard(user)
-        if not self.users:
-            self.policy.module.to("cpu")
-
-
-def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy:
+def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy[Policy]:
     """Returns the policy in a folder, on its device.
 
     Raises:

@@ -5,17 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-
-def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Returns the objects of metrics.jsonl, one per iteration, in order."""
-    path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def moving_mean(values: list[float], width: int = 5) -> list[float]:
-    """Returns means over the last `width` values: a single iteration's success swings by ten points."""
-    windows = [values[max(0, i - width + 1) : i + 1] for i in range(len(values))]
-    return [sum(window) / len(window) for window in windows]
+from rlinf_embodied.telemetry.metrics import moving_mean, read_metrics
 
 
 def plot_curve(folder: Path) -> Path:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.embodied.batch import PolicyColumns
-from rlinf_embodied.embodied.policy_folder import SharedPolicy, load_policy
-from rlinf_embodied.interfaces import Features, Observation, PolicyOutput
+from rlinf_embodied.embodied.policy_folder import load_policy
+from rlinf_embodied.interfaces import Features, Observation, Policy, PolicyOutput
+from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
@@ -49,7 +50,7 @@ class RolloutStage:
         """Loads the policy, or takes the one that this worker's actor uses."""
         config = self._config
         shared = context.share("policy", lambda: load_policy(config.policy, config.folder, context.device))
-        self._shared = cast(SharedPolicy, shared)
+        self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter(self._user)
         self._device = context.device
 

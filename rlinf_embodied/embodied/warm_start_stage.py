@@ -23,7 +23,7 @@ from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces import Features, Observation, Policy, VectorEnv
 from rlinf_embodied.learning.optimizer import FlatOptimizer, one_cycle
 from rlinf_embodied.learning.reduce import ExactReducer
-from rlinf_embodied.learning.update import LossSums, minibatch_step, slices
+from rlinf_embodied.learning.update import Loss, LossSums, minibatch_step, slices
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.runtime.host import StageContext, Tick
 from rlinf_embodied.targets import load_target
@@ -234,8 +234,8 @@ class WarmStartStage:
             total, count, self._done = total + float(statistics[0]), count + weight, self._done + 1
         return total / count
 
-    def _loss(self, tick: Tick) -> Callable[[int, Tensor], LossSums]:
-        def loss(block: int, index: Tensor) -> LossSums:
+    def _loss(self, tick: Tick) -> Loss:
+        def loss(block: int, index: Tensor) -> tuple[LossSums]:
             data = self._blocks_data[block]
             targets = {} if data.object_positions is None else {"object_position": data.object_positions[index]}
             shape = tuple(data.observation.proprio.shape[1:])
@@ -249,7 +249,7 @@ class WarmStartStage:
                 features = {name: value[index] for name, value in self._features[block].items()}
                 features = features | {"proprio": features["proprio"] + jitter}
             value = self._policy.imitation_loss(features, data.actions[index], targets if self._whole else {})
-            return LossSums(value, torch.tensor(float(len(index))), value.detach().reshape(1))
+            return (LossSums(value, torch.tensor(float(len(index))), value.detach().reshape(1)),)
 
         return loss
 

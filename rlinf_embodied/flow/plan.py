@@ -169,6 +169,28 @@ def _parse_parts(kind: str, body: object, num_devices: int, here: str) -> Node:
     return Temporal(nodes, bool(value)) if kind == "temporal" else Spatial(nodes, int(value))
 
 
+def without_absent(data: object, workflow: Workflow) -> object:
+    """Returns a tree without the leaves marked `optional` whose stage the workflow lacks; None if nothing is left.
+
+    A node with a single part left is that part.
+    """
+    if not isinstance(data, Mapping) or len(data) != 1:
+        return data
+    ((kind, body),) = data.items()
+    if kind == "leaf" and isinstance(body, Mapping) and body.get("optional"):
+        kept = {key: value for key, value in body.items() if key != "optional"}
+        return {"leaf": kept} if body.get("stage") in workflow.stages else None
+    if kind not in ("temporal", "spatial"):
+        return data
+    parts = body.get("parts") if isinstance(body, Mapping) else body
+    if not isinstance(parts, (list, tuple)):
+        return data
+    left = [part for part in (without_absent(part, workflow) for part in parts) if part is not None]
+    if len(left) == len(parts) or len(left) > 1:
+        return {kind: {**body, "parts": left} if isinstance(body, Mapping) else left}
+    return left[0] if left else None
+
+
 def _range(variant: Mapping[str, object], name: str) -> tuple[int, float]:
     """Returns for how many devices a variant of a plan is, at least and at most."""
     least, most = variant.get("min_devices", 1), variant.get("max_devices", float("inf"))
@@ -206,6 +228,7 @@ def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, 
             "use plan=collocated or a larger cluster"
         )
     _, variant = max(fitting, key=lambda entry: entry[0])
-    plan = Plan(name, num_devices, _parse(variant["tree"], num_devices, f"plan.{name}"))
+    tree = without_absent(variant["tree"], workflow)
+    plan = Plan(name, num_devices, _parse(tree, num_devices, f"plan.{name}"))
     require_runnable(name, plan.tree, workflow)
     return plan

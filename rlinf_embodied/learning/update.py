@@ -12,7 +12,7 @@ not depend on who holds the block.  Losses are sums; means are formed here, from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,7 @@ class LossSums:
     statistics: Tensor  # [S], sums
 
 
-Loss = Callable[[int, Tensor], LossSums]  # (block, row indices [R]) -> sums over these rows
+Loss = Callable[[int, Tensor], Iterable[LossSums]]  # (block, row indices [R]) -> sums over parts of these rows
 
 
 def slices(seed: int, purpose: str, iteration: int, epoch: int, block: int, size: int, parts: int) -> list[Tensor]:
@@ -41,23 +41,36 @@ def slices(seed: int, purpose: str, iteration: int, epoch: int, block: int, size
     return [order[size * k // parts : size * (k + 1) // parts] for k in range(parts)]
 
 
+def block_sums(parts: Iterable[LossSums], parameters: Sequence[nn.Parameter], num_statistics: int) -> Tensor:
+    """Returns what a block adds to a minibatch, [D + 1 + S]: gradient of its summed loss, weight, statistics.
+
+    Each part is differentiated before the next one is asked for, so that only one is in memory.
+    """
+    size = sum(p.numel() for p in parameters)
+    total = torch.zeros(size + 1 + num_statistics, device=parameters[0].device)
+    for part in parts:
+        gradients = torch.autograd.grad(part.loss, list(parameters), allow_unused=True)
+        flat = [
+            (torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in zip(parameters, gradients, strict=True)
+        ]
+        total += torch.cat([*flat, part.weight.detach().reshape(1), part.statistics.detach()])
+    return total
+
+
 def gradient_sums(
     rows: Mapping[int, Tensor], loss: Loss, parameters: Sequence[nn.Parameter], num_statistics: int, reducer: Reducer
 ) -> tuple[Tensor, float, Tensor]:
     """Returns (gradient of the summed loss [D], summed weight, summed statistics [S]) over the slices of all blocks."""
+    per_block = {
+        block: block_sums(loss(block, index) if len(index) else (), parameters, num_statistics)
+        for block, index in rows.items()
+    }
+    return split_sums(reducer.sum_blocks(per_block), parameters)
+
+
+def split_sums(total: Tensor, parameters: Sequence[nn.Parameter]) -> tuple[Tensor, float, Tensor]:
+    """Returns (gradient [D], weight, statistics [S]) from sums of `block_sums` over blocks."""
     size = sum(p.numel() for p in parameters)
-    per_block = {}
-    for block, index in rows.items():
-        if len(index) == 0:
-            per_block[block] = torch.zeros(size + 1 + num_statistics, device=parameters[0].device)
-            continue
-        sums = loss(block, index)
-        gradients = torch.autograd.grad(sums.loss, list(parameters), allow_unused=True)
-        flat = [
-            (torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in zip(parameters, gradients, strict=True)
-        ]
-        per_block[block] = torch.cat([*flat, sums.weight.detach().reshape(1), sums.statistics.detach()])
-    total = reducer.sum_blocks(per_block)
     return total[:size], float(total[size]), total[size + 1 :]
 
 
@@ -74,8 +87,17 @@ def minibatch_step(
     Returns:
         (statistics [S], weight, norm of the gradient before clipping; None where no step was made).
     """
-    gradient, weight, statistics = gradient_sums(rows, loss, optimizer.parameters, num_statistics, reducer)
+    sums = gradient_sums(rows, loss, optimizer.parameters, num_statistics, reducer)
+    return step_from(sums, optimizer, veto)
+
+
+def step_from(
+    sums: tuple[Tensor, float, Tensor],
+    optimizer: FlatOptimizer,
+    veto: Callable[[Tensor, float], bool] | None = None,
+) -> tuple[Tensor, float, float | None]:
+    """Makes one optimizer step from (gradient, weight, statistics); see `minibatch_step`."""
+    gradient, weight, statistics = sums
     if weight == 0 or (veto is not None and veto(statistics, weight)):
         return statistics, weight, None
-    norm = optimizer.step(gradient / weight)
-    return statistics, weight, norm
+    return statistics, weight, optimizer.step(gradient / weight)

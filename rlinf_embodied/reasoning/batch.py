@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 
 
@@ -72,3 +73,71 @@ class Group:
     log_probs: Tensor  # float32 [G, R], of the distribution sampled from; greedy: at temperature 1
     log_mass: Tensor  # float32 [G, R], of the nucleus, at most 0
     ended: Tensor  # bool [G], False where max_new_tokens cut the completion off
+
+
+# ------------------------------------------------------------------------------------------------- between the stages
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """The problems of a block with those of its neighbours that are decoded together."""
+
+    blocks: tuple[tuple[Problem, ...], ...]
+    index: int  # of this block among them
+
+    @property
+    def own(self) -> tuple[Problem, ...]:
+        """The block's problems."""
+        return self.blocks[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """What was generated for a block: K groups of G completions."""
+
+    problems: tuple[Problem, ...]  # K
+    groups: tuple[Group, ...]  # K
+    texts: tuple[str, ...]  # K x G, group by group
+    version: int  # of the weights
+
+
+@dataclass(frozen=True, slots=True)
+class Rewards:
+    """What a block's completions earned; [K, G] each."""
+
+    rewards: Tensor  # float32
+    correct: Tensor  # bool, the raw metric
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbs:
+    """Log-probs of a block's completions under some weights."""
+
+    log_probs: Tensor  # float32 [K x G, R]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAdvantages:
+    """What a critic says of a block's completions."""
+
+    advantages: Tensor  # float32 [K x G, R]
+
+
+# ------------------------------------------------------------------------------------------------------------- reports
+@dataclass(frozen=True, slots=True)
+class GenerationReport:
+    """What the driver learns of generation; `finish_s` as StageSpec.at_once asks for it."""
+
+    tokens: int
+    completions: int
+    truncated: int
+    longest: int
+    finish_s: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardReport:
+    """What the driver learns of rewards, by block."""
+
+    correct: dict[int, tuple[tuple[bool, ...], ...]]  # K tuples of G
+    rewards: dict[int, float]  # sums
+    formatted: dict[int, int]

@@ -35,6 +35,18 @@ class Sequences:
         ]
         return Sequences(tuple(prompts), tuple(rows))
 
+    @staticmethod
+    def concatenate(parts: Sequence[Sequences]) -> Sequences:
+        """Returns the sequences of all parts, in order."""
+        return Sequences(
+            tuple(prompt for part in parts for prompt in part.prompts),
+            tuple(rest for part in parts for rest in part.completions),
+        )
+
+    def select(self, rows: Sequence[int]) -> Sequences:
+        """Returns these sequences, in this order."""
+        return Sequences(tuple(self.prompts[row] for row in rows), tuple(self.completions[row] for row in rows))
+
     def __len__(self) -> int:
         return len(self.prompts)
 

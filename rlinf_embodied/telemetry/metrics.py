@@ -181,3 +181,16 @@ def _start_wandb(folder: Path, config: Mapping[str, object] | None) -> _WandbRun
             "run.wandb is true, but wandb is not installed: pip install 'rlinf-embodied[wandb]', or use run.wandb=false"
         ) from error
     return wandb.init(project="rlinf_embodied", name=folder.name, dir=str(folder), config=dict(config or {}))
+
+
+# ----------------------------------------------------------------------------------------------------------- read back
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """Returns the objects of metrics.jsonl, one per iteration, in order."""
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def moving_mean(values: list[float], width: int = 5) -> list[float]:
+    """Returns means over the last `width` values: a single iteration's success swings by ten points."""
+    windows = [values[max(0, i - width + 1) : i + 1] for i in range(len(values))]
+    return [sum(window) / len(window) for window in windows]

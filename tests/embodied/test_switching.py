@@ -8,12 +8,12 @@ from runs import clone, tiny
 
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
 from rlinf_embodied.embodied.evaluation import EvaluationPolicyConfig, EvaluationPolicyStage
-from rlinf_embodied.embodied.policy_folder import SharedPolicy
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.runtime import host as host_module
 from rlinf_embodied.runtime.host import Call, Receipt, Tick, WorkerHost, WorkerSpec, solo_context
 

@@ -12,9 +12,10 @@ from runs import GRPO, tiny
 
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.policy_sums import PolicySums
-from rlinf_embodied.embodied.report import moving_mean, plot_curve, read_metrics
+from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.embodied.workflow import GroupJudge, episode_means, training_workflow
+from rlinf_embodied.telemetry.metrics import moving_mean, read_metrics
 
 
 def report(groups: dict[int, tuple[bool, ...]]) -> RolloutReport:

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policies.causal_lm import CausalLM
 from policies.char_tokenizer import char_tokenizer
-from policies.language_settings import LoraSettings, TinyLMConfig
 from policies.value_lm import ValueLM
+from rlinf_embodied.config import LoraSettings, TinyLMConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces import LanguagePolicy, TokenBatch
 

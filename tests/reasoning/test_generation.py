@@ -7,8 +7,8 @@ from language_models import language_model
 from transformers import GenerationConfig
 
 from policies.causal_lm import CausalLM
-from policies.language_settings import LoraSettings, TinyLMConfig
 from rlinf_embodied.algorithms.log_probs import log_softmax, restrict_to_nucleus, sample_tokens
+from rlinf_embodied.config import LoraSettings, TinyLMConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Sampling

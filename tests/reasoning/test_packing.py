@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.causal_lm import CausalLM
-from policies.language_settings import TinyLMConfig
+from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.packing import Sequences, all_log_probs, pack
 

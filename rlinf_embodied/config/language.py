@@ -1,0 +1,96 @@
+"""The sections `data` and `policy` of the reasoning workflow: which problems, and which language model answers them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rlinf_embodied.config.checks import require
+
+
+@dataclass(kw_only=True, slots=True)
+class DataConfig:
+    """Problems whose answers can be checked."""
+
+    level: str = "sum4-6-9"  # of generated problems, several joined by commas; see docs/problems_and_rewards.md
+    files: dict[str, str] = field(default_factory=dict)  # JSON Lines: {train: a, test: b}, or {all: a}, split by a hash
+    question_column: str = "question"
+    answer_column: str = "answer"
+    form: str = "compact"  # compact for small models with characters as tokens, natural for those that read sentences
+    seed: int = 77  # of the problems that are held out; those of training follow from run.seed
+
+    def __post_init__(self) -> None:
+        known = ("train", "validation", "test", "all")
+        wrong = [name for name in self.files if name not in known]
+        require(not wrong, "data.files", self.files, f"its keys are {', '.join(known)}", "use data.files.all=<file>")
+        alone = "all" not in self.files or len(self.files) == 1
+        require(alone, "data.files", self.files, "`all` stands for every split", "give `all`, or a file per split")
+        whole = not self.files or "all" in self.files or {"train", "test"} <= set(self.files)
+        require(whole, "data.files", self.files, "training and evaluation need a file each", "add the missing one")
+        require(self.form in ("compact", "natural"), "data.form", self.form, "it is compact or natural", "choose one")
+
+
+@dataclass(kw_only=True, slots=True)
+class TinyLMConfig:
+    """A Qwen2-shaped model with tied embeddings and one token per character, made from scratch (0.3 M parameters)."""
+
+    characters: str = "0123456789+-*/=;#()x,:?"
+    hidden_size: int = 96
+    num_layers: int = 3
+    num_heads: int = 4
+    intermediate_size: int = 240
+    context_length: int = 128
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "context_length"):
+            value = getattr(self, name)
+            require(value >= 1, f"policy.{name}", value, "it must be at least 1", "use a positive number")
+        require(
+            self.hidden_size % (2 * self.num_heads) == 0,
+            "policy.hidden_size",
+            self.hidden_size,
+            f"it must be a multiple of twice policy.num_heads={self.num_heads} (rotary embeddings pair dimensions)",
+            "change one of the two",
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class LoraSettings:
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): W + alpha / rank * B A, and only A and B are trained."""
+
+    rank: int = 16  # 0: none, all weights are trained
+    alpha: float = 32.0
+    targets: list[str] = field(default_factory=lambda: ["all-linear"])  # module names; all-linear: all but the head
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "policy.lora.rank", self.rank, "it must not be negative", "use 16, or 0 for none")
+        require(self.alpha > 0, "policy.lora.alpha", self.alpha, "it must be positive", "use twice the rank")
+        require(bool(self.targets), "policy.lora.targets", self.targets, "it names modules", "use [all-linear]")
+
+
+class Precision(StrEnum):
+    """How the weights are held."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+@dataclass(kw_only=True, slots=True)
+class LanguagePolicyConfig(TinyLMConfig):
+    """A causal language model: a Hugging Face folder, or a small model from scratch of the shape above."""
+
+    _target_: str = "policies.causal_lm.CausalLM"
+    critic_target: str = "policies.value_lm.ValueLM"  # for PPO
+    folder: str | None = None  # config.json, safetensors, tokenizer, as save_pretrained writes them; None: from scratch
+    precision: Precision = Precision.float32  # of a folder's weights; adapters are always float32
+    lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))
+
+    def __post_init__(self) -> None:
+        TinyLMConfig.__post_init__(self)
+        require(
+            self.precision is Precision.float32 or self.lora.rank > 0,
+            "policy.precision",
+            self.precision.value,
+            "weights that are trained are held in float32, since small steps are lost below",
+            "use float32, or train adapters only: policy.lora.rank=16",
+        )

@@ -1,0 +1,203 @@
+"""The sections `generation`, `reward`, `algorithm`, `warm_start` and `eval` of the reasoning workflow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.learning import Reduction
+
+
+class Engine(StrEnum):
+    """What decodes."""
+
+    transformers = "transformers"  # our continuous batching over the model in this process
+    vllm = "vllm"  # vLLM's own engine, see docs/reasoning.md
+
+
+@dataclass(kw_only=True, slots=True)
+class GenerationConfig:
+    """How completions are sampled, and in which portions."""
+
+    max_new_tokens: int = 52
+    temperature: float = 1.0  # of sampling, and of the log-probs alike
+    top_p: float = 1.0
+    rows_per_block: int = 32  # completions in a block: the unit of placement, streaming and gradients
+    rows_together: int = 128  # completions that are decoded together, always by one worker
+    num_slots: int = 128  # of these at a time; a slot is refilled as soon as its completion has ended
+    engine: Engine = Engine.transformers
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "rows_per_block", "rows_together", "num_slots"):
+            value = getattr(self, name)
+            require(value >= 1, f"generation.{name}", value, "it must be at least 1", "use a positive number")
+        require(
+            self.temperature > 0,
+            "generation.temperature",
+            self.temperature,
+            "training samples, so that it must be positive",
+            "use 1.0 (evaluation is greedy by itself)",
+        )
+        require(0 < self.top_p <= 1, "generation.top_p", self.top_p, "it lies in (0, 1]", "use 1.0 for everything")
+        require(
+            self.rows_together % self.rows_per_block == 0,
+            "generation.rows_together",
+            self.rows_together,
+            f"it is a multiple of generation.rows_per_block={self.rows_per_block}",
+            f"use {max(1, self.rows_together // self.rows_per_block) * self.rows_per_block}",
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class RewardConfig:
+    """What a completion earns: 1 for a right answer."""
+
+    num_workers: int = 1  # processes for math-verify, at most; they start when an answer needs it
+    timeout_s: float = 2.0  # processor seconds that one answer may take
+    format_reward: float = 0.0  # what the right form earns, with a right or a wrong answer
+    overlong_tokens: int = 0  # the last so many tokens below max_new_tokens cost, more and more; 0: nothing
+    overlong_penalty: float = 1.0  # what a completion of max_new_tokens loses then
+
+    def __post_init__(self) -> None:
+        require(self.num_workers >= 1, "reward.num_workers", self.num_workers, "it must be at least 1", "use 1")
+        require(self.timeout_s > 0, "reward.timeout_s", self.timeout_s, "it must be positive", "use 2.0")
+        value = self.overlong_tokens
+        require(value >= 0, "reward.overlong_tokens", value, "it must not be negative", "use 0 for no penalty")
+
+
+class ReasoningName(StrEnum):
+    """Where advantages come from."""
+
+    grpo = "grpo"  # within the group, (R - mean) / std
+    rloo = "rloo"  # R minus the mean of the others
+    ppo = "ppo"  # a critic's, token by token
+
+
+class LossLevel(StrEnum):
+    """What weighs the same in the policy's loss."""
+
+    token = "token"  # every token of the minibatch (DAPO, arXiv 2503.14476)
+    sequence = "sequence"  # every completion, by the mean over its tokens (GRPO, arXiv 2402.03300)
+    constant = "constant"  # the sum over tokens, over a fixed length (Dr. GRPO, arXiv 2503.20783)
+
+
+@dataclass(kw_only=True, slots=True)
+class ReasoningAlgorithmConfig:
+    """GRPO and what it became (Dr. GRPO, DAPO, RLOO), and PPO with a critic of its own."""
+
+    name: ReasoningName = ReasoningName.grpo
+    prompts_per_iteration: int = 32
+    group_size: int = 8  # completions of a prompt
+    scale_by_std: bool = True  # GRPO: divide by the group's deviation; false: Dr. GRPO
+    loss_level: LossLevel = LossLevel.token
+    drop_uniform_groups: bool = True  # groups that are all right or all wrong leave the batch ...
+    dynamic_sampling: bool = False  # ... and others are generated in their place, ...
+    max_refills: int = 3  # ... at most so many rounds of them
+    mask_truncated: bool = False  # completions that were cut off leave the loss
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    epochs: int = 1
+    num_minibatches: int = 1  # a minibatch is one slice of every block
+    lr: float = 1e-4
+    lr_end_fraction: float = 1.0
+    beta2: float = 0.99  # of Adam
+    max_grad_norm: float = 1.0
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0  # towards the starting policy
+    importance_cap: float | None = 2.0  # of the weights that correct generation's log-probs; None: no correction
+    tokens_per_microbatch: int = 4096  # padding included
+    reduction: Reduction = Reduction.exact
+    # PPO
+    gamma: float = 1.0
+    gae_lambda: float = 0.95
+    value_lr: float = 3e-4
+    value_epochs: int = 1
+    value_clip: float | None = None
+    value_max_grad_norm: float = 1.0
+    critic_warmup_iterations: int = 5  # iterations that train the critic only
+
+    def __post_init__(self) -> None:
+        for name in ("prompts_per_iteration", "epochs", "num_minibatches", "value_epochs", "tokens_per_microbatch"):
+            value = getattr(self, name)
+            require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
+        for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
+            value = getattr(self, name)
+            require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+        for name in ("kl_coef", "max_refills", "critic_warmup_iterations"):
+            value = getattr(self, name)
+            require(value >= 0, f"algorithm.{name}", value, "it must not be negative", "use 0")
+        compares = self.name is not ReasoningName.ppo
+        require(
+            self.group_size >= (2 if compares else 1),
+            "algorithm.group_size",
+            self.group_size,
+            f"{self.name.value} compares the completions of a prompt, so a group needs at least two",
+            "use 8, or algorithm=ppo",
+        )
+        require(
+            compares or not self.dynamic_sampling,
+            "algorithm.dynamic_sampling",
+            self.dynamic_sampling,
+            "PPO has no groups that could be uniform",
+            "set it to false, or use algorithm=dapo",
+        )
+        require(
+            self.drop_uniform_groups or not self.dynamic_sampling,
+            "algorithm.drop_uniform_groups",
+            self.drop_uniform_groups,
+            "dynamic sampling replaces what was dropped",
+            "set it to true",
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of an iteration."""
+        return self.epochs * self.num_minibatches
+
+
+@dataclass(kw_only=True, slots=True)
+class FineTuningConfig:
+    """The warm start of a model from scratch: supervised fine-tuning on generated problems with their solutions."""
+
+    checkpoint: str | None = None  # a policy folder of this project; None: fine-tuned now, or found in the cache
+    num_examples: int = 20000
+    worked_share: float = 0.3  # of the examples, with their steps; the others are bare answers
+    steps: int = 1600
+    batch_size: int = 32
+    lr: float = 3e-3  # rises over warmup_steps, then falls as a cosine to a tenth
+    warmup_steps: int = 20
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
+
+    def __post_init__(self) -> None:
+        for name in ("num_examples", "steps", "batch_size"):
+            value = getattr(self, name)
+            require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use a positive number")
+        share = self.worked_share
+        require(0 <= share <= 1, "warm_start.worked_share", share, "it is a share", "use 0.3")
+        blocks = self.batch_size % 4 == 0
+        rule = "a batch is a slice of each of 4 blocks of examples"
+        require(blocks, "warm_start.batch_size", self.batch_size, rule, "use a multiple of 4")
+
+
+@dataclass(kw_only=True, slots=True)
+class AnswerEvalConfig:
+    """Evaluation on held-out problems."""
+
+    num_problems: int = 1000
+    num_samples: int = 8  # per problem, at generation.temperature, for pass@k; 0: greedy answers only
+    every: int = 0  # iterations between (greedy) evaluations during training; 0: before and after only
+    problems_per_block: int = 125  # that are decoded together
+    forced_start: bool = True  # before training: also with every answer made to begin as a worked one does
+    num_shown: int = 12  # answers in the table of samples
+
+    def __post_init__(self) -> None:
+        for name in ("num_problems", "problems_per_block"):
+            value = getattr(self, name)
+            require(value >= 1, f"eval.{name}", value, "it must be at least 1", "use 1000 problems")
+        for name in ("num_samples", "every", "num_shown"):
+            value = getattr(self, name)
+            require(value >= 0, f"eval.{name}", value, "it must not be negative", "use 0 for none")

@@ -1,0 +1,286 @@
+"""Evaluation on held-out problems: greedy answers, samples, and answers whose beginning is given.
+
+greedy    one answer per problem at temperature 0: accuracy with Wilson's interval
+sampled   n answers per problem at the training's temperature: pass@k, unbiased (Chen et al. 2021, arXiv 2107.03374)
+forced    greedy, but every answer is made to begin with the first token of a worked one: what the policy could do
+          already, had it only shown its working
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config import AnswerEvalConfig, DataConfig, GenerationConfig, RewardConfig
+from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.data.sources import problem_source
+from rlinf_embodied.data.text_forms import text_form
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.graph import StageSpec, Workflow
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.generation import generate
+from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
+from rlinf_embodied.reasoning.judge import Judge
+from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.telemetry.metrics import wilson
+from rlinf_embodied.telemetry.trace import Span
+
+STAGE = "answers"
+_ON_ALL_DEVICES = [{"tree": {"leaf": {"stage": STAGE, "devices": "all"}}}]
+_Z95 = 1.959963984540054
+
+
+class Mode(StrEnum):
+    """How problems are answered."""
+
+    greedy = "greedy"
+    sampled = "sampled"
+    forced = "forced"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStageConfig:
+    """What the stage needs to know."""
+
+    held: LanguageStageConfig
+    data: DataConfig
+    generation: GenerationConfig
+    reward: RewardConfig
+    eval: AnswerEvalConfig
+    num_problems: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer, for people."""
+
+    question: str
+    answer: str  # the right one
+    completion: str
+    correct: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReport:
+    """What a worker found out about its problems, by block."""
+
+    correct: dict[int, tuple[tuple[bool, ...], ...]]  # of each problem's answers
+    tokens: int
+    truncated: int
+    shown: dict[int, tuple[Answer, ...]]
+
+
+class AnswerStage(LanguageStage):
+    """Answers held-out problems and judges them."""
+
+    _user = STAGE
+
+    def __init__(self, config: AnswerStageConfig) -> None:
+        """Takes plain data."""
+        super().__init__(config.held)
+        self._config = config
+
+    def setup(self, context: StageContext) -> None:
+        """Loads the model, opens the problems, makes the judge."""
+        super().setup(context)
+        config = self._config
+        self._form = text_form(config.data.form)
+        self._source = problem_source(config.data, config.data.seed)
+        self._judge = Judge(self._form, num_workers=config.reward.num_workers, timeout_s=config.reward.timeout_s)
+
+    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+        """Answers the problems of each block in the mode that the tick's message names."""
+        mode = Mode(str(tick.message))
+        correct, shown, tokens, truncated = {}, {}, 0, 0
+        for block in inputs:
+            problems = self._problems(block)
+            texts, lengths, ended = self._answers(problems, mode)
+            size = len(texts) // len(problems)
+            every = [problem for problem in problems for _ in range(size)]
+            right = self._judge.judge(texts, every, ended).correct
+            correct[block] = tuple(tuple(row) for row in right.reshape(-1, size).tolist())
+            first = range(0, len(texts), size)
+            shown[block] = tuple(Answer(every[i].question, every[i].answer, texts[i], bool(right[i])) for i in first)
+            tokens, truncated = tokens + sum(lengths), truncated + len(ended) - sum(ended)
+        limit = self._config.eval.num_shown if mode is Mode.greedy else 0
+        per_block = self._config.eval.problems_per_block
+        few = {block: rows[: max(0, limit - block * per_block)] for block, rows in shown.items()}
+        return Output(dict.fromkeys(inputs), AnswerReport(correct, tokens, truncated, few))
+
+    def _problems(self, block: int) -> list[Problem]:
+        size = self._config.eval.problems_per_block
+        start = block * size
+        return self._source.batch(Split.test, start, min(size, self._config.num_problems - start))
+
+    def _answers(self, problems: Sequence[Problem], mode: Mode) -> tuple[list[str], list[int], list[bool]]:
+        """Returns texts, lengths in tokens, and whether each came to its end; problem by problem."""
+        config, policy = self._config.generation, self._shared.policy
+        begun = {p.id: self._beginning(p) if mode is Mode.forced else [] for p in problems}
+        prompts = [Prompt(p.id, (*policy.encode(self._form.prompt(p)), *begun[p.id])) for p in problems]
+        sampled = mode is Mode.sampled
+        group_size = self._config.eval.num_samples if sampled else 1
+        longest = config.max_new_tokens - max(map(len, begun.values()))
+        sampling = Sampling(longest, config.temperature if sampled else 0.0, config.top_p if sampled else 1.0)
+        noise = Noise(self._held.seed, 0, "evaluation")
+        block = GenerationBlock(tuple(prompts), group_size)
+        groups = generate(policy, block, sampling, noise, num_slots=config.num_slots, in_order=True)
+        texts, lengths, ended = [], [], []
+        for group in groups:
+            for row, length in zip(group.tokens.tolist(), group.lengths.tolist(), strict=True):
+                texts.append(policy.decode([*begun[group.prompt.id], *row[:length]]))
+                lengths.append(length)
+            ended += group.ended.tolist()
+        return texts, lengths, ended
+
+    def _beginning(self, problem: Problem) -> list[int]:
+        """Returns the first token of a worked answer."""
+        return self._shared.policy.encode_completion(self._form.completion(problem, worked=True))[:1]
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What n answers per problem gave; intervals are normal ones of 95 % over problems."""
+
+    num_samples: int
+    pass_at: dict[int, float]  # k -> share of problems that one of k answers solves
+    intervals: dict[int, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerResult:
+    """What an evaluation found; `interval` is Wilson's for 95 %."""
+
+    accuracy: float  # of greedy answers
+    interval: tuple[float, float]
+    num_problems: int
+    length: float  # mean tokens of a greedy answer
+    truncated: float  # share of greedy answers that were cut off
+    sampled: Sampled | None
+    forced: tuple[float, tuple[float, float]] | None
+    shown: tuple[Answer, ...]
+    spans: tuple[Span, ...] = field(default=(), repr=False)
+
+    def summary(self) -> dict[str, object]:
+        """Returns the JSON form."""
+        found: dict[str, object] = {
+            "accuracy": self.accuracy,
+            "accuracy_interval": list(self.interval),
+            "num_problems": self.num_problems,
+            "length": self.length,
+            "truncated": self.truncated,
+        }
+        if self.sampled is not None:
+            found["num_samples"] = self.sampled.num_samples
+            for k, value in self.sampled.pass_at.items():
+                found |= {f"pass@{k}": value, f"pass@{k}_interval": list(self.sampled.intervals[k])}
+        if self.forced is not None:
+            found |= {"forced_accuracy": self.forced[0], "forced_accuracy_interval": list(self.forced[1])}
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """Returns what goes to the learning curve."""
+        return {"eval/accuracy": self.accuracy, "eval/length": self.length}
+
+    def __str__(self) -> str:
+        """Returns, for example, "63.0 % [60.0, 66.0] of 1000 problems, pass@1 58.2 %, pass@8 81.0 %"."""
+        low, high = self.interval
+        text = f"{100 * self.accuracy:.1f} % [{100 * low:.1f}, {100 * high:.1f}] of {self.num_problems} problems"
+        for k in (1, self.sampled.num_samples) if self.sampled else ():
+            text += f", pass@{k} {100 * self.sampled.pass_at[k]:.1f} %" if self.sampled else ""
+        return text + (f", with a forced start {100 * self.forced[0]:.1f} %" if self.forced else "")
+
+    def table(self) -> str:
+        """Returns sample answers as a Markdown table."""
+        escape = lambda text: text.replace("|", "\\|").replace("\n", "<br>")  # noqa: E731
+        rows = []
+        for a in self.shown:
+            cells = [f"`{escape(text)}`" for text in (a.question, a.answer, a.completion)]
+            rows.append("| " + " | ".join([*cells, "yes" if a.correct else "no"]) + " |")
+        return "\n".join(["| problem | answer | completion | right |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def sampled_result(correct: Sequence[Sequence[bool]]) -> Sampled:
+    """Returns pass@k for k = 1, 2, 4, ... and the number of samples, from [N][n] judged answers."""
+    counts, size = np.array([sum(row) for row in correct]), len(correct[0])
+    ks = sorted({k for k in (1, 2, 4, 8, 16, 32, 64) if k < size} | {size})
+    pass_at, intervals = {}, {}
+    for k in ks:
+        missed = np.array([math.comb(size - int(c), k) / math.comb(size, k) for c in counts])
+        solved = 1.0 - missed
+        half = _Z95 * float(solved.std(ddof=1)) / math.sqrt(len(solved)) if len(solved) > 1 else 1.0
+        pass_at[k] = float(solved.mean())
+        intervals[k] = (max(0.0, pass_at[k] - half), min(1.0, pass_at[k] + half))
+    return Sampled(size, pass_at, intervals)
+
+
+class AnswerEvaluation:
+    """The evaluation workflow on all devices of a session."""
+
+    stage = STAGE
+
+    def __init__(
+        self,
+        held: LanguageStageConfig,
+        data: DataConfig,
+        generation: GenerationConfig,
+        reward: RewardConfig,
+        evaluation: AnswerEvalConfig,
+        session: Session,
+        cluster: Cluster,
+        last_step: int,
+    ) -> None:
+        """Builds the stage; samples are drawn at the steps 0 and `last_step` only, forced starts at 0."""
+        size = problem_source(data, data.seed).size(Split.test)
+        self._eval, self._last_step = evaluation, last_step
+        number = evaluation.num_problems if size is None else min(size, evaluation.num_problems)
+        config = AnswerStageConfig(held, data, generation, reward, evaluation, number)
+        blocks = -(-number // evaluation.problems_per_block)
+        stages = {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", config)}
+        workflow = Workflow("evaluation", blocks, stages)
+        devices = min(cluster.num_devices, blocks)
+        self._executor = Executor(workflow, resolve("evaluation", _ON_ALL_DEVICES, devices, workflow), session, cluster)
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Workers that hold a copy of the policy."""
+        return self._executor.plan.devices()
+
+    def run(self, step: int) -> AnswerResult:
+        """Answers every problem."""
+        greedy, spans, shown, totals = self._answers(step, Mode.greedy)
+        sampled = forced = None
+        if self._eval.num_samples and step in (0, self._last_step):
+            sampled = sampled_result(self._answers(step, Mode.sampled)[0])
+        if self._eval.forced_start and step == 0:
+            right = [row[0] for row in self._answers(step, Mode.forced)[0]]
+            forced = (sum(right) / len(right), wilson(sum(right), len(right)))
+        right = sum(row[0] for row in greedy)
+        number = len(greedy)
+        return AnswerResult(
+            *(right / number, wilson(right, number), number, totals[0] / number, totals[1] / number),
+            *(sampled, forced, shown, spans),
+        )
+
+    def _answers(
+        self, step: int, mode: Mode
+    ) -> tuple[list[tuple[bool, ...]], tuple[Span, ...], tuple[Answer, ...], tuple[int, int]]:
+        """Returns who is right by problem, spans, answers to show, and (tokens, truncated answers)."""
+        result = self._executor.run(Tick(step, message=mode.value))
+        reports = result.all_of(STAGE, AnswerReport)
+        blocks = sorted((block, rows) for report in reports for block, rows in report.correct.items())
+        shown = sorted((block, rows) for report in reports for block, rows in report.shown.items())
+        totals = sum(report.tokens for report in reports), sum(report.truncated for report in reports)
+        return (
+            [row for _, rows in blocks for row in rows],
+            tuple(result.spans),
+            tuple(answer for _, answers in shown for answer in answers),
+            totals,
+        )

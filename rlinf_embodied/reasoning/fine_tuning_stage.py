@@ -1,0 +1,117 @@
+"""Supervised fine-tuning as a stage: short and worked answers to generated problems, block by block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.data.problems import Split
+from rlinf_embodied.data.sources import problem_source
+from rlinf_embodied.data.text_forms import text_form
+from rlinf_embodied.interfaces import TokenBatch
+from rlinf_embodied.learning.optimizer import FlatOptimizer
+from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.update import LossSums, minibatch_step
+from rlinf_embodied.randomness import permutation, uniform
+from rlinf_embodied.reasoning.packing import Sequences, pack
+from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
+from rlinf_embodied.runtime.host import StageContext, Tick
+
+NUM_BLOCKS = 4  # of examples: fixed, so that weights do not depend on the number of devices
+_LEAST_WASTE = 0.5  # a microbatch is cut in two where more than this share of it would be padding
+_FIRST = 1 << 39  # position in the training stream from which examples are taken: none of them is trained on by RL
+
+
+class FineTuningStage:
+    """Fits a new model to examples; one call per some steps, so that a progress bar can move."""
+
+    def __init__(self, config: MathConfig) -> None:
+        """Takes plain data."""
+        self._config = config
+
+    def setup(self, context: StageContext) -> None:
+        """Makes the model, the examples of this worker's blocks, and the optimizer."""
+        config, settings = self._config, self._config.warm_start
+        self._policy = load_policy(config.policy, None, config.run.seed, context.device).policy
+        self._device, self._rank = context.device, context.group.rank
+        self._reducer = ExactReducer(context.group, context.owners)
+        self._examples = {block: self._drawn(block) for block in context.blocks}
+        self._optimizer = FlatOptimizer(
+            self._policy.parameters(),
+            settings.lr,
+            betas=(settings.betas[0], settings.betas[1]),
+            weight_decay=settings.weight_decay,
+            max_grad_norm=settings.max_grad_norm,
+        )
+        self._order: tuple[int, dict[int, np.ndarray]] = -1, {}
+
+    def _drawn(self, block: int) -> Sequences:
+        """Returns the examples of a block; whether one is worked is keyed by its number."""
+        config, settings = self._config, self._config.warm_start
+        size = settings.num_examples // NUM_BLOCKS
+        numbers = np.arange(block * size, (block + 1) * size)
+        source, form = problem_source(config.data, config.run.seed), text_form(config.data.form)
+        problems = source.batch(Split.train, _FIRST + block * size, size)
+        worked = uniform(config.run.seed, "worked", numbers) < settings.worked_share
+        prompts = [tuple(self._policy.encode(form.prompt(problem))) for problem in problems]
+        answers = [form.completion(problem, worked=bool(w)) for problem, w in zip(problems, worked, strict=True)]
+        return Sequences(tuple(prompts), tuple(tuple(self._policy.encode_completion(text)) for text in answers))
+
+    def fit(self, tick: Tick, steps: tuple[int, int]) -> float:
+        """Makes the steps [first, last) and returns the mean loss per token."""
+        settings, total, count = self._config.warm_start, 0.0, 0.0
+        for step in range(*steps):
+            self._optimizer.lr = cosine_with_warmup(step, settings.steps, settings.lr, settings.warmup_steps)
+            rows = {block: self._rows(block, step) for block in self._examples}
+            statistics, weight, _ = minibatch_step(rows, self._loss, self._optimizer, 1, self._reducer)
+            total, count = total + float(statistics[0]), count + weight
+        return total / count
+
+    def _rows(self, block: int, step: int) -> Tensor:
+        """The examples of a block in a step: the next ones of a permutation that is drawn anew when it is used up."""
+        examples, part = len(self._examples[block]), self._config.warm_start.batch_size // NUM_BLOCKS
+        epoch, place = divmod(step, examples // part)
+        if self._order[0] != epoch:
+            self._order = epoch, {}
+        if block not in self._order[1]:
+            seed = self._config.run.seed
+            self._order[1][block] = permutation(seed, "fine-tuning", epoch, block, size=examples)
+        return torch.from_numpy(self._order[1][block][place * part : (place + 1) * part])
+
+    def _loss(self, block: int, index: Tensor) -> Iterator[LossSums]:
+        chosen = self._examples[block].select(index.tolist())
+        for rows in _parts(chosen.lengths()):
+            batch: TokenBatch = chosen.batch(rows, self._policy.spec.pad_id).to(self._device)
+            found = self._policy.log_probs(batch, 1.0, with_entropy=False)
+            loss = -found.log_probs.sum()
+            yield LossSums(loss, batch.mask.sum().to(torch.float32), loss.detach().reshape(1))
+
+    def save(self, tick: Tick, folder: str) -> None:
+        """Writes the policy (the first worker does)."""
+        if self._rank == 0:
+            save_policy(self._policy, Path(folder), self._config)
+
+
+def _parts(lengths: list[int]) -> list[list[int]]:
+    """Returns the rows of one or two microbatches: bare answers are apart from worked ones where it saves padding."""
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    whole = lengths[order[0]] * len(order)
+    cuts = [(lengths[order[0]] * k + lengths[order[k]] * (len(order) - k), k) for k in range(1, len(order))]
+    best, at = min(cuts, default=(whole, 0))
+    if best > _LEAST_WASTE * whole:
+        return pack(lengths, max(whole, 1))
+    return [order[:at], order[at:]]
+
+
+def cosine_with_warmup(step: int, num_steps: int, lr: float, warmup: int, floor: float = 0.1) -> float:
+    """Returns the learning rate of a step: it rises linearly, then falls as a cosine to `floor` times its peak."""
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    done = min(1.0, (step - warmup) / max(1, num_steps - warmup))
+    return lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))

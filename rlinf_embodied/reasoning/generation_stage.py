@@ -1,0 +1,143 @@
+"""Generation as a stage: neighbouring blocks are decoded together, and each is handed on when its groups have ended.
+
+    set     blocks 0 1 2 3 of one worker: one call of `generate`, whose groups come in the order of their prompts
+    call    for some blocks of a set, ascending: decodes until their groups are there, and no further; the next call
+            goes on where this one stopped, so that a stage downstream has work while long completions are decoded
+
+Which rows decode together is a matter of the block numbers alone, never of the plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import cast
+
+from rlinf_embodied.config import Engine, GenerationConfig, LanguagePolicyConfig
+from rlinf_embodied.data.text_forms import text_form
+from rlinf_embodied.interfaces import LanguagePolicy
+from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.learning.weights import WeightsMessage, install_weights
+from rlinf_embodied.reasoning.batch import (
+    Completions,
+    GenerationBlock,
+    GenerationReport,
+    Group,
+    Noise,
+    Prompt,
+    PromptSet,
+    Sampling,
+)
+from rlinf_embodied.reasoning.generation import generate
+from rlinf_embodied.reasoning.policy_folder import load_policy
+from rlinf_embodied.runtime.host import Output, StageContext, Tick
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageStageConfig:
+    """What a stage that holds the language model needs to know."""
+
+    policy: LanguagePolicyConfig
+    folder: str  # that it starts from
+    seed: int
+    share: str = "policy"  # stages of a worker with the same name here use one copy of the weights
+
+
+class LanguageStage:
+    """A stage that holds a copy of the language model, or uses that of its worker's actor."""
+
+    _user = ""
+
+    def __init__(self, held: LanguageStageConfig) -> None:
+        """Takes plain data; `setup` loads the model."""
+        self._held = held
+
+    def setup(self, context: StageContext) -> None:
+        """Loads the model, or takes the worker's copy."""
+        held = self._held
+        shared = context.share(held.share, lambda: load_policy(held.policy, held.folder, held.seed, context.device))
+        self._shared = cast(SharedPolicy[LanguagePolicy], shared)
+        self._shared.enter(self._user)
+        self._device = context.device
+
+    def install_weights(self, tick: Tick, message: WeightsMessage) -> None:
+        """Installs a new version; checksum and names are verified first."""
+        install_weights(self._shared.policy.module, message)
+        self._shared.version = message.version
+
+    def offload(self, tick: Tick) -> None:
+        """Leaves the device's memory; the weights stay if another stage uses them."""
+        self._shared.leave(self._user)
+
+    def onload(self, tick: Tick) -> None:
+        """Comes back."""
+        self._shared.enter(self._user)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStageConfig:
+    """What the stage needs to know."""
+
+    held: LanguageStageConfig
+    generation: GenerationConfig
+    group_size: int
+    form: str  # of the prompts
+
+
+class GenerationStage(LanguageStage):
+    """Samples completions with keyed noise."""
+
+    _user = "generation"
+
+    def __init__(self, config: GenerationStageConfig) -> None:
+        """Takes plain data."""
+        super().__init__(config.held)
+        self._config = config
+        self._form = text_form(config.form)
+        self._under_way: tuple[tuple[int, ...], Iterator[Group]] = (), iter(())
+
+    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+        """Returns the Completions of each block.
+
+        Raises:
+            ConfigError: a prompt with its completion exceeds the model's context.
+        """
+        start, made, finish_s = time.perf_counter(), {}, {}
+        for block in sorted(inputs):
+            (prompts,) = cast("list[PromptSet]", inputs[block])
+            made[block] = self._completions(tick, block, prompts)
+            finish_s[block] = time.perf_counter() - start
+        lengths = [n for block in made.values() for group in block.groups for n in group.lengths.tolist()]
+        ended = sum(int(group.ended.sum()) for block in made.values() for group in block.groups)
+        report = GenerationReport(sum(lengths), len(lengths), len(lengths) - ended, max(lengths), finish_s)
+        return Output(made, report)
+
+    def _completions(self, tick: Tick, block: int, prompts: PromptSet) -> Completions:
+        key = (tick.iteration, tick.attempt, tick.round, block - prompts.index)
+        if self._under_way[0] != key:
+            self._under_way = key, self._decoding(tick, prompts)
+        groups = tuple(islice(self._under_way[1], len(prompts.own)))
+        assert len(groups) == len(prompts.own), "blocks of a set are asked for once, in ascending order"
+        if prompts.index == len(prompts.blocks) - 1:
+            self._under_way = (), iter(())  # its memory is free
+        texts = tuple(
+            self._shared.policy.decode(row[:length])
+            for group in groups
+            for row, length in zip(group.tokens.tolist(), group.lengths.tolist(), strict=True)
+        )
+        return Completions(prompts.own, groups, texts, self._shared.version)
+
+    def _decoding(self, tick: Tick, prompts: PromptSet) -> Iterator[Group]:
+        config, policy = self._config.generation, self._shared.policy
+        problems = [problem for block in prompts.blocks for problem in block]
+        asked = tuple(Prompt(p.id, tuple(policy.encode(self._form.prompt(p)))) for p in problems)
+        sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p)
+        noise = Noise(self._held.seed, tick.iteration)
+        block = GenerationBlock(asked, self._config.group_size)
+        if config.engine is Engine.vllm:
+            from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
+
+            return generate_with_vllm(policy, block, sampling, noise, self._shared.version)
+        return generate(policy, block, sampling, noise, num_slots=config.num_slots, in_order=True)

@@ -1,0 +1,198 @@
+"""Training of a language model on problems as a job: what the reasoning workflow brings to training/trainer.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.compose import to_yaml
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.data.problems import Split
+from rlinf_embodied.data.sources import problem_source
+from rlinf_embodied.data.text_forms import text_form
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.execution.profiler import ShowProgress
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.reasoning.batch import Prompt, Sampling
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
+from rlinf_embodied.reasoning.generation import require_context
+from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
+from rlinf_embodied.reasoning.policy_folder import load_policy, trained_on
+from rlinf_embodied.reasoning.report import plot_curve
+from rlinf_embodied.reasoning.warm_start import starting_policy
+from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
+from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.telemetry.live import Column
+from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.training.job import Evaluated, Progress
+from rlinf_embodied.training.resume import saved_progress
+
+_PROBLEMS = "problems"  # used so far: a count of the run's progress
+_LOOKED_AT = 2000  # problems whose prompts are measured before anything starts
+
+
+class ReasoningJob:
+    """See `Job`."""
+
+    columns = (
+        Column("accuracy", "rollout/accuracy", ".1f", " %", 100.0),
+        Column("length", "rollout/length", ".1f"),
+        Column("useful groups", "rollout/useful_groups", ".0f", after=True),
+        Column("tokens/s", "charts/tokens_per_s", ".0f", after=True),
+    )
+    speed = "charts/tokens_per_s"
+    first_work = "generation.run"
+
+    def __init__(self, config: MathConfig) -> None:
+        """Takes everything that experiments/train_llm_math.py reads."""
+        self.config = config
+        source = "+".join(Path(file).stem for file in config.data.files.values()) or config.data.level.replace(",", "+")
+        self.name = f"math-{source}-{config.algorithm.name}"
+        self.title = f"{source} · {config.algorithm.name}"
+        self.eval_every = config.eval.every
+        self.cache_dir = config.warm_start.cache_dir
+        self._reference = ""  # folder that the divergence is measured from, once it is known
+
+    def planning_parts(self) -> dict[str, object]:
+        """Returns the sections that the stages' times depend on."""
+        return {n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "reward", "algorithm")}
+
+    def require_checkpoint(self, checkpoint: Path | None) -> None:
+        """See Job; also checks that problems can be had, and that their prompts fit the model's context.
+
+        Raises:
+            ConfigError: they do not fit, or there is no such level.
+            DataError: a file cannot be used.
+        """
+        config = self.config
+        if checkpoint is not None:
+            self._require_same(checkpoint)
+            self._reference = str(load_state(checkpoint)["reference"])
+            self._require_reference()
+        given = checkpoint or config.policy.folder or config.warm_start.checkpoint
+        if config.warm_start.checkpoint is not None and checkpoint is None:
+            trained_on(Path(config.warm_start.checkpoint))
+        self._require_problems()
+        self._require_context(None if given is None else str(given))
+
+    def _require_same(self, checkpoint: Path) -> None:
+        before = trained_on(checkpoint)
+        for name in ("data", "policy"):
+            there, here = asdict(getattr(before, name)), asdict(getattr(self.config, name))
+            different = [key for key in here if there[key] != here[key]]
+            if different:
+                key = different[0]
+                raise CheckpointError(
+                    f"resume is {str(checkpoint)!r}, but that policy was trained under other conditions: {name}.{key} "
+                    f"is {there[key]!r} there and {here[key]!r} here. Use its own settings, or another run.dir"
+                )
+
+    def _require_reference(self) -> None:
+        if self.config.algorithm.kl_coef and not Path(self._reference, "config.json").exists():
+            raise CheckpointError(
+                f"algorithm.kl_coef is {self.config.algorithm.kl_coef}, but the policy that the run started from is no "
+                f"longer in {self._reference!r}: copy it there, or set algorithm.kl_coef=0"
+            )
+
+    def _require_problems(self) -> None:
+        data = self.config.data
+        held_out = problem_source(data, data.seed)
+        held_out.batch(Split.test, 0, 1)
+        problem_source(data, self.config.run.seed).batch(Split.train, 0, 1)
+
+    def _require_context(self, folder: str | None) -> None:
+        config = self.config
+        policy = load_policy(config.policy, folder, config.run.seed, "cpu").policy
+        form, source = text_form(config.data.form), problem_source(config.data, config.run.seed)
+        size = source.size(Split.train)
+        looked_at = min(_LOOKED_AT if size is None else size, 20 * _LOOKED_AT)
+        problems = source.batch(Split.train, 0, looked_at)
+        prompts = [Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in problems]
+        require_context(policy, prompts, Sampling(config.generation.max_new_tokens))
+        longest = max(len(prompt.tokens) for prompt in prompts) + config.generation.max_new_tokens
+        if longest > config.algorithm.tokens_per_microbatch:
+            raise ConfigError(
+                f"algorithm.tokens_per_microbatch is {config.algorithm.tokens_per_microbatch}, but a prompt with its "
+                f"completion may have {longest} tokens and none is cut: use at least {longest}"
+            )
+
+    # ------------------------------------------------------------------------------------------------------- stages
+    def workflow(self, policy_folder: str) -> Workflow:
+        """See Job."""
+        return training_workflow(self.config, policy_folder, self._reference)
+
+    def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
+        """Returns the folder that is given, or that of a fine-tuned small model."""
+        folder = starting_policy(self.config, session, cluster, progress)
+        self._reference = str(folder.resolve())
+        return folder
+
+    def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
+        """See Job."""
+        config = self.config
+        held = LanguageStageConfig(config.policy, policy_folder, config.run.seed)
+        sections = (config.data, config.generation, config.reward, config.eval)
+        return AnswerEvaluation(held, *sections, session, cluster, config.run.num_iterations)
+
+    # ---------------------------------------------------------------------------------------------------- iteration
+    def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
+        """See Job; the global step counts generated tokens."""
+        used = progress.counts.get(_PROBLEMS, 0)
+        result, metrics = run_iteration(executor, progress.iteration, used)
+        rounds = int(metrics["rollout/rounds"])
+        progress.counts[_PROBLEMS] = used + rounds * self.config.algorithm.prompts_per_iteration
+        progress.global_step += int(metrics["rollout/tokens"])
+        return result, metrics
+
+    def save(self, executor: Executor, root: Path, progress: Progress) -> None:
+        """Writes weights and optimizers of actor and critic."""
+        tick = Tick(progress.iteration)
+        critic = "critic" in executor.workflow.stages
+        tensors = executor.call("critic", "export_state", tick)[0] if critic else {}
+        state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": self._reference}
+        keep = self.config.checkpoint.keep
+        executor.call("actor", "save", tick, (str(root), progress.iteration, keep, state, tensors))
+
+    def load(self, executor: Executor, checkpoint: Path) -> Progress:
+        """See Job."""
+        progress = saved_progress(checkpoint)
+        tick = Tick(progress.iteration)
+        for stage in ("actor", "critic"):
+            if stage in executor.workflow.stages:
+                executor.call(stage, "load", tick, str(checkpoint))
+        for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
+            executor.sync_weights(edge.source, edge.target)
+        return progress
+
+    # ------------------------------------------------------------------------------------------------------- finish
+    def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
+        """See Job."""
+        assert progress.before is not None
+        assert isinstance(after, AnswerResult)
+        return {
+            "accuracy_before": progress.before["accuracy"],
+            "accuracy_before_interval": progress.before["accuracy_interval"],
+            "accuracy_after": after.accuracy,
+            "accuracy_after_interval": list(after.interval),
+            "num_eval_problems": after.num_problems,
+            "tokens": progress.global_step,
+            "tokens_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
+            "problems": progress.counts.get(_PROBLEMS, 0),
+        }
+
+    def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
+        """See Job."""
+        assert isinstance(after, AnswerResult)
+        folder.write_text("samples.md", after.table())
+        lines = [f"samples  {folder.path / 'samples.md'}", f"curve    {plot_curve(folder.path)}"]
+        accuracy, (low, high) = before["accuracy"], cast("list[float]", before["accuracy_interval"])
+        shown = f"{100 * cast(float, accuracy):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+        if "forced_accuracy" in before:
+            shown += f" (with a forced start {100 * cast(float, before['forced_accuracy']):.1f} %)"
+        return lines, f"accuracy before {shown}, after {after}"

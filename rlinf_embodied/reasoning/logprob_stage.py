@@ -1,0 +1,47 @@
+"""Log-probs of finished completions as a stage: under the weights that sampled them, or under those of the start.
+
+Proximal log-probs come from the training code, in training's batches: they are what a ratio is formed with where an
+iteration makes more than one optimizer step.  With one step the actor's own forward pass gives them for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from rlinf_embodied.reasoning.batch import Completions, LogProbs
+from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
+from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
+from rlinf_embodied.runtime.host import Output, Tick
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbStageConfig:
+    """What the stage needs to know."""
+
+    held: LanguageStageConfig
+    temperature: float
+    tokens_per_microbatch: int
+
+
+class LogProbStage(LanguageStage):
+    """Reads completions once, without gradients."""
+
+    _user = "log-probs"
+
+    def __init__(self, config: LogProbStageConfig) -> None:
+        """Takes plain data."""
+        super().__init__(config.held)
+        self._config = config
+
+    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+        """Returns the LogProbs of each block."""
+        config, made = self._config, {}
+        for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
+            sequences = Sequences.of(completions.groups)
+            found = all_log_probs(
+                self._shared.policy, sequences, config.temperature, config.tokens_per_microbatch
+            ).log_probs
+            made[block] = LogProbs(found, self._shared.version)
+        return Output(made)

@@ -1,0 +1,78 @@
+"""A language policy in a folder, with what it was trained on.
+
+config.json  model.safetensors  tokenizer.json ...     as save_pretrained writes them
+evaluation.json                                        data, policy, generation and reward sections
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlinf_embodied.config import DataConfig, GenerationConfig, LanguagePolicyConfig, MathConfig, RewardConfig
+from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.interfaces import LanguagePolicy
+from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.targets import load_target
+from rlinf_embodied.telemetry.run_folder import library_versions
+
+FILE = "evaluation.json"
+
+
+def load_policy(
+    config: LanguagePolicyConfig, folder: str | None, seed: int, device: str
+) -> SharedPolicy[LanguagePolicy]:
+    """Returns the policy of a folder (None: a new one, drawn from the seed), on its device.
+
+    Raises:
+        CheckpointError: the folder is incomplete or damaged.
+    """
+    kind = cast(type[LanguagePolicy], load_target(config._target_))
+    policy = kind.from_config(config, None if folder is None else Path(folder), seed)
+    policy.module.to(device)
+    return SharedPolicy(policy, device=device)
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainedOn:
+    """What evaluation.json says; `workflow` tells it from that of other workflows."""
+
+    data: DataConfig
+    policy: LanguagePolicyConfig
+    generation: GenerationConfig
+    reward: RewardConfig
+    workflow: str = "reasoning"
+
+
+def save_policy(policy: LanguagePolicy, folder: Path, config: MathConfig) -> None:
+    """Writes a policy with the sections that its evaluation needs."""
+    policy.save(folder)
+    sections = {name: asdict(getattr(config, name)) for name in ("data", "policy", "generation", "reward")}
+    content = {"workflow": "reasoning", **sections, "libraries": library_versions()}
+    (folder / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def trained_on(folder: Path) -> TrainedOn:
+    """Returns what the policy in a folder was trained on.
+
+    Raises:
+        CheckpointError: the folder is missing, foreign, or damaged.
+    """
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        content.pop("libraries", None)
+        return cast(TrainedOn, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainedOn), content)))
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint is {str(folder)!r}, but it holds no {FILE}: give a checkpoint folder of this project, for "
+            "example <run.dir>/checkpoints/latest"
+        ) from error
+    except (ValueError, AttributeError, OmegaConfBaseException) as error:
+        raise CheckpointError(
+            f"{folder / FILE} cannot be read ({error}): the checkpoint is damaged, or of another workflow"
+        ) from error

@@ -1,0 +1,70 @@
+"""Rewards as a stage: which completions are right, and what long ones cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+
+from rlinf_embodied.algorithms.rewards import overlong_penalty
+from rlinf_embodied.config import RewardConfig
+from rlinf_embodied.data.text_forms import text_form
+from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards
+from rlinf_embodied.reasoning.judge import Judge
+from rlinf_embodied.runtime.host import Output, StageContext, Tick
+
+
+@dataclass(frozen=True, slots=True)
+class RewardStageConfig:
+    """What the stage needs to know."""
+
+    reward: RewardConfig
+    form: str
+    max_new_tokens: int
+
+
+class RewardStage:
+    """Judges completions."""
+
+    def __init__(self, config: RewardStageConfig) -> None:
+        """Takes plain data."""
+        self._config = config
+
+    def setup(self, context: StageContext) -> None:
+        """Makes the judge; its processes start when an answer needs them."""
+        reward = self._config.reward
+        self._judge = Judge(
+            text_form(self._config.form),
+            num_workers=reward.num_workers,
+            timeout_s=reward.timeout_s,
+            format_reward=reward.format_reward,
+        )
+
+    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+        """Returns the Rewards of each block."""
+        made: dict[int, Rewards] = {}
+        correct: dict[int, tuple[tuple[bool, ...], ...]] = {}
+        sums: dict[int, float] = {}
+        formatted: dict[int, int] = {}
+        for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
+            made[block], formatted[block] = self._rewards(completions)
+            correct[block] = tuple(tuple(row) for row in made[block].correct.tolist())
+            sums[block] = float(made[block].rewards.sum())
+        return Output(made, RewardReport(correct, sums, formatted))
+
+    def _rewards(self, completions: Completions) -> tuple[Rewards, int]:
+        size = len(completions.groups[0].lengths)
+        problems = [problem for problem in completions.problems for _ in range(size)]
+        ended = np.concatenate([group.ended.cpu().numpy() for group in completions.groups])
+        verdicts = self._judge.judge(completions.texts, problems, ended)
+        rewards = torch.from_numpy(verdicts.rewards)
+        if self._config.reward.overlong_tokens:
+            lengths = torch.cat([group.lengths.cpu() for group in completions.groups])
+            reward, longest = self._config.reward, self._config.max_new_tokens
+            rewards = rewards - overlong_penalty(lengths, longest, reward.overlong_tokens, reward.overlong_penalty)
+        shape = (len(completions.groups), size)
+        found = Rewards(rewards.reshape(shape), torch.from_numpy(verdicts.correct).reshape(shape))
+        return found, int(verdicts.formatted.sum())

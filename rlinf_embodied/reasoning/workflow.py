@@ -1,0 +1,192 @@
+"""The reasoning workflow: its graph, and what one iteration is, top to bottom.
+
+prompts -> generation -> reward ---------------------+-> actor ~~> generation (and proximal): new weights
+              |            |                         |
+              +------------+-> critic    (PPO) ------+     values, advantages, its own update
+              +-> proximal (several steps) ----------+     log-probs of training's code under the weights that sampled
+              +-> reference (kl_coef > 0) -----------+     log-probs under the starting policy
+
+With dynamic sampling all that comes before the actor is done again, with further problems, until enough groups differ.
+
+run_iteration                driver     one Tick down the plan tree, then metrics of what came back
+  PromptStage.run            worker     problems from the training stream, by position
+  GenerationStage.run        worker     continuous batching over a set of blocks; a block is handed on when it has ended
+  RewardStage.run            worker     right or wrong; math-verify in processes of its own where texts do not tell
+  LogProbStage.run           worker     only where the algorithm needs it
+  CriticStage.run            worker     only for PPO
+  ActorStage.run             worker     advantages, microbatches by tokens, gradients summed over blocks, the step
+  Executor.sync_weights      driver     version and checksum, only to workers without an actor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlinf_embodied.config import MathConfig, ReasoningName
+from rlinf_embodied.errors import ObjectiveError
+from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.flow.graph import WHOLE, Edge, Repeat, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.reasoning.actor_stage import ActorReport, ActorStageConfig
+from rlinf_embodied.reasoning.batch import GenerationReport, RewardReport
+from rlinf_embodied.reasoning.critic_stage import CriticReport, CriticStageConfig
+from rlinf_embodied.reasoning.generation_stage import GenerationStageConfig, LanguageStageConfig
+from rlinf_embodied.reasoning.logprob_stage import LogProbStageConfig
+from rlinf_embodied.reasoning.prompt_stage import PromptStageConfig
+from rlinf_embodied.reasoning.reward_stage import RewardStageConfig
+from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import of_type
+
+_PACKAGE = "rlinf_embodied.reasoning"
+
+
+def training_workflow(config: MathConfig, policy_folder: str, reference_folder: str = "") -> Workflow:
+    """Returns the graph.
+
+    Args:
+        config: of the job.
+        policy_folder: what every copy of the policy starts from.
+        reference_folder: what the divergence is measured from; "": the same.
+    """
+    algorithm, generation = config.algorithm, config.generation
+    ppo = algorithm.name is ReasoningName.ppo
+    proximal, reference = algorithm.num_steps > 1, algorithm.kl_coef > 0
+    sources = ["generation", "reward"]
+    sources += ["proximal"] * proximal + ["reference"] * reference + ["critic"] * ppo
+    inputs = [("prompts", "generation"), ("generation", "reward")]
+    inputs += [("generation", name) for name in ("proximal", "reference") if name in sources]
+    inputs += [("generation", "critic"), ("reward", "critic")] if ppo else []
+    streamed = tuple(Edge(a, b, granularities=()) for a, b in inputs if b != "critic")
+    whole = tuple(Edge(a, b) for a, b in inputs if b == "critic")
+    at_once = not (algorithm.num_steps > 1 or algorithm.dynamic_sampling or ppo)
+    into_actor = tuple(Edge(name, "actor", granularities=() if at_once else (WHOLE,)) for name in sources)
+    return Workflow(
+        name="reasoning",
+        num_blocks=config.num_blocks,
+        stages=_stages(config, policy_folder, reference_folder or policy_folder, tuple(sources), at_once),
+        edges=streamed + whole + into_actor,
+        weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", *["proximal"] * proximal)),
+        repeat=_repeat(config) if algorithm.dynamic_sampling else None,
+        items_per_block=generation.rows_per_block,
+        typical_iteration=algorithm.critic_warmup_iterations if ppo else 0,
+    )
+
+
+def _stages(
+    config: MathConfig, folder: str, reference: str, sources: tuple[str, ...], at_once: bool
+) -> dict[str, StageSpec]:
+    """Returns the stages that the algorithm needs; `sources` are those whose data the actor takes."""
+    data, generation, algorithm, seed = config.data, config.generation, config.algorithm, config.run.seed
+    held = LanguageStageConfig(config.policy, folder, seed)
+    read = (generation.temperature, algorithm.tokens_per_microbatch)
+    frozen = LanguageStageConfig(config.policy, reference, seed, share="reference")
+    together = config.blocks_together
+    prompts = PromptStageConfig(data, seed, config.prompts_per_block, together)
+    generated = GenerationStageConfig(held, generation, algorithm.group_size, data.form)
+    rewarded = RewardStageConfig(config.reward, data.form, generation.max_new_tokens)
+    learns = {"collective": True, "granularities": () if at_once else (WHOLE,)}
+    known = {
+        "prompts": StageSpec("prompts", f"{_PACKAGE}.prompt_stage.PromptStage", prompts),
+        "generation": StageSpec(
+            *("generation", f"{_PACKAGE}.generation_stage.GenerationStage", generated), at_once=True, together=together
+        ),
+        "reward": StageSpec("reward", f"{_PACKAGE}.reward_stage.RewardStage", rewarded),
+        "proximal": StageSpec("proximal", f"{_PACKAGE}.logprob_stage.LogProbStage", LogProbStageConfig(held, *read)),
+        "reference": StageSpec(
+            "reference", f"{_PACKAGE}.logprob_stage.LogProbStage", LogProbStageConfig(frozen, *read)
+        ),
+        "critic": StageSpec(
+            *("critic", f"{_PACKAGE}.critic_stage.CriticStage"),
+            CriticStageConfig(config.policy, reference, seed, algorithm),
+            collective=True,
+            granularities=(WHOLE,),
+        ),
+        "actor": StageSpec(
+            "actor", f"{_PACKAGE}.actor_stage.ActorStage", ActorStageConfig(held, config, sources), **learns
+        ),
+    }
+    return {name: spec for name, spec in known.items() if name in ("prompts", "actor", *sources)}
+
+
+# ----------------------------------------------------------------------------------------------------- dynamic sampling
+def _repeat(config: MathConfig) -> Repeat:
+    rounds = 1 + config.algorithm.max_refills
+    judge = GroupJudge(config.algorithm.prompts_per_iteration, rounds)
+    return Repeat("refill", "actor", "reward", judge, rounds)
+
+
+class GroupJudge:
+    """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw metric.
+
+    The message to the actor is the (round, block, group) triples to train on: the first useful ones in that order.
+    """
+
+    def __init__(self, wanted: int, max_rounds: int) -> None:
+        """Takes how many groups an iteration trains on, and after how many rounds it goes on with fewer."""
+        self._wanted, self._max_rounds = wanted, max_rounds
+
+    def __call__(self, rounds: Sequence[Sequence[object]]) -> Verdict:
+        """Returns whether enough groups are useful, and which to train on.
+
+        Raises:
+            ObjectiveError: the last round is over, and not a single group differs.
+        """
+        found = [
+            (number, *place, group)
+            for number, reports in enumerate(rounds)
+            for *place, group in _groups(of_type(reports, RewardReport))
+        ]
+        useful = tuple((number, block, k) for number, block, k, group in found if len(set(group)) > 1)
+        if not useful and len(rounds) >= self._max_rounds:
+            right = sum(group[0] for *_, group in found)
+            raise ObjectiveError(
+                f"dynamic sampling gives up after {len(rounds)} rounds (algorithm.max_refills={self._max_rounds - 1}): "
+                f"of {len(found)} groups {right} are all right and {len(found) - right} all wrong, so that nothing "
+                "can be learned: choose problems that are sometimes solved (data.level), a larger "
+                "algorithm.group_size, or another warm start"
+            )
+        return Verdict(len(useful) >= self._wanted, useful[: self._wanted])
+
+
+def _groups(reports: Sequence[RewardReport]) -> list[tuple[int, int, tuple[bool, ...]]]:
+    """Returns (block, group, who is right) in the order of blocks and groups."""
+    blocks = sorted(item for report in reports for item in report.correct.items())
+    return [(block, k, group) for block, groups in blocks for k, group in enumerate(groups)]
+
+
+# -------------------------------------------------------------------------------------------------------- an iteration
+def run_iteration(executor: Executor, iteration: int, start: int) -> tuple[IterationResult, dict[str, float]]:
+    """Runs one iteration and returns what came back, and its metrics by name.
+
+    An iteration is a function of a snapshot: weights, optimizers, counters, and `start`, the number of problems that
+    the run has used so far.
+    """
+    result = executor.run(Tick(iteration, message=start))
+    metrics = rollout_metrics(result.all_of("generation", GenerationReport), result.all_of("reward", RewardReport))
+    metrics["rollout/rounds"] = float(max(result_rounds(executor, result).values(), default=1))
+    if "critic" in executor.workflow.stages:
+        metrics |= result.all_of("critic", CriticReport)[0].metrics
+    metrics |= next(r.metrics for r in reversed(result.all_of("actor", ActorReport)) if r.metrics)
+    return result, metrics
+
+
+def result_rounds(executor: Executor, result: IterationResult) -> Mapping[str, int]:
+    """Returns how often each repeated stage ran."""
+    return executor.workflow.rounds(result.reports)
+
+
+def rollout_metrics(generated: Sequence[GenerationReport], rewarded: Sequence[RewardReport]) -> dict[str, float]:
+    """Returns means over the completions of an iteration, in an order that no plan changes."""
+    completions = sum(report.completions for report in generated)
+    groups = [group for _, _, group in _groups(rewarded)]
+    rewards = sorted(item for report in rewarded for item in report.rewards.items())
+    return {
+        "rollout/accuracy": sum(map(sum, groups)) / completions,
+        "rollout/reward": sum(value for _, value in rewards) / completions,
+        "rollout/formatted": sum(n for report in rewarded for n in report.formatted.values()) / completions,
+        "rollout/uniform_groups": sum(len(set(group)) == 1 for group in groups) / len(groups),
+        "rollout/length": sum(report.tokens for report in generated) / completions,
+        "rollout/longest": float(max(report.longest for report in generated)),
+        "rollout/truncated": sum(report.truncated for report in generated) / completions,
+        "rollout/tokens": float(sum(report.tokens for report in generated)),
+        "rollout/completions": float(completions),
+    }
