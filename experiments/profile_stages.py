@@ -1,29 +1,36 @@
 """Measures the stages of a training job in real workers, prints what they cost, and writes the profile.
 
 python experiments/profile_stages.py env=maniskill_pick policy=tiny_vla run.dir=runs/profile
+python experiments/profile_stages.py workflow=reasoning algorithm=ppo run.dir=runs/profile_math
 
-The keys are those of train_vla.py.  The profile goes to <run.dir>/profile.json and to the cache, where plan=auto finds
-it as long as hardware, library versions and the sections env, policy and algorithm stay as they are.  It is measured
-anew each time.
+The keys are those of train_vla.py, or with workflow=reasoning those of train_llm_math.py.  The profile goes to
+<run.dir>/profile.json and to the cache, where plan=auto finds it as long as hardware, library versions and the sections
+that the stages' times depend on stay as they are.  It is measured anew each time.
 """
 
+import sys
 from pathlib import Path
 
-from rlinf_embodied.command_line import train_main
-from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.command_line import math_main, train_main
+from rlinf_embodied.config import MathConfig, TrainConfig
+
+REASONING = "workflow=reasoning"
 
 
-def profile(config: TrainConfig) -> None:
+def profile(config: TrainConfig | MathConfig) -> None:
     # these import torch: only once the input is known to be right
     from rlinf_embodied.cluster.hardware import cluster_at_hand
     from rlinf_embodied.embodied.job import EmbodiedJob
+    from rlinf_embodied.reasoning.job import ReasoningJob
     from rlinf_embodied.runtime.sessions import make_session
     from rlinf_embodied.telemetry.live import LiveView
     from rlinf_embodied.telemetry.run_folder import RunFolder
     from rlinf_embodied.telemetry.tables import text_table
     from rlinf_embodied.training.planning import measured_profile
 
-    job, cluster = EmbodiedJob(config), cluster_at_hand(config.cluster)
+    job = ReasoningJob(config) if isinstance(config, MathConfig) else EmbodiedJob(config)
+    job.require_checkpoint(None)
+    cluster = cluster_at_hand(config.cluster)
     folder = RunFolder(Path(config.run.dir or f"runs/profile-{job.name}"))
     session = make_session(config.cluster)
     try:
@@ -40,4 +47,7 @@ def profile(config: TrainConfig) -> None:
 
 
 if __name__ == "__main__":
+    if REASONING in sys.argv:
+        sys.argv.remove(REASONING)
+        math_main(profile)
     train_main(profile)

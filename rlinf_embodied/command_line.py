@@ -16,6 +16,7 @@ from rlinf_embodied.compose import (
     PLANNING_GROUPS,
     TRAIN_GROUPS,
     choices,
+    compose_answers,
     compose_emulation,
     compose_evaluate,
     compose_math,
@@ -24,7 +25,15 @@ from rlinf_embodied.compose import (
     keys,
     to_yaml,
 )
-from rlinf_embodied.config import EmulationConfig, EvaluateConfig, MathConfig, PlanningConfig, RunConfig, TrainConfig
+from rlinf_embodied.config import (
+    EmulationConfig,
+    EvaluateAnswersConfig,
+    EvaluateConfig,
+    MathConfig,
+    PlanningConfig,
+    RunConfig,
+    TrainConfig,
+)
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, PlanError, SimulatorError
 
 # the input was wrong, not the machine
@@ -61,7 +70,8 @@ MAIN_OVERRIDES = {
         "cluster.num_devices=1": "use fewer devices than the machine has",
     },
     EvaluateConfig: {
-        "checkpoint=<dir>": "what to evaluate, for example runs/demo/checkpoints/latest",
+        "checkpoint=<dir>": "what to evaluate, for example runs/demo/checkpoints/latest; its workflow decides the rest",
+        "eval.num_samples=8": "of a language model: answers per problem, for pass@k (with eval.num_problems)",
         "policy=expert": "the scripted expert instead of a checkpoint; or policy=random",
         "eval.num_episodes=100": "held-out episodes",
         "eval.record_video=true": "film the first eval.num_videos episodes",
@@ -107,9 +117,13 @@ def math_main(entry: Callable[[MathConfig], int | None]) -> NoReturn:
     main(entry, compose_math, MathConfig, MATH_GROUPS)
 
 
-def evaluate_main(entry: Callable[[EvaluateConfig], int | None]) -> NoReturn:
-    """Runs an evaluation script: `main` with EvaluateConfig."""
-    main(entry, compose_evaluate, EvaluateConfig, EVALUATE_GROUPS)
+def evaluate_main(entry: Callable[[EvaluateConfig | EvaluateAnswersConfig], int | None]) -> NoReturn:
+    """Runs an evaluation script: `main` with the config that fits the checkpoint's workflow."""
+    main(entry, _compose_evaluation, EvaluateConfig, EVALUATE_GROUPS)
+
+
+def _compose_evaluation(overrides: Sequence[str]) -> EvaluateConfig | EvaluateAnswersConfig:
+    return compose_answers(overrides) or compose_evaluate(overrides)
 
 
 def planning_main(entry: Callable[[PlanningConfig], int | None]) -> NoReturn:

@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlinf_embodied.config import (
     EmulationConfig,
     EnvConfig,
+    EvaluateAnswersConfig,
     EvaluateConfig,
     MathConfig,
     PlanConfig,
@@ -39,6 +40,7 @@ CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 TRAIN_GROUPS = ("env", "policy", "algorithm", "plan", "cluster", "run")
 MATH_GROUPS = ("data", "policy", "algorithm", "plan", "cluster", "run")
 EVALUATE_GROUPS = ("env", "cluster", "run")
+ANSWERS_GROUPS = ("cluster", "run")
 PLANNING_GROUPS = ("run",)
 PLAN_SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -81,14 +83,41 @@ def compose_evaluate(overrides: Sequence[str], env: EnvConfig | None = None) -> 
     return _compose("evaluate", EvaluateConfig, EVALUATE_GROUPS, overrides)
 
 
-def _env_of_checkpoint(overrides: Sequence[str]) -> EnvConfig | None:
-    """Returns the env section of the checkpoint that is to be evaluated; None where there is none that can be read."""
+def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
+    """Returns the evaluation config where `checkpoint=<dir>` names one of the reasoning workflow, else None.
+
+    Sections that are not overridden are those of the checkpoint.
+
+    Raises:
+        ConfigError: as for `compose_train`.
+    """
+    saved = _saved_sections(overrides)
+    if saved.get("workflow") != "reasoning":
+        return None
+    try:
+        sections = {name: saved[name] for name in ("data", "policy", "generation", "reward")}
+        node = OmegaConf.merge(OmegaConf.structured(EvaluateAnswersConfig), sections)
+    except (KeyError, OmegaConfBaseException):
+        return None  # whoever loads the checkpoint says what is wrong with it
+    return _compose("evaluate_answers", EvaluateAnswersConfig, ANSWERS_GROUPS, overrides, node)
+
+
+def _saved_sections(overrides: Sequence[str]) -> dict[str, typing.Any]:
+    """Returns what evaluation.json of the checkpoint says; {} where there is none that can be read."""
     named = [_parsed(text).value() for text in overrides if text.startswith("checkpoint=")]
     try:
-        saved = json.loads((Path(str(named[-1])) / "evaluation.json").read_text(encoding="utf-8"))["env"]
+        return dict(json.loads((Path(str(named[-1])) / "evaluation.json").read_text(encoding="utf-8")))
+    except (IndexError, OSError, ValueError, TypeError):
+        return {}
+
+
+def _env_of_checkpoint(overrides: Sequence[str]) -> EnvConfig | None:
+    """Returns the env section of the checkpoint that is to be evaluated; None where there is none that can be read."""
+    try:
+        saved = _saved_sections(overrides)["env"]
         merged = OmegaConf.merge(OmegaConf.structured(EnvConfig), saved)
         return typing.cast(EnvConfig, OmegaConf.to_object(merged))
-    except (IndexError, OSError, ValueError, KeyError, TypeError, OmegaConfBaseException, ConfigError):
+    except (ValueError, KeyError, TypeError, OmegaConfBaseException, ConfigError):
         return None  # whoever loads the checkpoint says what is wrong with it
 
 
@@ -170,10 +199,12 @@ def _walk(schema: type, prefix: str) -> Iterator[tuple[str, object]]:
             yield from _walk(typing.cast(type, kind), f"{prefix}{entry.name}.")
 
 
-def _compose(name: str, schema: type[_Config], groups: Sequence[str], overrides: Sequence[str]) -> _Config:
-    """Composes configs/<name>.yaml over a schema and builds the dataclasses."""
+def _compose(
+    name: str, schema: type[_Config], groups: Sequence[str], overrides: Sequence[str], node: object = None
+) -> _Config:
+    """Composes configs/<name>.yaml over a schema (or values of one, `node`) and builds the dataclasses."""
     store = ConfigStore.instance()
-    store.store(name=f"{name.split('_')[0]}_schema", node=schema)
+    store.store(name=f"{name.split('_')[0]}_schema", node=node or schema)
     OmegaConf.register_new_resolver("divide", lambda a, b: int(a) // int(b), replace=True)
     try:
         stored = [_stored_plan(text, schema) if "plan" in groups else text for text in overrides]

@@ -13,7 +13,14 @@ Every default lives here; the files under configs/ only say what differs.  A che
 and what to do next.  Sections are handed to the component they belong to; nobody gets the whole but the entry points.
 """
 
-from rlinf_embodied.config.commands import EmulationConfig, EvaluateConfig, MathConfig, PlanningConfig, TrainConfig
+from rlinf_embodied.config.commands import (
+    EmulationConfig,
+    EvaluateAnswersConfig,
+    EvaluateConfig,
+    MathConfig,
+    PlanningConfig,
+    TrainConfig,
+)
 from rlinf_embodied.config.env import Backend, EnvConfig, Reward
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.config.learning import (
@@ -51,6 +58,7 @@ __all__ = [
     "Engine",
     "EnvConfig",
     "EvalConfig",
+    "EvaluateAnswersConfig",
     "EvaluateConfig",
     "FineTuningConfig",
     "GenerationConfig",

@@ -167,6 +167,20 @@ class EvaluateConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class EvaluateAnswersConfig:
+    """What experiments/evaluate.py reads for a checkpoint of the reasoning workflow; its sections are the defaults."""
+
+    checkpoint: str
+    data: DataConfig
+    policy: LanguagePolicyConfig
+    generation: GenerationConfig
+    reward: RewardConfig
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    eval: AnswerEvalConfig = field(default_factory=lambda: AnswerEvalConfig(forced_start=False))
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+@dataclass(kw_only=True, slots=True)
 class PlanningConfig:
     """Everything that experiments/plan.py reads."""
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, Repeat, StageSpec, Verdict, WeightEdge, Workflow
 from rlinf_embodied.flow.profile import Profile, Workload
 
 
@@ -37,34 +37,72 @@ def embodied_workflow(work: Workload) -> Workflow:
     )
 
 
-def reasoning_workflow(work: Workload, stages: tuple[str, ...]) -> Workflow:
-    """Returns generation, then log-probs (with reward and critic where they are profiled), then actor.
+_REASONING = {
+    "prompts": "prompt_stage.PromptStage",
+    "generation": "generation_stage.GenerationStage",
+    "reward": "reward_stage.RewardStage",
+    "proximal": "logprob_stage.LogProbStage",
+    "reference": "logprob_stage.LogProbStage",
+    "logprob": "logprob_stage.LogProbStage",  # of profiles that were not measured here
+    "critic": "critic_stage.CriticStage",
+    "actor": "actor_stage.ActorStage",
+}
 
-    Answers flow on in chunks as they are finished; gradients are accumulated over chunks.
+
+def reasoning_workflow(work: Workload, stages: tuple[str, ...]) -> Workflow:
+    """Returns prompts, generation, reward, log-probs and critic where they are profiled, then actor.
+
+    Answers flow on in chunks as they are finished.  Gradients are accumulated over chunks, but where there is a critic,
+    more than one optimizer step (which needs proximal log-probs) or a repeat.
     """
-    package = "rlinf_embodied.reasoning"
-    known = {
-        "generation": StageSpec("generation", f"{package}.generation_stage.GenerationStage", None),
-        "reward": StageSpec("reward", f"{package}.reward_stage.RewardStage", None),
-        "logprob": StageSpec("logprob", f"{package}.logprob_stage.LogProbStage", None),
-        "critic": StageSpec("critic", f"{package}.critic_stage.CriticStage", None, collective=True),
-        "actor": StageSpec("actor", f"{package}.actor_stage.ActorStage", None, collective=True),
-    }
+    known = {name: target for name, target in _REASONING.items() if name in stages}
+    waits = "prompts" in stages and (work.max_rounds > 1 or bool({"critic", "proximal"} & set(stages)))
+    specs = {name: _reasoning_spec(name, target, work, waits) for name, target in known.items()}
+    ends = _measured_ends(stages) if "prompts" in stages else _published_ends(stages)
+    streams = {name: not (waits and name in ("critic", "actor")) for name in specs}
+    edges = tuple(Edge(a, b, granularities=() if streams[b] else (WHOLE,)) for a, b in ends)
+    judge = lambda rounds: Verdict(True)  # noqa: E731 - nothing runs
+    return Workflow(
+        name="reasoning",
+        num_blocks=work.num_items // work.items_per_block,
+        stages=specs,
+        edges=edges,
+        weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", "proximal") if name in stages),
+        repeat=Repeat("refill", "actor", "reward", judge, work.max_rounds) if work.max_rounds > 1 else None,
+        items_per_block=work.items_per_block,
+    ).with_rounds(work.expected_rounds)
+
+
+def _reasoning_spec(name: str, target: str, work: Workload, waits: bool) -> StageSpec:
+    learns = name in ("critic", "actor")
+    together = work.together if name == "generation" else 1
+    return StageSpec(
+        *(name, f"rlinf_embodied.reasoning.{target}", None),
+        collective=learns,
+        granularities=(WHOLE,) if learns and waits else (),
+        at_once=together > 1,
+        together=together,
+    )
+
+
+def _measured_ends(stages: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Returns the data edges of the workflow that runs (reasoning/workflow.py)."""
+    sources = [name for name in ("generation", "reward", "proximal", "reference", "critic") if name in stages]
+    ends = [("prompts", "generation"), ("generation", "reward")]
+    ends += [("generation", name) for name in ("proximal", "reference", "critic") if name in stages]
+    ends += [("reward", "critic")] if "critic" in stages else []
+    return [*ends, *((name, "actor") for name in sources)]
+
+
+def _published_ends(stages: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Returns the data edges of systems whose costs were published: log-probs are a stage before the learners."""
     ends = [
         *(("generation", "reward"), ("generation", "logprob"), ("reward", "critic"), ("logprob", "critic")),
         *(("logprob", "actor"), ("critic", "actor")),
     ]
     if "critic" not in stages:
         ends.append(("reward", "actor"))
-    edges = tuple(Edge(a, b, granularities=()) for a, b in ends if a in stages and b in stages)
-    return Workflow(
-        name="reasoning",
-        num_blocks=work.num_items // work.items_per_block,
-        stages={name: spec for name, spec in known.items() if name in stages},
-        edges=edges,
-        weight_edges=(WeightEdge("actor", "generation"),),
-        items_per_block=work.items_per_block,
-    )
+    return [(a, b) for a, b in ends if a in stages and b in stages]
 
 
 def workflow_for(profile: Profile, name: str | None = None) -> Workflow:

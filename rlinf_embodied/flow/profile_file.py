@@ -44,7 +44,15 @@ _KEYS = (
     *("edge_bytes_per_item", "weights", "links"),
 )
 _LINK_KEYS = ("within_node_bytes_per_s", "across_nodes_bytes_per_s", "latency_s")
-_WORKLOAD_KEYS = ("workflow", "num_items", "items_per_block", "chunk_steps", "expected_rounds", "max_rounds")
+_WORKLOAD_KEYS = (
+    "workflow",
+    "num_items",
+    "items_per_block",
+    "chunk_steps",
+    "expected_rounds",
+    "max_rounds",
+    "together",
+)
 
 
 def load_profile(path: Path) -> Profile:

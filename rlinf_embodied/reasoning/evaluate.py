@@ -1,0 +1,46 @@
+"""What experiments/evaluate.py does with a language model: held-out problems, eval_info.json and samples.md."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from rlinf_embodied.cluster.hardware import cluster_at_hand
+from rlinf_embodied.config import EvaluateAnswersConfig
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
+from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
+from rlinf_embodied.reasoning.policy_folder import trained_on
+from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
+
+
+def evaluate_command(config: EvaluateAnswersConfig) -> int:
+    """Evaluates what the config names; prints the result and returns the exit code.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, foreign or damaged.
+    """
+    trained_on(Path(config.checkpoint))
+    folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
+    cluster = cluster_at_hand(config.cluster)
+    session = make_session(config.cluster)
+    try:
+        held = LanguageStageConfig(config.policy, config.checkpoint, config.run.seed)
+        sections = (config.data, config.generation, config.reward, config.eval)
+        result = AnswerEvaluation(held, *sections, session, cluster, last_step=0).run(0)
+    finally:
+        session.close()
+    _write(folder, config, result)
+    source = ", ".join(config.data.files.values()) or config.data.level
+    print(f"{source}: greedy {result}")
+    print(result.table(), end="")
+    print(f"written to {folder.path / 'eval_info.json'} and samples.md")
+    return 0
+
+
+def _write(folder: RunFolder, config: EvaluateAnswersConfig, result: AnswerResult) -> None:
+    sections = {name: asdict(getattr(config, name)) for name in ("data", "generation", "reward", "eval")}
+    content = result.summary() | {"checkpoint": config.checkpoint, **sections, "versions": library_versions()}
+    folder.write_json("eval_info.json", content)
+    folder.write_text("samples.md", result.table())
