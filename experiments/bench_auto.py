@@ -1,14 +1,14 @@
-"""Is the plan that plan=auto picks the fastest one, and how good are the predictions?  Six workloads, for real.
+"""Is the plan that plan=auto picks the fastest one, and how good are the predictions?  Eight workloads, for real.
 
 python experiments/bench_auto.py [cases=pick,point_reach] [iterations=3] [out=docs/results/auto.json]
-                                 [join=earlier.json] [overrides of train_vla.py]
+                                 [join=earlier.json] [overrides of train_vla.py or train_llm_math.py]
 
 For each workload: the stages are profiled anew, then every preset plan and the one that is picked train the same config
 from the same policy, iteration by iteration in alternation.  Printed, and written as JSON, Markdown and a scatter plot
 beside `out`: predicted against measured seconds per iteration of each plan, and whether the picked one is the fastest,
 or within 3 % of it, or within the spread of the measurement.  The exit code is 1 where it is neither.
 
-All six took 16.6 minutes on two cores.  They may be measured in several runs: the report of a run with
+The first six took 16.6 minutes on two cores.  They may be measured in several runs: the report of a run with
 `join=<JSON of an earlier one>` has that one's workloads too, but for those that were measured now.  Overrides apply to
 every workload of a run.
 """
@@ -33,8 +33,8 @@ from bench_report import (
     use_one_thread_per_process,
 )
 
-from rlinf_embodied.compose import choices, compose_train
-from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.compose import choices, compose_math, compose_train
+from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError, PlanError, RlinfError
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from rlinf_embodied.flow.drift import Prediction
     from rlinf_embodied.flow.plan import Plan
     from rlinf_embodied.runtime.session import Session
+    from rlinf_embodied.training.job import Job
 
+REASONING = "workflow=reasoning"
 OWN = {"cases": "", "iterations": 3, "join": "", "out": ""}
 
 _SHORT = ("env.chunks_per_rollout=10", "warm_start.num_demos=24", "warm_start.epochs=2", "warm_start.head_epochs=4")
@@ -56,6 +58,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "cpu_heavy": ("env=maniskill_pick", *_SHORT, "env.chunk=10", "env.chunks_per_rollout=5", "env.obs_size=32"),
     "policy_heavy": ("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", *_LARGE, "env.obs_size=64"),
     "point_reach": ("env=point_reach", "warm_start.num_demos=48", "warm_start.epochs=4", "env.chunks_per_rollout=20"),
+    "math_grpo": (REASONING, "warm_start.steps=400"),
+    "math_ppo": (REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=1"),
 }
 
 
@@ -69,10 +73,22 @@ class Candidate:
     digest: str = ""
 
 
+def composed(words: Sequence[str]) -> TrainConfig | MathConfig:
+    """Returns the config of a workload."""
+    return compose_math([word for word in words if word != REASONING]) if REASONING in words else compose_train(words)
+
+
+def job_of(config: TrainConfig | MathConfig) -> Job:
+    """Returns the workload as what the trainer runs."""
+    from rlinf_embodied.embodied.job import EmbodiedJob
+    from rlinf_embodied.reasoning.job import ReasoningJob
+
+    return ReasoningJob(config) if isinstance(config, MathConfig) else EmbodiedJob(config)
+
+
 def run_case(overrides: Sequence[str], iterations: int) -> dict[str, Candidate]:
     """Profiles a workload and trains it under every plan in alternation; the picked one is called auto."""
     from rlinf_embodied.cluster.hardware import cluster_at_hand
-    from rlinf_embodied.embodied.job import EmbodiedJob
     from rlinf_embodied.flow.catalogue import as_measured, linked
     from rlinf_embodied.flow.explain import rank, rows
     from rlinf_embodied.flow.pricing import Pricer
@@ -80,8 +96,8 @@ def run_case(overrides: Sequence[str], iterations: int) -> dict[str, Candidate]:
     from rlinf_embodied.telemetry.tables import text_table
     from rlinf_embodied.training.planning import measured_profile
 
-    config = compose_train(overrides)
-    job = EmbodiedJob(config)
+    config = composed(overrides)
+    job = job_of(config)
     cluster = cluster_at_hand(config.cluster)
     if cluster.num_devices < 2:
         raise ConfigError("cluster.num_devices is 1, but one device has one plan: use a machine with two")
@@ -95,21 +111,21 @@ def run_case(overrides: Sequence[str], iterations: int) -> dict[str, Candidate]:
         pricer = Pricer(as_measured(workflow, profile), profile, linked(cluster, profile))
         ranked, _ = rank(pricer)
         print(text_table(rows(ranked)), flush=True)
-        found = candidates(config, overrides, pricer, replace(ranked[0].plan, name="auto"))
-        _alternate(config, str(folder), found, session, iterations)
+        found = candidates(overrides, pricer, replace(ranked[0].plan, name="auto"))
+        _alternate(job, str(folder), found, session, iterations)
     finally:
         session.close()
     return found
 
 
-def candidates(config: TrainConfig, overrides: Sequence[str], pricer, auto: Plan) -> dict[str, Candidate]:
+def candidates(overrides: Sequence[str], pricer, auto: Plan) -> dict[str, Candidate]:
     """Returns every preset that fits, by name, and the plan that was picked."""
     from rlinf_embodied.flow.drift import predict
     from rlinf_embodied.flow.plan import resolve
 
     found = {}
-    for name in choices("plan"):
-        preset = compose_train([*overrides, f"plan={name}"]).plan
+    for name in choices("plan", type(composed(overrides))):
+        preset = composed([*overrides, f"plan={name}"]).plan
         if preset.is_auto:
             continue
         try:
@@ -121,23 +137,23 @@ def candidates(config: TrainConfig, overrides: Sequence[str], pricer, auto: Plan
     return found | {"auto": Candidate(auto, predict(pricer, auto))}
 
 
-def _alternate(
-    config: TrainConfig, folder: str, found: Mapping[str, Candidate], first: Session, iterations: int
-) -> None:
+def _alternate(job: Job, folder: str, found: Mapping[str, Candidate], first: Session, iterations: int) -> None:
     """Runs the candidates' iterations in turn, each with workers of its own; `first` lends its workers to one.
 
     Every worker takes a book-keeping CPU of Ray, and there are eight at least: enough for four candidates on two
     devices, but not for idle workers beside them.
     """
     from rlinf_embodied.cluster.hardware import cluster_at_hand
-    from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
     from rlinf_embodied.execution.executor import Executor
     from rlinf_embodied.runtime.host import Tick
     from rlinf_embodied.runtime.sessions import make_session
+    from rlinf_embodied.training.job import Progress
 
-    workflow, cluster = training_workflow(config, folder), cluster_at_hand(config.cluster)
+    config = job.config
+    workflow, cluster = job.workflow(folder), cluster_at_hand(config.cluster)
     sessions: list[Session] = []  # beside the first one, whose owner closes it
     executors: dict[str, Executor] = {}
+    progress = {name: Progress() for name in found}
     try:
         for name, candidate in found.items():
             if executors:
@@ -147,7 +163,8 @@ def _alternate(
         for number in range(max(1, workflow.typical_iteration) + iterations):
             for name in sorted(executors, reverse=bool(number % 2)):
                 start = time.perf_counter()
-                run_iteration(executors[name], number)
+                job.run_iteration(executors[name], progress[name])
+                progress[name].iteration += 1
                 if number >= max(1, workflow.typical_iteration):
                     found[name].seconds.append(time.perf_counter() - start)
         for name, executor in executors.items():
@@ -162,7 +179,7 @@ def main(arguments: Sequence[str]) -> int:
         own, overrides = split_arguments(arguments, OWN)
         cases = chosen(str(own["cases"]), CASES)
         for case in cases.values():
-            compose_train([*case, *overrides])  # typing errors cost no measurement
+            composed([*case, *overrides])  # typing errors cost no measurement
         earlier = earlier_results(str(own["join"]), "auto")
         kept = {case: read(plans) for case, plans in earlier.get("workloads", {}).items() if case not in cases}
         use_one_thread_per_process()

@@ -23,7 +23,7 @@ class GenerationConfig:
     max_new_tokens: int = 52
     temperature: float = 1.0  # of sampling, and of the log-probs alike
     top_p: float = 1.0
-    rows_per_block: int = 32  # completions in a block: the unit of placement, streaming and gradients
+    rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
     rows_together: int = 128  # completions that are decoded together, always by one worker
     num_slots: int = 128  # of these at a time; a slot is refilled as soon as its completion has ended
     engine: Engine = Engine.transformers
