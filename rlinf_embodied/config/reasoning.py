@@ -178,9 +178,9 @@ class FineTuningConfig:
             require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use a positive number")
         share = self.worked_share
         require(0 <= share <= 1, "warm_start.worked_share", share, "it is a share", "use 0.3")
-        blocks = self.batch_size % 4 == 0
-        rule = "a batch is a slice of each of 4 blocks of examples"
-        require(blocks, "warm_start.batch_size", self.batch_size, rule, "use a multiple of 4")
+        even = self.batch_size % 2 == 0
+        rule = "a batch is a slice of each of 2 blocks of examples"
+        require(even, "warm_start.batch_size", self.batch_size, rule, "use an even number")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from rlinf_embodied.reasoning.packing import Sequences, pack
 from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
 from rlinf_embodied.runtime.host import StageContext, Tick
 
-NUM_BLOCKS = 4  # of examples: fixed, so that weights do not depend on the number of devices
+NUM_BLOCKS = 2  # of examples: fixed, so that weights do not depend on the number of devices
 _LEAST_WASTE = 0.5  # a microbatch is cut in two where more than this share of it would be padding
 _FIRST = 1 << 39  # position in the training stream from which examples are taken: none of them is trained on by RL
 
