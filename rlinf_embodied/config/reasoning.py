@@ -162,8 +162,8 @@ class FineTuningConfig:
 
     checkpoint: str | None = None  # a policy folder of this project; None: fine-tuned now, or found in the cache
     num_examples: int = 20000
-    worked_share: float = 0.3  # of the examples, with their steps; the others are bare answers
-    steps: int = 1600
+    worked_share: float = 0.45  # of the examples, with their steps; the others are bare answers
+    steps: int = 1200
     batch_size: int = 32
     lr: float = 3e-3  # rises over warmup_steps, then falls as a cosine to a tenth
     warmup_steps: int = 20
