@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from pathlib import Path
 
@@ -63,7 +65,12 @@ def tiny_math_overrides(*overrides: str) -> list[str]:
 
 def tiny_math(*overrides: str) -> MathConfig:
     """Returns the config of that run."""
-    return compose_math(tiny_math_overrides(*overrides))
+    return copy.deepcopy(_composed(tuple(tiny_math_overrides(*overrides))))
+
+
+@functools.cache  # Hydra takes longer than the run
+def _composed(overrides: tuple[str, ...]) -> MathConfig:
+    return compose_math(overrides)
 
 
 def train_math(config: MathConfig, code: int = 0) -> dict:

@@ -54,7 +54,7 @@ VARIANTS = {
     "grpo": ([], [*PLANS][1:]),
     "grpo, sequence level": (["algorithm.loss_level=sequence", "algorithm.entropy_coef=0.01"], ["hybrid on 2"]),
     "grpo, nucleus": (["generation.top_p=0.9"], ["pipelined on 2, by blocks"]),
-    "grpo, truncated masked": (["algorithm.mask_truncated=true"], ["collocated on 2"]),
+    "grpo, truncated masked": (["algorithm.mask_truncated=true", "generation.max_new_tokens=4"], ["collocated on 2"]),
     "grpo, several steps": (TWO_STEPS, WAYS[:3]),
     "grpo, reference": (["algorithm.kl_coef=0.1"], ["collocated on 2", "pipelined on 2, by blocks", "unlike splits"]),
     "rloo": (["algorithm=rloo"], ["disaggregated on 2"]),
