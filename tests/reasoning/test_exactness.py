@@ -146,10 +146,7 @@ def test_fast_reduction_comes_close_without_the_same_bits_being_promised(alone) 
 @pytest.mark.parametrize(
     ("variant", "plan"),
     [
-        ("grpo", "collocated on 2"),
-        ("grpo", "pipelined on 2, by blocks"),
         ("grpo, several steps", "hybrid on 2"),
-        ("grpo, reference", "disaggregated on 2"),
         ("dapo", "disaggregated on 2"),
         ("ppo", "collocated on 2"),
     ],
