@@ -6,10 +6,10 @@ import pytest
 from math_runs import DAPO, iterate_math, math_executor, tiny_math
 
 from rlinf_embodied.errors import ObjectiveError
+from rlinf_embodied.reasoning.actor_stage import ActorStage
 from rlinf_embodied.reasoning.batch import PromptSet, RewardReport
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.prompt_stage import PromptStage
-from rlinf_embodied.reasoning.training_rows import TrainingRows
 from rlinf_embodied.reasoning.workflow import GroupJudge, training_workflow
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.training.job import Progress
@@ -108,34 +108,38 @@ def test_without_it_an_iteration_takes_as_many_problems_as_it_has(taken):
     assert len({number for *_, problems in taken for number in problems}) == 16
 
 
-def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch, taken):
-    from rlinf_embodied.reasoning.actor_stage import ActorStage
+def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
+    questions, verdicts, trained = {}, [], []
+    give, judge, rows_of = PromptStage.run, GroupJudge.__call__, ActorStage._rows_of
 
-    chosen, trained = [], []
-    original_judge, original = GroupJudge.__call__, ActorStage._rows_of
+    def given(self, tick, inputs):
+        output = give(self, tick, inputs)
+        for block, made in output.blocks.items():
+            assert isinstance(made, PromptSet)
+            questions[tick.round, block] = [problem.question for problem in made.own]
+        return output
 
-    def judge(self, rounds):
-        chosen.append(original_judge(self, rounds))
-        return chosen[-1]
+    def judged(self, rounds):
+        verdicts.append(judge(self, rounds))
+        return verdicts[-1]
 
-    def rows_of(self, tick, block, payloads):
-        rows = original(self, tick, block, payloads)
-        if isinstance(rows, TrainingRows):
-            trained.extend(rows.sequences.prompts[:: self._algorithm.group_size])
-        return rows
+    def rows(self, tick, block, payloads):
+        made = rows_of(self, tick, block, payloads)
+        if made is not None:
+            decode = self._shared.policy.decode
+            trained.extend((block, decode(prompt)) for prompt in made.sequences.prompts)
+        return made
 
-    monkeypatch.setattr(GroupJudge, "__call__", judge)
-    monkeypatch.setattr(ActorStage, "_rows_of", rows_of)
+    monkeypatch.setattr(PromptStage, "run", given)
+    monkeypatch.setattr(GroupJudge, "__call__", judged)
+    monkeypatch.setattr(ActorStage, "_rows_of", rows)
     config = tiny_math(*DAPO)
-    executor = math_executor(config, config.plan.trees, 1, SerialSession())
-    iterate_math(config, executor, 1)
-    verdict = chosen[-1].message
-    assert isinstance(verdict, tuple)
-    places = {(number, block): ids for _, number, block, ids in taken}
-    expected = sorted((block, number, group) for number, block, group in verdict)
-    assert len(trained) == len(expected) == 8
-    asked = {(number, block): ids for (number, block), ids in places.items()}
-    assert all(group < len(asked[number, block]) for number, block, group in verdict)
+    iterate_math(config, math_executor(config, config.plan.trees, 1, SerialSession()), 1)
+    chosen = sorted(verdicts[-1].message, key=lambda place: (place[1], place[0], place[2]))  # block by block
+    assert len(chosen) == 8
+    assert len({number for number, _, _ in chosen}) > 1
+    expected = [(block, questions[number, block][group]) for number, block, group in chosen]
+    assert trained == [row for row in expected for _ in range(4)]
 
 
 def test_only_dynamic_sampling_repeats():
