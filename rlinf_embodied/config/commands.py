@@ -86,12 +86,14 @@ class MathConfig:
 
     def __post_init__(self) -> None:
         generation, algorithm = self.generation, self.algorithm
+        group, block = algorithm.group_size, generation.rows_per_block
         require(
-            generation.rows_per_block % algorithm.group_size == 0,
+            block % group == 0 and self.num_rows % block == 0,
             "generation.rows_per_block",
-            generation.rows_per_block,
-            f"a block holds whole groups of algorithm.group_size={algorithm.group_size}",
-            f"use {max(1, generation.rows_per_block // algorithm.group_size) * algorithm.group_size}",
+            block,
+            f"a block holds whole groups of algorithm.group_size={group}, and algorithm.prompts_per_iteration x "
+            f"algorithm.group_size = {self.num_rows} completions are whole blocks",
+            f"use {_largest(group, block, self.num_rows)}",
         )
         require(
             self.num_rows % generation.rows_together == 0,
@@ -99,7 +101,7 @@ class MathConfig:
             generation.rows_together,
             f"algorithm.prompts_per_iteration x algorithm.group_size = {self.num_rows} completions are decoded in sets "
             "of that size",
-            f"use {generation.rows_per_block}, or other numbers of prompts",
+            f"use {_largest(block, generation.rows_together, self.num_rows)}, or another number of prompts",
         )
         require(
             algorithm.reduction is Reduction.exact or not self.run.exact,
@@ -114,6 +116,13 @@ class MathConfig:
             self.warm_start.checkpoint,
             f"policy.folder is {self.policy.folder!r}, and training starts from one model",
             "give one of the two",
+        )
+        require(
+            not self.data.files or self.policy.folder is not None or self.warm_start.checkpoint is not None,
+            "policy.folder",
+            self.policy.folder,
+            "data.files holds problems for a model that can read already",
+            "give the folder of a causal language model, or use generated problems",
         )
 
     @property
@@ -135,6 +144,11 @@ class MathConfig:
     def blocks_together(self) -> int:
         """Blocks that are decoded together."""
         return self.generation.rows_together // self.generation.rows_per_block
+
+
+def _largest(unit: int, limit: int, whole: int) -> int:
+    """Returns the largest multiple of `unit` up to `limit` that divides `whole`; `unit` where there is none."""
+    return max((n for n in range(unit, limit + 1, unit) if whole % n == 0), default=unit)
 
 
 @dataclass(kw_only=True, slots=True)

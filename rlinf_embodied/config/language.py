@@ -27,6 +27,9 @@ class DataConfig:
         require(alone, "data.files", self.files, "`all` stands for every split", "give `all`, or a file per split")
         whole = not self.files or "all" in self.files or {"train", "test"} <= set(self.files)
         require(whole, "data.files", self.files, "training and evaluation need a file each", "add the missing one")
+        some = bool(self.files) or bool(self.level)
+        rule = "problems are of a level (data.level) or come from files"
+        require(some, "data.files", self.files, rule, "use data.files.all=<file>.jsonl, or data.level=sum4-6-9")
         require(self.form in ("compact", "natural"), "data.form", self.form, "it is compact or natural", "choose one")
 
 

@@ -121,6 +121,11 @@ class ReasoningAlgorithmConfig:
         for name in ("prompts_per_iteration", "epochs", "num_minibatches", "value_epochs", "tokens_per_microbatch"):
             value = getattr(self, name)
             require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
+        for name in ("gamma", "gae_lambda", "lr_end_fraction"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 1.0")
+        cap = self.importance_cap
+        require(cap is None or cap > 0, "algorithm.importance_cap", cap, "it must be positive", "use 2.0, or null")
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
@@ -181,6 +186,8 @@ class FineTuningConfig:
         even = self.batch_size % 2 == 0
         rule = "a batch is a slice of each of 2 blocks of examples"
         require(even, "warm_start.batch_size", self.batch_size, rule, "use an even number")
+        number, rule = self.num_examples, f"there are fewer than in a batch (warm_start.batch_size={self.batch_size})"
+        require(number >= self.batch_size, "warm_start.num_examples", number, rule, "use 20000")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -68,6 +68,7 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
         weight_edges=(WeightEdge("actor", "policy"),),
         loops={"rollout": loop},
         typical_iteration=0 if grpo else algorithm.critic_warmup_iterations,
+        more_blocks="use more env.num_envs, a smaller env.block_size",
     )
 
 

@@ -125,6 +125,7 @@ class Workflow:
     repeat: Repeat | None = None
     items_per_block: int = 1  # episodes, prompts: the unit in which profiles count
     typical_iteration: int = 0  # the first whose work is like that of the later ones; stages are measured in it
+    more_blocks: str = "make more and smaller blocks"  # what a user does to have them, for messages
 
     def __post_init__(self) -> None:
         """Checks that every name is declared, loops are bounded and data edges have no cycle outside the loops.

@@ -17,26 +17,32 @@ def require_runnable(name: str, tree: Node, workflow: Workflow) -> None:
     if sorted(placed) != sorted(workflow.stages):
         raise PlanError(
             f"plan {name} places the stages {sorted(placed)}, but the workflow {workflow.name} has "
-            f"{sorted(workflow.stages)}: every stage must be placed exactly once"
+            f"{sorted(workflow.stages)}: every stage must be placed exactly once; {_what_differs(placed, workflow)}"
         )
     for leaf in leaves(tree):
         most = workflow.most_devices(leaf.stage, workflow.num_blocks)
         if len(leaf.devices) > most and most < workflow.num_blocks:
             raise PlanError(
                 f"plan {name} gives {leaf.stage} {len(leaf.devices)} devices, but it works on "
-                f"{workflow.stages[leaf.stage].together} blocks together, of which there are {most} sets: use fewer "
-                "devices or smaller sets"
+                f"{workflow.stages[leaf.stage].together} blocks together, of which there are {most} sets: "
+                f"{workflow.more_blocks} or fewer devices"
             )
         if len(leaf.devices) > workflow.num_blocks:
             raise PlanError(
                 f"plan {name} gives {leaf.stage} {len(leaf.devices)} devices, but there are only "
-                f"{workflow.num_blocks} blocks: use more env.num_envs, a smaller env.block_size or fewer devices"
+                f"{workflow.num_blocks} blocks: {workflow.more_blocks} or fewer devices"
             )
     for node in nodes(tree):
         if isinstance(node, LoopNode):
             _check_loop(name, node, workflow)
     _check_spatial(name, tree, workflow, WHOLE)
     _check_order(name, tree, workflow)
+
+
+def _what_differs(placed: list[str], workflow: Workflow) -> str:
+    missing, extra = sorted(set(workflow.stages) - set(placed)), sorted(set(placed) - set(workflow.stages))
+    parts = [f"add leaves for {missing}"] * bool(missing) + [f"take out {extra}, or mark them optional"] * bool(extra)
+    return " and ".join(parts or ["take out what is there twice"])
 
 
 def _check_order(name: str, tree: Node, workflow: Workflow) -> None:
@@ -62,7 +68,7 @@ def _check_spatial(name: str, node: Node, workflow: Workflow, chunk: int) -> Non
         sizes = workflow.stages[node.stage].granularities
         raise PlanError(
             f"plan {name} calls {node.stage} for {chunk} blocks at a time, but it accepts {sizes} (0: all): use "
-            "one of these as granularity"
+            "one of these as granularity, or a plan that has it behind the spatial node"
         )
     if isinstance(node, (Leaf, LoopNode)):
         return
@@ -109,5 +115,5 @@ def _check_loop(name: str, node: LoopNode, workflow: Workflow) -> None:
         if not 1 <= node.shards <= least:
             raise PlanError(
                 f"plan {name}: loop {node.loop} has {node.shards} shards, but a worker of {leaf.stage} has only "
-                f"{least} block(s): use a smaller env.block_size, more env.num_envs, or shards: {least}"
+                f"{least} block(s): {workflow.more_blocks}, or shards: {least}"
             )

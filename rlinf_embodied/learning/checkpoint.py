@@ -207,6 +207,15 @@ def load_state(path: Path) -> dict[str, object]:
     return json.loads((path / _STATE).read_text(encoding="utf-8"))
 
 
+def holds(path: Path, name: str) -> bool:
+    """Returns whether a checkpoint has a group of tensors.
+
+    Raises:
+        CheckpointError: the checkpoint is not complete.
+    """
+    return f"{_TENSORS}/{name}.safetensors" in _read_manifest(path).files
+
+
 def load_tensors(path: Path, name: str) -> dict[str, Tensor]:
     """Returns a group of tensors of a checkpoint, on CPU; {} if the checkpoint has no such group.
 

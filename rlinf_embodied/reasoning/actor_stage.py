@@ -188,7 +188,7 @@ class ActorStage(LanguageStage):
         tokens = max(sums["tokens"], 1.0)
         mean = lambda name: sums[name] / tokens  # noqa: E731
         return {
-            "losses/policy_loss": mean("loss"),
+            "losses/policy_loss": sums["loss"] / max(sums["weight"], 1.0),
             "losses/approx_kl": mean("approx_kl"),
             "losses/clipfrac": mean("clipped"),
             "losses/entropy": mean("entropy"),

@@ -140,7 +140,9 @@ class AnswerStage(LanguageStage):
         return texts, lengths, ended
 
     def _beginning(self, problem: Problem) -> list[int]:
-        """Returns the first token of a worked answer."""
+        """Returns the first token of a worked answer, nothing where the problem comes without its steps."""
+        if not problem.solution:
+            return []
         return self._shared.policy.encode_completion(self._form.completion(problem, worked=True))[:1]
 
 

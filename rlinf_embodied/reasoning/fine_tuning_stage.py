@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.config import MathConfig
+from rlinf_embodied.config import LoraSettings, MathConfig
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.data.text_forms import text_form
@@ -38,7 +39,8 @@ class FineTuningStage:
     def setup(self, context: StageContext) -> None:
         """Makes the model, the examples of this worker's blocks, and the optimizer."""
         config, settings = self._config, self._config.warm_start
-        self._policy = load_policy(config.policy, None, config.run.seed, context.device).policy
+        whole = replace(config.policy, lora=LoraSettings(rank=0))  # adapters of random weights would learn little
+        self._policy = load_policy(whole, None, config.run.seed, context.device).policy
         self._device, self._rank = context.device, context.group.rank
         self._reducer = ExactReducer(context.group, context.owners)
         self._examples = {block: self._drawn(block) for block in context.blocks}

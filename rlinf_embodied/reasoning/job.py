@@ -9,7 +9,7 @@ from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import MathConfig
+from rlinf_embodied.config import MathConfig, ReasoningName
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.data.text_forms import text_form
@@ -17,8 +17,10 @@ from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.interfaces import LanguagePolicy
+from rlinf_embodied.learning.checkpoint import holds, load_state
 from rlinf_embodied.reasoning.batch import Prompt, Sampling
+from rlinf_embodied.reasoning.critic_stage import MODULE as CRITIC
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation import require_context
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
@@ -93,6 +95,12 @@ class ReasoningJob:
                     f"is {there[key]!r} there and {here[key]!r} here. Use its own settings, or another run.dir"
                 )
 
+        if self.config.algorithm.name is ReasoningName.ppo and not holds(checkpoint, CRITIC):
+            raise CheckpointError(
+                f"resume is {str(checkpoint)!r}, but that checkpoint holds no critic, and algorithm.name is ppo: use "
+                "its own algorithm, or start from its weights (warm_start.checkpoint) in another run.dir"
+            )
+
     def _require_reference(self) -> None:
         if self.config.algorithm.kl_coef and not Path(self._reference, "config.json").exists():
             raise CheckpointError(
@@ -114,6 +122,7 @@ class ReasoningJob:
         looked_at = min(_LOOKED_AT if size is None else size, 20 * _LOOKED_AT)
         problems = source.batch(Split.train, 0, looked_at)
         prompts = [Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in problems]
+        self._require_context_of_held_out(policy)
         require_context(policy, prompts, Sampling(config.generation.max_new_tokens))
         longest = max(len(prompt.tokens) for prompt in prompts) + config.generation.max_new_tokens
         if longest > config.algorithm.tokens_per_microbatch:
@@ -121,6 +130,15 @@ class ReasoningJob:
                 f"algorithm.tokens_per_microbatch is {config.algorithm.tokens_per_microbatch}, but a prompt with its "
                 f"completion may have {longest} tokens and none is cut: use at least {longest}"
             )
+
+    def _require_context_of_held_out(self, policy: LanguagePolicy) -> None:
+        config = self.config
+        form, source = text_form(config.data.form), problem_source(config.data, config.data.seed)
+        size = source.size(Split.test)
+        number = config.eval.num_problems if size is None else min(size, config.eval.num_problems)
+        problems = source.batch(Split.test, 0, min(number, _LOOKED_AT))
+        prompts = [Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in problems]
+        require_context(policy, prompts, Sampling(config.generation.max_new_tokens))
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:

@@ -17,7 +17,19 @@ from rlinf_embodied.reasoning.packing import microbatches
 from rlinf_embodied.reasoning.training_rows import TrainingRows
 
 # what is summed beside the loss: over sequences' tokens, where nothing else is said
-STATISTICS = ("loss", "approx_kl", "clipped", "tokens", "entropy", "mismatch", "mismatch_kl", "ratio", "capped", "kl")
+STATISTICS = (
+    "loss",
+    "weight",
+    "approx_kl",
+    "clipped",
+    "tokens",
+    "entropy",
+    "mismatch",
+    "mismatch_kl",
+    "ratio",
+    "capped",
+    "kl",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +75,8 @@ class Objective:
         self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
         capped = (mask & (old - behaviour > _log(algorithm.importance_cap))).sum()
         statistics = [
-            *(terms.loss, terms.approx_kl[0], terms.clipfrac[0], terms.clipfrac[1], (found.entropy * mask).sum()),
+            *(terms.loss, weight, terms.approx_kl[0], terms.clipfrac[0], terms.clipfrac[1]),
+            (found.entropy * mask).sum(),
             *(apart.abs_sum, apart.kl_sum, apart.ratio_sum, capped, kl.sum()),
         ]
         return LossSums(loss, weight, torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics]))

@@ -51,3 +51,9 @@ class PromptStage:
     def _block(self, start: int, block: int) -> tuple[Problem, ...]:
         size = self._config.prompts_per_block
         return tuple(self._source.batch(Split.train, start + block * size, size))
+
+    def offload(self, tick: Tick) -> None:
+        """Leaves the device's memory: it holds none."""
+
+    def onload(self, tick: Tick) -> None:
+        """Comes back."""

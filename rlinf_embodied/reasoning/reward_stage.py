@@ -68,3 +68,9 @@ class RewardStage:
         shape = (len(completions.groups), size)
         found = Rewards(rewards.reshape(shape), torch.from_numpy(verdicts.correct).reshape(shape))
         return found, int(verdicts.formatted.sum())
+
+    def offload(self, tick: Tick) -> None:
+        """Leaves the device's memory: it holds none."""
+
+    def onload(self, tick: Tick) -> None:
+        """Comes back."""

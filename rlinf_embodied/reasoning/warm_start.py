@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import MathConfig
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
@@ -29,11 +28,7 @@ _STEPS_PER_CALL = 50
 
 
 def starting_policy(config: MathConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
-    """Returns the folder that a training starts from: a given one, or that of a model that is fine-tuned now.
-
-    Raises:
-        ConfigError: a model from scratch, but the problems have no solutions to learn from.
-    """
+    """Returns the folder that a training starts from: a given one, or that of a model that is fine-tuned now."""
     given = config.policy.folder or config.warm_start.checkpoint
     if given is not None:
         return Path(given).expanduser()
@@ -41,11 +36,7 @@ def starting_policy(config: MathConfig, session: Session, cluster: Cluster, prog
     if (folder / "config.json").exists():
         _LOG.info("warm start: cached model in %s", folder)
         return folder
-    if config.data.files:
-        raise ConfigError(
-            "policy.folder is not set, but data.files holds problems for a model that can read already: give a model "
-            "folder, or use generated problems (data.files={})"
-        )
+    assert not config.data.files, "these have no solutions in a form that is known; MathConfig refuses it"
     return _fine_tuned(config, folder, session, cluster, progress)
 
 
@@ -57,7 +48,7 @@ def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
     key = {
         "version": _VERSION,
         "data": {"level": config.data.level, "form": config.data.form},
-        "policy": {k: v for k, v in asdict(config.policy).items() if k != "critic_target"},
+        "policy": {k: v for k, v in asdict(config.policy).items() if k not in ("critic_target", "lora", "precision")},
         "warm_start": settings,
         "seed": config.run.seed,
         "cpu": exact_cpu,

@@ -67,6 +67,7 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", *["proximal"] * proximal)),
         repeat=_repeat(config) if algorithm.dynamic_sampling else None,
         items_per_block=generation.rows_per_block,
+        more_blocks="use more algorithm.prompts_per_iteration, a smaller generation.rows_per_block and rows_together",
         typical_iteration=algorithm.critic_warmup_iterations if ppo else 0,
     )
 
@@ -96,7 +97,7 @@ def _stages(
         ),
         "critic": StageSpec(
             *("critic", f"{_PACKAGE}.critic_stage.CriticStage"),
-            CriticStageConfig(config.policy, reference, seed, algorithm),
+            CriticStageConfig(config.policy, folder, seed, algorithm),
             collective=True,
             granularities=(WHOLE,),
         ),

@@ -63,9 +63,9 @@ class Trainer:
         self._startup = StartupClock(self._started, job.first_work)
         self._resumed = checkpoint_to_resume(self._config)
         job.require_checkpoint(self._resumed)
-        self._folder = RunFolder(Path(self._config.run.dir or f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
         self._cluster: Cluster = cluster_at_hand(self._config.cluster)
         self._planning = Planning(job, self._cluster, job.workflow(""))
+        self._folder = RunFolder(Path(self._config.run.dir or f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
         self._spans: list[Span] = []
         self._progress = Progress()
         self._saved: int | None = None  # the iteration of the newest checkpoint

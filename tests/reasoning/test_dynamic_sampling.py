@@ -1,0 +1,149 @@
+"""Dynamic sampling: which groups are trained on, when it gives up, and which problems it takes."""
+
+from __future__ import annotations
+
+import pytest
+from math_runs import DAPO, iterate_math, math_executor, tiny_math
+
+from rlinf_embodied.errors import ObjectiveError
+from rlinf_embodied.reasoning.actor_stage import ActorStage
+from rlinf_embodied.reasoning.batch import PromptSet, RewardReport
+from rlinf_embodied.reasoning.job import ReasoningJob
+from rlinf_embodied.reasoning.prompt_stage import PromptStage
+from rlinf_embodied.reasoning.workflow import GroupJudge, training_workflow
+from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.training.job import Progress
+
+MIXED, RIGHT, WRONG = (True, False), (True, True), (False, False)
+
+
+def report(correct: dict[int, tuple[tuple[bool, ...], ...]]) -> RewardReport:
+    return RewardReport(correct, dict.fromkeys(correct, 0.0), dict.fromkeys(correct, 0))
+
+
+# --------------------------------------------------------------------------------------------------------------- judge
+def test_only_groups_whose_members_differ_are_useful_in_the_order_of_rounds_and_blocks():
+    judge = GroupJudge(wanted=4, max_rounds=3)
+    first = [report({1: (RIGHT, MIXED)}), report({0: (MIXED, WRONG)})]  # two workers, in any order
+    verdict = judge([first])
+    assert (verdict.enough, verdict.message) == (False, ((0, 0, 0), (0, 1, 1)))
+    second = [report({0: (MIXED, MIXED), 1: (MIXED, RIGHT)})]
+    verdict = judge([first, second])
+    assert (verdict.enough, verdict.message) == (True, ((0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1)))
+
+
+def test_after_the_last_round_it_goes_on_with_fewer():
+    judge = GroupJudge(wanted=4, max_rounds=2)
+    rounds = [[report({0: (MIXED, WRONG)})], [report({0: (RIGHT, MIXED)})]]
+    assert judge(rounds).message == ((0, 0, 0), (1, 0, 1))
+
+
+@pytest.mark.parametrize(("groups", "counts"), [((RIGHT, RIGHT), "4 are all right and 0 all wrong"),
+                                                ((WRONG, RIGHT), "2 are all right and 2 all wrong")])  # fmt: skip
+def test_it_gives_up_only_after_the_last_round_and_says_what_it_saw(groups, counts):
+    judge = GroupJudge(wanted=2, max_rounds=2)
+    one = [report({0: groups})]
+    assert judge([one]).enough is False
+    with pytest.raises(
+        ObjectiveError, match=rf"gives up after 2 rounds \(algorithm.max_refills=1\): of 4 groups {counts}"
+    ):
+        judge([one, one])
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+def test_a_policy_that_is_always_wrong_ends_the_run_with_what_to_do():
+    config = tiny_math(*DAPO, "algorithm.max_refills=2", "generation.max_new_tokens=1")  # no answer comes to its end
+    executor = math_executor(config, config.plan.trees, 1, SerialSession())
+    with pytest.raises(
+        ObjectiveError,
+        match=r"gives up after 3 rounds .*max_refills=2\): of 24 groups 0 are all right and 24 all wrong, .* choose "
+        r"problems that are sometimes solved \(data.level\)",
+    ):
+        iterate_math(config, executor, 1)
+
+
+@pytest.fixture
+def taken(monkeypatch) -> list[tuple[int, int, int, tuple[int, ...]]]:
+    """(iteration, round, block, problems) of what the prompts stage gives out."""
+    seen = []
+    original = PromptStage.run
+
+    def run(self, tick, inputs):
+        output = original(self, tick, inputs)
+        for block, made in output.blocks.items():
+            assert isinstance(made, PromptSet)
+            seen.append((tick.iteration, tick.round, block, tuple(problem.id for problem in made.own)))
+        return output
+
+    monkeypatch.setattr(PromptStage, "run", run)
+    return seen
+
+
+def test_every_round_of_every_iteration_takes_the_next_problems_of_the_stream(taken):
+    config = tiny_math(*DAPO)
+    executor, job, progress = (
+        math_executor(config, config.plan.trees, 1, SerialSession()),
+        ReasoningJob(config),
+        Progress(),
+    )
+    rounds = []
+    for _ in range(3):
+        rounds.append(job.run_iteration(executor, progress)[1]["rollout/rounds"])
+        progress.iteration += 1
+        assert progress.counts == {"problems": 8 * sum(rounds)}
+    assert max(rounds) > 1
+    ids = [number for *_, problems in sorted(taken) for number in problems]
+    assert len(ids) == 8 * sum(rounds)
+    assert ids == list(range(ids[0], ids[0] + len(ids)))  # none is left out, none comes twice
+
+
+def test_without_it_an_iteration_takes_as_many_problems_as_it_has(taken):
+    config = tiny_math()
+    executor, progress = math_executor(config, config.plan.trees, 1, SerialSession()), Progress()
+    job = ReasoningJob(config)
+    for number in range(2):
+        job.run_iteration(executor, progress)
+        progress.iteration += 1
+        assert progress.counts["problems"] == 8 * (number + 1)
+    assert len({number for *_, problems in taken for number in problems}) == 16
+
+
+def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
+    questions, verdicts, trained = {}, [], []
+    give, judge, rows_of = PromptStage.run, GroupJudge.__call__, ActorStage._rows_of
+
+    def given(self, tick, inputs):
+        output = give(self, tick, inputs)
+        for block, made in output.blocks.items():
+            assert isinstance(made, PromptSet)
+            questions[tick.round, block] = [problem.question for problem in made.own]
+        return output
+
+    def judged(self, rounds):
+        verdicts.append(judge(self, rounds))
+        return verdicts[-1]
+
+    def rows(self, tick, block, payloads):
+        made = rows_of(self, tick, block, payloads)
+        if made is not None:
+            decode = self._shared.policy.decode
+            trained.extend((block, decode(prompt)) for prompt in made.sequences.prompts)
+        return made
+
+    monkeypatch.setattr(PromptStage, "run", given)
+    monkeypatch.setattr(GroupJudge, "__call__", judged)
+    monkeypatch.setattr(ActorStage, "_rows_of", rows)
+    config = tiny_math(*DAPO)
+    iterate_math(config, math_executor(config, config.plan.trees, 1, SerialSession()), 1)
+    chosen = sorted(verdicts[-1].message, key=lambda place: (place[1], place[0], place[2]))  # block by block
+    assert len(chosen) == 8
+    assert len({number for number, _, _ in chosen}) > 1
+    expected = [(block, questions[number, block][group]) for number, block, group in chosen]
+    assert trained == [row for row in expected for _ in range(4)]
+
+
+def test_only_dynamic_sampling_repeats():
+    assert training_workflow(tiny_math(), "x").repeat is None
+    repeat = training_workflow(tiny_math(*DAPO), "x").repeat
+    assert repeat is not None
+    assert (repeat.before, repeat.judged, repeat.max_rounds) == ("actor", "reward", 5)

@@ -1,0 +1,158 @@
+"""The plan is only a matter of speed: completions, metrics and weights are equal bit for bit under every plan."""
+
+from __future__ import annotations
+
+import pytest
+from math_runs import DAPO, PPO, TWO_STEPS, iterate_math, math_executor, tiny_math
+from runs import digest
+
+from rlinf_embodied.runtime.session import SerialSession, Session
+
+
+def of_file(name: str, granularity: int | None = None) -> list[dict]:
+    """Returns the trees of a choice of the group `plan`, streaming so many blocks at a time."""
+    trees = tiny_math(f"plan={name}").plan.trees
+    if granularity is not None:
+        spatial = trees[0]["tree"]["spatial"]  # pyright: ignore[reportArgumentType, reportIndexIssue]
+        spatial["granularity"] = granularity  # pyright: ignore[reportArgumentType, reportIndexIssue]
+    return trees
+
+
+def switching(trees: list[dict]) -> list[dict]:
+    return [{"tree": {"temporal": {"resident": False, "parts": trees[0]["tree"]["temporal"]}}}]
+
+
+def leaves(**devices: object) -> list[dict]:
+    """Returns a plan in which the stages take turns on devices of their own."""
+    optional = ("proximal", "reference", "critic")
+    rows = [{"stage": name, "devices": where, "optional": name in optional} for name, where in devices.items()]
+    return [{"tree": {"temporal": [{"leaf": row} for row in rows]}}]
+
+
+PLANS = {
+    "collocated on 1": (1, of_file("collocated")),
+    "collocated on 2": (2, of_file("collocated")),
+    "collocated on 2, switching": (2, switching(of_file("collocated"))),
+    "disaggregated on 2": (2, of_file("disaggregated")),
+    "disaggregated on 4": (4, of_file("disaggregated")),
+    "hybrid on 2": (2, of_file("hybrid")),
+    "pipelined on 2, by blocks": (2, of_file("pipelined", 1)),
+    "pipelined on 2, by pairs": (2, of_file("pipelined", 2)),
+    "pipelined on 4, by blocks": (4, of_file("pipelined", 1)),
+    "unlike splits": (
+        3,
+        leaves(
+            prompts=[2], generation=[0, 1], reward=[0, 1, 2], proximal=[1, 2], reference=[2], critic=[0, 2],
+            actor=[0, 1, 2],
+        ),
+    ),
+}  # fmt: skip
+# the paths through the executor: shared weights or sent ones, sets on one worker or several, stages that take turns
+WAYS = ["collocated on 2, switching", "disaggregated on 4", "hybrid on 2", "unlike splits"]
+# what changes the path through the code; the plans compared under each
+VARIANTS = {
+    "grpo": ([], [*PLANS][1:]),
+    "grpo, sequence level": (["algorithm.loss_level=sequence", "algorithm.entropy_coef=0.01"], ["hybrid on 2"]),
+    "grpo, nucleus": (["generation.top_p=0.9"], ["pipelined on 2, by blocks"]),
+    "grpo, truncated masked": (["algorithm.mask_truncated=true", "generation.max_new_tokens=4"], ["collocated on 2"]),
+    "grpo, several steps": (TWO_STEPS, WAYS[:3]),
+    "grpo, reference": (["algorithm.kl_coef=0.1"], ["collocated on 2", "pipelined on 2, by blocks", "unlike splits"]),
+    "rloo": (["algorithm=rloo"], ["disaggregated on 2"]),
+    "dr_grpo": (["algorithm=dr_grpo"], ["pipelined on 4, by blocks"]),
+    "dapo": (DAPO, WAYS),
+    "dapo, several steps": ([*DAPO, *TWO_STEPS], ["disaggregated on 2"]),
+    "ppo": (PPO, WAYS),
+    "ppo, several steps, reference": ([*PPO, *TWO_STEPS, "algorithm.kl_coef=0.1"], ["unlike splits"]),
+    "lora": (["policy.lora.rank=4"], ["disaggregated on 2"]),
+}
+CASES = [(variant, plan) for variant, (_, plans) in VARIANTS.items() for plan in plans]
+
+Trained = tuple[str, list[dict[str, float]]]
+
+
+def trained(variant: str, plan: str, session: Session) -> Trained:
+    devices, trees = PLANS[plan]
+    config = tiny_math(*VARIANTS[variant][0])
+    executor = math_executor(config, trees, devices, session)
+    metrics = iterate_math(config, executor, 3)
+    return digest(executor), metrics
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Trained]:
+    """What one worker gives, by variant."""
+    return {}
+
+
+def by_one_worker(alone: dict[str, Trained], variant: str) -> Trained:
+    if variant not in alone:
+        alone[variant] = trained(variant, "collocated on 1", SerialSession())
+    return alone[variant]
+
+
+@pytest.mark.parametrize(("variant", "plan"), CASES)
+def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant: str, plan: str) -> None:
+    expected, metrics = by_one_worker(alone, variant)
+    found, found_metrics = trained(variant, plan, SerialSession())
+    assert found_metrics == metrics
+    assert found == expected
+
+
+def test_every_variant_trains_something_of_its_own(alone) -> None:
+    digests = [by_one_worker(alone, variant)[0] for variant in VARIANTS]
+    assert len(set(digests)) == len(VARIANTS)
+    for variant, (overrides, _) in VARIANTS.items():
+        *_, last = by_one_worker(alone, variant)[1]
+        assert last["charts/optimizer_steps"] == (4 if "several steps" in variant else 1)
+        assert (last["losses/clipfrac"] > 0) == ("several steps" in variant)
+        assert ("losses/reference_kl" in last) == ("reference" in variant)
+        assert ("losses/value_loss" in last) == variant.startswith("ppo")
+        assert (last["losses/importance_capped"], last["losses/mismatch_max"] < 1e-4) == (0, True)
+        assert last["losses/initial_log_ratio"] <= 1e-5, overrides
+
+
+def test_a_critic_is_trained_before_the_policy_is(alone) -> None:
+    first, *later = by_one_worker(alone, "ppo")[1]
+    assert "losses/value_loss" in first
+    assert "losses/policy_loss" not in first
+    assert all("losses/policy_loss" in metrics for metrics in later)
+
+
+def test_dynamic_sampling_fills_the_batch_up_by_further_rounds(alone) -> None:
+    _, metrics = by_one_worker(alone, "dapo")
+    assert max(m["rollout/rounds"] for m in metrics) > 2
+    for m in metrics:
+        full = m["rollout/rounds"] < 5  # those beyond the 8 that an iteration trains on are left out
+        assert m["rollout/useful_groups"] == 8 if full else 0 < m["rollout/useful_groups"] <= 8
+        assert m["rollout/completions"] == 32 * m["rollout/rounds"]
+
+
+def test_another_seed_trains_other_weights(alone) -> None:
+    config = tiny_math("run.seed=4", "warm_start.steps=20")
+    executor = math_executor(config, PLANS["collocated on 1"][1], 1, SerialSession())
+    iterate_math(config, executor, 3)
+    assert digest(executor) != by_one_worker(alone, "grpo")[0]
+
+
+def test_fast_reduction_comes_close_without_the_same_bits_being_promised(alone) -> None:
+    config = tiny_math("run.exact=false", "algorithm.reduction=fast")
+    devices, trees = PLANS["collocated on 2"]
+    (metrics,) = iterate_math(config, math_executor(config, trees, devices, SerialSession()), 1)
+    exact = by_one_worker(alone, "grpo")[1][0]
+    assert metrics == pytest.approx(exact, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("variant", "plan"),
+    [
+        ("grpo, several steps", "hybrid on 2"),
+        ("dapo", "disaggregated on 2"),
+        ("ppo", "collocated on 2"),
+    ],
+)
+def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, variant: str, plan: str) -> None:
+    expected, metrics = by_one_worker(alone, variant)
+    found, found_metrics = trained(variant, plan, ray_session)
+    assert found_metrics == metrics
+    assert found == expected

@@ -1,0 +1,208 @@
+"""Generation hands blocks on while others are still decoded, and what downstream makes of them in the meantime."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from math_runs import iterate_math, math_executor, tiny_math, warm
+from runs import cluster, digest
+
+from policies.lean_decoding import LeanDecoder
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.reasoning import actor_stage
+from rlinf_embodied.reasoning.batch import Completions, GenerationReport, PromptSet
+from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
+from rlinf_embodied.reasoning.objective import Objective
+from rlinf_embodied.reasoning.prompt_stage import PromptStage, PromptStageConfig
+from rlinf_embodied.reasoning.reward_stage import RewardStage
+from rlinf_embodied.reasoning.workflow import training_workflow
+from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.session import SerialSession
+
+BLOCKS = range(4)  # two sets of two
+
+
+@pytest.fixture
+def decoder_steps(monkeypatch) -> list[int]:
+    """Rows of every step that a decoder makes, as they are made."""
+    made: list[int] = []
+    original = LeanDecoder.step
+
+    def step(self, tokens):
+        made.append(len(tokens))
+        return original(self, tokens)
+
+    monkeypatch.setattr(LeanDecoder, "step", step)
+    return made
+
+
+def stage_of(config: MathConfig) -> GenerationStage:
+    held = LanguageStageConfig(config.policy, str(warm(config)), config.run.seed)
+    generation, group = config.generation, config.algorithm.group_size
+    stage = GenerationStage(GenerationStageConfig(held, generation, group, config.data.form))
+    stage.setup(solo_context(BLOCKS))
+    return stage
+
+
+def prompts_of(config: MathConfig, start: int = 0) -> dict[int, list[object]]:
+    stage = PromptStage(
+        PromptStageConfig(config.data, config.run.seed, config.prompts_per_block, config.blocks_together)
+    )
+    stage.setup(solo_context(BLOCKS))
+    output = stage.run(Tick(0, message=start), {block: [] for block in BLOCKS})
+    return {block: [payload] for block, payload in output.blocks.items()}
+
+
+def same(one: object, other: object, tolerance: float = 0.0) -> None:
+    assert isinstance(one, Completions)
+    assert isinstance(other, Completions)
+    assert (one.problems, one.texts, one.version) == (other.problems, other.texts, other.version)
+    for ours, theirs in zip(one.groups, other.groups, strict=True):
+        assert torch.equal(ours.tokens, theirs.tokens)
+        assert (ours.log_probs - theirs.log_probs).abs().max() <= tolerance
+
+
+def test_a_block_is_returned_before_those_after_it_are_decoded(decoder_steps):
+    config = tiny_math()
+    prompts = prompts_of(config)
+    whole = stage_of(config).run(Tick(0), prompts)
+    in_all, steps = len(decoder_steps), []
+    decoder_steps.clear()
+    stage, made = stage_of(config), {}
+    for block in BLOCKS:
+        output = stage.run(Tick(0, chunk=block, num_chunks=4), {block: prompts[block]})
+        made |= output.blocks
+        steps.append(len(decoder_steps))
+    assert len(decoder_steps) == in_all  # going on where the call before stopped costs nothing
+    assert steps[1] < steps[2] <= steps[3]
+    assert steps[0] < steps[1] or steps[2] < steps[3]  # within a set, too
+    for block in BLOCKS:
+        same(made[block], whole.blocks[block])
+
+
+def test_blocks_of_a_set_share_its_steps(decoder_steps):
+    config = tiny_math()
+    stage_of(config).run(Tick(0), prompts_of(config))
+    together = len(decoder_steps)
+    assert max(decoder_steps) == 16
+    decoder_steps.clear()
+    config = tiny_math("generation.rows_together=8")
+    stage_of(config).run(Tick(0), prompts_of(config))
+    assert max(decoder_steps) == 8
+    assert len(decoder_steps) > together
+
+
+def test_fewer_slots_give_the_same_tokens(decoder_steps):
+    config, few = tiny_math(), tiny_math("generation.num_slots=5")
+    prompts = prompts_of(config)
+    expected = stage_of(config).run(Tick(0), prompts)
+    decoder_steps.clear()
+    found = stage_of(few).run(Tick(0), prompts)
+    assert max(decoder_steps) == 5
+    for block in BLOCKS:
+        same(found.blocks[block], expected.blocks[block], tolerance=1e-5)
+
+
+def test_an_attempt_made_again_starts_anew():
+    config = tiny_math()
+    prompts, stage = prompts_of(config), stage_of(config)
+    expected = stage_of(config).run(Tick(0), prompts)
+    stage.run(Tick(0), {0: prompts[0]})  # the rest of the set never came
+    for tick in (Tick(0, attempt=1), Tick(0, attempt=2)):
+        found = stage.run(tick, prompts)
+        for block in BLOCKS:
+            same(found.blocks[block], expected.blocks[block])
+
+
+def test_noise_is_keyed_by_iteration_and_problem_not_by_place():
+    config = tiny_math()
+    stage, prompts = stage_of(config), prompts_of(config)
+    texts = lambda tick, given: [t for b in stage.run(tick, given).blocks.values() for t in b.texts]  # noqa: E731
+    first = texts(Tick(0), prompts)
+    assert texts(Tick(1), prompts) != first
+    moved = {b: [PromptSet(p.blocks[::-1], p.index)] for b, (p,) in prompts.items() if isinstance(p, PromptSet)}
+    assert sorted(texts(Tick(0), moved)) == sorted(first)
+
+
+def test_the_report_counts_what_was_generated():
+    config = tiny_math("generation.max_new_tokens=4")
+    output = stage_of(config).run(Tick(0), prompts_of(config))
+    report = output.report
+    assert isinstance(report, GenerationReport)
+    groups = [group for part in output.blocks.values() if isinstance(part, Completions) for group in part.groups]
+    assert (report.completions, report.longest) == (32, 4)
+    assert report.tokens == sum(int(group.lengths.sum()) for group in groups)
+    assert 0 < report.truncated == sum(int((~group.ended).sum()) for group in groups) < 32
+    assert set(report.finish_s) == set(BLOCKS)
+    assert list(report.finish_s.values()) == sorted(report.finish_s.values())
+
+
+# ------------------------------------------------------------------------------------------------------------ pipelines
+@pytest.fixture
+def events(monkeypatch) -> list[tuple[str, int]]:
+    """What the learner's worker does to which block, in the order of the calls that it gets."""
+    seen: list[tuple[str, int]] = []
+    run, parts, step = RewardStage.run, Objective.parts, actor_stage.step_from
+
+    def rewarded(self, tick, inputs):
+        seen.extend(("reward", block) for block in inputs)
+        return run(self, tick, inputs)
+
+    def learned(self, block, rows, index, device):
+        seen.append(("gradient", block))
+        return parts(self, block, rows, index, device)
+
+    def stepped(*arguments):
+        seen.append(("step", -1))
+        return step(*arguments)
+
+    monkeypatch.setattr(RewardStage, "run", rewarded)
+    monkeypatch.setattr(Objective, "parts", learned)
+    monkeypatch.setattr(actor_stage, "step_from", stepped)
+    return seen
+
+
+EVERY_GROUP = "algorithm.drop_uniform_groups=false"
+
+
+def test_a_blocks_gradient_is_computed_before_the_next_block_arrives(events):
+    config = tiny_math("plan=pipelined", EVERY_GROUP)
+    executor = math_executor(config, config.plan.trees, 2, SerialSession())
+    iterate_math(config, executor, 1)
+    assert events == [(what, block) for block in BLOCKS for what in ("reward", "gradient")] + [("step", -1)]
+
+
+def test_without_streaming_all_blocks_arrive_first(events):
+    config = tiny_math("plan=disaggregated", EVERY_GROUP)
+    executor = math_executor(config, config.plan.trees, 2, SerialSession())
+    iterate_math(config, executor, 1)
+    assert events == [(what, block) for what in ("reward", "gradient") for block in BLOCKS] + [("step", -1)]
+
+
+@pytest.mark.ray
+def test_workers_learn_from_finished_blocks_while_others_are_decoded(ray_session, tmp_path):
+    config = tiny_math("plan=pipelined", EVERY_GROUP)
+    folder = shutil.copytree(warm(config), tmp_path / "policy")
+    workflow = training_workflow(config, str(folder))
+    telling = {"generation": "patient_stages.PatientGeneration", "actor": "patient_stages.TellingActor"}
+    stages = {name: replace(spec, target=telling.get(name, spec.target)) for name, spec in workflow.stages.items()}
+    workflow = replace(workflow, stages=stages)
+    executor = Executor(workflow, resolve("test", config.plan.trees, 2, workflow), ray_session, cluster(2))
+    metrics = iterate_math(config, executor, 3)
+    alone = math_executor(config, config.plan.trees, 2, SerialSession())
+    assert iterate_math(config, alone, 3) == metrics
+    assert digest(alone) == digest(executor)
+
+
+def test_what_needs_all_blocks_is_not_streamed():
+    at_once = training_workflow(tiny_math(), "x")
+    assert at_once.stages["actor"].granularities == ()
+    for overrides in (["algorithm.epochs=2"], ["algorithm=dapo"], ["algorithm=ppo"]):
+        if overrides == ["algorithm=ppo"]:
+            overrides = [*overrides, "algorithm.group_size=1", "algorithm.prompts_per_iteration=32"]
+        assert training_workflow(tiny_math(*overrides), "x").stages["actor"].granularities == (0,)

@@ -1,0 +1,249 @@
+"""The policy's loss against one written down token by token; what rows it is formed over; what completions earn."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from policies.causal_lm import CausalLM
+from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig, ReasoningName, RewardConfig, TinyLMConfig
+from rlinf_embodied.data.problems import Problem
+from rlinf_embodied.learning.update import block_sums
+from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs, Prompt, Rewards, TokenAdvantages
+from rlinf_embodied.reasoning.objective import STATISTICS, Objective
+from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
+from rlinf_embodied.reasoning.reward_stage import RewardStage, RewardStageConfig
+from rlinf_embodied.reasoning.training_rows import Round, TrainingRows, training_rows
+from rlinf_embodied.runtime.host import Tick, solo_context
+
+TEMPERATURE, LONGEST = 0.8, 12
+PROMPTS, COMPLETIONS = (3, 9, 1, 6, 4, 5), (8, 2, 12, 1, 7, 12)  # lengths
+EVERYTHING = {"entropy_coef": 0.03, "kl_coef": 0.2, "importance_cap": 1.1, "clip_low": 0.1, "clip_high": 0.3}
+
+
+@pytest.fixture(scope="module")
+def policy() -> CausalLM:
+    return CausalLM.tiny(TinyLMConfig(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64), seed=4)
+
+
+def rows_of(policy: CausalLM, proximal: bool = True) -> TrainingRows:
+    """Six completions whose log-probs under older weights, generation and reference lie on both sides."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = lambda n: tuple(torch.randint(1, 25, (n,), generator=draw).tolist())  # noqa: E731
+    sequences = Sequences(tuple(map(tokens, PROMPTS)), tuple(map(tokens, COMPLETIONS)))
+    noise = lambda scale: scale * torch.randn(len(PROMPTS), LONGEST, generator=draw)  # noqa: E731
+    now = all_log_probs(policy, sequences, TEMPERATURE, 1000).log_probs
+    old = now + noise(0.3)
+    return TrainingRows(
+        sequences=sequences,
+        behaviour=(old if proximal else now) + noise(0.2),
+        log_mass=torch.zeros_like(old),
+        advantages=torch.randn(len(PROMPTS), 1, generator=draw).expand(-1, LONGEST),
+        proximal=old if proximal else None,
+        reference=now + noise(0.4),
+        num_groups=2,
+    )
+
+
+def found_sums(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorithmConfig) -> tuple[Tensor, dict]:
+    """Returns the gradient of the mean loss [D] and the statistics, as the actor forms them."""
+    objective = Objective(policy, algorithm, TEMPERATURE, LONGEST, {})
+    parameters = policy.parameters()
+    total = block_sums(objective.parts(0, rows, torch.arange(len(rows)), "cpu"), parameters, len(STATISTICS))
+    size = sum(p.numel() for p in parameters)
+    return total[:size] / total[size], dict(zip(STATISTICS, total[size + 1 :].tolist(), strict=True))
+
+
+def plain_loss(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorithmConfig) -> Tensor:
+    """The mean loss, from the definitions: sequence by sequence without padding, token by token."""
+    sums, weights = [], 0.0
+    for i, (prompt, completion) in enumerate(zip(rows.sequences.prompts, rows.sequences.completions, strict=True)):
+        logits = policy.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0]
+        of_row = []
+        for t, token in enumerate(completion):
+            scores = logits[len(prompt) - 1 + t].double()[1:] / TEMPERATURE  # without <pad>, token 0
+            every = scores.log_softmax(0)
+            log_prob, entropy = every[token - 1], -(every.exp() * every).sum()
+            old = log_prob.detach() if rows.proximal is None else rows.proximal[i, t].double()
+            ratio, advantage = (log_prob - old).exp(), float(rows.advantages[i, t])
+            clipped = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
+            loss = -torch.minimum(ratio * advantage, clipped * advantage)
+            if algorithm.importance_cap is not None:
+                loss = loss * min(math.exp(float(old - rows.behaviour[i, t])), algorithm.importance_cap)
+            if rows.reference is not None:
+                apart = rows.reference[i, t].double() - log_prob
+                loss = loss + algorithm.kl_coef * (apart.exp() - 1 - apart)
+            of_row.append(loss - algorithm.entropy_coef * entropy)
+        level, total = algorithm.loss_level, torch.stack(of_row).sum()
+        sums.append(total / len(of_row) if level is LossLevel.sequence else total)
+        weights += {LossLevel.token: len(of_row), LossLevel.sequence: 1, LossLevel.constant: LONGEST}[level]
+    return torch.stack(sums).sum() / weights
+
+
+def gradient(loss: Tensor, policy: CausalLM) -> Tensor:
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, policy.parameters())])
+
+
+# ---------------------------------------------------------------------------------------------------------------- loss
+@pytest.mark.parametrize("level", LossLevel)
+@pytest.mark.parametrize("options", [{"importance_cap": None}, EVERYTHING], ids=["clipped", "everything"])
+@pytest.mark.parametrize("proximal", [True, False], ids=["several steps", "one step"])
+def test_its_gradient_is_that_of_the_definition(policy, level, options, proximal):
+    algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **options)
+    rows = rows_of(policy, proximal)
+    found, statistics = found_sums(policy, rows, algorithm)
+    expected = gradient(plain_loss(policy, rows, algorithm), policy)
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-4)
+    assert expected.abs().max() > 1e-2
+    assert statistics["tokens"] == sum(COMPLETIONS)
+    if proximal:
+        assert 0.1 < statistics["clipped"] / statistics["tokens"] < 0.9
+    if options is EVERYTHING:
+        assert 0.1 < statistics["capped"] / statistics["tokens"] < 0.9
+
+
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+def test_the_policy_loss_that_is_reported_is_the_mean_of_the_clipped_term_alone(policy, options):
+    for level in LossLevel:
+        algorithm = ReasoningAlgorithmConfig(loss_level=level, **options)
+        rows = rows_of(policy)
+        statistics = found_sums(policy, rows, algorithm)[1]
+        alone = ReasoningAlgorithmConfig(loss_level=level, **(options | {"entropy_coef": 0.0, "kl_coef": 0.0}))
+        with torch.no_grad():
+            expected = float(plain_loss(policy, rows, alone))
+        assert statistics["loss"] / statistics["weight"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("level", LossLevel)
+def test_no_budget_of_tokens_changes_the_gradient(policy, level):
+    rows = rows_of(policy)
+    gradients = []
+    for budget in (17, 30, 64, 4096):
+        algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=budget, **EVERYTHING)
+        gradients.append(found_sums(policy, rows, algorithm)[0])
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], atol=1e-6, rtol=1e-5)
+
+
+def test_parts_of_a_block_add_up(policy):
+    algorithm, rows = ReasoningAlgorithmConfig(**EVERYTHING), rows_of(policy)
+    objective, parameters = Objective(policy, algorithm, TEMPERATURE, LONGEST, {}), policy.parameters()
+    sums = lambda *index: block_sums(  # noqa: E731
+        objective.parts(0, rows, torch.tensor(index), "cpu"), parameters, len(STATISTICS)
+    )
+    torch.testing.assert_close(sums(4, 0, 2) + sums(5, 3, 1), sums(*range(6)), atol=1e-5, rtol=1e-5)
+
+
+def test_it_measures_how_far_generation_and_older_weights_are_from_it(policy):
+    rows = rows_of(policy)
+    objective = Objective(policy, ReasoningAlgorithmConfig(), TEMPERATURE, LONGEST, {})
+    for _ in objective.parts(7, rows, torch.arange(6), "cpu"):
+        pass
+    mask = torch.arange(LONGEST) < torch.tensor(COMPLETIONS)[:, None]
+    now = all_log_probs(policy, rows.sequences, TEMPERATURE, 1000).log_probs
+    assert rows.proximal is not None
+    apart = [(rows.proximal - rows.behaviour).abs()[mask].max(), (now - rows.proximal).abs()[mask].max()]
+    torch.testing.assert_close(objective.largest[7], torch.stack(apart), atol=1e-5, rtol=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+def group_of(prompt: int, lengths: list[int], ended: list[bool]) -> Group:
+    longest = max(lengths)
+    tokens = torch.tensor([[10 * prompt + i] * n + [0] * (longest - n) for i, n in enumerate(lengths)])
+    log_probs = -tokens.float() / 100
+    size = torch.tensor(lengths)
+    return Group(Prompt(prompt, (prompt,)), tokens, size, log_probs, torch.zeros_like(log_probs), torch.tensor(ended))
+
+
+def round_of(correct: list[list[bool]], lengths: list[list[int]], ended: list[list[bool]], first: int) -> Round:
+    groups = tuple(group_of(first + k, lengths[k], ended[k]) for k in range(len(correct)))
+    table = torch.tensor(correct)
+    problems = tuple(Problem(first + k, "?", "1", None, "text", "own") for k in range(len(correct)))
+    return Round(Completions(problems, groups, ("",) * table.numel(), 0), Rewards(table.float(), table))
+
+
+FIRST = round_of([[True, False], [True, True]], [[3, 1], [2, 2]], [[True, True], [True, False]], 1)
+SECOND = round_of([[False, True], [False, False]], [[1, 5], [4, 4]], [[True, False], [True, True]], 3)
+
+
+def test_groups_that_do_not_differ_leave_the_batch():
+    rows = training_rows([FIRST], ReasoningAlgorithmConfig(group_size=2), None)
+    assert rows is not None
+    assert (rows.sequences.prompts, rows.num_groups) == (((1,), (1,)), 1)
+    every = training_rows([FIRST], ReasoningAlgorithmConfig(group_size=2, drop_uniform_groups=False), None)
+    assert every is not None
+    assert every.num_groups == 2
+    assert every.advantages[2:].abs().max() == 0
+    uniform = round_of([[True, True]], [[1, 1]], [[True, True]], 1)
+    assert training_rows([uniform], ReasoningAlgorithmConfig(group_size=2), None) is None
+
+
+def test_rounds_are_joined_in_order_with_the_groups_that_were_chosen():
+    rows = training_rows([FIRST, SECOND], ReasoningAlgorithmConfig(group_size=2), [(1, 0), (0, 0)])
+    assert rows is not None
+    assert rows.sequences.prompts == ((1,), (1,), (3,), (3,))
+    assert rows.sequences.completions == ((10, 10, 10), (11,), (30,), (31,) * 5)
+    assert rows.behaviour.shape == rows.advantages.shape == (4, 5)
+    assert rows.behaviour[3].tolist() == pytest.approx([-0.31] * 5)
+    assert rows.behaviour[0].tolist() == pytest.approx([-0.1, -0.1, -0.1, 0, 0])
+    assert rows.num_groups == 2
+
+
+def test_completions_that_were_cut_off_leave_the_loss_but_not_the_baseline():
+    algorithm = ReasoningAlgorithmConfig(group_size=2, mask_truncated=True, scale_by_std=False)
+    rows = training_rows([SECOND], algorithm, None)
+    assert rows is not None
+    assert rows.sequences.completions == ((30,),)
+    assert float(rows.advantages[0, 0]) == -0.5  # the one that was cut off was right
+    assert training_rows([round_of([[True, False]], [[1, 1]], [[False] * 2], 1)], algorithm, None) is None
+
+
+def test_advantages_are_those_of_the_algorithm():
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 2.0]])
+    done = round_of([[True, False, False, True]], [[1, 2, 2, 3]], [[True] * 4], 1)
+    done = Round(done.completions, Rewards(rewards, done.rewards.correct))
+    std = math.sqrt((0.25**2 + 0.75**2 * 2 + 1.25**2) / 3)
+    expected = {
+        "grpo": [0.25 / std, -0.75 / std, -0.75 / std, 1.25 / std],
+        "unscaled": [0.25, -0.75, -0.75, 1.25],
+        "rloo": [1 - 2 / 3, -1.0, -1.0, 2 - 1 / 3],  # minus the mean of the other three
+    }
+    for name, values in expected.items():
+        kind = ReasoningName.rloo if name == "rloo" else ReasoningName.grpo
+        algorithm = ReasoningAlgorithmConfig(name=kind, group_size=4, scale_by_std=name == "grpo")
+        rows = training_rows([done], algorithm, None)
+        assert rows is not None
+        assert rows.advantages.shape == (4, 3)
+        torch.testing.assert_close(rows.advantages, torch.tensor(values)[:, None].expand(4, 3), atol=1e-5, rtol=0)
+
+
+def test_a_critics_advantages_and_other_log_probs_stay_with_their_completions():
+    tables = [torch.arange(20.0).reshape(4, 5) + 100 * k for k in range(3)]
+    done = Round(
+        FIRST.completions, FIRST.rewards, LogProbs(tables[0], 0), LogProbs(tables[1], 0), TokenAdvantages(tables[2])
+    )
+    rows = training_rows([done], ReasoningAlgorithmConfig(group_size=2), [(0, 1)])  # widths 5, the rows need 2
+    assert rows is not None
+    for found, table in zip((rows.proximal, rows.reference, rows.advantages), tables, strict=True):
+        assert found is not None
+        assert torch.equal(found, table[2:, :2])
+
+
+# ------------------------------------------------------------------------------------------------------------- rewards
+def test_long_completions_lose_up_to_the_penalty_over_the_last_tokens():
+    config = RewardConfig(overlong_tokens=4, overlong_penalty=0.8)
+    stage = RewardStage(RewardStageConfig(config, "compact", max_new_tokens=10))
+    stage.setup(solo_context([0]))
+    lengths, ended = [3, 6, 7, 9, 10, 10], [True] * 5 + [False]
+    group = group_of(1, lengths, ended)
+    texts = ("#6", "#6", "#6", "#5", "#6", "#6")
+    completions = Completions((Problem(1, "7+8-9=", "6", None, "sum", "sum2-2-9"),), (group,), texts, 0)
+    output = stage.run(Tick(0), {0: [completions]})
+    found = output.blocks[0]
+    assert isinstance(found, Rewards)
+    # right - penalty x (length - 6) / 4; an answer that was cut off earns nothing
+    assert found.rewards[0].tolist() == pytest.approx([1, 1, 1 - 0.2, -0.6, 1 - 0.8, -0.8])
+    assert found.correct[0].tolist() == [True, True, True, False, True, False]

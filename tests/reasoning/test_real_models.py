@@ -1,0 +1,212 @@
+"""A folder in the form of a real model trains on GSM8K-like files and is saved as transformers loads it; bad input."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from math_runs import tiny_math, train_math, untimed_rows
+from model_folders import EOS, gsm8k_rows, model_folder, write_rows
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from policies.causal_lm import CausalLM
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, PlanError, RlinfError
+from rlinf_embodied.learning.checkpoint import weights_sha256
+from rlinf_embodied.reasoning.job import ReasoningJob
+from rlinf_embodied.training import trainer as trainer_module
+from rlinf_embodied.training.trainer import Trainer
+
+NUM_TEST = 6
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("data")
+    train, test = gsm8k_rows(0, 20), gsm8k_rows(20, NUM_TEST)
+    return {"train": write_rows(folder / "train.jsonl", train), "test": write_rows(folder / "test.jsonl", test)}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """Qwen2's form, and Llama's with a tokenizer without a token for padding."""
+    root = tmp_path_factory.mktemp("models")
+    return {name: model_folder(root / name, name, pad=name == "qwen2") for name in ("qwen2", "llama")}
+
+
+def config_of(model: Path, files: dict[str, str], folder: Path, *overrides: str) -> MathConfig:
+    """Two iterations on a model's folder; entropy gives every completion a gradient, be it right or wrong."""
+    config = tiny_math(
+        *("data=jsonl", f"data.files.train={files['train']}", f"data.files.test={files['test']}"),
+        *("policy=folder", f"policy.folder={model}", f"run.dir={folder}", "run.num_iterations=2"),
+        *("generation.max_new_tokens=16", "algorithm.drop_uniform_groups=false", "algorithm.entropy_coef=0.01"),
+        *("algorithm.tokens_per_microbatch=1024", "eval.num_problems=100", *overrides),
+    )
+    return config
+
+
+@torch.no_grad()
+def logits_of(model, tokens: list[int]) -> torch.Tensor:
+    return model(torch.tensor([tokens])).logits
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama"])
+def test_it_trains_and_is_saved_as_transformers_loads_it(folders, files, tmp_path, caplog, name: str) -> None:
+    start = folders[name]
+    assert len(list(start.glob("model-*-of-*.safetensors"))) > 1
+    with caplog.at_level(logging.WARNING, "policies.language_folder"):
+        summary = train_math(config_of(start, files, tmp_path))
+    assert ("no pad token" in caplog.text) == (name == "llama")
+    rows = untimed_rows(tmp_path)
+    assert [row["charts/optimizer_steps"] for row in rows] == [1, 1]
+    assert all(row["losses/mismatch_max"] < 1e-4 and row["losses/grad_norm"] > 0 for row in rows)
+    assert summary["num_eval_problems"] == NUM_TEST  # all that the file has, not the 100 that were asked for
+
+    saved = tmp_path / "checkpoints/latest"
+    model, before = (AutoModelForCausalLM.from_pretrained(f, local_files_only=True).eval() for f in (saved, start))
+    assert type(model) is type(before)
+    assert model.config.tie_word_embeddings
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    # what was in the workers' memory is what transformers reads
+    assert weights_sha256(model.state_dict()) == summary["weights_sha256"] != weights_sha256(before.state_dict())
+    policy = CausalLM.load(saved)
+    question = "Ada has 3 apples. How many?"
+    tokens = policy.encode(question)
+    assert torch.equal(logits_of(model, tokens), logits_of(policy.model, tokens))
+    assert not torch.equal(logits_of(model, tokens), logits_of(before, tokens))
+
+    tokenizer, original = (PreTrainedTokenizerFast.from_pretrained(f, local_files_only=True) for f in (saved, start))
+    assert json.loads((saved / "tokenizer.json").read_text()) == json.loads((start / "tokenizer.json").read_text())
+    assert tokenizer.chat_template == original.chat_template is not None
+    assert (tokenizer.pad_token, tokenizer.eos_token) == (original.pad_token, EOS)
+    chat = [{"role": "user", "content": question}]
+    written = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert written == f"<|begin|>user\n{question}<|end|>\n<|begin|>assistant\n"
+    assert tokens == original(written, add_special_tokens=False)["input_ids"]
+
+
+def test_a_second_run_goes_on_from_what_the_first_one_saved(folders, files, tmp_path) -> None:
+    first = train_math(config_of(folders["qwen2"], files, tmp_path / "a"))
+    again = train_math(config_of(tmp_path / "a/checkpoints/latest", files, tmp_path / "b", "run.num_iterations=0"))
+    assert again["weights_sha256"] == first["weights_sha256"]
+    assert again["before"]["accuracy"] == first["after"]["accuracy"]
+
+
+def test_answers_are_put_and_shown_in_the_models_own_words(folders, files, tmp_path) -> None:
+    train_math(config_of(folders["qwen2"], files, tmp_path, "run.num_iterations=0"))
+    table = (tmp_path / "samples.md").read_text().splitlines()
+    assert len(table) == 2 + NUM_TEST
+    for line, row in zip(table[2:], gsm8k_rows(20, NUM_TEST), strict=True):
+        assert line.startswith(f"| `{row['question']}` | `{row['answer'].rpartition('#### ')[2]}` |")
+    before = json.loads((tmp_path / "summary.json").read_text())["before"]
+    assert before["num_problems"] == NUM_TEST
+
+
+# ----------------------------------------------------------------------------------------------------------- bad input
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """Fails if a session is opened."""
+
+    def refuse(config):
+        raise AssertionError("a session was opened")
+
+    monkeypatch.setattr(trainer_module, "make_session", refuse)
+
+
+def refused(kind: type[RlinfError], *parts: str, config: MathConfig) -> None:
+    """Checks that nothing starts, and that the message holds path, value, rule and next action."""
+    with pytest.raises(kind) as caught:
+        Trainer(ReasoningJob(config))
+    assert [part for part in parts if part not in str(caught.value)] == [], str(caught.value)
+    assert not Path(config.run.dir or "").exists()
+
+
+def test_prompts_longer_than_the_context(files, tmp_path, nothing_starts) -> None:
+    short = model_folder(tmp_path / "short", "qwen2", context=90)
+    parts = ["generation.max_new_tokens is 16", "tokens and the context of qwen2 holds 90", "use at most", "shorter"]
+    refused(ConfigError, *parts, config=config_of(short, files, tmp_path / "run"))
+    # held-out questions count, too
+    long = gsm8k_rows(20, 2)
+    long[1]["question"] += " Think." * 60
+    test = write_rows(tmp_path / "long.jsonl", long)
+    model = model_folder(tmp_path / "model", "qwen2", context=256)
+    parts = ["generation.max_new_tokens is 16", "context of qwen2 holds 256", "shorter prompts"]
+    refused(ConfigError, *parts, config=config_of(model, files | {"test": test}, tmp_path / "run"))
+
+
+def test_files_that_hold_no_problems(folders, files, tmp_path, nothing_starts) -> None:
+    model, run = folders["qwen2"], tmp_path / "run"
+    empty = write_rows(tmp_path / "empty.jsonl", [])
+    for split in files:
+        config = config_of(model, files | {split: empty}, run)
+        refused(DataError, "data.files names", "empty.jsonl", "has no rows", "give a file", config=config)
+    config = config_of(model, files | {"train": str(tmp_path / "nowhere.jsonl")}, run)
+    refused(DataError, "data.files names", "nowhere.jsonl", "cannot be read", "correct it", config=config)
+    bare = write_rows(tmp_path / "bare.jsonl", [{"question": "1?", "solution": "1"}])
+    config = config_of(model, files | {"train": bare}, run)
+    parts = ["data.answer_column is 'answer'", "bare.jsonl, line 1", "has only 'question', 'solution'", "choose one"]
+    refused(DataError, *parts, config=config)
+    config = config_of(model, files | {"train": files["test"]}, run)
+    refused(DataError, "is also in", "splits must be disjoint", "remove it", config=config)
+
+
+def test_a_folder_without_all_of_its_shards(files, tmp_path, nothing_starts) -> None:
+    model = model_folder(tmp_path / "model", "llama")
+    shard = sorted(model.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    config = config_of(model, files, tmp_path / "run")
+    refused(CheckpointError, str(model), "lacks 1 of", shard.name, "copy them there", config=config)
+
+
+def test_a_folder_that_is_none(files, tmp_path, nothing_starts) -> None:
+    config = config_of(tmp_path / "nowhere", files, tmp_path / "run")
+    refused(CheckpointError, "nowhere has no config.json", "give a folder", config=config)
+
+
+def test_microbatches_smaller_than_a_sequence(folders, files, tmp_path, nothing_starts) -> None:
+    config = config_of(folders["qwen2"], files, tmp_path / "run", "algorithm.tokens_per_microbatch=50")
+    parts = ["algorithm.tokens_per_microbatch is 50", "a prompt with its completion may have", "use at least"]
+    refused(ConfigError, *parts, config=config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["data.level=sums4"], ["data.level is 'sums4'", "a level is one of", "for example sum4-6-9"]),
+        (["data.level=chain2-3", 'policy.characters="0123456789+-=;#"'], ["cannot read", "policy.characters"]),
+        (["generation.max_new_tokens=40"], ["generation.max_new_tokens is 40", "holds 40", "use at most"]),
+        (["algorithm.tokens_per_microbatch=20"], ["tokens_per_microbatch is 20", "use at least 2"]),
+    ],
+)
+def test_generated_problems_that_do_not_fit(tmp_path, nothing_starts, overrides, parts) -> None:
+    refused(ConfigError, *parts, config=tiny_math(f"run.dir={tmp_path / 'run'}", *overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (
+            ["plan=pipelined", "cluster.num_devices=2", "algorithm=ppo"],
+            ["plan pipelined calls critic for 1 blocks at a time", "accepts (0,)", "behind the spatial node"],
+        ),
+        (
+            ["plan=pipelined", "cluster.num_devices=2", "algorithm.epochs=2"],
+            ["plan pipelined calls actor for 1 blocks at a time", "accepts (0,)"],
+        ),
+        (["plan=disaggregated"], ["plan disaggregated needs at least 2 devices", "use plan=collocated"]),
+        (
+            ["cluster.num_devices=3"],
+            ["gives generation 3 devices", "works on 2 blocks together", "2 sets", "algorithm.prompts_per_iteration"],
+        ),
+        (
+            ["cluster.num_devices=5", "generation.rows_together=8"],
+            ["devices, but there are only 4 blocks", "generation.rows_per_block"],
+        ),
+    ],
+)
+def test_plans_that_do_not_fit(tmp_path, nothing_starts, overrides, parts) -> None:
+    ppo = ["algorithm.group_size=1", "algorithm.prompts_per_iteration=32"] * ("algorithm=ppo" in overrides)
+    refused(PlanError, *parts, config=tiny_math(f"run.dir={tmp_path / 'run'}", *overrides, *ppo))

@@ -1,0 +1,259 @@
+"""A run may be stopped, killed or resumed anywhere: it ends where an uninterrupted one does, the critic included."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from math_runs import PPO, tiny_math, train_math, untimed_rows, warm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from policies.causal_lm import CausalLM
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.errors import CheckpointError, SimulatorError
+from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.learning.checkpoint import weights_sha256
+from rlinf_embodied.reasoning import job as job_module
+from rlinf_embodied.reasoning.job import ReasoningJob
+from rlinf_embodied.reasoning.report import plot_curve
+from rlinf_embodied.training import trainer as trainer_module
+from rlinf_embodied.training.trainer import Trainer as JobTrainer
+
+REFERENCE = ["algorithm.kl_coef=0.1", "algorithm.drop_uniform_groups=false"]
+LORA = ["policy.lora.rank=4", "algorithm.lr=1e-2"]
+VARIANTS = {"grpo": [], "ppo": PPO, "reference": REFERENCE, "lora": LORA, "dapo": ["algorithm=dapo"]}
+
+
+def Trainer(config: MathConfig) -> JobTrainer:  # noqa: N802 - stands for the class
+    return JobTrainer(ReasoningJob(config))
+
+
+def four(folder: Path, *overrides: str) -> MathConfig:
+    """Four iterations, a checkpoint after every second."""
+    short = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_problems=8", "eval.num_samples=0"]
+    config = tiny_math(*short, *overrides)
+    config.run.dir = str(folder)
+    return config
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_pictures():
+    """Drawing takes longer than training; one test draws."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_module, "plot_curve", lambda folder: folder / "curve.png")
+        yield
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """Returns the folder of the uninterrupted run of a variant, made once."""
+    made: dict[str, Path] = {}
+
+    def folder(variant: str = "grpo") -> Path:
+        if variant not in made:
+            target = tmp_path_factory.mktemp("straight")
+            train_math(four(target, *VARIANTS[variant]))
+            made[variant] = target
+        return made[variant]
+
+    folder()  # before any test forbids sessions
+    return folder
+
+
+def interrupt_in(monkeypatch, iteration: int, error: BaseException | None = None) -> None:
+    """Ctrl-C arrives while this iteration runs (numbers count from 0); or something fails in it."""
+    original = job_module.run_iteration
+
+    def run(executor, number, used):
+        if number == iteration:
+            if error is not None:
+                raise error
+            signal.raise_signal(signal.SIGINT)
+        return original(executor, number, used)
+
+    monkeypatch.setattr(job_module, "run_iteration", run)
+
+
+def same_end(folder: Path, other: Path) -> None:
+    summary, expected = (json.loads((f / "summary.json").read_text()) for f in (folder, other))
+    timed = ("tokens_per_s", "rl_s", "wall_s", "startup_s", "measured_s_per_iteration", "plan")
+    assert {k: v for k, v in summary.items() if k not in timed} == {k: v for k, v in expected.items() if k not in timed}
+    assert untimed_rows(folder) == untimed_rows(other)
+    state, known = (checkpoint.load_state(f / "checkpoints/latest") for f in (folder, other))
+    assert state["progress"]["counts"] == known["progress"]["counts"]
+    for name in ("policy_optimizer", "policy_module", "critic_optimizer", "critic_module"):
+        ours, theirs = (checkpoint.load_tensors(f / "checkpoints/latest", name) for f in (folder, other))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items()), name
+
+
+# ------------------------------------------------------------------------------------------------------ stop and go on
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_stopped_run_resumed_under_another_plan_ends_as_one_that_never_stopped(
+    straight, monkeypatch, tmp_path, variant: str
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, 1)
+        assert train_math(four(tmp_path, *VARIANTS[variant]), code=130) == {}
+    latest = tmp_path / "checkpoints/latest"
+    assert latest.resolve().name == "step_000002"
+    assert checkpoint.holds(latest, "critic_module") == (variant == "ppo")
+    assert checkpoint.holds(latest, "policy_module") == (variant == "lora")
+    train_math(four(tmp_path, *VARIANTS[variant], "plan=disaggregated", "cluster.num_devices=2"))
+    same_end(tmp_path, straight(variant))
+
+
+def test_ctrl_c_between_two_checkpoints_writes_one_of_its_own(straight, monkeypatch, tmp_path) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, 2)
+        train_math(four(tmp_path, "plan=hybrid", "cluster.num_devices=2"), code=130)
+    assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 3
+    train_math(four(tmp_path))
+    same_end(tmp_path, straight())
+
+
+def test_a_run_that_died_goes_on_from_its_last_checkpoint(straight, monkeypatch, tmp_path) -> None:
+    variant = "ppo"
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, 3, error=SimulatorError("the machine is gone"))
+        with pytest.raises(SimulatorError):
+            Trainer(four(tmp_path, *VARIANTS[variant])).run()
+    assert len(untimed_rows(tmp_path)) == 3  # the third iteration was written after the checkpoint
+    train_math(four(tmp_path, *VARIANTS[variant]))
+    same_end(tmp_path, straight(variant))
+
+
+def test_a_finished_run_started_again_only_evaluates(straight, monkeypatch, tmp_path) -> None:
+    shutil.copytree(straight(), tmp_path, dirs_exist_ok=True, symlinks=True)
+    interrupt_in(monkeypatch, 0, error=AssertionError("nothing is left to do"))
+    train_math(four(tmp_path))
+    same_end(tmp_path, straight())
+
+
+def test_it_trains_and_says_so(straight, tmp_path) -> None:
+    summary = json.loads((straight() / "summary.json").read_text())
+    rows = untimed_rows(straight())
+    assert summary["tokens"] == rows[-1]["global_step"] == sum(row["rollout/tokens"] for row in rows)
+    assert (summary["problems"], summary["num_eval_problems"]) == (32, 8)
+    assert summary["weights_sha256"] != weights_sha256(CausalLM.load(warm(tiny_math())).module.state_dict())
+    low, high = summary["accuracy_after_interval"]
+    assert low <= summary["accuracy_after"] <= high
+    assert "forced_accuracy" in summary["before"]
+    assert "forced_accuracy" not in summary["after"]
+    table = (straight() / "samples.md").read_text().splitlines()
+    assert len(table) == 2 + 8
+    assert plot_curve(straight()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_evaluations_on_the_way_do_not_change_the_run(straight, tmp_path) -> None:
+    summary = train_math(four(tmp_path, "eval.every=1", "eval.num_samples=3", "cluster.num_devices=2"))
+    expected = json.loads((straight() / "summary.json").read_text())
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+    assert summary["accuracy_after"] == expected["accuracy_after"]
+    assert {"pass@1", "pass@2", "pass@3", "pass@3_interval"} <= set(summary["after"])
+    rows = untimed_rows(tmp_path)
+    assert [i for i, row in enumerate(rows, 1) if "eval/accuracy" in row] == [1, 2, 3]  # the last one comes after
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+@pytest.mark.parametrize("variant", ["grpo", "lora"])
+def test_a_checkpoint_is_a_folder_that_transformers_loads_to_the_same_logits(straight, variant: str) -> None:
+    folder = straight(variant) / "checkpoints/latest"
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    policy = CausalLM.load(folder)
+    tokens = torch.tensor([tokenizer("3+4-5=")["input_ids"]])
+    assert tokens.tolist() == [policy.encode("3+4-5=")]
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, policy.model(tokens).logits)
+    start = CausalLM.load(warm(tiny_math()))
+    with torch.no_grad():
+        assert not torch.allclose(model(tokens).logits, start.model(tokens).logits, atol=1e-3)
+    assert model.config.tie_word_embeddings
+
+
+def test_adapters_alone_are_trained(straight) -> None:
+    before = CausalLM.load(warm(tiny_math())).module.state_dict()
+    module = checkpoint.load_tensors(straight("lora") / "checkpoints/latest", "policy_module")
+    base = {n.removeprefix("base_model.model.").replace(".base_layer", ""): t for n, t in module.items()}
+    kept = [name for name in before if name in base]
+    assert len(kept) == len(before)
+    assert all(torch.equal(base[name], before[name]) for name in kept)
+    assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in module.items())
+
+
+def test_the_divergence_is_measured_from_the_policy_that_the_run_started_from(straight, tmp_path) -> None:
+    state = checkpoint.load_state(straight("reference") / "checkpoints/latest")
+    assert Path(str(state["reference"])) == warm(tiny_math()).resolve()
+    rows = untimed_rows(straight("reference"))
+    assert rows[0]["losses/reference_kl"] == pytest.approx(0, abs=1e-9)
+    assert rows[-1]["losses/reference_kl"] > 1e-5
+    # resumed from the second iteration on, it is still measured from the first policy, not from the checkpoint
+    train_math(four(tmp_path, *REFERENCE, f"resume={straight('reference') / 'checkpoints/step_000002'}"))
+    assert untimed_rows(tmp_path) == rows[2:]
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """Fails if a session is opened."""
+
+    def refuse(config):
+        raise AssertionError("a session was opened")
+
+    monkeypatch.setattr(trainer_module, "make_session", refuse)
+
+
+@pytest.mark.parametrize(
+    ("override", "difference"),
+    [
+        ("data.level=sum1-1-9", "data.level is 'sum1-2-9' there and 'sum1-1-9' here"),
+        ("data.form=natural", "data.form is 'compact' there and 'natural' here"),
+        ("policy.lora.rank=2", r"policy.lora is .*'rank': 0.* there and .*'rank': 2"),
+    ],
+)
+def test_a_checkpoint_of_other_conditions_is_refused(straight, tmp_path, nothing_starts, override, difference) -> None:
+    with pytest.raises(CheckpointError, match=rf"resume is .* other conditions: {difference}.*another run.dir"):
+        Trainer(four(tmp_path, f"resume={straight() / 'checkpoints/latest'}", override))
+
+
+def test_a_critic_is_not_made_up_in_the_middle_of_a_run(straight, tmp_path, nothing_starts) -> None:
+    with pytest.raises(CheckpointError, match=r"holds no critic, and algorithm.name is ppo: use its own algorithm"):
+        Trainer(four(tmp_path, *PPO, f"resume={straight() / 'checkpoints/latest'}"))
+
+
+def test_without_its_reference_a_run_does_not_go_on(straight, tmp_path, nothing_starts) -> None:
+    shutil.copytree(straight("reference"), tmp_path, dirs_exist_ok=True, symlinks=True)
+    reference = str(checkpoint.load_state(tmp_path / "checkpoints/latest")["reference"])
+    moved = warm(tiny_math()).rename(warm(tiny_math()).with_name("moved"))
+    try:
+        with pytest.raises(CheckpointError, match=r"kl_coef is 0.1, but the policy .* no longer in .*: copy it there"):
+            Trainer(four(tmp_path, *REFERENCE))
+    finally:
+        moved.rename(reference)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "training_state/policy_optimizer.safetensors", "tokenizer.json"])
+def test_a_damaged_checkpoint_is_refused_before_anything_starts(straight, tmp_path, nothing_starts, name) -> None:
+    shutil.copytree(straight(), tmp_path, dirs_exist_ok=True, symlinks=True)
+    path = tmp_path / "checkpoints/step_000004" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=rf"damaged \(the checksum of {name} differs\): use step_000002"):
+        Trainer(four(tmp_path))
+
+
+def test_ppo_goes_on_though_its_first_policy_is_gone(straight, monkeypatch, tmp_path) -> None:
+    start = shutil.copytree(warm(tiny_math()), tmp_path / "start")
+    given = ["warm_start.checkpoint=" + str(start)]
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, 1)
+        train_math(four(tmp_path / "run", *PPO, *given), code=130)
+    shutil.rmtree(start)
+    summary = train_math(four(tmp_path / "run", *PPO, *given))
+    assert summary["weights_sha256"] == json.loads((straight("ppo") / "summary.json").read_text())["weights_sha256"]
