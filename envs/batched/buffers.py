@@ -82,6 +82,12 @@ class CellBuffer(Tensor):
         self.dirty[key] = True
         self.touched = True
 
+    def assign(self, cells: np.ndarray, values: np.ndarray) -> None:
+        """Assigns flat cells."""
+        self.np.reshape(-1)[cells] = values
+        self.dirty.numpy().reshape(-1)[cells] = True
+        self.touched = True
+
     def refresh(self, cells: np.ndarray, values: np.ndarray) -> None:
         """Overwrites flat cells with the simulation's values, except those assigned and not yet applied."""
         flat = self.np.reshape(-1)
@@ -99,14 +105,6 @@ class CellBuffer(Tensor):
             rows &= among
         self.dirty[rows, columns] = False
         return rows.nonzero()[:, 0].tolist()
-
-    def take_dirty_cells(self) -> list[int]:
-        """Returns all assigned flat cells, ascending, and forgets the assignments."""
-        if not self.touched:
-            return []
-        cells = self.dirty.view(-1).nonzero()[:, 0].tolist()
-        self.forget()
-        return cells
 
     def forget(self, rows: Tensor | None = None) -> None:
         """Forgets the assignments of these rows (default: all)."""

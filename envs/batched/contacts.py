@@ -21,7 +21,7 @@ class ContactTable:
     def __init__(self, systems: list[physx.PhysxCpuSystem], scene_of: Callable[..., int]) -> None:
         """`systems` is shared with the physics, which replaces items; `scene_of(*bodies)` gives the scene's number."""
         self._systems, self._scene_of = systems, scene_of
-        self._tables: list[dict[object, list[Contact]]] = [{} for _ in systems]
+        self._tables: dict[int, dict[object, list[Contact]]] = {}  # by scene, those that are not empty
         self._stale = set(range(len(systems)))
         self._single: set[object] = set()  # bodies asked for by themselves
         self._paired: set[object] = set()  # bodies asked for in pairs
@@ -37,8 +37,11 @@ class ContactTable:
             (self._paired if len(pair) == 2 else self._single).update(pair)
         self._stale.update(range(len(self._systems)))
         impulses = torch.zeros(len(keys), 3)
+        keys_of_scene: dict[int, list[tuple[int, object]]] = {}
+        for k, (pair, key) in enumerate(zip(pairs, keys, strict=True)):
+            keys_of_scene.setdefault(self._scene_of(*pair), []).append((k, key))
         return SimpleNamespace(
-            keys=[(self._scene_of(*pair), key) for pair, key in zip(pairs, keys, strict=True)],
+            keys_of_scene=keys_of_scene,
             cuda_impulses=SimpleNamespace(torch=lambda: impulses),
         )
 
@@ -48,18 +51,18 @@ class ContactTable:
             self.read(scene)
         impulses = query.cuda_impulses.torch().numpy()
         impulses[:] = 0.0
-        for k, (scene, key) in enumerate(query.keys):
-            table = self._tables[scene]
-            if table and (found := table.get(key)):
-                impulses[k] = total_impulse(found)
+        for scene, table in self._tables.items():
+            for k, key in query.keys_of_scene.get(scene, ()):
+                if found := table.get(key):
+                    impulses[k] = total_impulse(found)
 
     def read(self, scene: int) -> None:
         """Fetches the contacts of a scene."""
         self._stale.discard(scene)
-        table: dict[object, list[Contact]] = {}
-        self._tables[scene] = table
+        self._tables.pop(scene, None)
         if not self._paired and not self._single:
             return
+        table: dict[object, list[Contact]] = {}
         for contact in self._systems[scene].get_contacts():
             first, second = contact.bodies
             if first in self._paired and second in self._paired:
@@ -69,6 +72,8 @@ class ContactTable:
                 table.setdefault(first, []).append((contact, True))
             if second in self._single:
                 table.setdefault(second, []).append((contact, False))
+        if table:
+            self._tables[scene] = table
 
 
 def total_impulse(contacts: Sequence[Contact]) -> np.ndarray:

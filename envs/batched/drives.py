@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from operator import call
 
 import numpy as np
@@ -21,21 +22,32 @@ class Drives:
         self.buffer, self.setters = buffer, setters
         num_scenes = max(scene_of_row, default=-1) + 1
         self._first_cell = np.searchsorted(scene_of_row, np.arange(num_scenes + 1)) * buffer.shape[1]
+        self._split = lru_cache(maxsize=8)(self._split_cells)
 
     def take(self) -> Callable[[int], object]:
         """Takes the assigned targets and returns what sets those of one scene.
 
         Targets of scenes at rest are dropped thereby: their next episode sets its own.
         """
-        cells = self.buffer.take_dirty_cells()
-        if not cells:
+        if not self.buffer.touched:
+            return lambda scene: None
+        cells, setters, first = self._split(self.buffer.dirty.numpy().tobytes())
+        if not setters:
             return lambda scene: None
         values = self.buffer.np.reshape(-1)[cells].tolist()
-        setters = [self.setters[cell] for cell in cells]
-        first = np.searchsorted(cells, self._first_cell).tolist()
+        self.buffer.forget()
 
         def set_targets(scene: int) -> None:
             part = slice(first[scene], first[scene + 1])
             deque(map(call, setters[part], values[part]), 0)
 
         return set_targets
+
+    def _split_cells(self, dirty: bytes) -> tuple[np.ndarray, list[Setter], list[int]]:
+        """Returns the assigned cells, their setters, and where those of each scene begin.
+
+        The cells are the same ones in most steps, those of the controllers, so that this is kept.
+        """
+        cells = np.frombuffer(dirty, bool).nonzero()[0]
+        setters = [self.setters[cell] for cell in cells.tolist()]
+        return cells, setters, np.searchsorted(cells, self._first_cell).tolist()

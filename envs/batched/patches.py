@@ -5,9 +5,11 @@
 2. The row numbers of bodies, articulations and joints: CPU components have no gpu index.
 3. `PDEEPosController.set_action`: the CPU's inverse kinematics to a target pose, for N rows, instead of one batched
    Jacobian step, which gives other joint targets.
-4. `Actor.hide_visual` and `show_visual`: visibility as on the CPU, instead of moving the actor away.
-5. Matrices of cameras: as SAPIEN computes them for each camera.
-6. Rotations of a few rows in NumPy: the same numbers sooner, see `rotations`.  This one serves stock envs as well.
+4. `Articulation.set_joint_drive_targets` and `set_joint_drive_velocity_targets`: the cells of joints are looked up once.
+5. `Actor.hide_visual` and `show_visual`: visibility as on the CPU, instead of moving the actor away.
+6. Matrices of cameras: as SAPIEN computes them for each camera.
+7. Rotations, angles and actions of a few rows in NumPy: the same numbers sooner, see `rotations`.  This one serves
+   stock envs as well.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ from mani_skill.agents.controllers import pd_ee_pose
 from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController
 from mani_skill.agents.controllers.utils.kinematics import Kinematics
 from mani_skill.envs import sapien_env
+from mani_skill.utils import common, gym_utils
 from mani_skill.utils.geometry import rotation_conversions
-from mani_skill.utils.structs import Actor, Articulation, ArticulationJoint
+from mani_skill.utils.structs import Actor, Articulation, ArticulationJoint, Pose
 from mani_skill.utils.structs import pose as pose_module
 from mani_skill.utils.structs.base import PhysxRigidBodyComponentStruct
 from mani_skill.utils.structs.render_camera import RenderCamera
@@ -46,6 +49,7 @@ _INTERNALS = (  # what the batched route relies on beside the public interface
     (PhysxRigidBodyComponentStruct, ("_body_data_index",)),
     (Articulation, ("_data_index",)),
     (ArticulationJoint, ("_data_index",)),
+    (Articulation, ("set_joint_drive_targets", "set_joint_drive_velocity_targets", "get_joint_target_indices")),
     (Actor, ("hide_visual", "show_visual")),
     (RenderCamera, ("get_extrinsic_matrix", "get_model_matrix")),
     (sapien.physx.PhysxCpuSystem, ("pack", "get_contacts")),
@@ -56,6 +60,9 @@ _FASTER = (
     (rotation_conversions, "matrix_to_quaternion", rotations.matrix_to_quaternion),
     (pd_ee_pose, "matrix_to_quaternion", rotations.matrix_to_quaternion),  # imported by name
     (pose_module, "quaternion_to_matrix", rotations.quaternion_to_matrix),
+    (Pose, "to_transformation_matrix", rotations.to_transformation_matrix),
+    (common, "compute_angle_between", rotations.compute_angle_between),
+    (gym_utils, "clip_and_scale_action", rotations.clip_and_scale_action),
 )
 _patched = "_rlinf_embodied_patched"
 _row_solver = "_rlinf_embodied_row_solver"
@@ -110,6 +117,8 @@ def patch_maniskill() -> None:
     _patch_index(Articulation, "_data_index", lambda s: [s.px.articulation_row[a] for a in s._objs], torch.int32)
     _patch_index(ArticulationJoint, "_data_index", _joint_rows, torch.int32)
     _patch_method(PDEEPosController, "set_action", _set_ee_action)
+    for name, target in (("set_joint_drive_targets", "qpos"), ("set_joint_drive_velocity_targets", "qvel")):
+        _patch_method(Articulation, name, partial(_set_drive_targets, f"cuda_articulation_target_{target}"))
     for name in ("get_extrinsic_matrix", "get_model_matrix"):
         _patch_method(RenderCamera, name, partial(_camera_matrices, name))
     _patch_method(Actor, "hide_visual", lambda actor: _set_visible(actor, False))
@@ -154,8 +163,8 @@ def _patch_method(cls: type, name: str, batched: Callable) -> None:
     stock = getattr(cls, name)
 
     @wraps(stock)
-    def method(self: object, *args: object) -> object:
-        return (batched if _is_batched(self) else stock)(self, *args)
+    def method(self: object, *args: object, **kwargs: object) -> object:
+        return (batched if _is_batched(self) else stock)(self, *args, **kwargs)
 
     setattr(cls, name, method)
 
@@ -177,6 +186,21 @@ def _set_visible(actor: Actor, visible: bool) -> None:
     """Sets visibility only: `actor.hidden` stays False, as a batched actor that is hidden reports another pose."""
     for entity in actor._objs:
         set_visible(entity, visible)
+
+
+def _set_drive_targets(
+    name: str,
+    articulation: Articulation,
+    targets: Tensor | np.ndarray,
+    joints: list[ArticulationJoint] | None = None,
+    joint_indices: Tensor | None = None,
+) -> None:
+    """Assigns drive targets [N, J] of joints, those of the rows that are reset where some are."""
+    cells = articulation.px.joint_cells(*articulation.get_joint_target_indices(joints or joint_indices))
+    mask = articulation.scene._reset_mask
+    if not mask.all():
+        cells = cells[mask[articulation._scene_idxs].numpy()]
+    getattr(articulation.px, name).assign(cells, common.to_tensor(targets, device=articulation.device).numpy())
 
 
 def _set_ee_action(controller: PDEEPosController, action: Tensor) -> None:

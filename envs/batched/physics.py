@@ -106,6 +106,7 @@ class PhysicsBatch:
             row: body for row, body in enumerate(self.bodies) if links[row] and not roots[row]
         }
         self.cuda_rigid_body_force = CellBuffer.zeros(self.row_sets, len(self.bodies), 3)
+        self._joint_cells: dict[int, np.ndarray] = {}  # by id
         self.dof = max((articulation.dof for articulation in self.articulations), default=0)
         for name in ("qpos", "qvel", "qf", "target_qpos", "target_qvel"):
             buffer = CellBuffer.zeros(self.row_sets, len(self.articulations), self.dof)
@@ -130,6 +131,12 @@ class PhysicsBatch:
                     self.articulation_row[link.articulation] = len(self.articulations)
                     self.articulations.append(link.articulation)
                     self.articulation_scene.append(i)
+
+    def joint_cells(self, rows: Tensor, columns: Tensor) -> np.ndarray:
+        """Returns the flat cells [N, J] of joints in the joint buffers; the arguments are kept by their articulation."""
+        if id(rows) not in self._joint_cells:
+            self._joint_cells[id(rows)] = (rows.long() * self.dof + columns).numpy()
+        return self._joint_cells[id(rows)]
 
     def _index(self) -> None:
         self._layout = index_packs(self.scenes, self.body_row, self.articulation_row, self.dof)

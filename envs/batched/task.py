@@ -140,12 +140,13 @@ class BatchedTask:
             self.scene.px.renew(row)
             put_back(self.scene.px.systems[row], self._built_state[row])
         self.scene.px.active = list(rows)
-        if self._alone is not Alone.nothing:
-            self._reset_rows_alone(index, options)
-        elif self._task_class.reset is BaseEnv.reset:
-            self._reset_rows(index, options)
-        else:
-            super().reset(seed=self._row_seeds, options=options)
+        with torch._C.DisableTorchFunction():  # tasks write `with torch.device("cpu")`, which costs 5 us per operation
+            if self._alone is not Alone.nothing:
+                self._reset_rows_alone(index, options)
+            elif self._task_class.reset is BaseEnv.reset:
+                self._reset_rows(index, options)
+            else:
+                super().reset(seed=self._row_seeds, options=options)
 
     def _reset_rows(self, rows: Tensor, options: dict) -> None:
         """Does what BaseEnv.reset does for these rows, less its evaluation and its global seeding.
