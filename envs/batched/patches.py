@@ -8,7 +8,8 @@
 4. `Articulation.set_joint_drive_targets` and `set_joint_drive_velocity_targets`: the cells of joints are looked up once.
 5. `Actor.hide_visual` and `show_visual`: visibility as on the CPU, instead of moving the actor away.
 6. Matrices of cameras: as SAPIEN computes them for each camera.
-7. Rotations, angles and actions of a few rows in NumPy: the same numbers sooner, see `rotations`.  This one serves
+7. `is_grasping` of robots with two fingers: the same answer with fewer operations, see `grasping`.
+8. Rotations, angles and actions of a few rows in NumPy: the same numbers sooner, see `rotations`.  This one serves
    stock envs as well.
 """
 
@@ -24,9 +25,10 @@ import numpy as np
 import sapien
 import torch
 from mani_skill.agents.controllers import pd_ee_pose
-from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController
+from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController, PDEEPoseController
 from mani_skill.agents.controllers.utils.kinematics import Kinematics
 from mani_skill.envs import sapien_env
+from mani_skill.envs.utils.randomization import pose as randomized
 from mani_skill.utils import common, gym_utils
 from mani_skill.utils.geometry import rotation_conversions
 from mani_skill.utils.structs import Actor, Articulation, ArticulationJoint, Pose
@@ -36,6 +38,7 @@ from mani_skill.utils.structs.render_camera import RenderCamera
 from torch import Tensor
 
 from envs.batched import rotations
+from envs.batched.grasping import OPENING, is_grasping
 from envs.batched.kinematics import RowSolver
 from envs.batched.rendering import set_visible
 from envs.batched.scene import BatchedScene
@@ -57,9 +60,15 @@ _INTERNALS = (  # what the batched route relies on beside the public interface
 )
 _FASTER = (
     (rotation_conversions, "quaternion_raw_multiply", rotations.quaternion_product),
+    (pd_ee_pose, "quaternion_multiply", rotations.quaternion_multiply),  # imported by name, as are others here
+    (pd_ee_pose, "euler_angles_to_matrix", rotations.euler_angles_to_matrix),
+    (randomized, "euler_angles_to_matrix", rotations.euler_angles_to_matrix),
+    (randomized, "matrix_to_quaternion", rotations.matrix_to_quaternion),
     (rotation_conversions, "matrix_to_quaternion", rotations.matrix_to_quaternion),
-    (pd_ee_pose, "matrix_to_quaternion", rotations.matrix_to_quaternion),  # imported by name
+    (pd_ee_pose, "matrix_to_quaternion", rotations.matrix_to_quaternion),
     (pose_module, "quaternion_to_matrix", rotations.quaternion_to_matrix),
+    (Pose, "inv", rotations.inverse),
+    (Pose, "__mul__", rotations.pose_product),
     (Pose, "to_transformation_matrix", rotations.to_transformation_matrix),
     (common, "compute_angle_between", rotations.compute_angle_between),
     (gym_utils, "clip_and_scale_action", rotations.clip_and_scale_action),
@@ -119,6 +128,9 @@ def patch_maniskill() -> None:
     _patch_method(PDEEPosController, "set_action", _set_ee_action)
     for name, target in (("set_joint_drive_targets", "qpos"), ("set_joint_drive_velocity_targets", "qvel")):
         _patch_method(Articulation, name, partial(_set_drive_targets, f"cuda_articulation_target_{target}"))
+    _patch_method(PDEEPoseController, "_clip_and_scale_action", _scale_pose_action)
+    for robot, opening in OPENING.items():
+        _patch_method(robot, "is_grasping", partial(is_grasping, opening, robot.is_grasping.__defaults__))
     for name in ("get_extrinsic_matrix", "get_model_matrix"):
         _patch_method(RenderCamera, name, partial(_camera_matrices, name))
     _patch_method(Actor, "hide_visual", lambda actor: _set_visible(actor, False))
@@ -200,7 +212,7 @@ def _set_drive_targets(
     mask = articulation.scene._reset_mask
     if not mask.all():
         cells = cells[mask[articulation._scene_idxs].numpy()]
-    getattr(articulation.px, name).assign(cells, common.to_tensor(targets, device=articulation.device).numpy())
+    getattr(articulation.px, name).assign(cells, common.to_tensor(targets, device=articulation.device).detach().numpy())
 
 
 def _set_ee_action(controller: PDEEPosController, action: Tensor) -> None:
@@ -215,6 +227,12 @@ def _set_ee_action(controller: PDEEPosController, action: Tensor) -> None:
         controller._step_size = (controller._target_qpos - controller._start_qpos) / controller._sim_steps
     else:
         controller.set_drive_targets(controller._target_qpos)
+
+
+def _scale_pose_action(controller: PDEEPoseController, action: Tensor) -> Tensor:
+    """Returns actions [N, 6] in the controller's range."""
+    low, high = controller.action_space_low, controller.action_space_high
+    return rotations.scale_pose_action(controller.config.rot_lower, action.detach(), low, high)
 
 
 def row_solver(kinematics: Kinematics) -> RowSolver:

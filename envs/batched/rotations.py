@@ -26,32 +26,83 @@ _FACTORS = np.array(
         [[2, 2, 3, 2, 1, 3, 3, 3, 1], [3, 0, 0, 0, 3, 0, 0, 0, 2]],
     ]
 )
+# entry e of the rotation matrices about x, y, z, as numbers in (3 cosines, 3 sines, 3 negative sines, one, zero)
+_ABOUT_AXES = np.array(
+    [
+        [9, 10, 10, 10, 0, 6, 10, 3, 0],
+        [1, 10, 4, 10, 9, 10, 7, 10, 1],
+        [2, 8, 10, 5, 2, 10, 10, 10, 9],
+    ]
+)
 _ROTATION = np.array([0, 1, 2, 4, 5, 6, 8, 9, 10])  # its entries in those of a 4 x 4 matrix
 
 
-def _fits(value: Tensor | Pose) -> bool:
+def _fits(value: object) -> bool:
+    if isinstance(value, str):
+        return True
     tensor = value.raw_pose if isinstance(value, Pose) else value
-    return tensor.dtype is torch.float32 and tensor.device.type == "cpu" and not tensor.requires_grad
+    return isinstance(tensor, Tensor) and tensor.dtype is torch.float32 and tensor.is_cpu and not tensor.requires_grad
 
 
-def with_fallback(stock: Callable[..., Tensor], fast: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def with_fallback(stock: Callable, fast: Callable) -> Callable:
     """Returns `fast` for plain float32 CPU tensors, and `stock` for all others and where `fast` is NotImplemented."""
 
     @wraps(stock)
-    def function(*tensors: Tensor | Pose) -> Tensor:
-        result = fast(*tensors) if all(map(_fits, tensors)) else NotImplemented
-        return stock(*tensors) if result is NotImplemented else result
+    def function(*values: object, **named: object) -> object:
+        fits = all(map(_fits, values)) and all(map(_fits, named.values()))
+        result = fast(*values, **named) if fits else NotImplemented
+        return stock(*values, **named) if result is NotImplemented else result
 
     return function
 
 
 def quaternion_product(a: Tensor, b: Tensor) -> Tensor:
     """Returns the Hamilton product a b of quaternions [..., 4], real part first."""
-    terms = (a.numpy()[..., _LEFT] * _SIGN) * b.numpy()[..., _RIGHT]
+    return torch.from_numpy(_product(a.numpy(), b.numpy()))
+
+
+def quaternion_multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Returns the product a b of quaternions [..., 4] or its negative, whose real part is not negative."""
+    return torch.from_numpy(_composed(a.numpy(), b.numpy()))
+
+
+def inverse(pose: Pose) -> Pose:
+    """Returns the inverses of poses."""
+    values = pose.raw_pose.numpy().copy()
+    values[..., 4:] = -values[..., 4:]
+    values[..., :3] = _turned(values[..., 3:], -values[..., :3])
+    return Pose(torch.from_numpy(values))
+
+
+def pose_product(a: Pose, b: Pose) -> Pose:
+    """Returns the poses b, given in the frames a, in the frame that those are given in; N of each, or one of either."""
+    left, right = a.raw_pose.numpy(), b.raw_pose.numpy()
+    if left.ndim != 2 or right.ndim != 2 or (len(left) != len(right) and 1 not in (len(left), len(right))):
+        return NotImplemented
+    values = np.empty((max(len(left), len(right)), 7), np.float32)
+    values[:, :3] = left[:, :3] + _turned(left[:, 3:], right[:, :3])
+    values[:, 3:] = _composed(left[:, 3:], right[:, 3:])
+    return Pose(torch.from_numpy(values))
+
+
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    terms = (a[..., _LEFT] * _SIGN) * b[..., _RIGHT]
     product = terms[..., 0] + terms[..., 1]
     product += terms[..., 2]
     product += terms[..., 3]
-    return torch.from_numpy(product)
+    return product
+
+
+def _composed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    product = _product(a, b)
+    return np.where(product[..., :1] < 0, -product, product)
+
+
+def _turned(quaternions: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Returns points [N, 3] turned by quaternions [N, 4]."""
+    pure = np.zeros((*points.shape[:-1], 4), np.float32)
+    pure[..., 1:] = points
+    return _product(_product(quaternions, pure), quaternions * _SIGN[0])[..., 1:]
 
 
 def quaternion_to_matrix(quaternions: Tensor) -> Tensor:
@@ -87,6 +138,40 @@ def _rotation_entries(quaternions: np.ndarray) -> np.ndarray:
     return entries
 
 
+def euler_angles_to_matrix(angles: Tensor, convention: str) -> Tensor:
+    """Returns rotation matrices [N, 3, 3] of angles [N, 3] about the axes of a convention, of which this knows XYZ."""
+    if angles.ndim != 2 or convention != "XYZ":
+        return NotImplemented
+    parts = np.zeros((len(angles), 11), np.float32)
+    parts[:, :3] = torch.cos(angles).numpy()  # NumPy's have other last bits
+    parts[:, 3:6] = torch.sin(angles).numpy()
+    parts[:, 6:9] = -parts[:, 3:6]
+    parts[:, 9] = 1.0
+    about = torch.from_numpy(parts[:, _ABOUT_AXES].reshape(-1, 3, 3, 3))
+    return torch.bmm(torch.bmm(about[:, 0], about[:, 1]), about[:, 2])
+
+
+def matrix_to_quaternion(matrices: Tensor) -> Tensor:
+    """Returns unit quaternions [..., 4], real part first and not negative, of rotation matrices [..., 3, 3]."""
+    m = matrices.numpy().reshape(-1, 9).T
+    m00, m01, m02, m10, m11, m12, m20, m21, m22 = m
+    plus, minus = 1.0 + m00, 1.0 - m00
+    squares = np.stack((plus + m11 + m22, plus - m11 - m22, minus + m11 - m22, minus - m11 + m22))
+    positive = np.maximum(squares, 0.0)
+    doubled = torch.from_numpy(positive).sqrt_().numpy()  # 2 |r|, 2 |i|, 2 |j|, 2 |k|; NumPy's root has other last bits
+    best = doubled.argmax(0)
+    x, y, z = m21 - m12, m02 - m20, m10 - m01
+    xy, xz, yz = m10 + m01, m02 + m20, m12 + m21
+    r, i, j, k = doubled * doubled
+    candidates = np.stack(
+        (np.stack((r, x, y, z)), np.stack((x, i, xy, xz)), np.stack((y, xy, j, yz)), np.stack((z, xz, yz, k)))
+    )
+    rows = np.arange(len(best))
+    chosen = candidates[best, :, rows] / (2.0 * np.maximum(doubled[best, rows], np.float32(0.1)))[:, None]
+    chosen = np.where(chosen[:, :1] < 0, -chosen, chosen)
+    return torch.from_numpy(chosen.reshape(*matrices.shape[:-2], 4))
+
+
 def compute_angle_between(a: Tensor, b: Tensor) -> Tensor:
     """Returns the angles between vectors [N, 3] in rad; pi / 2 where one is zero."""
     if a.shape != b.shape:
@@ -112,22 +197,19 @@ def clip_and_scale_action(action: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.from_numpy(half * (high + low) + half * (high - low) * clipped)
 
 
-def matrix_to_quaternion(matrices: Tensor) -> Tensor:
-    """Returns unit quaternions [..., 4], real part first and not negative, of rotation matrices [..., 3, 3]."""
-    m = matrices.numpy().reshape(-1, 9).T
-    m00, m01, m02, m10, m11, m12, m20, m21, m22 = m
-    plus, minus = 1.0 + m00, 1.0 - m00
-    squares = np.stack((plus + m11 + m22, plus - m11 - m22, minus + m11 - m22, minus - m11 + m22))
-    positive = np.maximum(squares, 0.0)
-    doubled = torch.from_numpy(positive).sqrt_().numpy()  # 2 |r|, 2 |i|, 2 |j|, 2 |k|; NumPy's root has other last bits
-    best = doubled.argmax(0)
-    x, y, z = m21 - m12, m02 - m20, m10 - m01
-    xy, xz, yz = m10 + m01, m02 + m20, m12 + m21
-    r, i, j, k = doubled * doubled
-    candidates = np.stack(
-        (np.stack((r, x, y, z)), np.stack((x, i, xy, xz)), np.stack((y, xy, j, yz)), np.stack((z, xz, yz, k)))
-    )
-    rows = np.arange(len(best))
-    chosen = candidates[best, :, rows] / (2.0 * np.maximum(doubled[best, rows], np.float32(0.1)))[:, None]
-    chosen = np.where(chosen[:, :1] < 0, -chosen, chosen)
-    return torch.from_numpy(chosen.reshape(*matrices.shape[:-2], 4))
+def scale_pose_action(lower: float, action: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Returns actions of a position and a rotation vector [N, 6]: see clip_and_scale_action; vectors clipped by length.
+
+    Args:
+        lower: factor of the rotation vector.
+        action: [N, 6].
+        low: of the position, [6].
+        high: of the position, [6].
+    """
+    turn = action[:, 3:].contiguous()
+    length = torch.linalg.norm(turn, axis=1).numpy()[:, None]
+    turn = turn.numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        turn = np.where(length > 1, turn * (np.float32(1.0) / length), turn)
+    position = clip_and_scale_action(action[:, :3], low[:3], high[:3])
+    return torch.from_numpy(np.concatenate((position.numpy(), turn * np.float32(lower)), 1))
