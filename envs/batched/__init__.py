@@ -21,6 +21,7 @@ bit that of a stock single env.
     draws                     initial states of many rows drawn together
     decimate, shaders         lighter visual meshes, and a first picture without a seven-second table (disk_cache)
     kinematics                inverse kinematics of N rows in C (clik.c), where that is certain to give SAPIEN's targets
-    rotations                 ManiSkill's rotation functions for few rows
+      chain, reach              the joints on the way to a link, and how far they reach
+    rotations, grasping       ManiSkill's functions of poses, angles and grasps for few rows
     patches                   the changes to ManiSkill itself, inert outside batched scenes
 """

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import torch
 from mani_skill.agents.base_agent import BaseAgent
-from mani_skill.agents.robots import SO100, Fetch, Koch, Panda, WidowX250S, WidowXAI, XArm6Robotiq
+from mani_skill.agents.robots import SO100, Fetch, Panda
 from mani_skill.utils import common
 from mani_skill.utils.structs import Actor, Pose
 from torch import Tensor
 
-# by robot: whether fingers 1 and 2 open along their y axes (1) or against them (-1)
+# By robot (those whose assets ship with ManiSkill): whether fingers 1 and 2 open along their y axes (1) or against them (-1)
 OPENING = {
     Panda: (1.0, -1.0),
     Fetch: (-1.0, 1.0),
-    XArm6Robotiq: (1.0, 1.0),
-    WidowX250S: (1.0, -1.0),
-    WidowXAI: (1.0, -1.0),
     SO100: (1.0, -1.0),
-    Koch: (1.0, -1.0),
 }
 
 
@@ -43,7 +39,8 @@ def is_grasping(
         min_force: of each finger on the object, in N.
         max_angle: between this force and the direction in which the finger opens, in degrees.
     """
-    min_force, max_angle = (limits[0] if min_force is None else min_force), (max_angle or limits[1])
+    min_force = limits[0] if min_force is None else min_force
+    max_angle = limits[1] if max_angle is None else max_angle
     fingers = robot.finger1_link, robot.finger2_link
     impulses = [robot.scene.get_pairwise_contact_impulses(finger, object) for finger in fingers]
     forces = torch.cat(impulses) / robot.scene.px.timestep

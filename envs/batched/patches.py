@@ -5,12 +5,12 @@
 2. The row numbers of bodies, articulations and joints: CPU components have no gpu index.
 3. `PDEEPosController.set_action`: the CPU's inverse kinematics to a target pose, for N rows, instead of one batched
    Jacobian step, which gives other joint targets.
-4. `Articulation.set_joint_drive_targets` and `set_joint_drive_velocity_targets`: the cells of joints are looked up once.
+4. `Articulation.set_joint_drive_targets` and `set_joint_drive_velocity_targets`: where joints lie is looked up once.
 5. `Actor.hide_visual` and `show_visual`: visibility as on the CPU, instead of moving the actor away.
 6. Matrices of cameras: as SAPIEN computes them for each camera.
 7. `is_grasping` of robots with two fingers: the same answer with fewer operations, see `grasping`.
-8. Rotations, angles and actions of a few rows in NumPy: the same numbers sooner, see `rotations`.  This one serves
-   stock envs as well.
+8. Poses, rotations, angles and actions of a few rows in NumPy: the same numbers sooner, see `rotations`.  This one
+   serves stock envs as well.
 """
 
 from __future__ import annotations

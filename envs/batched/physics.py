@@ -133,7 +133,7 @@ class PhysicsBatch:
                     self.articulation_scene.append(i)
 
     def joint_cells(self, rows: Tensor, columns: Tensor) -> np.ndarray:
-        """Returns the flat cells [N, J] of joints in the joint buffers; the arguments are kept by their articulation."""
+        """Returns the flat cells [N, J] of joints in the joint buffers; the articulation keeps the arguments."""
         if id(rows) not in self._joint_cells:
             self._joint_cells[id(rows)] = (rows.long() * self.dof + columns).numpy()
         return self._joint_cells[id(rows)]

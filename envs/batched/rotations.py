@@ -70,7 +70,7 @@ def inverse(pose: Pose) -> Pose:
     """Returns the inverses of poses."""
     values = pose.raw_pose.numpy().copy()
     values[..., 4:] = -values[..., 4:]
-    values[..., :3] = _turned(values[..., 3:], -values[..., :3])
+    values[..., :3] = turned(values[..., 3:], -values[..., :3])
     return Pose(torch.from_numpy(values))
 
 
@@ -80,7 +80,7 @@ def pose_product(a: Pose, b: Pose) -> Pose:
     if left.ndim != 2 or right.ndim != 2 or (len(left) != len(right) and 1 not in (len(left), len(right))):
         return NotImplemented
     values = np.empty((max(len(left), len(right)), 7), np.float32)
-    values[:, :3] = left[:, :3] + _turned(left[:, 3:], right[:, :3])
+    values[:, :3] = left[:, :3] + turned(left[:, 3:], right[:, :3])
     values[:, 3:] = _composed(left[:, 3:], right[:, 3:])
     return Pose(torch.from_numpy(values))
 
@@ -98,9 +98,9 @@ def _composed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(product[..., :1] < 0, -product, product)
 
 
-def _turned(quaternions: np.ndarray, points: np.ndarray) -> np.ndarray:
+def turned(quaternions: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Returns points [N, 3] turned by quaternions [N, 4]."""
-    pure = np.zeros((*points.shape[:-1], 4), np.float32)
+    pure = np.zeros((*points.shape[:-1], 4), points.dtype)
     pure[..., 1:] = points
     return _product(_product(quaternions, pure), quaternions * _SIGN[0])[..., 1:]
 

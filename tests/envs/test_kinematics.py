@@ -247,7 +247,7 @@ def test_a_chain_that_does_not_agree_with_sapien_is_left_to_it(kinematics, monke
 
 @pytest.mark.parametrize("joint", ["floating", "planar"])
 def test_other_joints_than_revolute_and_prismatic_ones_are_left_to_sapien(kinematics, monkeypatch, tmp_path, joint):
-    from envs.batched.kinematics import read_chain
+    from envs.batched.chain import read_chain
 
     robot = kinematics["panda_wristcam"]
     assert read_chain(robot).num_joints == 7
@@ -288,3 +288,26 @@ def test_drive_targets_of_batched_rows_are_sapiens(control: str, monkeypatch) ->
     env.close()
     assert solved[-1][:2] == (3, 60)
     assert solved[-1][2] < 30
+
+
+@pytest.mark.parametrize("robot", ["panda_wristcam", "panda_stick", "xarm7_ability"])
+def test_no_pose_of_the_link_is_beyond_reach_and_nothing_beyond_reach_has_a_solution(kinematics, robot) -> None:
+    solver = make_solver(kinematics[robot])
+    _, attained = random_rows(solver, 500, reach=0.0, turn=0.0, spread=3.0)
+    assert not solver.reach.is_beyond(attained).any()
+    qpos, poses = random_rows(solver, 200, reach=0.3, turn=0.5, home=HOME.get(robot))
+    poses[:, :3] *= np.linspace(1.0, 1.5, len(poses), dtype=np.float32)[:, None]
+    beyond = solver.reach.is_beyond(poses)
+    assert 10 < beyond.sum() < 190
+    assert not any(solver.by_sapien(qpos[row], poses[row])[1] for row in beyond.nonzero()[0])
+
+
+def test_the_reach_of_a_panda_is_that_of_its_straightened_arm(kinematics) -> None:
+    solver = make_solver(kinematics["panda_wristcam"])
+    elbow = np.hypot(0.316, 0.0825) + np.hypot(0.384, 0.0825)  # as in its URDF; the wrist is 0.088 wide
+    assert solver.reach.radius == pytest.approx(elbow + 0.088, abs=1e-6)
+    np.testing.assert_allclose(solver.reach.centre, [0, 0, 0.333], atol=1e-6)
+
+
+def test_sliding_joints_have_no_reach(kinematics) -> None:
+    assert make_solver(kinematics["fetch"]).reach is None
