@@ -20,6 +20,7 @@ class RowSets:
     def __init__(self) -> None:
         self._spaced: dict[int, tuple[Tensor, slice]] = {}  # by id; the tensor is kept so that its id stays its own
         self._views: dict[tuple, Tensor] = {}
+        self._cells: dict[tuple[int, int], tuple[Tensor, np.ndarray]] = {}
 
     def add(self, rows: Tensor) -> None:
         """Remembers row numbers, an integer tensor that nobody will change, if they are evenly spaced and ascending."""
@@ -38,6 +39,13 @@ class RowSets:
         if view is None:
             view = self._views[key] = buffer.values[spaced[1], columns]
         return view
+
+    def cells(self, buffer: CellBuffer, rows: Tensor, columns: Tensor) -> np.ndarray:
+        """Returns the flat cells of a buffer at rows and columns of any shape, tensors that nobody will change."""
+        key = id(buffer), id(rows)
+        if key not in self._cells:
+            self._cells[key] = rows, (rows.long() * buffer.shape[1] + columns).numpy()
+        return self._cells[key][1]
 
 
 class CellBuffer(Tensor):
@@ -96,23 +104,22 @@ class CellBuffer(Tensor):
             values = np.where(keep, flat[cells], values)
         flat[cells] = values
 
-    def take_dirty_rows(self, columns: slice = slice(None), among: Tensor | None = None) -> list[int]:
-        """Returns the rows with assigned cells in these columns and forgets those assignments."""
+    def take_dirty_rows(self, columns: slice = slice(None), among: np.ndarray | None = None) -> list[int]:
+        """Returns rows (`among` these, bool) with assigned cells in these columns and forgets the assignments."""
         if not self.touched:
             return []
-        rows = self.dirty[:, columns].any(1)
+        part = self.dirty.numpy()[:, columns]
+        rows = part.any(1)
         if among is not None:
             rows &= among
-        self.dirty[rows, columns] = False
-        return rows.nonzero()[:, 0].tolist()
+        part[rows] = False
+        return rows.nonzero()[0].tolist()
 
-    def forget(self, rows: Tensor | None = None) -> None:
-        """Forgets the assignments of these rows (default: all)."""
-        if rows is None:
-            self.dirty.zero_()
-        else:
-            self.dirty[rows] = False
-        self.touched = rows is not None and bool(self.dirty.any())
+    def forget(self, rows: np.ndarray | None = None) -> None:
+        """Forgets the assignments of these rows, bool (default: all)."""
+        dirty = self.dirty.numpy()
+        dirty[slice(None) if rows is None else rows] = False
+        self.touched = rows is not None and bool(dirty.any())
 
 
 class BodyBuffer(CellBuffer):

@@ -13,7 +13,7 @@ from mani_skill.utils import common
 from mani_skill.utils.structs import Actor, Pose
 from torch import Tensor
 
-# By robot (those whose assets ship with ManiSkill): whether fingers 1 and 2 open along their y axes (1) or against them (-1)
+# By robot, of those whose assets ship with ManiSkill: fingers 1 and 2 open along their y axes (1) or against them (-1).
 OPENING = {
     Panda: (1.0, -1.0),
     Fetch: (-1.0, 1.0),

@@ -55,6 +55,7 @@ _INTERNALS = (  # what the batched route relies on beside the public interface
     (Articulation, ("set_joint_drive_targets", "set_joint_drive_velocity_targets", "get_joint_target_indices")),
     (Actor, ("hide_visual", "show_visual")),
     (RenderCamera, ("get_extrinsic_matrix", "get_model_matrix")),
+    (torch._C, ("_AutoDispatchBelowAutograd", "DisableTorchFunction")),
     (sapien.physx.PhysxCpuSystem, ("pack", "get_contacts")),
     (sapien.Scene, ("pack_poses", "add_entity", "remove_entity")),
 )
@@ -208,11 +209,12 @@ def _set_drive_targets(
     joint_indices: Tensor | None = None,
 ) -> None:
     """Assigns drive targets [N, J] of joints, those of the rows that are reset where some are."""
-    cells = articulation.px.joint_cells(*articulation.get_joint_target_indices(joints or joint_indices))
+    buffer = getattr(articulation.px, name)
+    cells = buffer.row_sets.cells(buffer, *articulation.get_joint_target_indices(joints or joint_indices))
     mask = articulation.scene._reset_mask
     if not mask.all():
         cells = cells[mask[articulation._scene_idxs].numpy()]
-    getattr(articulation.px, name).assign(cells, common.to_tensor(targets, device=articulation.device).detach().numpy())
+    buffer.assign(cells, common.to_tensor(targets, device=articulation.device).detach().numpy())
 
 
 def _set_ee_action(controller: PDEEPosController, action: Tensor) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import sapien
 import torch
 from sapien import physx
-from torch import Tensor
 
 from envs.batched.buffers import ANGULAR, LINEAR, POSE, BodyBuffer, CellBuffer, RowSets
 from envs.batched.contacts import ContactTable
@@ -98,15 +97,16 @@ class PhysicsBatch:
         self.row_sets = RowSets()
         links = [isinstance(body, physx.PhysxArticulationLinkComponent) for body in self.bodies]
         roots = [link and body.is_root for link, body in zip(links, self.bodies, strict=True)]
-        self._is_actor = ~torch.tensor(links, dtype=torch.bool)
-        self._is_root = torch.tensor(roots, dtype=torch.bool)
-        self._is_dynamic = torch.tensor([not (link or b.kinematic) for link, b in zip(links, self.bodies, strict=True)])
+        self._is_actor = ~np.array(links, bool)
+        self._is_root = np.array(roots, bool)
+        self._is_dynamic = np.array(
+            [not (link or b.kinematic) for link, b in zip(links, self.bodies, strict=True)], bool
+        )
         self.cuda_rigid_body_data = BodyBuffer.zeros(self.row_sets, len(self.bodies), 13)
         self.cuda_rigid_body_data.links = {
             row: body for row, body in enumerate(self.bodies) if links[row] and not roots[row]
         }
         self.cuda_rigid_body_force = CellBuffer.zeros(self.row_sets, len(self.bodies), 3)
-        self._joint_cells: dict[int, np.ndarray] = {}  # by id
         self.dof = max((articulation.dof for articulation in self.articulations), default=0)
         for name in ("qpos", "qvel", "qf", "target_qpos", "target_qvel"):
             buffer = CellBuffer.zeros(self.row_sets, len(self.articulations), self.dof)
@@ -131,12 +131,6 @@ class PhysicsBatch:
                     self.articulation_row[link.articulation] = len(self.articulations)
                     self.articulations.append(link.articulation)
                     self.articulation_scene.append(i)
-
-    def joint_cells(self, rows: Tensor, columns: Tensor) -> np.ndarray:
-        """Returns the flat cells [N, J] of joints in the joint buffers; the articulation keeps the arguments."""
-        if id(rows) not in self._joint_cells:
-            self._joint_cells[id(rows)] = (rows.long() * self.dof + columns).numpy()
-        return self._joint_cells[id(rows)]
 
     def _index(self) -> None:
         self._layout = index_packs(self.scenes, self.body_row, self.articulation_row, self.dof)
@@ -245,13 +239,15 @@ class PhysicsBatch:
         return SimpleNamespace(torch=lambda: padded)
 
     # --------------------------------------------------------------------------------------------------------- writing
-    def _apply_poses(self, among: Tensor) -> None:
+    def _apply_poses(self, among: np.ndarray) -> None:
         data = self.cuda_rigid_body_data
         for row in data.take_dirty_rows(POSE, among):
             self.bodies[row].entity_pose = sapien.Pose(data.np[row, :3], data.np[row, 3:7])
             self._invalidate([self.body_scene[row]])
 
-    def _apply_velocities(self, among: Tensor, columns: slice, setter: Callable[[object, np.ndarray], None]) -> None:
+    def _apply_velocities(
+        self, among: np.ndarray, columns: slice, setter: Callable[[object, np.ndarray], None]
+    ) -> None:
         data = self.cuda_rigid_body_data
         for row in data.take_dirty_rows(columns, among):
             setter(self.bodies[row], data.np[row, columns])

@@ -25,11 +25,11 @@ class Reach:
     def is_beyond(self, poses: np.ndarray) -> np.ndarray:
         """Returns whether poses of the link (x, y, z, qw, qx, qy, qz) [R, 7] are surely out of reach, bool [R]."""
         poses = poses.astype(np.float64)
-        places = poses[:, :3] + turned(poses[:, 3:], np.broadcast_to(self.point, (len(poses), 3)))
-        offset = places - self.centre
-        is_unit = np.abs((poses[:, 3:] ** 2).sum(1) - 1.0) < UNIT
         allowed = self.radius + MARGIN * (1.0 + np.linalg.norm(self.point))
-        return is_unit & ((offset * offset).sum(1) > allowed**2)
+        with np.errstate(all="ignore"):  # poses that are not numbers are not beyond
+            offset = poses[:, :3] + turned(poses[:, 3:], self.point[None]) - self.centre
+            is_unit = np.abs((poses[:, 3:] ** 2).sum(1) - 1.0) < UNIT
+            return is_unit & ((offset * offset).sum(1) > allowed**2)
 
 
 def reach_of(rotations: np.ndarray, offsets: np.ndarray, tool_rotation: np.ndarray, tool_offset: np.ndarray) -> Reach:
