@@ -193,9 +193,9 @@ def _unit(vectors: Tensor) -> Tensor:
 def clip_and_scale_action(action: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Returns actions [N, A], clipped to [-1, 1], in the range from low to high [A]."""
     half = np.float32(0.5)
-    low, high = low.numpy(), high.numpy()
+    bottom, top = low.numpy(), high.numpy()
     clipped = np.minimum(np.maximum(action.numpy(), np.float32(-1.0)), np.float32(1.0))
-    return torch.from_numpy(half * (high + low) + half * (high - low) * clipped)
+    return torch.from_numpy(half * (top + bottom) + half * (top - bottom) * clipped)
 
 
 def scale_pose_action(lower: float, action: Tensor, low: Tensor, high: Tensor) -> Tensor:
