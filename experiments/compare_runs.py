@@ -2,72 +2,111 @@
 
 python experiments/compare_runs.py docs/results/ppo_pick runs/seed0 runs/seed1 runs/seed2
 
-writes docs/results/ppo_pick.md and docs/results/ppo_pick.png.
+writes docs/results/ppo_pick.md and docs/results/ppo_pick.png.  All runs are of one workflow: VLAs, or language models.
 """
 
 import json
 import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.metrics import moving_mean, read_metrics
 
-HEADER = "| run | seed | plan | before | after | env steps | RL minutes | env steps/s | overlap of intervals |"
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished run."""
+
+    folder: Path
+    summary: dict[str, Any]
+    manifest: dict[str, Any]
+
+    @property
+    def reasons(self) -> bool:
+        """Whether it trained a language model."""
+        return "accuracy_before" in self.summary
+
+    @property
+    def metric(self) -> str:
+        """What is measured before and after."""
+        return "accuracy" if self.reasons else "success_once"
+
+    @property
+    def unit(self) -> str:
+        """What the global step counts."""
+        return "tokens" if self.reasons else "env steps"
 
 
-def read(folder: Path) -> tuple[dict, dict]:
+def read(folder: Path) -> Run:
     try:
-        return tuple(json.loads((folder / name).read_text()) for name in ("summary.json", "manifest.json"))
+        found = [json.loads((folder / name).read_text()) for name in ("summary.json", "manifest.json")]
     except OSError as error:
         raise ConfigError(f"{folder} is no finished run ({error}): give run folders with a summary.json") from error
+    return Run(folder, *found)
 
 
-def percent(result: dict) -> str:
-    low, high = result["success_once_interval"]
-    episodes = result["num_episodes"]
-    return f"{100 * result['success_once']:.1f} % [{100 * low:.1f}, {100 * high:.1f}] of {episodes}"
+def percent(result: dict[str, Any], name: str, number: int | None = None) -> str:
+    if name not in result:
+        return "-"
+    low, high = result[f"{name}_interval"]
+    return f"{100 * result[name]:.1f} % [{100 * low:.1f}, {100 * high:.1f}]" + (f" of {number}" if number else "")
 
 
-def row(folder: Path, summary: dict, manifest: dict) -> str:
-    before, after = summary["before"], summary["after"]
-    apart = after["success_once_interval"][0] > before["success_once_interval"][1]
-    cells = [
-        folder.name,
-        manifest["seed"],
-        f"{summary['plan']} on {manifest['hardware']['devices']}",
-        percent(before),
-        percent(after),
-        f"{summary['env_steps']:,}",
-        f"{summary['rl_s'] / 60:.1f}",
-        f"{summary['env_steps_per_s']:.0f}",
-        "no" if apart else "yes",
-    ]
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+def row(run: Run) -> dict[str, str]:
+    """Returns a line of the table, by column."""
+    summary, before, after = run.summary, run.summary["before"], run.summary["after"]
+    number = before["num_problems" if run.reasons else "num_episodes"]
+    apart = after[f"{run.metric}_interval"][0] > before[f"{run.metric}_interval"][1]
+    cells = {
+        "run": run.folder.name,
+        "seed": str(run.manifest["seed"]),
+        "plan": f"{summary['plan']} on {run.manifest['hardware']['devices']}",
+        "before": percent(before, run.metric, number),
+        "after": percent(after, run.metric, number),
+    }
+    if run.reasons:
+        cells["before, forced start"] = percent(before, "forced_accuracy")
+        samples = before.get("num_samples", 0)
+        cells[f"mean of {samples} samples, before"] = percent(before, "pass@1")
+        cells["after "] = percent(after, "pass@1")
+    steps, speed = ("tokens", "tokens_per_s") if run.reasons else ("env_steps", "env_steps_per_s")
+    return cells | {
+        run.unit: f"{summary[steps]:,}",
+        "RL minutes": f"{summary['rl_s'] / 60:.1f}",
+        f"{run.unit}/s": f"{summary[speed]:.0f}",
+        "overlap of intervals": "no" if apart else "yes",
+    }
 
 
-def picture(folders: list[Path], target: Path) -> None:
+def table(runs: Sequence[Run]) -> list[str]:
+    rows = [row(run) for run in runs]
+    columns = list(rows[0])
+    lines = [columns, ["---"] * len(columns), *([line.get(column, "-") for column in columns] for line in rows)]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def picture(runs: Sequence[Run], target: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    metric = runs[0].metric
     figure, axes = plt.subplots(figsize=(7, 4.2))
-    for folder, color in zip(folders, plt.cm.viridis([0.1, 0.45, 0.75, 0.9][: len(folders)]), strict=False):
-        rows = [r for r in read_metrics(folder) if "rollout/success_once" in r]
-        summary, manifest = read(folder)
+    for run, color in zip(runs, plt.cm.viridis([k / max(len(runs), 2) for k in range(len(runs))]), strict=True):
+        rows = [r for r in read_metrics(run.folder) if f"rollout/{metric}" in r]
         steps = [r["global_step"] / 1e3 for r in rows]
-        means = moving_mean([100 * r["rollout/success_once"] for r in rows])
-        axes.plot(steps, means, color=color, lw=1.2, label=f"seed {manifest['seed']}, sampled (mean of 5)")
-        marks = [(r["global_step"] / 1e3, 100 * r["eval/success_once"]) for r in rows if "eval/success_once" in r]
-        ends = [
-            (0.0, 100 * summary["before"]["success_once"]),
-            *marks,
-            (steps[-1], 100 * summary["success_rate_after"]),
-        ]
-        axes.plot(*zip(*ends, strict=True), "D--", color=color, ms=4, lw=0.8)
-    axes.set(xlabel="thousand env steps of RL", ylabel="success_once, %", ylim=(0, 103))
-    axes.set_title("diamonds: greedy, held-out initial states", fontsize=9)
+        means = moving_mean([100 * r[f"rollout/{metric}"] for r in rows])
+        axes.plot(steps, means, color=color, lw=1.2, label=f"{run.folder.name}, sampled (mean of 5)")
+        marks = [(r["global_step"] / 1e3, 100 * r[f"eval/{metric}"]) for r in rows if f"eval/{metric}" in r]
+        first, last = (100 * run.summary[when][metric] for when in ("before", "after"))
+        axes.plot(*zip((0.0, first), *marks, (steps[-1], last), strict=True), "D--", color=color, ms=4, lw=0.8)
+    axes.set(xlabel=f"thousand {runs[0].unit} of RL", ylabel=f"{metric}, %", ylim=(0, 103))
+    axes.set_title("diamonds: greedy, held-out", fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
     figure.tight_layout()
@@ -76,16 +115,18 @@ def picture(folders: list[Path], target: Path) -> None:
 
 def main(target: Path, folders: list[Path]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    runs = [(folder, *read(folder)) for folder in folders]
-    lines = [HEADER, "|---" * 9 + "|", *(row(*run) for run in runs), ""]
-    for folder, _, manifest in runs:
-        hardware = manifest["hardware"]
-        command = shlex.join(["python", *manifest["command"]])
+    runs = [read(folder) for folder in folders]
+    if len({run.reasons for run in runs}) > 1:
+        raise ConfigError("the runs are of two workflows, whose numbers cannot be compared: give those of one")
+    lines = [*table(runs), ""]
+    for run in runs:
+        hardware = run.manifest["hardware"]
+        command = shlex.join(["python", *run.manifest["command"]])
         lines.append(
-            f"- `{folder.name}`: `{command}`, {hardware['description']}, torch {manifest['versions']['torch']}"
+            f"- `{run.folder.name}`: `{command}`, {hardware['description']}, torch {run.manifest['versions']['torch']}"
         )
     target.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    picture(folders, target.with_suffix(".png"))
+    picture(runs, target.with_suffix(".png"))
     print("\n".join(lines))
 
 
