@@ -1,0 +1,156 @@
+"""The bare cost of the work of bench_llm.py: generation, judge, one packed forward-backward, one Adam step.
+
+python experiments/llm_bare.py out=<folder> [start=runs/bench_llm/start] [steps=20] [threads=1] [processes=1] [...]
+
+Plain functions in one process, or in two that halve the prompts and add their gradients up: with this generation engine
+and this model nothing that does the same work can be faster.  Leaves steps-<rank>.jsonl and model/ in `out`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from llm_work import FORM, StepLog, Work, launch, number, parse, step_problems
+from torch import Tensor
+from torch.nn.functional import pad
+
+from policies.causal_lm import CausalLM
+from rlinf_embodied.algorithms.advantages import group_advantages
+from rlinf_embodied.algorithms.losses import policy_loss
+from rlinf_embodied.data.problems import Problem
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt
+from rlinf_embodied.reasoning.generation import generate
+from rlinf_embodied.reasoning.judge import Judge
+from rlinf_embodied.reasoning.packing import Sequences, microbatches
+
+SETTINGS: dict[str, object] = {
+    "steps": 20,
+    "threads": 1,
+    "processes": 1,
+    "slots": 256,
+    "tokens_per_microbatch": 4096,
+    "skip": 0,  # 1: completions without an advantage are left out of the forward-backward; the gradient is the same
+    "out": "",
+}
+
+
+def train(work: Work, own: Mapping[str, object]) -> None:
+    """Trains in this process, a rank of `processes`."""
+    torch.set_num_threads(number(own, "threads"))
+    rank, ranks = int(os.environ.get("RANK", "0")), number(own, "processes")
+    if ranks > 1:
+        torch.distributed.init_process_group("gloo")
+    policy = CausalLM.load(Path(work.start))
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=work.lr, weight_decay=0.0, fused=True)
+    log, judge = StepLog(Path(str(own["out"])), rank), Judge(FORM)
+    for index in range(number(own, "steps")):
+        problems = step_problems(work, index)[rank::ranks]
+        tokens, parts = step(policy, optimizer, judge, problems, work, own, index)
+        log.write(tokens, **parts)
+    if rank == 0:
+        policy.save(Path(str(own["out"])) / "model")
+    if ranks > 1:
+        torch.distributed.destroy_process_group()
+
+
+def step(
+    policy: CausalLM,
+    optimizer: torch.optim.Optimizer,
+    judge: Judge,
+    problems: Sequence[Problem],
+    work: Work,
+    own: Mapping[str, object],
+    index: int,
+) -> tuple[int, dict[str, float]]:
+    """Returns (tokens generated, seconds by part) of one step on these problems."""
+    marks = [time.perf_counter()]
+    mark = lambda: marks.append(time.perf_counter())  # noqa: E731
+    groups = generated(policy, problems, work, number(own, "slots"), index)
+    mark()
+    advantages = judged(policy, judge, groups, problems)
+    mark()
+    backward(policy, groups, advantages, work, own)
+    mark()
+    tokens = sum(int(group.lengths.sum()) for group in groups)
+    average(policy, tokens if work.loss == "token" else len(problems) * work.group, number(own, "processes"))
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), work.max_grad_norm)
+    optimizer.step()
+    mark()
+    names = ("generation_s", "reward_s", "forward_backward_s", "optimizer_s")
+    return tokens, {name: after - before for name, before, after in zip(names, marks, marks[1:], strict=False)}
+
+
+def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: int, index: int) -> list[Group]:
+    """Returns the groups of a step, in the order of its problems."""
+    prompts = tuple(Prompt(problem.id, tuple(policy.encode(FORM.prompt(problem)))) for problem in problems)
+    block = GenerationBlock(prompts, work.group)
+    return list(generate(policy, block, work.sampling, Noise(work.seed, index), num_slots=slots, in_order=True))
+
+
+def judged(
+    policy: CausalLM, judge: Judge, groups: Sequence[Group], problems: Sequence[Problem], eps: float = 1e-6
+) -> Tensor:
+    """Returns the advantage of each completion, float32 [K * G]."""
+    texts = [policy.decode(row) for row in Sequences.of(groups).completions]
+    size = len(texts) // len(groups)
+    ended = torch.cat([group.ended for group in groups]).numpy()
+    verdicts = judge.judge(texts, [problem for problem in problems for _ in range(size)], ended)
+    return group_advantages(torch.from_numpy(verdicts.rewards).reshape(len(groups), size), eps).reshape(-1)
+
+
+def backward(
+    policy: CausalLM, groups: Sequence[Group], advantages: Tensor, work: Work, own: Mapping[str, object]
+) -> float:
+    """Leaves the gradient of the summed loss in the parameters; returns the loss."""
+    sequences, old = Sequences.of(groups), old_log_probs(groups)
+    if own["skip"]:
+        kept = advantages.nonzero()[:, 0].tolist()
+        sequences = Sequences(*(tuple(rows[i] for i in kept) for rows in (sequences.prompts, sequences.completions)))
+        old, advantages = old[kept], advantages[kept]
+    policy.module.zero_grad()
+    total = 0.0
+    for rows, batch in microbatches(sequences, number(own, "tokens_per_microbatch"), policy.spec.pad_id):
+        mask = batch.mask
+        found = policy.log_probs(batch, work.temperature, with_entropy=False).log_probs
+        weights = None if work.loss == "token" else 1.0 / mask.sum(1)
+        sums = policy_loss(
+            found, old[rows, : mask.shape[1]], advantages[rows], mask, work.clip, work.clip, weights=weights
+        )
+        sums.loss.backward()
+        total += float(sums.loss.detach())
+    return total
+
+
+def old_log_probs(groups: Sequence[Group]) -> Tensor:
+    """Returns the log-probs that were recorded in generation, float32 [K * G, R]."""
+    longest = max(group.log_probs.shape[1] for group in groups)
+    return torch.cat([pad(group.log_probs, (0, longest - group.log_probs.shape[1])) for group in groups])
+
+
+def average(policy: CausalLM, weight: float, ranks: int) -> None:
+    """Divides the gradient by the weight of the batch, both summed over the ranks."""
+    parameters = policy.parameters()
+    parts = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]
+    flat = torch.cat([*parts, torch.tensor([float(weight)])])
+    if ranks > 1:
+        torch.distributed.all_reduce(flat)
+    mean = flat[:-1] / flat[-1]
+    for parameter, part in zip(parameters, mean.split([p.numel() for p in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)
+
+
+def main() -> None:
+    work, own = parse(sys.argv[1:], SETTINGS)
+    if number(own, "processes") > 1 and "RANK" not in os.environ:
+        launch(__file__, sys.argv[1:], number(own, "processes"))
+    else:
+        train(work, own)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Do TRL and we compute the same loss and gradient?  One batch, the same weights, completions and verdicts.
+
+python experiments/llm_losses.py [start=runs/bench_llm/start] [prompts=32] [group=8]
+
+Our engine generates a batch; TRL's trainer takes it through its `rollout_func`, judges it, forms advantages and its
+loss.  Ours comes from packed microbatches, as the actor forms it.  Old log-probs are those of the same weights
+(ratio 1) and shifted ones (some ratios clipped); the mean is over tokens and over completions.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from llm_bare import SETTINGS as BARE
+from llm_bare import average, backward, generated, judged
+from llm_work import FORM, Work, parse, step_problems
+from torch import Tensor
+
+from policies.causal_lm import CausalLM
+from rlinf_embodied.errors import ConfigError, ObjectiveError
+from rlinf_embodied.randomness import uniform
+from rlinf_embodied.reasoning.batch import Group
+from rlinf_embodied.reasoning.judge import Judge
+from rlinf_embodied.reasoning.packing import Sequences
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+LIMIT = 1e-4
+SHIFT = 0.35  # largest |log ratio|: e^0.35 = 1.42, so that ratios leave 0.8 .. 1.2 on both sides
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A loss and its gradient on both sides."""
+
+    case: str
+    ours: float
+    theirs: float
+    gradient: float  # norm of the difference over the norm of ours
+    clipped: float  # share of tokens with a ratio out of the clip range
+
+    def __str__(self) -> str:
+        """Returns, for example, "token, ratio 1: 0.0123 (ours) 0.0123 (TRL), gradient 1e-06, clipped 0 %"."""
+        return (
+            f"{self.case}: {self.ours:+.6f} (ours) {self.theirs:+.6f} (TRL), "
+            f"difference {self.ours - self.theirs:+.1e}, gradient {self.gradient:.1e}, clipped {self.clipped:.0%}"
+        )
+
+
+def compare(work: Work, eps: float = 1e-6) -> list[Difference]:
+    """Returns both losses in all cases; `eps` is added to a group's std on our side, on TRL's it is 1e-4.
+
+    Raises:
+        ObjectiveError: a loss differs by more than 1e-4, or a gradient by more than a thousandth of its norm.
+    """
+    policy = CausalLM.load(Path(work.start))
+    problems = step_problems(work, 0)
+    groups = generated(policy, problems, work, 256, 0)
+    with Judge(FORM) as judge:
+        advantages = judged(policy, judge, groups, problems, eps)
+    found = [
+        _difference(replace(work, loss=loss), policy, groups, advantages, shift)
+        for loss in ("token", "sequence")
+        for shift in (0.0, SHIFT)
+    ]
+    for difference in found:
+        if abs(difference.ours - difference.theirs) > LIMIT or not difference.gradient < 10 * LIMIT:
+            raise ObjectiveError(
+                f"the objectives differ ({difference}), but on an identical batch losses agree to {LIMIT:g}: the "
+                "comparison would be one of unlike trainings; look for other advantages, masks or denominators"
+            )
+    return found
+
+
+def _difference(work: Work, policy: CausalLM, groups: list[Group], advantages: Tensor, shift: float) -> Difference:
+    shifted = [_shifted(group, shift, work) for group in groups]
+    weight = sum(int(g.lengths.sum()) for g in groups) if work.loss == "token" else len(advantages)
+    ours = backward(policy, shifted, advantages, work, BARE) / weight
+    average(policy, weight, 1)
+    gradient = torch.cat([p.grad.reshape(-1) for p in policy.parameters() if p.grad is not None])
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = _trainer(work, groups, folder)
+        theirs, their_gradient = _trl_loss(trainer, work, shifted if shift else None)
+    ratios = torch.cat([(g.log_probs - s.log_probs).exp()[_mask(g)] for g, s in zip(groups, shifted, strict=True)])
+    return Difference(
+        f"{work.loss} mean, ratio {'shifted' if shift else '1'}",
+        ours,
+        theirs,
+        float((gradient - their_gradient).norm() / gradient.norm()),
+        float(((ratios < 1 - work.clip) | (ratios > 1 + work.clip)).float().mean()),
+    )
+
+
+def _shifted(group: Group, shift: float, work: Work) -> Group:
+    """Returns the group as if other weights had generated it."""
+    drawn = torch.from_numpy(uniform(work.seed, "shift", group.prompt.id, shape=tuple(group.log_probs.shape)))
+    return replace(group, log_probs=group.log_probs + shift * (2 * drawn - 1))
+
+
+def _mask(group: Group) -> Tensor:
+    return torch.arange(group.tokens.shape[1]) < group.lengths[:, None]
+
+
+# ------------------------------------------------------------------------------------------------------------------ TRL
+def _trainer(work: Work, groups: list[Group], folder: str) -> GRPOTrainer:
+    """Returns a trainer whose completions are these."""
+    from trl_peer import SETTINGS, make_trainer
+
+    sequences = Sequences.of(groups)
+
+    def rollout(prompts: list[str], trainer: GRPOTrainer) -> dict[str, list]:
+        assert len(prompts) == len(sequences)
+        ours = [list(row) for row in sequences.completions]
+        return {"prompt_ids": [list(row) for row in sequences.prompts], "completion_ids": ours, "logprobs": None}  # type: ignore[dict-item]
+
+    return make_trainer(work, {**SETTINGS, "steps": 1, "out": folder}, rollout=rollout)
+
+
+def _trl_loss(trainer: GRPOTrainer, work: Work, shifted: list[Group] | None) -> tuple[float, Tensor]:
+    """Returns TRL's loss and gradient of the first batch, with these old log-probs or those of its own weights."""
+    rows = [row for row in trainer.train_dataset for _ in range(work.group)]
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    inputs = trainer._generate_and_score_completions(rows)
+    if shifted is not None:
+        longest = inputs["completion_ids"].shape[1]
+        pad = torch.nn.functional.pad
+        inputs["old_per_token_logps"] = torch.cat(
+            [pad(g.log_probs, (0, longest - g.log_probs.shape[1])) for g in shifted]
+        )
+    loss = trainer.compute_loss(trainer.model, inputs)
+    loss.backward()
+    gradients = [p.grad.reshape(-1) for p in trainer.model.parameters() if p.grad is not None]
+    return float(loss.detach()), torch.cat(gradients)
+
+
+def main() -> None:
+    from trl_peer import missing
+
+    work, _ = parse(sys.argv[1:], {})
+    if reason := missing():
+        raise ConfigError(reason)
+    torch.set_num_threads(1)
+    for eps in (1e-6, 1e-4):
+        print(f"A = (R - mean) / (std + {eps:g}):")
+        for difference in compare(work, eps):
+            print(f"  {difference}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""The work that every arm of bench_llm.py does: problems, hyperparameters, the model to start from, how it is judged.
+
+The tokenizer pads with its end token.  Ours excludes a padding token of its own from the distribution, TRL does not;
+with this tokenizer nothing is excluded on either side, and both sample from the same distribution.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from policies.causal_lm import CausalLM
+from policies.char_tokenizer import EOS
+from policies.language_settings import TinyLMConfig
+from rlinf_embodied.algorithms.log_probs import token_log_probs
+from rlinf_embodied.data.generated import GeneratedProblems
+from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.data.text_forms import CompactForm
+from rlinf_embodied.errors import ConfigError, WorkerError
+from rlinf_embodied.randomness import permutation, uniform
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.generation import generate
+from rlinf_embodied.reasoning.judge import Judge
+from rlinf_embodied.reasoning.packing import Sequences, microbatches
+
+FORM = CompactForm()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step consists of: the same for ours, TRL and the bare cost."""
+
+    start: str = "runs/bench_llm/start"  # folder of the model and tokenizer
+    worked: float = 0.3  # share of worked answers in the warm start; the rest are bare
+    level: str = "sum4-6-9"
+    data_seed: int = 0
+    seed: int = 0
+    prompts: int = 32
+    group: int = 8
+    new_tokens: int = 52
+    temperature: float = 1.0
+    lr: float = 1e-4
+    clip: float = 0.2
+    max_grad_norm: float = 1.0
+    loss: str = "token"  # token: each token of the batch weighs the same; sequence: each completion does
+
+    @property
+    def sampling(self) -> Sampling:
+        """How completions are drawn."""
+        return Sampling(self.new_tokens, self.temperature)
+
+    def arguments(self) -> list[str]:
+        """Returns the `key=value` arguments that make an equal object."""
+        return [f"{field.name}={getattr(self, field.name)}" for field in fields(self)]
+
+
+def parse(arguments: Sequence[str], own: dict[str, object]) -> tuple[Work, dict[str, object]]:
+    """Returns (the work, a script's own values) from `key=value` arguments; the rest keep their defaults.
+
+    Raises:
+        ConfigError: there is no such key, or the value has not the type of the default.
+    """
+    defaults = {field.name: field.default for field in fields(Work)} | own
+    values = dict(defaults)
+    for text in arguments:
+        key, _, value = text.partition("=")
+        if key not in defaults:
+            raise ConfigError(f"{key or text!r} is not known: use some of {', '.join(sorted(defaults))}")
+        try:
+            values[key] = type(defaults[key])(value)
+        except ValueError:
+            kind = type(defaults[key]).__name__
+            raise ConfigError(f"{key} is {value!r}, but it must be a {kind}: use {key}={defaults[key]}") from None
+    return Work(**{f.name: values.pop(f.name) for f in fields(Work)}), values  # type: ignore[arg-type]
+
+
+def number(own: Mapping[str, object], key: str) -> int:
+    """Returns one of a script's own values that `parse` made an integer."""
+    value = own[key]
+    assert isinstance(value, int), f"{key} is {value!r}"
+    return value
+
+
+def step_problems(work: Work, step: int) -> list[Problem]:
+    """Returns the problems of a step, the same for every arm."""
+    return GeneratedProblems(work.level, work.data_seed).batch(Split.train, step * work.prompts, work.prompts)
+
+
+# ------------------------------------------------------------------------------------------------------------ the start
+def make_start(work: Work, steps: int = 1600, batch: int = 32, examples: int = 20_000) -> None:
+    """Writes the model that all arms start from, unless it is there: a supervised warm start.
+
+    AdamW at 3e-3, 20 steps up and a cosine down to a tenth; the loss is that of the completions' tokens.
+    """
+    folder = Path(work.start)
+    if (folder / "config.json").is_file():
+        return
+    torch.set_num_threads(1)
+    shaped = CausalLM.tiny(TinyLMConfig(), seed=work.seed)
+    shaped.tokenizer.pad_token = EOS
+    shaped.model.config.pad_token_id = shaped.tokenizer.eos_token_id
+    policy = CausalLM(shaped.model, shaped.tokenizer)
+    pairs = _pairs(policy, work, examples)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    for step in range(steps):
+        epoch, place = divmod(step * batch, examples // batch * batch)
+        rows = permutation(work.seed, "bench start", epoch, size=examples)[place : place + batch]
+        for settings in optimizer.param_groups:
+            settings["lr"] = 3e-3 * _schedule(step, steps)
+        optimizer.zero_grad()
+        _supervised_loss(policy, [pairs[row] for row in rows])
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+    partial = folder.with_name(folder.name + ".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    policy.save(partial)
+    partial.rename(folder)
+
+
+def _pairs(policy: CausalLM, work: Work, examples: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    problems = GeneratedProblems(work.level, work.data_seed + 1).batch(Split.train, 0, examples)
+    show = uniform(work.seed, "bench worked", np.arange(examples)) < work.worked
+    return [
+        (tuple(policy.encode(FORM.prompt(problem))), tuple(policy.encode_completion(FORM.completion(problem, bool(w)))))
+        for problem, w in zip(problems, show, strict=True)
+    ]
+
+
+def _supervised_loss(policy: CausalLM, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+    """Adds the gradient of the mean of -log p over the completions' tokens."""
+    sequences = Sequences(tuple(p for p, _ in pairs), tuple(c for _, c in pairs))
+    count = sum(len(completion) for _, completion in pairs)
+    for _, batch in microbatches(sequences, 600, policy.spec.pad_id):  # bare and worked answers apart
+        logits = policy.module(input_ids=batch.tokens[:, :-1], use_cache=False).logits
+        places = torch.arange(1, batch.tokens.shape[1])
+        mask = (places >= batch.prompt_lengths[:, None]) & (places < batch.lengths[:, None])
+        (-token_log_probs(logits, batch.tokens[:, 1:], 1.0)[mask].sum() / count).backward()
+
+
+def _schedule(step: int, steps: int) -> float:
+    if step < 20:
+        return (step + 1) / 20
+    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 20) / max(1, steps - 20)))
+
+
+# ------------------------------------------------------------------------------------------------------------ the judge
+def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
+    """Returns the share of `count` test problems that the model in a folder solves greedily."""
+    torch.set_num_threads(1)
+    policy = CausalLM.load(folder)
+    problems = GeneratedProblems(work.level, work.data_seed).batch(Split.test, 0, count)
+    prompts = [Prompt(i, tuple(policy.encode(FORM.prompt(problem)))) for i, problem in enumerate(problems)]
+    sampling = Sampling(work.new_tokens, temperature=0.0)
+    block = GenerationBlock(tuple(prompts), 1)
+    texts, ended = [""] * count, [False] * count
+    for group in generate(policy, block, sampling, Noise(0, 0, "evaluation"), num_slots=256):
+        length = int(group.lengths[0])
+        texts[group.prompt.id] = policy.decode(group.tokens[0, :length].tolist())
+        ended[group.prompt.id] = bool(group.ended[0])
+    with Judge(FORM) as judge:
+        return float(judge.judge(texts, problems, ended).correct.mean())
+
+
+# --------------------------------------------------------------------------------------------------- what an arm leaves
+class StepLog:
+    """Writes one line per step into <folder>/steps-<rank>.jsonl: end of the step, processor seconds, tokens, parts."""
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        """Creates the folder and the file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"steps-{rank}.jsonl").open("w", encoding="utf-8")
+
+    def write(self, tokens: int, **parts: float) -> None:
+        """Adds a step that ends now; `parts` are seconds of its phases."""
+        line = {"at": time.perf_counter(), "cpu_s": time.process_time(), "tokens": tokens, **parts}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+
+# --------------------------------------------------------------------------------------------------------- processes
+def launch(script: str, arguments: Sequence[str], ranks: int) -> None:
+    """Starts a script once per rank, as `accelerate launch` does on CPUs, and waits for all.
+
+    Raises:
+        WorkerError: one of them failed.
+    """
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port"]
+    code = subprocess.run([*run, str(_free_port()), script, *arguments], check=False).returncode
+    if code:
+        raise WorkerError(f"{Path(script).name} on {ranks} processes ended with exit code {code}: see the lines above")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def main() -> None:
+    """Makes the start: python experiments/llm_work.py [start=runs/bench_llm/start] [worked=0.3] [seed=0]."""
+    work, own = parse(sys.argv[1:], {"start_steps": 1600})
+    make_start(work, number(own, "start_steps"))
+    print(f"{work.start}: greedy accuracy {greedy_accuracy(Path(work.start), work, 500):.3f}")
+
+
+if __name__ == "__main__":
+    main()
