@@ -1,0 +1,187 @@
+"""What bench_llm.py compares: equal losses on both sides, arms that do the work, and what is made of their numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY, load_script
+
+from policies.causal_lm import CausalLM
+from rlinf_embodied.data.problems import Split
+from rlinf_embodied.errors import ConfigError, ObjectiveError
+
+needs_trl = pytest.mark.skipif(
+    importlib.util.find_spec("trl") is None, reason="needs TRL: pip install -c constraints.txt -e '.[peers]'"
+)
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    """The modules of the benchmark by name, in the order in which they import each other."""
+    names = ("bench_report", "llm_work", "llm_bare", "trl_peer", "llm_losses", "llm_arms", "bench_llm")
+    return {name: load_script(name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def work(scripts, tmp_path_factory):
+    """Sums of two or three small numbers and a model that gets some of them right: groups with a spread in reward."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("bench_llm") / "start"
+    made = scripts["llm_work"].Work(start=str(folder), level="sum1-2-3", worked=0.0, prompts=4, group=4, new_tokens=8)
+    scripts["llm_work"].make_start(made, steps=100, examples=2_000)
+    return made
+
+
+def gradient(scripts, work, **own) -> torch.Tensor:
+    """The gradient of the bare cost's first step."""
+    bare, problems = scripts["llm_bare"], scripts["llm_work"].step_problems(work, 0)
+    policy = CausalLM.load(Path(work.start))
+    groups = bare.generated(policy, problems, work, 256, 0)
+    with bare.Judge(bare.FORM) as judge:
+        advantages = bare.judged(policy, judge, groups, problems)
+    bare.backward(policy, groups, advantages, work, {**bare.SETTINGS, **own})
+    bare.average(policy, sum(int(group.lengths.sum()) for group in groups), 1)
+    return torch.cat([p.grad.reshape(-1) for p in policy.parameters() if p.grad is not None])
+
+
+def run(script: str, *arguments: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(REPOSITORY / "experiments" / script), *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# ------------------------------------------------------------------------------------------------------------- the work
+def test_the_start_pads_with_its_end_token_and_solves_some_problems(scripts, work):
+    policy = CausalLM.load(Path(work.start))
+    assert policy.spec.pad_id in policy.spec.eos_ids
+    assert 0.1 < scripts["llm_work"].greedy_accuracy(Path(work.start), work, 100) <= 1.0
+
+
+def test_steps_have_different_problems_and_none_of_the_test_split(scripts, work):
+    stepped = [problem.question for step in range(3) for problem in scripts["llm_work"].step_problems(work, step)]
+    assert len(stepped) == 12
+    assert len(set(stepped)) > 4
+    held_out = {p.question for p in scripts["llm_work"].GeneratedProblems(work.level, 0).batch(Split.test, 0, 50)}
+    assert not held_out & set(stepped)
+
+
+def test_work_passes_through_arguments(scripts, work):
+    parse = scripts["llm_work"].parse
+    assert parse([*work.arguments(), "steps=3"], {"steps": 20}) == (work, {"steps": 3})
+    with pytest.raises(ConfigError, match=r"'stepz' is not known: use some of .*steps"):
+        parse(["stepz=3"], {"steps": 20})
+    with pytest.raises(ConfigError, match="prompts is 'many', but it must be a int"):
+        parse(["prompts=many"], {})
+
+
+# -------------------------------------------------------------------------------------------------------- the bare cost
+def test_leaving_out_completions_without_an_advantage_keeps_the_gradient(scripts, work):
+    everything, some = gradient(scripts, work, skip=0), gradient(scripts, work, skip=1)
+    assert float(everything.norm()) > 0
+    torch.testing.assert_close(some, everything, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_bare_cost_leaves_a_log_per_process_and_a_model(scripts, work, tmp_path, processes):
+    if processes == 1:
+        scripts["llm_bare"].train(work, {**scripts["llm_bare"].SETTINGS, "steps": 2, "out": str(tmp_path)})
+    else:
+        run("llm_bare.py", *work.arguments(), "steps=2", f"processes={processes}", f"out={tmp_path}")
+    ranks = scripts["llm_arms"].read_steps(tmp_path)
+    assert [len(rank) for rank in ranks] == [2] * processes
+    assert sum(rank[0].tokens for rank in ranks) <= 4 * 4 * 8
+    assert all(sum(step.parts.values()) > 0 for rank in ranks for step in rank)
+    trained, start = CausalLM.load(tmp_path / "model"), CausalLM.load(Path(work.start))
+    moved = [float((a - b).detach().abs().max()) for a, b in zip(trained.parameters(), start.parameters(), strict=True)]
+    assert 0 < max(moved) < 3e-4  # two steps of Adam at 1e-4
+
+
+# ------------------------------------------------------------------------------------------------------------------ TRL
+@needs_trl
+def test_both_compute_the_same_loss_and_gradient(scripts, work):
+    found = scripts["llm_losses"].compare(replace(work, prompts=8))
+    assert [loss.case.split()[0] for loss in found] == ["token", "token", "sequence", "sequence"]
+    assert all(0.1 < loss.clipped < 0.9 for loss in found[1::2])
+    exact = scripts["llm_losses"].compare(replace(work, prompts=8), eps=1e-4)
+    assert max(abs(loss.ours - loss.theirs) for loss in exact) < 1e-6
+
+
+@needs_trl
+def test_unequal_losses_stop_the_benchmark(scripts, work):
+    with pytest.raises(ObjectiveError, match="the objectives differ"):
+        scripts["llm_losses"].compare(replace(work, prompts=8), eps=0.1)  # smaller advantages than TRL's
+
+
+@needs_trl
+def test_trl_trains_on_the_prompts_of_each_step(scripts, work, tmp_path):
+    run("trl_peer.py", *work.arguments(), "steps=2", f"out={tmp_path}")
+    (rank,) = scripts["llm_arms"].read_steps(tmp_path)
+    assert len(rank) == 2
+    assert all(4 * 4 <= step.tokens <= 4 * 4 * 8 for step in rank)
+    CausalLM.load(tmp_path / "model")
+
+
+def test_rows_that_processes_cannot_share_are_refused(scripts, work):
+    pytest.importorskip("trl", reason="needs TRL: pip install -c constraints.txt -e '.[peers]'")
+    own = {**scripts["trl_peer"].SETTINGS, "processes": 3}
+    with pytest.raises(ConfigError, match="prompts x group is 16, but 3 processes x 1 microbatches must divide it"):
+        scripts["trl_peer"].config(work, own)
+
+
+# ---------------------------------------------------------------------------------------------------------- the numbers
+def steps_of(scripts, seconds: float, tokens: int, count: int = 4):
+    kind = scripts["llm_arms"].Step
+    return [kind(i * seconds, i * seconds / 2, tokens, {"generation_s": seconds / 4}) for i in range(1, count + 1)]
+
+
+def test_speed_is_counted_from_the_end_of_the_skipped_steps_over_all_processes(scripts):
+    ranks = [steps_of(scripts, 2.0, 100), steps_of(scripts, 2.0, 60)]
+    found = scripts["llm_arms"].measured(ranks, skipped=2, peak_mb=7.0, accuracy=0.5)
+    assert found.s_per_step == pytest.approx(2.0)
+    assert found.tokens_per_s == pytest.approx(80.0)  # 160 tokens in 2 s
+    assert found.tokens_per_cpu_s == pytest.approx(80.0)  # each process is busy half of the time
+    assert found.shares["generation"] == pytest.approx(0.25)
+    assert found.shares["other"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("skipped", [0, 4])
+def test_a_run_without_timed_steps_is_refused(scripts, skipped):
+    with pytest.raises(ConfigError, match=f"skip is {skipped} of 4 steps"):
+        scripts["llm_arms"].measured([steps_of(scripts, 2.0, 100)], skipped, 0.0, 0.0)
+
+
+def test_goals_compare_arms_on_the_same_cores(scripts):
+    made = lambda seconds, peak, accuracy: [  # noqa: E731
+        scripts["llm_arms"].measured([steps_of(scripts, seconds, 100)], 1, peak, accuracy)
+    ]
+    found = {"ours_1": made(1.0, 900.0, 0.8), "trl_1": made(1.4, 800.0, 0.8), "bare_1": made(0.95, 1, 1), "trl_2": []}
+    goals = scripts["bench_llm"].goals(found)
+    assert [str(goal).split(": ", 1)[1].split(", ", 1)[1] for goal in goals] == [
+        "goal 1.5: missed (floor 1.15: held)",
+        "goal 1: missed",  # 900 MB beside 800
+        "goal 1: reached",
+        "goal 0.9: reached",
+    ]
+
+
+def test_memory_counts_descendants_and_keeps_the_peak(scripts):
+    code = "b = bytearray(b'x') * 200_000_000; import time; time.sleep(1.5); del b; time.sleep(30)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
+    process = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True)
+    try:
+        with scripts["llm_arms"].Memory(process.pid) as memory:
+            time.sleep(3)
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+    assert 200e6 < memory.peak_bytes < 300e6
+    assert scripts["llm_arms"].proportional_memory(process.pid) == 0
