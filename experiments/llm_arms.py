@@ -59,7 +59,7 @@ class Arm:
 
     what: str
     cores: int
-    threads: int
+    threads: int  # of each process
     command: Callable[[Work, int, Path], list[str]]  # (work, steps, folder)
 
 
@@ -87,8 +87,11 @@ ARMS = {
     "trl_1": Arm("TRL, one process, one thread", 1, 1, _script("trl_peer.py")),
     "bare_1": Arm("the bare cost, one process, one thread", 1, 1, _script("llm_bare.py")),
     "ours_1": Arm("ours, one device", 1, 1, ours(1)),
-    "trl_2": Arm("TRL at its best on two cores", 2, 1, _script("trl_peer.py", processes=2)),
-    "bare_2": Arm("the bare cost, two processes", 2, 1, _script("llm_bare.py", processes=2)),
+    "trl_2_processes": Arm(
+        "TRL, two processes of one thread", 2, 1, _script("trl_peer.py", processes=2, microbatches=4)
+    ),
+    "trl_2_threads": Arm("TRL, one process of two threads", 2, 2, _script("trl_peer.py", threads=2)),
+    "bare_2": Arm("the bare cost, two processes of one thread", 2, 1, _script("llm_bare.py", processes=2)),
     "ours_2": Arm("ours, two devices, plan=auto", 2, 1, ours(2)),
 }
 
@@ -175,10 +178,7 @@ def read_steps(folder: Path) -> list[list[Step]]:
     ranks = []
     for path in sorted(folder.glob("steps-*.jsonl")):
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        own = ("at", "cpu_s", "tokens")
-        ranks.append(
-            [Step(*(line[key] for key in own), {k: v for k, v in line.items() if k not in own}) for line in lines]
-        )
+        ranks.append([Step(line.pop("at"), line.pop("cpu_s"), line.pop("tokens"), line) for line in lines])
     return ranks
 
 

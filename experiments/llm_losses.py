@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from llm_bare import SETTINGS as BARE
 from llm_bare import average, backward, generated, judged
 from llm_work import FORM, Work, parse, step_problems
 from torch import Tensor
+from torch.nn.functional import pad
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.errors import ConfigError, ObjectiveError
@@ -29,7 +31,7 @@ from rlinf_embodied.reasoning.judge import Judge
 from rlinf_embodied.reasoning.packing import Sequences
 
 if TYPE_CHECKING:
-    from trl import GRPOTrainer
+    from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
 LIMIT = 1e-4
 SHIFT = 0.35  # largest |log ratio|: e^0.35 = 1.42, so that ratios leave 0.8 .. 1.2 on both sides
@@ -124,19 +126,17 @@ def _trainer(work: Work, groups: list[Group], folder: str) -> GRPOTrainer:
 
 def _trl_loss(trainer: GRPOTrainer, work: Work, shifted: list[Group] | None) -> tuple[float, Tensor]:
     """Returns TRL's loss and gradient of the first batch, with these old log-probs or those of its own weights."""
-    rows = [row for row in trainer.train_dataset for _ in range(work.group)]
-    trainer.model.train()
+    rows = [dict(row) for row in cast("Iterable[dict]", trainer.train_dataset) for _ in range(work.group)]
+    model = cast(torch.nn.Module, trainer.model).train()
     trainer.current_gradient_accumulation_steps = 1
     inputs = trainer._generate_and_score_completions(rows)
     if shifted is not None:
         longest = inputs["completion_ids"].shape[1]
-        pad = torch.nn.functional.pad
-        inputs["old_per_token_logps"] = torch.cat(
-            [pad(g.log_probs, (0, longest - g.log_probs.shape[1])) for g in shifted]
-        )
-    loss = trainer.compute_loss(trainer.model, inputs)
+        old = [pad(group.log_probs, (0, longest - group.log_probs.shape[1])) for group in shifted]
+        inputs["old_per_token_logps"] = torch.cat(old)
+    loss = trainer.compute_loss(model, inputs)
     loss.backward()
-    gradients = [p.grad.reshape(-1) for p in trainer.model.parameters() if p.grad is not None]
+    gradients = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
     return float(loss.detach()), torch.cat(gradients)
 
 

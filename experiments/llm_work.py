@@ -77,10 +77,10 @@ def parse(arguments: Sequence[str], own: dict[str, object]) -> tuple[Work, dict[
         key, _, value = text.partition("=")
         if key not in defaults:
             raise ConfigError(f"{key or text!r} is not known: use some of {', '.join(sorted(defaults))}")
+        kind = type(defaults[key]).__name__
         try:
-            values[key] = type(defaults[key])(value)
+            values[key] = {"int": int, "float": float, "str": str}[kind](value)
         except ValueError:
-            kind = type(defaults[key]).__name__
             raise ConfigError(f"{key} is {value!r}, but it must be a {kind}: use {key}={defaults[key]}") from None
     return Work(**{f.name: values.pop(f.name) for f in fields(Work)}), values  # type: ignore[arg-type]
 
