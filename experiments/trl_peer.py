@@ -39,13 +39,13 @@ SETTINGS: dict[str, object] = {
     "steps": 20,
     "threads": 1,
     "processes": 1,
-    "microbatches": 8,  # gradient accumulation; 1 takes 15 % more for the loss, 2 to 16 are alike; one generation for all
+    "microbatches": 8,  # gradient accumulation; 1 takes 15 % more for the loss, 2 to 16 are alike
     "attention": "eager",  # "sdpa" takes 10 to 15 % more in generation and as much in the loss
-    "cache": "",  # cache_implementation, dynamic; "static" is 8 % slower: every step attends to all columns
-    "optimizer": "adamw_torch_fused",  # "adamw_torch" cannot be told apart
-    "checkpointing": 0,  # TRL's default, 1, computes activations twice: 30 % slower
-    "bf16": 0,  # TRL's default, 1, is half as fast on a CPU, and other numbers
-    "continuous": 0,  # use_transformers_continuous_batching: over ten times slower on a CPU
+    "cache": "",  # cache_implementation; "" is dynamic, "static" takes 8 % more
+    "optimizer": "adamw_torch_fused",  # "adamw_torch" cannot be told from it
+    "checkpointing": 0,  # TRL's default, 1, computes activations twice: 30 % more
+    "bf16": 0,  # TRL's default, 1, takes 70 % more on a CPU, and computes other numbers
+    "continuous": 0,  # use_transformers_continuous_batching: a step takes eight times as long on a CPU
     "loader_workers": 0,  # the loader takes no time
     "out": "",
 }
