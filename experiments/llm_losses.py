@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from llm_bare import SETTINGS as BARE
-from llm_bare import average, backward, generated, judged
+from llm_bare import average, backward, generated, judged, old_log_probs
 from llm_work import FORM, Work, parse, step_problems
 from torch import Tensor
-from torch.nn.functional import pad
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.errors import ConfigError, ObjectiveError
@@ -125,19 +124,23 @@ def _trainer(work: Work, groups: list[Group], folder: str) -> GRPOTrainer:
 
 
 def _trl_loss(trainer: GRPOTrainer, work: Work, shifted: list[Group] | None) -> tuple[float, Tensor]:
-    """Returns TRL's loss and gradient of the first batch, with these old log-probs or those of its own weights."""
+    """Returns TRL's loss and gradient of the first batch, over all its microbatches, as its training loop runs them.
+
+    Old log-probs are these, or (None) those of its own weights.
+    """
     rows = [dict(row) for row in cast("Iterable[dict]", trainer.train_dataset) for _ in range(work.group)]
     model = cast(torch.nn.Module, trainer.model).train()
-    trainer.current_gradient_accumulation_steps = 1
-    inputs = trainer._generate_and_score_completions(rows)
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     if shifted is not None:
-        longest = inputs["completion_ids"].shape[1]
-        old = [pad(group.log_probs, (0, longest - group.log_probs.shape[1])) for group in shifted]
-        inputs["old_per_token_logps"] = torch.cat(old)
-    loss = trainer.compute_loss(model, inputs)
-    loss.backward()
+        scored = trainer._generate_and_score_completions
+        trainer._generate_and_score_completions = lambda rows: {
+            **scored(rows),
+            "old_per_token_logps": old_log_probs(shifted),
+        }
+    steps = range(trainer.args.gradient_accumulation_steps)
+    loss = sum(float(trainer.training_step(model, rows, None)) for _ in steps)
     gradients = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
-    return float(loss.detach()), torch.cat(gradients)
+    return loss, torch.cat(gradients)
 
 
 def main() -> None:
