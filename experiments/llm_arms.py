@@ -25,7 +25,6 @@ from llm_work import Work
 from rlinf_embodied.errors import ConfigError, WorkerError
 
 HERE = Path(__file__).resolve().parent
-OURS = HERE / "train_llm_math.py"
 MEMORY_EVERY_S = 0.5
 SHARES = ("generation_s", "reward_s", "scoring_s", "forward_backward_s", "optimizer_s")
 
@@ -68,31 +67,16 @@ def _script(name: str, **settings: object) -> Callable[[Work, int, Path], list[s
     return lambda work, steps, out: [str(HERE / name), *work.arguments(), f"steps={steps}", f"out={out}", *own]
 
 
-def ours(devices: int) -> Callable[[Work, int, Path], list[str]]:
-    """Returns what makes the command of our trainer on so many devices."""
-
-    def command(work: Work, steps: int, out: Path) -> list[str]:
-        if not OURS.is_file():
-            raise ConfigError(
-                f"experiments/{OURS.name} does not exist yet, so our arms cannot run: leave them out of arms"
-            )
-        raise ConfigError(
-            f"arms has ours on {devices} devices, but {OURS.name} is not wired up: leave them out of arms"
-        )
-
-    return command
-
-
 ARMS = {
     "trl_1": Arm("TRL, one process, one thread", 1, 1, _script("trl_peer.py")),
     "bare_1": Arm("the bare cost, one process, one thread", 1, 1, _script("llm_bare.py")),
-    "ours_1": Arm("ours, one device", 1, 1, ours(1)),
+    "ours_1": Arm("ours, one device", 1, 1, _script("llm_ours.py", devices=1)),
     "trl_2_processes": Arm(
         "TRL, two processes of one thread", 2, 1, _script("trl_peer.py", processes=2, microbatches=4)
     ),
     "trl_2_threads": Arm("TRL, one process of two threads", 2, 2, _script("trl_peer.py", threads=2)),
     "bare_2": Arm("the bare cost, two processes of one thread", 2, 1, _script("llm_bare.py", processes=2)),
-    "ours_2": Arm("ours, two devices, plan=auto", 2, 1, ours(2)),
+    "ours_2": Arm("ours, two devices, plan=auto", 2, 1, _script("llm_ours.py", devices=2)),
 }
 
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from llm_bare import SETTINGS as BARE
@@ -128,15 +128,13 @@ def _trl_loss(trainer: GRPOTrainer, work: Work, shifted: list[Group] | None) -> 
 
     Old log-probs are these, or (None) those of its own weights.
     """
-    rows = [dict(row) for row in cast("Iterable[dict]", trainer.train_dataset) for _ in range(work.group)]
+    rows = cast("Any", [dict(row) for row in cast("Iterable[dict]", trainer.train_dataset) for _ in range(work.group)])
     model = cast(torch.nn.Module, trainer.model).train()
     trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     if shifted is not None:
         scored = trainer._generate_and_score_completions
-        trainer._generate_and_score_completions = lambda rows: {
-            **scored(rows),
-            "old_per_token_logps": old_log_probs(shifted),
-        }
+        known = {"old_per_token_logps": old_log_probs(shifted)}
+        setattr(trainer, scored.__name__, lambda rows: {**scored(rows), **known})
     steps = range(trainer.args.gradient_accumulation_steps)
     loss = sum(float(trainer.training_step(model, rows, None)) for _ in steps)
     gradients = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]

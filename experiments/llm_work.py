@@ -22,8 +22,8 @@ import torch
 
 from policies.causal_lm import CausalLM
 from policies.char_tokenizer import EOS
-from policies.language_settings import TinyLMConfig
 from rlinf_embodied.algorithms.log_probs import token_log_probs
+from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.text_forms import CompactForm
@@ -44,8 +44,8 @@ class Work:
     start: str = "runs/bench_llm/start"  # folder of the model and tokenizer
     worked: float = 0.3  # share of worked answers in the warm start; the rest are bare
     level: str = "sum4-6-9"
-    data_seed: int = 0
-    seed: int = 0
+    seed: int = 0  # of sampling and of the training problems
+    data_seed: int = 0  # of the test problems
     prompts: int = 32
     group: int = 8
     new_tokens: int = 52
@@ -94,7 +94,7 @@ def number(own: Mapping[str, object], key: str) -> int:
 
 def step_problems(work: Work, step: int) -> list[Problem]:
     """Returns the problems of a step, the same for every arm."""
-    return GeneratedProblems(work.level, work.data_seed).batch(Split.train, step * work.prompts, work.prompts)
+    return GeneratedProblems(work.level, work.seed).batch(Split.train, step * work.prompts, work.prompts)
 
 
 # ------------------------------------------------------------------------------------------------------------ the start
@@ -181,9 +181,16 @@ class StepLog:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"steps-{rank}.jsonl").open("w", encoding="utf-8")
 
-    def write(self, tokens: int, **parts: float) -> None:
-        """Adds a step that ends now; `parts` are seconds of its phases."""
-        line = {"at": time.perf_counter(), "cpu_s": time.process_time(), "tokens": tokens, **parts}
+    def write(self, tokens: int, cpu_s: float | None = None, **parts: float) -> None:
+        """Adds a step that ends now.
+
+        Args:
+            tokens: that were generated in it.
+            cpu_s: processor seconds used so far; None: those of this process.
+            parts: seconds of its phases.
+        """
+        used = time.process_time() if cpu_s is None else cpu_s
+        line = {"at": time.perf_counter(), "cpu_s": used, "tokens": tokens, **parts}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 

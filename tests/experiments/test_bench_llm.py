@@ -26,7 +26,7 @@ needs_trl = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def scripts():
     """The modules of the benchmark by name, in the order in which they import each other."""
-    names = ("bench_report", "llm_work", "llm_bare", "trl_peer", "llm_losses", "llm_arms", "bench_llm")
+    names = ("bench_report", "llm_work", "llm_bare", "trl_peer", "llm_losses", "llm_ours", "llm_arms", "bench_llm")
     return {name: load_script(name) for name in names}
 
 
@@ -103,6 +103,25 @@ def test_the_bare_cost_leaves_a_log_per_process_and_a_model(scripts, work, tmp_p
     trained, start = CausalLM.load(tmp_path / "model"), CausalLM.load(Path(work.start))
     moved = [float((a - b).detach().abs().max()) for a, b in zip(trained.parameters(), start.parameters(), strict=True)]
     assert 0 < max(moved) < 3e-4  # two steps of Adam at 1e-4
+
+
+def test_our_trainer_does_the_very_work_of_the_bare_cost(scripts, work, tmp_path):
+    """Same prompts, same completions, same steps: what it costs more is what there is around them."""
+    for script in ("llm_bare", "llm_ours"):
+        own = {**scripts[script].SETTINGS, "steps": 3, "out": str(tmp_path / script)}
+        scripts[script].train(work, own)
+    bare, ours = (
+        [step.tokens for step in scripts["llm_arms"].read_steps(tmp_path / s)[0]] for s in ("llm_bare", "llm_ours")
+    )
+    assert ours == bare
+    models = [CausalLM.load(tmp_path / script / "model") for script in ("llm_bare", "llm_ours")]
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)  # Adam moves by up to 3e-4
+
+
+def test_other_numbers_of_devices_are_refused(scripts, work, tmp_path):
+    with pytest.raises(ConfigError, match="devices is 3, but there are settings for 1, 2"):
+        scripts["llm_ours"].train(work, {"steps": 1, "devices": 3, "out": str(tmp_path)})
 
 
 # ------------------------------------------------------------------------------------------------------------------ TRL
