@@ -94,20 +94,10 @@ def run_arm(arm: Arm, work: Work, steps: int, folder: Path) -> float:
     paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1"}
     env |= {**dict.fromkeys(ONE_THREAD, str(arm.threads)), "TOKENIZERS_PARALLELISM": "false"}
-    log = folder / "log.txt"
+    log, bound = folder / "log.txt", ["taskset", "-c", ",".join(map(str, cores[: arm.cores]))]
+    command = [*bound, sys.executable, *arm.command(work, steps, folder)]
     with log.open("w", encoding="utf-8") as out:
-        process = subprocess.Popen(
-            [
-                "taskset",
-                "-c",
-                ",".join(map(str, cores[: arm.cores])),
-                sys.executable,
-                *arm.command(work, steps, folder),
-            ],
-            env=env,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
+        process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
         with Memory(process.pid) as memory:
             code = process.wait()
     if code:

@@ -152,7 +152,7 @@ def test_trl_trains_on_the_prompts_of_each_step(scripts, work, tmp_path):
 def test_rows_that_processes_cannot_share_are_refused(scripts, work):
     pytest.importorskip("trl", reason="needs TRL: pip install -c constraints.txt -e '.[peers]'")
     own = {**scripts["trl_peer"].SETTINGS, "processes": 3}
-    with pytest.raises(ConfigError, match="prompts x group is 16, but 3 processes x 1 microbatches must divide it"):
+    with pytest.raises(ConfigError, match="prompts x group is 16, but 3 processes x 8 microbatches must divide it"):
         scripts["trl_peer"].config(work, own)
 
 
