@@ -48,6 +48,7 @@ PARTS = {
 def overrides(work: Work, steps: int, devices: int, out: Path) -> list[str]:
     """Returns what makes our config that of the work."""
     rows = work.prompts * work.group
+    together, block = (rows, rows) if devices == 1 else (min(128, rows), min(64, rows))  # one worker needs no portions
     return [
         f"run.dir={out / 'run'}",
         f"run.num_iterations={steps}",
@@ -57,8 +58,9 @@ def overrides(work: Work, steps: int, devices: int, out: Path) -> list[str]:
         f"data.level={work.level}",
         f"generation.max_new_tokens={work.new_tokens}",
         f"generation.temperature={work.temperature}",
-        f"generation.rows_per_block={min(64, rows)}",
-        f"generation.rows_together={min(128, rows)}",
+        f"generation.rows_per_block={block}",
+        f"generation.rows_together={together}",
+        f"generation.num_slots={together}",
         f"algorithm.prompts_per_iteration={work.prompts}",
         f"algorithm.group_size={work.group}",
         f"algorithm.lr={work.lr}",
