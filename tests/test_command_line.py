@@ -5,9 +5,9 @@ import sys
 import pytest
 import yaml
 
-from rlinf_embodied.command_line import evaluate_main, help_text, train_main
-from rlinf_embodied.compose import EVALUATE_GROUPS, TRAIN_GROUPS, choices
-from rlinf_embodied.config import EvaluateConfig, TrainConfig
+from rlinf_embodied.command_line import evaluate_main, help_text, math_main, train_main
+from rlinf_embodied.compose import EVALUATE_GROUPS, MATH_GROUPS, TRAIN_GROUPS, choices
+from rlinf_embodied.config import EvaluateConfig, MathConfig, TrainConfig
 from rlinf_embodied.errors import CheckpointError, PlanError, WorkerError
 
 
@@ -46,6 +46,14 @@ def test_bad_input_is_one_line_on_the_error_stream(monkeypatch, capsys):
     assert err.count("\n") == 1
 
 
+def test_the_reasoning_workflow_has_choices_of_its_own(monkeypatch, capsys):
+    assert exit_code(monkeypatch, math_main, never, "algorithm=ppp") == 2
+    assert "did you mean algorithm=ppo? choose from dapo, dr_grpo, grpo, ppo, rloo" in capsys.readouterr().err
+    assert exit_code(monkeypatch, math_main, never, "run.dry=true", "algorithm=rloo") == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["algorithm"]["name"], printed["data"]["level"]) == ("rloo", "sum4-6-9")
+
+
 @pytest.mark.parametrize("error", [PlanError("too few devices"), CheckpointError("foreign")])
 def test_input_that_proves_wrong_later_exits_with_2_as_well(monkeypatch, capsys, error):
     def work(config):
@@ -71,12 +79,15 @@ def test_an_interrupt_exits_with_130(monkeypatch):
     assert exit_code(monkeypatch, train_main, work) == 130
 
 
-@pytest.mark.parametrize(("schema", "groups"), [(TrainConfig, TRAIN_GROUPS), (EvaluateConfig, EVALUATE_GROUPS)])
+@pytest.mark.parametrize(
+    ("schema", "groups"),
+    [(TrainConfig, TRAIN_GROUPS), (EvaluateConfig, EVALUATE_GROUPS), (MathConfig, MATH_GROUPS)],
+)
 def test_help_lists_every_choice_of_every_group(schema, groups):
     text = help_text("script.py", schema, groups)
     for group in groups:
         line = next(line for line in text.splitlines() if line.startswith(f"  {group} "))
-        assert [name for name in choices(group) if name not in line] == []
+        assert [name for name in choices(group, schema) if name not in line] == []
     assert "run.dry=true" in text or schema is EvaluateConfig
 
 

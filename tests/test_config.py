@@ -9,17 +9,21 @@ import yaml
 from rlinf_embodied.compose import (
     CONFIG_DIR,
     EVALUATE_GROUPS,
+    MATH_GROUPS,
     TRAIN_GROUPS,
     choices,
     compose_evaluate,
+    compose_math,
     compose_train,
     load,
     to_yaml,
 )
-from rlinf_embodied.config import AlgorithmName, Backend, EnvConfig, EvaluateConfig, TrainConfig
+from rlinf_embodied.config import AlgorithmName, Backend, EnvConfig, EvaluateConfig, MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
 
 ALL_CHOICES = [(group, name) for group in TRAIN_GROUPS for name in choices(group)]
+MATH_CHOICES = [(group, name) for group in MATH_GROUPS for name in choices(group, MathConfig)]
+NEEDS = {"jsonl": ["data.files.all=x.jsonl", "policy.folder=x"], "folder": ["policy.folder=x"]}  # have no default
 
 
 @pytest.mark.parametrize(("group", "name"), ALL_CHOICES, ids=lambda part: part)
@@ -32,8 +36,18 @@ def test_every_choice_composes(group, name):
 def test_every_file_under_configs_is_a_choice_or_a_main_config():
     files = {str(path.relative_to(CONFIG_DIR)) for path in CONFIG_DIR.rglob("*") if path.is_file()}
     expected = {f"{group}/{name}.yaml" for group, name in ALL_CHOICES}
+    expected |= {f"reasoning/{group}/{name}.yaml" for group, name in MATH_CHOICES if group != "cluster"}
     expected |= {"train_vla.yaml", "evaluate.yaml", "planning.yaml", "emulate.yaml"}
+    expected |= {"train_llm_math.yaml", "evaluate_answers.yaml"}
     assert {file for file in files if not file.startswith("profiles/")} == expected
+
+
+@pytest.mark.parametrize(("group", "name"), MATH_CHOICES, ids=lambda part: part)
+def test_every_choice_of_the_reasoning_workflow_composes(group, name):
+    config = compose_math([f"{group}={name}", *NEEDS.get(name, [])])
+    assert isinstance(config, MathConfig)
+    assert config.num_blocks * config.generation.rows_per_block == config.num_rows
+    assert config.num_rows % config.generation.rows_together == 0
 
 
 @pytest.mark.parametrize("group", EVALUATE_GROUPS)
@@ -125,6 +139,58 @@ def test_bad_input_is_named_with_its_rule_and_the_next_action(override, parts):
     with pytest.raises(ConfigError) as caught:
         compose_train([override])
     assert [part for part in parts if part not in str(caught.value)] == [], str(caught.value)
+
+
+# the same for the reasoning workflow
+BAD_MATH_INPUT = [
+    (["data=sum"], ["data is 'sum'", "did you mean data=sums?", "choose from chains, countdown, jsonl, linear, sums"]),
+    (["algorithm=drgrpo"], ["algorithm is 'drgrpo'", "did you mean algorithm=dr_grpo?", "dapo, dr_grpo, grpo, ppo"]),
+    (["policy=tinylm"], ["policy is 'tinylm'", "did you mean policy=tiny_lm?"]),
+    (["plan=pipeline"], ["plan is 'pipeline'", "did you mean plan=pipelined?", ".yaml file"]),
+    (["env=maniskill_pick"], ["env is unknown", "the top level has data, policy"]),
+    (["data.levl=x"], ["data.levl is unknown", "did you mean data.level?"]),
+    (["algorithm.groupsize=3"], ["algorithm.groupsize is unknown", "did you mean algorithm.group_size?"]),
+    (["algorithm.loss_level=tokens"], ["algorithm.loss_level is 'tokens'", "token, sequence, constant"]),
+    (["generation.engine=vlm"], ["generation.engine is 'vlm'", "transformers, vllm"]),
+    (["data=jsonl", "policy.folder=x"], ["data.files is {}", "use data.files.all=<file>"]),
+    (["data.files.all=x.jsonl"], ["policy.folder is None", "data.files holds problems", "give the folder"]),
+    (["data.files.train=x"], ["data.files is {'train': 'x'}", "a file each", "add the missing one"]),
+    (["data.files.tran=x"], ["data.files is {'tran': 'x'}", "train, validation, test, all"]),
+    (["policy=folder"], ["policy.folder is None", "reads a model from disk", "policy.folder=<dir>"]),
+    (["policy.folder=a", "warm_start.checkpoint=b"], ["warm_start.checkpoint is 'b'", "give one of the two"]),
+    (["policy.precision=bfloat16"], ["policy.precision is 'bfloat16'", "policy.lora.rank=16"]),
+    (["policy.num_heads=5"], ["policy.hidden_size is 96", "policy.num_heads=5"]),
+    (["algorithm.group_size=1"], ["algorithm.group_size is 1", "grpo compares", "use 8, or algorithm=ppo"]),
+    (["algorithm=ppo", "algorithm.dynamic_sampling=true"], ["algorithm.dynamic_sampling is True", "algorithm=dapo"]),
+    (["algorithm=dapo", "algorithm.drop_uniform_groups=false"], ["algorithm.drop_uniform_groups is False"]),
+    (["algorithm.importance_cap=0"], ["algorithm.importance_cap is 0.0", "positive", "null"]),
+    (["algorithm.gamma=2"], ["algorithm.gamma is 2.0", "[0, 1]"]),
+    (["generation.temperature=0"], ["generation.temperature is 0.0", "use 1.0"]),
+    (["generation.top_p=0"], ["generation.top_p is 0.0", "(0, 1]"]),
+    (["warm_start.num_examples=8"], ["warm_start.num_examples is 8", "warm_start.batch_size=32"]),
+    (["algorithm.reduction=fast"], ["algorithm.reduction is 'fast'", "set run.exact=false"]),
+    (
+        ["generation.rows_per_block=48", "generation.rows_together=96"],
+        ["generation.rows_per_block is 48", "= 256 completions", "use 32 with generation.rows_together=64"],
+    ),
+    (
+        ["generation.rows_per_block=32", "generation.rows_together=96"],
+        ["generation.rows_together is 96", "= 256 completions", "use 64"],
+    ),
+    (["generation.rows_per_block=32", "generation.rows_together=80"], ["generation.rows_together is 80", "use 64"]),
+]
+
+
+@pytest.mark.parametrize(("overrides", "parts"), BAD_MATH_INPUT, ids=lambda value: value[0])
+def test_bad_input_to_the_reasoning_workflow_is_named_with_its_rule_and_the_next_action(overrides, parts):
+    with pytest.raises(ConfigError) as caught:
+        compose_math(overrides)
+    assert [part for part in parts if part not in str(caught.value)] == [], str(caught.value)
+
+
+def test_what_a_refusal_suggests_is_taken():
+    config = compose_math(["generation.rows_per_block=32", "generation.rows_together=64"])
+    assert (config.num_blocks, config.prompts_per_block, config.blocks_together) == (8, 4, 2)
 
 
 def test_impossible_combinations_of_grpo_are_refused():

@@ -87,13 +87,15 @@ class MathConfig:
     def __post_init__(self) -> None:
         generation, algorithm = self.generation, self.algorithm
         group, block = algorithm.group_size, generation.rows_per_block
+        smaller = _largest(group, block, self.num_rows)
+        sets = _largest(smaller, generation.rows_together, self.num_rows)
         require(
             block % group == 0 and self.num_rows % block == 0,
             "generation.rows_per_block",
             block,
             f"a block holds whole groups of algorithm.group_size={group}, and algorithm.prompts_per_iteration x "
             f"algorithm.group_size = {self.num_rows} completions are whole blocks",
-            f"use {_largest(group, block, self.num_rows)}",
+            f"use {smaller} with generation.rows_together={sets}",
         )
         require(
             self.num_rows % generation.rows_together == 0,

@@ -1,0 +1,148 @@
+"""Held-out problems: which ones, how they are answered, pass@k, and what a checkpoint's evaluation writes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from math_runs import tiny_math, train_math, warm
+from runs import cluster
+
+from rlinf_embodied.compose import compose_answers
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.data.generated import GeneratedProblems
+from rlinf_embodied.data.problems import Split
+from rlinf_embodied.reasoning.evaluate import evaluate_command
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, sampled_result
+from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
+from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.telemetry.metrics import wilson
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NUMBER = 20
+
+
+def evaluated(config: MathConfig, devices: int = 1, step: int = 0) -> AnswerResult:
+    held = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
+    sections = (config.data, config.generation, config.reward, config.eval)
+    return AnswerEvaluation(held, *sections, SerialSession(), cluster(devices), last_step=7).run(step)
+
+
+def settings(*overrides: str) -> MathConfig:
+    return tiny_math(f"eval.num_problems={NUMBER}", "eval.num_samples=4", "eval.num_shown=20", *overrides)
+
+
+@pytest.fixture(scope="module")
+def plain() -> AnswerResult:
+    return evaluated(settings())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of one iteration."""
+    folder = tmp_path_factory.mktemp("trained")
+    train_math(tiny_math(f"run.dir={folder}", "run.num_iterations=1", f"eval.num_problems={NUMBER}"))
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------------- problems
+@pytest.mark.parametrize(("devices", "overrides"), [(2, []), (1, ["eval.problems_per_block=20"]), (3, [])])
+def test_neither_devices_nor_blocks_change_an_answer(plain, devices: int, overrides: list[str]) -> None:
+    found = evaluated(settings(*overrides), devices)
+    assert found.summary() == plain.summary()
+    assert found.shown == plain.shown
+
+
+def test_the_held_out_problems_are_a_matter_of_their_own_seed(plain) -> None:
+    asked = GeneratedProblems("sum1-2-9", 77).batch(Split.test, 0, NUMBER)
+    assert [(a.question, a.answer) for a in plain.shown] == [(p.question, p.answer) for p in asked]
+    assert [a.question for a in evaluated(settings("data.seed=78")).shown] != [p.question for p in asked]
+
+
+def test_accuracy_is_that_of_the_answers_that_are_shown(plain) -> None:
+    right = [a.correct for a in plain.shown]
+    assert plain.accuracy == sum(right) / NUMBER
+    assert plain.interval == wilson(sum(right), NUMBER)
+    for answer in plain.shown:  # the compact form ends with # and the answer
+        assert answer.correct == (answer.completion.rpartition("#")[2] == answer.answer)
+    table = plain.table().splitlines()
+    assert len(table) == 2 + NUMBER
+    assert table[2].endswith("| yes |" if right[0] else "| no |")
+
+
+def test_samples_are_drawn_before_and_after_only_and_forced_starts_before() -> None:
+    config = settings("eval.num_problems=8", "eval.num_samples=2")
+    assert evaluated(config, step=0).forced is not None
+    middle, last = evaluated(config, step=3), evaluated(config, step=7)
+    assert (middle.sampled, middle.forced) == (None, None)
+    assert last.sampled is not None
+    assert last.forced is None
+
+
+def test_a_forced_answer_begins_as_a_worked_one_does(plain) -> None:
+    # with room for one more token only, no forced answer comes to its end, though bare ones ("#6") do
+    short = settings("generation.max_new_tokens=3", "eval.num_samples=0")
+    found = evaluated(short)
+    assert found.truncated < 1
+    assert found.forced is not None
+    assert found.forced[0] == 0
+    assert plain.forced is not None
+
+
+# --------------------------------------------------------------------------------------------------------------- pass@k
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer() -> None:
+    correct = [(True, False, False, True), (False,) * 4, (True, True, True, False), (True,) * 4]
+    found = sampled_result(correct)
+    for k in (1, 2, 4):
+        subsets = [list(itertools.combinations(row, k)) for row in correct]
+        expected = sum(sum(map(any, parts)) / len(parts) for parts in subsets) / len(correct)
+        assert found.pass_at[k] == pytest.approx(expected)
+        low, high = found.intervals[k]
+        assert 0 <= low <= found.pass_at[k] <= high <= 1
+    assert (found.num_samples, set(found.pass_at)) == (4, {1, 2, 4})
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+def evaluate(folder: Path, checkpoint: Path, *overrides: str) -> dict:
+    config = compose_answers([f"checkpoint={checkpoint}", "cluster=serial", f"run.dir={folder}", *overrides])
+    assert config is not None
+    assert evaluate_command(config) == 0
+    return json.loads((folder / "eval_info.json").read_text())
+
+
+def test_a_checkpoint_is_evaluated_as_its_run_did_it(trained, tmp_path, capsys) -> None:
+    chosen = [f"eval.num_problems={NUMBER}", "eval.num_samples=2", "run.seed=3"]
+    info = evaluate(tmp_path, trained / "checkpoints/latest", *chosen)
+    after = json.loads((trained / "summary.json").read_text())["after"]
+    assert {key: info[key] for key in after} == after
+    assert info["data"]["level"] == "sum1-2-9"
+    out = capsys.readouterr().out
+    assert f"sum1-2-9: greedy {100 * after['accuracy']:.1f} % [" in out
+    assert f"of {NUMBER} problems, pass@1" in out
+    assert (tmp_path / "samples.md").read_text().startswith("| problem | answer | completion | right |")
+
+
+def test_other_problems_may_be_asked(trained, tmp_path) -> None:
+    chosen = ["eval.num_problems=4", "eval.num_samples=0", "data.level=sum1-1-9"]
+    info = evaluate(tmp_path, trained / "checkpoints/latest", *chosen)
+    assert (info["data"]["level"], info["num_problems"]) == ("sum1-1-9", 4)
+    assert "pass@1" not in info
+
+
+def test_the_script_knows_the_workflow_of_a_checkpoint(trained, monkeypatch, capsys) -> None:
+    path = REPOSITORY / "experiments/evaluate.py"
+    for checkpoint, code, text in (
+        (trained / "checkpoints/latest", 0, "level: sum1-2-9"),
+        (trained / "checkpoints", 2, "give a checkpoint folder"),
+    ):
+        dry = ["run.dry=true"] * (code == 0)
+        monkeypatch.setattr(sys, "argv", [str(path), f"checkpoint={checkpoint}", "cluster=serial", *dry])
+        with pytest.raises(SystemExit) as left:
+            runpy.run_path(str(path), run_name="__main__")
+        out, err = capsys.readouterr()
+        assert left.value.code == code
+        assert text in out + err
