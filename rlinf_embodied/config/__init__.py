@@ -42,6 +42,7 @@ from rlinf_embodied.config.reasoning import (
     ReasoningAlgorithmConfig,
     ReasoningName,
     RewardConfig,
+    Sharding,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 
@@ -77,6 +78,7 @@ __all__ = [
     "Reward",
     "RewardConfig",
     "RunConfig",
+    "Sharding",
     "TinyLMConfig",
     "TrainConfig",
     "TransportMode",

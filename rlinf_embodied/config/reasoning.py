@@ -82,6 +82,13 @@ class LossLevel(StrEnum):
     constant = "constant"  # the sum over tokens, over a fixed length (Dr. GRPO, arXiv 2503.20783)
 
 
+class Sharding(StrEnum):
+    """Where the actor's weights and optimizer state live while it trains."""
+
+    none = "none"  # whole, in each of its workers
+    fsdp2 = "fsdp2"  # in slices over its workers, see docs/reasoning.md
+
+
 @dataclass(kw_only=True, slots=True)
 class ReasoningAlgorithmConfig:
     """GRPO and what it became (Dr. GRPO, DAPO, RLOO), and PPO with a critic of its own."""
@@ -108,6 +115,7 @@ class ReasoningAlgorithmConfig:
     importance_cap: float | None = 2.0  # of the weights that correct generation's log-probs; None: no correction
     tokens_per_microbatch: int = 4096  # padding included
     reduction: Reduction = Reduction.exact
+    sharding: Sharding = Sharding.none  # of the actor; a critic is never sharded
     # PPO
     gamma: float = 1.0
     gae_lambda: float = 0.95
