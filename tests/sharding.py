@@ -1,11 +1,12 @@
 """A learner's work that tests do in one process and in several: a net with layers, tied weights, and uneven blocks.
 
-`python -m sharding <rank> <size> <folder>` is one of the processes: it takes the steps that folder/job.pt asks for.
+`python -m sharding <rank> <size> <folder>` is one of the processes: it does all of folder/jobs.pt, one after the other.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ class Job:
     owners: tuple[int, ...]
     steps: tuple[float, ...] = (0.1, 0.05, 0.02)
     veto: tuple[int, ...] = ()  # steps that are vetoed
-    max_grad_norm: float = 0.3  # the first steps are clipped, the last ones are not
+    max_grad_norm: float = 1.3  # the first steps are clipped, the last ones are not
     scale: float = 1.0  # of the loss; inf: no gradient is finite
     restart: int | None = None  # the step before which everything is built anew from a checkpoint
     start: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # "weights" and "moments" to start from
@@ -139,38 +140,37 @@ class Worker:
 
 
 def main(rank: int, size: int, folder: Path) -> None:
-    """Does a job and writes what came of it to folder/<rank>.pt."""
+    """Does all jobs and writes what came of them to folder/<rank>.pt."""
     torch.set_num_threads(1)
-    job: Job = torch.load(folder / "job.pt", weights_only=False)
-    groups = [
-        TorchGroup(rank, size, f"file://{folder}/store{n}", timeout_s=60) if size > 1 else SoloGroup() for n in range(2)
-    ]
-    worker = Worker(job, rank, groups[0])
+    jobs: dict[str, Job] = torch.load(folder / "jobs.pt", weights_only=False)
+    torch.save({name: _do(name, job, rank, size, folder) for name, job in jobs.items()}, folder / f"{rank}.pt")
+
+
+def _do(name: str, job: Job, rank: int, size: int, folder: Path) -> dict:
+    places = (f"file://{folder}/{name}-{part}" for part in ("first", "second"))
+    first, second = (TorchGroup(rank, size, place, timeout_s=60) for place in places)
+    worker = Worker(job, rank, first)
     middle = len(job.steps) if job.restart is None else job.restart
     found = take_steps(worker.learner, worker.model, job, rank, range(middle))
     if job.restart is not None:
+        checkpoint = folder / f"{name}-checkpoint.pt"
         state = {"moments": worker.learner.export_state(), "weights": worker.view.state_dict()}
         if rank == 0:
-            torch.save(state, folder / "checkpoint.pt")
-        groups[0].all_reduce(torch.zeros(1))  # it is written
-        job.start = torch.load(folder / "checkpoint.pt")
-        worker = Worker(job, rank, groups[1])
+            torch.save(state, checkpoint)
+        first.all_reduce(torch.zeros(1))  # it is written
+        job.start = torch.load(checkpoint)
+        worker = Worker(job, rank, second)
         found += take_steps(worker.learner, worker.model, job, rank, range(middle, len(job.steps)))
     slices = {name: parameter.to_local() for name, parameter in worker.model.named_parameters()}
-    state = worker.learner.export_state()
-    weights = worker.view.state_dict()
-    torch.save({"weights": weights, "found": found, "moments": state, "slices": slices}, folder / f"{rank}.pt")
+    moments = worker.learner.export_state()
+    return {"weights": worker.view.state_dict(), "found": found, "moments": moments, "slices": slices}
 
 
-def together(job: Job, size: int, folder: Path, timeout_s: float = 120) -> list[dict]:
-    """Does a job in `size` processes and returns what came of it, by rank."""
-    torch.save(job, folder / "job.pt")
+def together(jobs: dict[str, Job], size: int, folder: Path, timeout_s: float = 120) -> list[dict[str, dict]]:
+    """Does jobs in `size` processes and returns what came of each, by rank."""
+    torch.save(jobs, folder / "jobs.pt")
     command = [sys.executable, "-m", "sharding"]
-    environment = {
-        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}",
-        "PATH": "/usr/bin:/bin",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"}
     processes = [
         subprocess.Popen([*command, str(r), str(size), str(folder)], env=environment, stderr=subprocess.PIPE, text=True)
         for r in range(size)

@@ -29,14 +29,41 @@ def assert_close(one: dict, other: dict) -> None:
         )
 
 
-# the second worker makes one pass where the first makes six; the third has no row at all and slices without entries
-@pytest.mark.parametrize(("size", "owners"), [(2, (0, 0, 1, 1)), (3, (0, 1, 2, 0))])
-def test_three_steps_equal_those_of_one_process_that_shards_nothing(tmp_path, size, owners):
-    job = Job(owners=owners, veto=(1,), steps=(0.1, 0.1, 0.05, 0.02))
-    weights, steps, moments = alone(job)
-    workers = together(job, size, tmp_path)
+# ------------------------------------------------------------------------------------------------------- two or three
+UNEVEN = {"veto": (1,), "steps": (0.1, 0.1, 0.05, 0.02)}
+_FIRST = Job(owners=(0,) * 4, steps=(0.1,))
+
+
+@pytest.fixture(scope="module")
+def first_step():
+    """Weights and moments after a step that nothing is sharded in."""
+    weights, _, moments = alone(_FIRST)
+    return {"weights": weights, "moments": moments}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, first_step):
+    """What two processes make of several jobs; the second worker makes one pass where the first makes six."""
+    jobs = {
+        "through": Job(owners=(0, 0, 1, 1), **UNEVEN),
+        "resumed": Job(owners=(0, 0, 1, 1), restart=2, **UNEVEN),
+        "going on": Job(owners=(0, 1, 1, 0), steps=(0.05, 0.02), start=first_step),
+    }
+    return together(jobs, 2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """What three processes make of a job; one has no row at all, and of some parameters no entry."""
+    return together({"through": Job(owners=(0, 1, 2, 0), **UNEVEN)}, 3, tmp_path_factory.mktemp("three"))
+
+
+@pytest.mark.parametrize("processes", ["two", "three"])
+def test_steps_equal_those_of_one_process_that_shards_nothing(request, processes):
+    workers = [jobs["through"] for jobs in request.getfixturevalue(processes)]
+    weights, steps, moments = alone(Job(owners=(0,) * 4, **UNEVEN))
     assert steps[1][1] is None
-    assert steps[0][1] > job.max_grad_norm  # the first one is clipped
+    assert steps[0][1] > Job(owners=()).max_grad_norm > steps[-1][1]  # clipped, and not clipped
     for worker in workers:
         assert_close(worker["weights"], weights)
         for (statistics, norm), (expected, expected_norm) in zip(worker["found"], steps, strict=True):
@@ -48,35 +75,27 @@ def test_three_steps_equal_those_of_one_process_that_shards_nothing(tmp_path, si
     assert all(worker["moments"] == {} for worker in workers[1:])
 
 
-def test_a_worker_holds_slices_only(tmp_path):
-    whole = dict(net().named_parameters())
-    workers = together(Job(owners=(0, 1, 0, 1), steps=(0.1,)), 2, tmp_path)
-    for name, parameter in whole.items():
-        slices = [worker["slices"][name] for worker in workers]
-        assert sum(s.numel() for s in slices) == parameter.numel()
-        assert max(s.numel() for s in slices) <= -(-len(parameter) // 2) * parameter[0].numel()
-        assert torch.equal(torch.cat(slices), workers[0]["weights"][name])  # what the view was filled from
-    assert torch.equal(workers[0]["weights"]["frozen.weight"], whole["frozen.weight"])
+def test_a_worker_holds_slices_and_the_view_what_they_make_together(two):
+    for name, parameter in net().named_parameters():
+        slices = [worker["through"]["slices"][name] for worker in two]
+        assert [len(s) for s in slices] == [-(-len(parameter) // 2), len(parameter) // 2]
+        assert torch.equal(torch.cat(slices), two[0]["through"]["weights"][name])
+        changed = not torch.equal(torch.cat(slices), parameter)
+        assert changed == (not name.startswith("frozen"))
 
 
-def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    through = together(Job(owners=(0, 0, 1, 1)), 2, tmp_path / "a")
-    resumed = together(Job(owners=(0, 0, 1, 1), restart=2), 2, tmp_path / "b")
-    for one, other in zip(through, resumed, strict=True):
-        for name, tensor in one["weights"].items():
-            assert torch.equal(tensor, other["weights"][name]), name
-    assert all(torch.equal(tensor, resumed[0]["moments"][n]) for n, tensor in through[0]["moments"].items())
+def test_a_resumed_run_goes_on_bit_for_bit(two):
+    for jobs in two:
+        through, resumed = jobs["through"], jobs["resumed"]
+        assert all(torch.equal(tensor, resumed["weights"][name]) for name, tensor in through["weights"].items())
+        assert all(torch.equal(tensor, resumed["moments"][name]) for name, tensor in through["moments"].items())
 
 
-def test_a_checkpoint_of_one_learner_is_one_of_the_other(tmp_path):
-    weights, _, moments = alone(Job(owners=(0,) * 4, steps=(0.1,)))
-    going_on = Job(owners=(0, 1, 1, 0), steps=(0.05, 0.02), start={"weights": weights, "moments": moments})
-    expected, _, _ = alone(going_on)
-    workers = together(going_on, 2, tmp_path)
-    assert_close(workers[0]["weights"], expected)
-    back = Job(owners=(0,) * 4, steps=(0.1,), start={n: workers[0][n] for n in ("weights", "moments")})
+def test_a_checkpoint_of_one_learner_is_one_of_the_other(two, first_step):
+    expected, _, _ = alone(Job(owners=(0,) * 4, steps=(0.05, 0.02), start=first_step))
+    found = two[0]["going on"]
+    assert_close(found["weights"], expected)
+    back = Job(owners=(0,) * 4, steps=(0.1,), start={name: found[name] for name in ("weights", "moments")})
     assert alone(back)[2]["steps"].item() == 4
 
 
