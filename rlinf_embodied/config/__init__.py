@@ -43,6 +43,7 @@ from rlinf_embodied.config.reasoning import (
     ReasoningName,
     RewardConfig,
     Sharding,
+    VllmConfig,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 
@@ -82,5 +83,6 @@ __all__ = [
     "TinyLMConfig",
     "TrainConfig",
     "TransportMode",
+    "VllmConfig",
     "WarmStartConfig",
 ]

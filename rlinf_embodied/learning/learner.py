@@ -104,17 +104,9 @@ class ReplicatedLearner:
         self._optimizer = FlatOptimizer(
             parameters, settings.lr, betas=settings.betas, max_grad_norm=settings.max_grad_norm
         )
+        self.lr = settings.lr
         self._num_statistics, self._reducer = num_statistics, reducer
         self._ready: dict[int, Tensor] = {}  # by block
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the next step."""
-        return self._optimizer.lr
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self._optimizer.lr = value
 
     def start(self) -> None:
         """See Learner."""
@@ -129,6 +121,7 @@ class ReplicatedLearner:
         ready, self._ready = self._ready, {}
         sums = {b: ready.pop(b) if b in ready else self._sums(b, index, passes) for b, index in rows.items()}
         total = split_sums(self._reducer.sum_blocks(sums), self._optimizer.parameters)
+        self._optimizer.lr = self.lr
         statistics, _, norm = step_from(total, self._optimizer, veto)
         return statistics, norm
 
