@@ -57,7 +57,7 @@ class Objective:
         log_probs, behaviour = found.log_probs, cut(rows.behaviour)
         # with one step per iteration the weights are those that sampled: the ratio is 1, and this pass says pi_old
         old = log_probs.detach() if rows.proximal is None else cut(rows.proximal)
-        weights = self._weights(batch, mask)
+        weights, weight = self._weights(batch, mask), mask.new_tensor(self._weight(rows, index), dtype=torch.float32)
         corrected = weights
         if algorithm.importance_cap is not None:
             corrected = weights * truncated_token_weights(old, behaviour, mask, algorithm.importance_cap)
@@ -77,7 +77,6 @@ class Objective:
             *(terms.loss, terms.approx_kl[0], terms.clipfrac[0], terms.clipfrac[1], (found.entropy * mask).sum()),
             *(apart.abs_sum, apart.kl_sum, apart.ratio_sum, capped, kl.sum()),
         ]
-        weight = mask.new_tensor(self._weight(rows, index), dtype=torch.float32)
         return LossSums(loss, weight, torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics]))
 
     def _weights(self, batch: TokenBatch, mask: Tensor) -> Tensor:
