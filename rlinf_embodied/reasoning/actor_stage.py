@@ -124,7 +124,7 @@ class ActorStage(LanguageStage):
         for block in sorted(inputs):
             self._rows[block] = self._rows_of(tick, block, inputs[block])
             if self._algorithm.num_steps == 1 and not warming:
-                self._learner.add(block, self._every_row(block), self._passes)
+                self._begin(block)
         made = dict.fromkeys(inputs)
         if tick.chunk < tick.num_chunks - 1:
             return Output(made, ActorReport({}, self._shared.version))
@@ -152,6 +152,9 @@ class ActorStage(LanguageStage):
             chosen = cast("tuple[tuple[int, int, int], ...]", tick.message)
             kept = [(number, group) for number, of_block, group in chosen if of_block == block]
         return training_rows(rounds, self._algorithm, kept)
+
+    def _begin(self, block: int) -> None:
+        self._learner.add(block, self._every_row(block), self._passes)
 
     def _every_row(self, block: int) -> Tensor:
         rows = self._rows[block]
