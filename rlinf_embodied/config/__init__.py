@@ -42,6 +42,8 @@ from rlinf_embodied.config.reasoning import (
     ReasoningAlgorithmConfig,
     ReasoningName,
     RewardConfig,
+    Sharding,
+    VllmConfig,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 
@@ -77,8 +79,10 @@ __all__ = [
     "Reward",
     "RewardConfig",
     "RunConfig",
+    "Sharding",
     "TinyLMConfig",
     "TrainConfig",
     "TransportMode",
+    "VllmConfig",
     "WarmStartConfig",
 ]

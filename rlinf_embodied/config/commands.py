@@ -11,6 +11,7 @@ from rlinf_embodied.config.learning import AlgorithmConfig, AlgorithmName, Polic
 from rlinf_embodied.config.machine import ClusterConfig, PlanConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
+    Engine,
     FineTuningConfig,
     GenerationConfig,
     ReasoningAlgorithmConfig,
@@ -111,6 +112,13 @@ class MathConfig:
             algorithm.reduction.value,
             "run.exact=true needs sums in a fixed order",
             "set run.exact=false or algorithm.reduction=exact",
+        )
+        require(
+            generation.engine is not Engine.vllm or not self.run.exact,
+            "generation.engine",
+            generation.engine.value,
+            "run.exact=true needs tokens that no other completion has an influence on, which vLLM does not promise",
+            "set run.exact=false or generation.engine=transformers",
         )
         require(
             self.policy.folder is None or self.warm_start.checkpoint is None,

@@ -17,6 +17,19 @@ class Engine(StrEnum):
 
 
 @dataclass(kw_only=True, slots=True)
+class VllmConfig:
+    """What vLLM is told beside the model."""
+
+    gpu_memory_utilization: float = 0.4  # share of the GPU for its weights and cache; a learner there needs the rest
+    dtype: str = "auto"  # auto: that of the model, half precision for float32
+    enforce_eager: bool = False  # true: no CUDA graphs, which start slowly
+
+    def __post_init__(self) -> None:
+        share = self.gpu_memory_utilization
+        require(0 < share <= 1, "generation.vllm.gpu_memory_utilization", share, "it is a share", "use 0.4")
+
+
+@dataclass(kw_only=True, slots=True)
 class GenerationConfig:
     """How completions are sampled, and in which portions."""
 
@@ -27,6 +40,7 @@ class GenerationConfig:
     rows_together: int = 128  # completions that are decoded together, always by one worker
     num_slots: int = 128  # of these at a time; a slot is refilled as soon as its completion has ended
     engine: Engine = Engine.transformers
+    vllm: VllmConfig = field(default_factory=VllmConfig)  # of engine=vllm
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "rows_per_block", "rows_together", "num_slots"):
@@ -40,6 +54,13 @@ class GenerationConfig:
             "use 1.0 (evaluation is greedy by itself)",
         )
         require(0 < self.top_p <= 1, "generation.top_p", self.top_p, "it lies in (0, 1]", "use 1.0 for everything")
+        require(
+            self.engine is not Engine.vllm or self.top_p == 1,
+            "generation.top_p",
+            self.top_p,
+            "generation.engine=vllm does not tell the mass of a nucleus, without which log-probs are not comparable",
+            "use 1.0, or generation.engine=transformers",
+        )
         require(
             self.rows_together % self.rows_per_block == 0,
             "generation.rows_together",
@@ -82,6 +103,13 @@ class LossLevel(StrEnum):
     constant = "constant"  # the sum over tokens, over a fixed length (Dr. GRPO, arXiv 2503.20783)
 
 
+class Sharding(StrEnum):
+    """Where the actor's weights and optimizer state live while it trains."""
+
+    none = "none"  # whole, in each of its workers
+    fsdp2 = "fsdp2"  # in slices over its workers, see docs/reasoning.md
+
+
 @dataclass(kw_only=True, slots=True)
 class ReasoningAlgorithmConfig:
     """GRPO and what it became (Dr. GRPO, DAPO, RLOO), and PPO with a critic of its own."""
@@ -108,6 +136,7 @@ class ReasoningAlgorithmConfig:
     importance_cap: float | None = 2.0  # of the weights that correct generation's log-probs; None: no correction
     tokens_per_microbatch: int = 4096  # padding included
     reduction: Reduction = Reduction.exact
+    sharding: Sharding = Sharding.none  # of the actor; a critic is never sharded
     # PPO
     gamma: float = 1.0
     gae_lambda: float = 0.95

@@ -110,16 +110,25 @@ class FlatOptimizer:
         Raises:
             CheckpointError: the state is missing or that of other parameters; nothing was changed.
         """
-        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-        expected = {"steps": (1,), "mean": tuple(self._mean.shape), "square": tuple(self._square.shape)}
-        if shapes != expected:
-            raise CheckpointError(
-                f"the optimizer state has {shapes or 'no tensors'}, but these parameters need {expected}: the "
-                "checkpoint is of another policy or algorithm; resume with its own configuration, or use resume=never"
-            )
+        require_state(state, len(self._mean))
         self._steps = int(state["steps"][0])
         self._mean.copy_(state["mean"])
         self._square.copy_(state["square"])
+
+
+def require_state(state: Mapping[str, Tensor], size: int) -> None:
+    """Checks that a state is that of parameters with `size` entries in all.
+
+    Raises:
+        CheckpointError: it is missing or that of other parameters.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    expected = {"steps": (1,), "mean": (size,), "square": (size,)}
+    if shapes != expected:
+        raise CheckpointError(
+            f"the optimizer state has {shapes or 'no tensors'}, but these parameters need {expected}: the "
+            "checkpoint is of another policy or algorithm; resume with its own configuration, or use resume=never"
+        )
 
 
 def _require_trainable(parameters: Sequence[nn.Parameter]) -> None:

@@ -2,7 +2,10 @@
 
 With one optimizer step per iteration a block's gradient depends on nothing but the block: it is computed as soon as the
 block arrives, while others are still being generated, and the last chunk's call adds all up and makes the step.  With
-more steps everything waits for the last chunk.
+more steps, or a sharded model, everything waits for the last chunk.
+
+What is trained is the worker's copy of the policy, which generation uses too; or, where it is sharded, a policy of its
+own, from which the worker's copy is filled at the end of an update (learning/sharded.py).
 """
 
 from __future__ import annotations
@@ -16,16 +19,20 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.losses import require_unit_ratio
-from rlinf_embodied.config import MathConfig, Precision, ReasoningName, Reduction
+from rlinf_embodied.config import Engine, MathConfig, Precision, ReasoningName, Reduction, Sharding
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ObjectiveError
+from rlinf_embodied.interfaces import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
-from rlinf_embodied.learning.optimizer import FlatOptimizer, linear_decay
+from rlinf_embodied.learning.learner import AdamSettings, Learner, Pass, ReplicatedLearner
+from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, Reducer
-from rlinf_embodied.learning.update import block_sums, minibatch_step, slices, split_sums, step_from
+from rlinf_embodied.learning.sharded import ShardedLearner
+from rlinf_embodied.learning.update import slices
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
-from rlinf_embodied.reasoning.objective import STATISTICS, Objective
-from rlinf_embodied.reasoning.policy_folder import save_policy
+from rlinf_embodied.reasoning.objective import STATISTICS, Objective, idle_loss
+from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
 from rlinf_embodied.reasoning.training_rows import Round, TrainingRows, training_rows
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.runtime.tensor_wire import to_device
@@ -62,7 +69,6 @@ class ActorStage(LanguageStage):
         super().__init__(config.held)
         self._config, self._algorithm = config.config, config.config.algorithm
         self._inputs = config.inputs
-        self._sums: dict[int, Tensor] = {}
         self._rows: dict[int, TrainingRows | None] = {}
 
     def setup(self, context: StageContext) -> None:
@@ -72,12 +78,36 @@ class ActorStage(LanguageStage):
         self._rank = context.group.rank
         exact = algorithm.reduction is Reduction.exact
         self._reducer: Reducer = (ExactReducer if exact else FastReducer)(context.group, context.owners)
-        self._optimizer = FlatOptimizer(
-            self._shared.policy.parameters(),
-            algorithm.lr,
-            betas=(0.9, algorithm.beta2),
-            max_grad_norm=algorithm.max_grad_norm,
+        self._policy, self._learner = (
+            self._replicated() if algorithm.sharding is Sharding.none else self._sharded(context)
         )
+
+    def _replicated(self) -> tuple[LanguagePolicy, Learner]:
+        policy = self._shared.policy
+        return policy, ReplicatedLearner(policy.parameters(), self._settings(), len(STATISTICS), self._reducer)
+
+    def _sharded(self, context: StageContext) -> tuple[LanguagePolicy, Learner]:
+        """Returns a policy whose weights are spread over the stage's workers; the worker's copy is for other stages."""
+        require(
+            context.group.size == 1 or not self._config.run.exact,
+            "algorithm.sharding",
+            self._algorithm.sharding.value,
+            f"run.exact=true needs sums in a fixed order, and those of {context.group.size} sharded workers are not",
+            "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker",
+        )
+        held, view = self._held, self._shared.policy.module
+        policy = load_policy(held.policy, held.folder, held.seed, "cpu").policy
+        learner = ShardedLearner(
+            *(policy.module, policy.parameters, view, self._settings(), len(STATISTICS)),
+            idle=lambda: idle_loss(policy, context.device),
+            group=context.group,
+            device=context.device,
+        )
+        self._shared.leave(self._user)  # it is on the device while another stage works with it
+        return policy, learner
+
+    def _settings(self) -> AdamSettings:
+        return AdamSettings(self._algorithm.lr, (0.9, self._algorithm.beta2), self._algorithm.max_grad_norm)
 
     # -------------------------------------------------------------------------------------------------------- update
     def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
@@ -87,29 +117,26 @@ class ActorStage(LanguageStage):
             ObjectiveError: completions come from other weights, or their log-probs differ too much from training's.
         """
         if tick.chunk == 0:
-            self._rows, self._sums = {}, {}
-            self._objective = self._new_objective()
+            self._rows, self._objective = {}, self._new_objective()
+            self._learner.start()
         ppo = self._algorithm.name is ReasoningName.ppo
         warming = ppo and tick.iteration < self._algorithm.critic_warmup_iterations
         for block in sorted(inputs):
             self._rows[block] = self._rows_of(tick, block, inputs[block])
             if self._algorithm.num_steps == 1 and not warming:
-                rows = self._rows[block]
-                self._sums[block] = self._block_sums(block, rows, None if rows is None else torch.arange(len(rows)))
+                self._begin(block)
         made = dict.fromkeys(inputs)
         if tick.chunk < tick.num_chunks - 1:
             return Output(made, ActorReport({}, self._shared.version))
         metrics = {} if warming else self._update(tick)
         metrics["rollout/useful_groups"] = self._total({b: r.num_groups if r else 0 for b, r in self._rows.items()})
-        self._rows, self._sums = {}, {}
+        self._rows = {}
         self._shared.version = tick.iteration + 1
         return Output(made, ActorReport(metrics, self._shared.version))
 
     def _new_objective(self) -> Objective:
         generation = self._config.generation
-        return Objective(
-            self._shared.policy, self._algorithm, generation.temperature, generation.max_new_tokens, largest={}
-        )
+        return Objective(self._policy, self._algorithm, generation.temperature, generation.max_new_tokens, largest={})
 
     def _rows_of(self, tick: Tick, block: int, payloads: list[object]) -> TrainingRows | None:
         rounds = _rounds([to_device(payload, self._device) for payload in payloads], self._inputs)
@@ -126,44 +153,41 @@ class ActorStage(LanguageStage):
             kept = [(number, group) for number, of_block, group in chosen if of_block == block]
         return training_rows(rounds, self._algorithm, kept)
 
-    def _block_sums(self, block: int, rows: TrainingRows | None, index: Tensor | None) -> Tensor:
-        parts = () if rows is None or index is None else self._objective.parts(block, rows, index, self._device)
-        return block_sums(parts, self._optimizer.parameters, len(STATISTICS))
+    def _begin(self, block: int) -> None:
+        self._learner.add(block, self._every_row(block), self._passes)
+
+    def _every_row(self, block: int) -> Tensor:
+        rows = self._rows[block]
+        return torch.arange(0 if rows is None else len(rows))
+
+    def _passes(self, block: int, index: Tensor) -> list[Pass]:
+        rows = self._rows[block]
+        return [] if rows is None else self._objective.passes(block, rows, index, self._device)
 
     def _update(self, tick: Tick) -> dict[str, float]:
         algorithm = self._algorithm
-        self._optimizer.lr = linear_decay(
+        self._learner.lr = linear_decay(
             tick.iteration, self._config.run.num_iterations, algorithm.lr, algorithm.lr_end_fraction
         )
         self._differences = (0.0, 0.0)
-        made = [self._one_step()] if algorithm.num_steps == 1 else self._several_steps(tick)
+        made = self._steps(tick)
+        self._learner.publish()
         total = torch.stack([statistics.cpu() for statistics, _ in made]).sum(0)
         return self._metrics(total, [norm for _, norm in made if norm is not None])
 
-    def _one_step(self) -> tuple[Tensor, float | None]:
-        sums = split_sums(self._reducer.sum_blocks(self._sums), self._optimizer.parameters)
-        statistics, _, norm = step_from(sums, self._optimizer, self._check_first)
-        return statistics, norm
-
-    def _several_steps(self, tick: Tick) -> list[tuple[Tensor, float | None]]:
+    def _steps(self, tick: Tick) -> list[tuple[Tensor, float | None]]:
         """Returns (statistics, norm) of each step."""
+        if self._algorithm.num_steps == 1:
+            rows = {block: self._every_row(block) for block in self._rows}
+            return [self._learner.step(rows, self._passes, self._check_first)]
         parts, seed, made = self._algorithm.num_minibatches, self._held.seed, []
         for epoch in range(self._algorithm.epochs):
             sizes = {block: 0 if rows is None else len(rows) for block, rows in self._rows.items()}
             cut = {b: slices(seed, "policy", tick.iteration, epoch, b, n, parts) for b, n in sizes.items()}
             for k in range(parts):
                 rows = {block: pieces[k] for block, pieces in cut.items()}
-                veto = None if made else self._check_first
-                statistics, _, norm = minibatch_step(
-                    rows, self._minibatch_loss, self._optimizer, len(STATISTICS), self._reducer, veto
-                )
-                made.append((statistics, norm))
+                made.append(self._learner.step(rows, self._passes, None if made else self._check_first))
         return made
-
-    def _minibatch_loss(self, block: int, index: Tensor):
-        rows = self._rows[block]
-        assert rows is not None
-        return self._objective.parts(block, rows, index, self._device)
 
     def _check_first(self, statistics: Tensor, weight: float) -> bool:
         """Measures what differs between passes over the same completions at the same weights; forbids nothing.
@@ -175,7 +199,8 @@ class ActorStage(LanguageStage):
         found = torch.stack(list(self._reducer.gather_blocks(own).values())).amax(0)
         self._differences = (float(found[0]), float(found[1]))
         if self._device == "cpu" and self._config.policy.precision is Precision.float32:
-            require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
+            if self._config.generation.engine is Engine.transformers:  # others round as they like
+                require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
             require_unit_ratio(self._differences[1], _LARGEST_RATIO)
         return False
 
@@ -199,20 +224,22 @@ class ActorStage(LanguageStage):
             "losses/mismatch_kl": mean("mismatch_kl"),
             "losses/mismatch_ratio": mean("ratio"),
             "losses/importance_capped": mean("capped"),
-            "charts/learning_rate": self._optimizer.lr,
+            "charts/learning_rate": self._learner.lr,
             "charts/optimizer_steps": float(len(norms)),
         } | ({"losses/reference_kl": mean("kl")} if self._algorithm.kl_coef else {})
 
     # ------------------------------------------------------------------------------------------------ context switch
     def offload(self, tick: Tick) -> None:
         """Leaves the device's memory with the optimizer's state; the weights stay if generation uses them."""
-        super().offload(tick)
-        self._optimizer.move_state("cpu")
+        if self._policy is self._shared.policy:
+            super().offload(tick)
+        self._learner.move_state("cpu")
 
     def onload(self, tick: Tick) -> None:
         """Comes back."""
-        super().onload(tick)
-        self._optimizer.move_state(self._device)
+        if self._policy is self._shared.policy:
+            super().onload(tick)
+        self._learner.move_state(self._device)
 
     # --------------------------------------------------------------------------------------------- weights and state
     def export_weights(self, tick: Tick) -> WeightsMessage:
@@ -225,10 +252,10 @@ class ActorStage(LanguageStage):
 
     def save(self, tick: Tick, argument: tuple[str, int, int, dict[str, object], dict[str, dict[str, Tensor]]]) -> None:
         """Writes a checkpoint (the first worker does): (root, step, keep, JSON state, what other stages add)."""
+        own = {"policy_optimizer": self._learner.export_state()}  # all take part
         if self._rank != 0:
             return
         root, step, keep, state, tensors = argument
-        own = {"policy_optimizer": self._optimizer.export_state()}
         if self._config.policy.lora.rank:  # the folder holds merged weights, from which adapters cannot be had back
             own["policy_module"] = self._shared.policy.module.state_dict()
         policy, config = self._shared.policy, self._config
@@ -242,10 +269,11 @@ class ActorStage(LanguageStage):
 
     def load(self, tick: Tick, folder: str) -> None:
         """Restores optimizer, adapters and version; the weights were loaded with the policy."""
-        self._optimizer.import_state(load_tensors(Path(folder), "policy_optimizer"))
+        self._learner.import_state(load_tensors(Path(folder), "policy_optimizer"))
         module = load_tensors(Path(folder), "policy_module")
         if module:
             self._shared.policy.module.load_state_dict(module)
+            self._learner.adopt()
         self._shared.version = tick.iteration
 
 

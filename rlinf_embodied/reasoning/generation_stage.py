@@ -139,5 +139,5 @@ class GenerationStage(LanguageStage):
         if config.engine is Engine.vllm:
             from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
 
-            return generate_with_vllm(policy, block, sampling, noise, self._shared.version)
+            return generate_with_vllm(policy, block, sampling, noise, self._shared.version, config.vllm)
         return generate(policy, block, sampling, noise, num_slots=config.num_slots, in_order=True)

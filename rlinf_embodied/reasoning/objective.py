@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from rlinf_embodied.algorithms.losses import policy_loss, reference_kl
 from rlinf_embodied.algorithms.off_policy import mismatch, truncated_token_weights
 from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig
 from rlinf_embodied.interfaces import LanguagePolicy, TokenBatch
+from rlinf_embodied.learning.learner import Pass
 from rlinf_embodied.learning.update import LossSums
-from rlinf_embodied.reasoning.packing import microbatches
+from rlinf_embodied.reasoning.packing import pack
 from rlinf_embodied.reasoning.training_rows import TrainingRows
 
 # what is summed beside the loss: over sequences' tokens, where nothing else is said
@@ -44,12 +46,21 @@ class Objective:
 
     def parts(self, block: int, rows: TrainingRows, index: Tensor, device: str) -> Iterator[LossSums]:
         """Yields the sums of each microbatch of some rows of a block."""
-        chosen = index.tolist()
-        sequences, pad_id = rows.sequences.select(chosen), self.policy.spec.pad_id
-        for numbers, batch in microbatches(sequences, self.algorithm.tokens_per_microbatch, pad_id, device):
-            yield self._sums(block, rows, [chosen[number] for number in numbers], batch)
+        return (one.run() for one in self.passes(block, rows, index, device))
 
-    def _sums(self, block: int, rows: TrainingRows, index: Sequence[int], batch: TokenBatch) -> LossSums:
+    def passes(self, block: int, rows: TrainingRows, index: Tensor, device: str) -> list[Pass]:
+        """Returns the microbatches of some rows of a block, none of them computed yet."""
+        chosen = index.tolist()
+        lengths = rows.sequences.select(chosen).lengths()
+        packed = pack(lengths, self.algorithm.tokens_per_microbatch)
+        made = []
+        for numbers in packed:
+            places = [chosen[number] for number in numbers]
+            made.append(Pass(self._weight(rows, places), partial(self._sums, block, rows, places, device)))
+        return made
+
+    def _sums(self, block: int, rows: TrainingRows, index: Sequence[int], device: str) -> LossSums:
+        batch = rows.sequences.batch(index, self.policy.spec.pad_id).to(device)
         algorithm, mask = self.algorithm, batch.mask
         width = mask.shape[1]
         cut = lambda table: table[list(index), :width].to(mask.device)  # noqa: E731
@@ -58,7 +69,7 @@ class Objective:
         log_probs, behaviour = found.log_probs, cut(rows.behaviour)
         # with one step per iteration the weights are those that sampled: the ratio is 1, and this pass says pi_old
         old = log_probs.detach() if rows.proximal is None else cut(rows.proximal)
-        weights, weight = self._weights(batch, mask)
+        weights, weight = self._weights(batch, mask), mask.new_tensor(self._weight(rows, index), dtype=torch.float32)
         corrected = weights
         if algorithm.importance_cap is not None:
             corrected = weights * truncated_token_weights(old, behaviour, mask, algorithm.importance_cap)
@@ -81,15 +92,27 @@ class Objective:
         ]
         return LossSums(loss, weight, torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics]))
 
-    def _weights(self, batch: TokenBatch, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the weight of each token [B, R], and what the microbatch adds to the loss's denominator."""
-        number = mask.new_tensor(float(len(mask)), dtype=torch.float32)
+    def _weights(self, batch: TokenBatch, mask: Tensor) -> Tensor:
+        """Returns the weight of each token in the loss, [B, R]."""
         if self.algorithm.loss_level is LossLevel.sequence:
             counts = (batch.lengths - batch.prompt_lengths)[:, None].clamp(min=1)
-            return mask.to(torch.float32) / counts, number
+            return mask.to(torch.float32) / counts
+        return mask.to(torch.float32)
+
+    def _weight(self, rows: TrainingRows, index: Sequence[int]) -> float:
+        """Returns what some rows add to the loss's denominator."""
+        if self.algorithm.loss_level is LossLevel.sequence:
+            return float(len(index))
         if self.algorithm.loss_level is LossLevel.constant:
-            return mask.to(torch.float32), number * self.max_new_tokens
-        return mask.to(torch.float32), mask.sum().to(torch.float32)
+            return float(len(index) * self.max_new_tokens)
+        return float(sum(len(rows.sequences.completions[row]) for row in index))
+
+
+def idle_loss(policy: LanguagePolicy, device: str) -> Tensor:
+    """Returns 0 from a forward pass over two tokens: for a worker that takes part in a pass of others."""
+    token = policy.spec.eos_ids[0]
+    batch = TokenBatch(torch.tensor([[token, token]]), torch.tensor([1]), torch.tensor([2])).to(device)
+    return policy.log_probs(batch, 1.0, with_entropy=False).log_probs.sum() * 0.0
 
 
 def _log(cap: float | None) -> float:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlinf_embodied.config import MathConfig, ReasoningName
+from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import WHOLE, Edge, Repeat, StageSpec, Verdict, WeightEdge, Workflow
@@ -57,7 +57,9 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
     inputs += [("generation", "critic"), ("reward", "critic")] if ppo else []
     streamed = tuple(Edge(a, b, granularities=()) for a, b in inputs if b != "critic")
     whole = tuple(Edge(a, b) for a, b in inputs if b == "critic")
-    at_once = not (algorithm.num_steps > 1 or algorithm.dynamic_sampling or ppo)
+    # a sharded actor's pass is made by all of its workers together, and they get chunks of unequal size
+    sharded = algorithm.sharding is not Sharding.none
+    at_once = not (algorithm.num_steps > 1 or algorithm.dynamic_sampling or ppo or sharded)
     into_actor = tuple(Edge(name, "actor", granularities=() if at_once else (WHOLE,)) for name in sources)
     return Workflow(
         name="reasoning",

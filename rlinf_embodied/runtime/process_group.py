@@ -1,7 +1,8 @@
 """Collectives between processes over torch.distributed: gloo on CPU, nccl on GPU; nothing global is touched.
 
 A TorchGroup owns its own store and backend.  `torch.distributed`'s default group stays unset, so a process may hold
-several groups, close one, and build another after a peer has died.
+several groups, close one, and build another after a peer has died.  (What shards tensors needs a default group, and
+makes one over the same store: learning/sharded.py.)
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _SLACK = 0.9  # a failure this close to the limit is a timeout, whatever the bac
 class TorchGroup:
     """One member of a group of processes; see learning/reduce.py for the protocol.
 
-    After a HangError or WorkerError the group is spent: close it and build a new one with another rendezvous.
+    Others may use `store`, under a prefix of their own.  After a HangError or WorkerError the group is spent: close it
+    and build a new one with another rendezvous.
     """
 
     def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float = 600.0, device: str = "cpu") -> None:
@@ -44,20 +46,20 @@ class TorchGroup:
         """
         assert 0 <= rank < size, f"rank {rank} is not in a group of {size}"
         self.rank, self.size = rank, size
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._device = torch.device(device)
-        self._store = self._guarded("rendezvous", lambda: _store(rank, size, rendezvous, timeout_s))
+        self.store = self._guarded("rendezvous", lambda: _store(rank, size, rendezvous, timeout_s))
         self._backend = self._guarded("rendezvous", self._connect)
 
     def _connect(self) -> dist.ProcessGroup:
-        limit = timedelta(seconds=self._timeout_s)
-        self._store.set_timeout(limit)
+        limit = timedelta(seconds=self.timeout_s)
+        self.store.set_timeout(limit)
         if self._device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
             torch.cuda.set_device(self._device)
-            return cast(dist.ProcessGroup, dist.ProcessGroupNCCL(self._store, self.rank, self.size, options))
-        return cast(dist.ProcessGroup, dist.ProcessGroupGloo(self._store, self.rank, self.size, limit))
+            return cast(dist.ProcessGroup, dist.ProcessGroupNCCL(self.store, self.rank, self.size, options))
+        return cast(dist.ProcessGroup, dist.ProcessGroupGloo(self.store, self.rank, self.size, limit))
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
         """See Group; ranks that give fewer tensors than others pad, since the backends gather equal sizes only."""
@@ -83,11 +85,11 @@ class TorchGroup:
     def close(self) -> None:
         """Gives sockets and threads back; the group cannot be used afterwards."""
         self._backend.shutdown()
-        del self._backend, self._store
+        del self._backend, self.store
 
     def _run(self, operation: str, start: Callable[[], dist.Work]) -> None:
         def complete() -> None:
-            start().wait(timedelta(seconds=self._timeout_s))
+            start().wait(timedelta(seconds=self.timeout_s))
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
 
@@ -103,7 +105,7 @@ class TorchGroup:
             reason = str(error).splitlines()[0]
             if "timeout" in reason.lower() or "timed out" in reason.lower() or self._is_late(start):
                 raise HangError(
-                    f"{who} waited {self._timeout_s:g} s for the others in {operation}: one of them hangs, died, or "
+                    f"{who} waited {self.timeout_s:g} s for the others in {operation}: one of them hangs, died, or "
                     f"makes other calls; look at its log, or raise cluster.call_timeout_s ({reason})"
                 ) from error
             raise WorkerError(
@@ -112,7 +114,7 @@ class TorchGroup:
             ) from error
 
     def _is_late(self, start: float) -> bool:
-        return time.monotonic() - start > _SLACK * self._timeout_s
+        return time.monotonic() - start > _SLACK * self.timeout_s
 
 
 def _store(rank: int, size: int, rendezvous: str, timeout_s: float) -> Store:

@@ -1,0 +1,260 @@
+"""Weights and moments in slices: torch's FSDP2 over the workers of a group, from module and loss to an optimizer step.
+
+    worker 0                            worker 1
+    slices of all weights, moments      slices of all weights, moments        as DTensors
+    pass over its rows                  pass over its rows                    layers are gathered, used, and dropped
+    gradient of all it has seen         gradient of all it has seen           kept whole until the last pass ...
+        \\------------- reduce-scatter -------------/                          ... then summed: slices of the gradient
+    norm over workers, AdamW            norm over workers, AdamW
+    the view: a full copy               the view: a full copy                 `publish`, once per iteration
+
+With P float32 parameters on N workers a worker holds 12 P / N bytes of weights and moments, and while it makes its
+passes 4 P of gradients (they travel once per step, not once per pass) and the weights of the layer at hand.
+
+Other stages never see a slice: they read the *view*, another module with all weights (4 P bytes, in the memory of the
+CPU while no other stage works with it), which `publish` fills by gathering parameter by parameter.  A message with
+weights, a checkpoint's policy and the worker's own generation are made of it as if nothing was sharded, by any worker
+alone.
+
+Sums are those of reduce-scatter: their last bits depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from rlinf_embodied.errors import ConfigError, ObjectiveError
+from rlinf_embodied.learning.groups import Group
+from rlinf_embodied.learning.learner import AdamSettings, Pass, Passes, Veto
+from rlinf_embodied.learning.optimizer import require_state
+
+_EPS = 1e-8  # as FlatOptimizer's
+_MOMENTS = {"mean": "exp_avg", "square": "exp_avg_sq"}  # in a checkpoint -> in torch's optimizer
+
+
+def device_mesh(group: Group, device: str) -> DeviceMesh:
+    """Returns a group of processes as torch wants it for sharding.
+
+    It becomes the process's default group, as torch shards over registered groups only; the one that stages of an
+    earlier plan left there is closed.
+
+    Raises:
+        ConfigError: the group's members are threads of one process.
+    """
+    store = dist.HashStore() if group.size == 1 else getattr(group, "store", None)  # pyright: ignore[reportPrivateImportUsage]
+    if store is None:
+        raise ConfigError(
+            f"algorithm.sharding is 'fsdp2', but the {group.size} workers of the actor are threads of one process: "
+            "use cluster.session=ray, a plan with one actor worker, or algorithm.sharding=none"
+        )
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    kind = torch.device(device).type
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo",
+        store=dist.PrefixStore("sharding", store),  # pyright: ignore[reportPrivateImportUsage]
+        rank=group.rank,
+        world_size=group.size,
+        timeout=timedelta(seconds=getattr(group, "timeout_s", 600.0)),
+    )
+    return DeviceMesh.from_group(cast(dist.ProcessGroup, dist.group.WORLD), kind)
+
+
+def shard(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Shards a module in place: a unit per entry of its largest ModuleList (its layers), and one of all the rest.
+
+    Gradients are summed over workers, not averaged.
+    """
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    layers = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=())
+    for unit in (*layers, module):
+        fully_shard(unit, mesh=mesh)
+        sharded = cast(FSDPModule, unit)
+        # by unit, as these two do not reach into children; gloo knows neither AVG nor scaled sums
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+
+
+class ShardedLearner:
+    """FSDP2 behind the Learner protocol; every method but `start`, `add`, `adopt` and the moves is a collective."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: Callable[[], Sequence[nn.Parameter]],
+        view: nn.Module,
+        settings: AdamSettings,
+        num_statistics: int,
+        *,
+        idle: Callable[[], Tensor],
+        group: Group,
+        device: str,
+    ) -> None:
+        """Shards `module`, which nobody else may use from now on; starts with moments of zero.
+
+        Args:
+            module: on the CPU, equal in all workers.
+            parameters: returns what is trained, of `module` as it then is, in the order of the checkpoint.
+            view: another copy, which other stages read.
+            settings: of Adam.
+            num_statistics: S.
+            idle: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
+            group: the workers.
+            device: torch's name.
+
+        Raises:
+            ConfigError: the group's members are threads of one process.
+        """
+        self.lr = settings.lr
+        self._max_norm, self._num_statistics = settings.max_grad_norm, num_statistics
+        self._group, self._device, self._idle = group, device, idle
+        self._mesh = device_mesh(group, device)
+        shard(module, self._mesh)
+        self._module, self._view = cast(FSDPModule, module), dict(view.named_parameters())
+        chosen = {id(parameter) for parameter in parameters()}
+        named = [(name, p) for name, p in module.named_parameters() if id(p) in chosen]
+        self._names, self._parameters = [n for n, _ in named], [p for _, p in named]
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=settings.lr, betas=settings.betas, eps=_EPS, weight_decay=0.0
+        )
+        for parameter in self._parameters:  # before the first step too, so that states are exported alike
+            zeros = {key: torch.zeros_like(parameter) for key in _MOMENTS.values()}
+            self._optimizer.state[parameter] = {"step": torch.tensor(0.0), **zeros}
+
+    # --------------------------------------------------------------------------------------------------------- a step
+    def start(self) -> None:
+        """See Learner."""
+        self._optimizer.zero_grad()
+
+    def add(self, block: int, rows: Tensor, passes: Passes) -> None:
+        """See Learner; nothing is done yet, as a pass is everybody's and its share of the mean is not known."""
+
+    def step(self, rows: Mapping[int, Tensor], passes: Passes, veto: Veto | None = None) -> tuple[Tensor, float | None]:
+        """See Learner."""
+        own = [one for block, index in rows.items() for one in passes(block, index)]
+        weight, rounds = self._agreed(own)
+        statistics = self._accumulated(own, rounds if weight else 0, weight)
+        if weight == 0 or (veto is not None and veto(statistics, weight)):
+            self._optimizer.zero_grad()
+            return statistics, None
+        return statistics, self._apply()
+
+    def _agreed(self, own: Sequence[Pass]) -> tuple[float, int]:
+        """Returns the loss's denominator over all workers, and how many passes each of them makes."""
+        mine = torch.tensor([sum(one.weight for one in own), len(own)], dtype=torch.float64)
+        every = torch.stack([part[0] for part in self._group.exchange([mine], [1] * self._group.size)])
+        return float(every[:, 0].sum()), int(every[:, 1].max())
+
+    def _accumulated(self, own: Sequence[Pass], rounds: int, weight: float) -> Tensor:
+        """Adds up gradients of the mean loss, and returns the statistics' sums over all workers, [S]."""
+        total = torch.zeros(self._num_statistics, device=self._device)
+        for number in range(rounds):
+            last = number == rounds - 1
+            self._module.set_requires_gradient_sync(last)
+            self._module.set_is_last_backward(last)
+            if number < len(own):
+                sums = own[number].run()
+                total += sums.statistics
+                loss = sums.loss / weight
+            else:
+                loss = self._idle()
+            loss.backward()
+        return self._group.all_reduce(total)
+
+    @torch.no_grad()
+    def _apply(self) -> float:
+        """Clips and steps; returns the norm before clipping."""
+        for parameter in self._parameters:
+            if parameter.grad is None:  # moments decay all the same
+                parameter.grad = torch.zeros_like(parameter)
+        slices = [_own(cast(Tensor, parameter.grad)) for parameter in self._parameters]
+        squares = sum(
+            (g.double().square().sum() for g in slices), torch.zeros((), dtype=torch.float64).to(self._device)
+        )
+        norm = math.sqrt(float(self._group.all_reduce(cast(Tensor, squares).reshape(1))))
+        if not math.isfinite(norm):
+            self._optimizer.zero_grad()
+            raise ObjectiveError(
+                f"the gradient's norm is {norm}, so the weights would be lost: go back to a checkpoint and use a "
+                "smaller learning rate (nothing was changed)"
+            )
+        if norm > self._max_norm:
+            for part in slices:
+                part.mul_(self._max_norm / norm)
+        self._optimizer.param_groups[0]["lr"] = self.lr
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return norm
+
+    # ------------------------------------------------------------------------------------------------ weights and state
+    @torch.no_grad()
+    def publish(self) -> None:
+        """See Learner; gathers what is trained, 4 P bytes over the wire per worker and iteration."""
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            self._view[name].copy_(_whole(parameter))
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """See Learner."""
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            self._fill(parameter, self._view[name])
+
+    def move_state(self, device: str) -> None:
+        """See Learner; the slices of the weights are the learner's alone and move with the moments."""
+        cast(nn.Module, self._module).to(device)
+        for state in self._optimizer.state.values():
+            state |= {key: state[key].to(device) for key in _MOMENTS.values()}
+
+    @torch.no_grad()
+    def export_state(self) -> dict[str, Tensor]:
+        """See Learner: in full, in the memory of the first worker's CPU; all take part."""
+        first = self._group.rank == 0
+        parts: dict[str, list[Tensor]] = {name: [] for name in _MOMENTS}
+        for parameter in self._parameters:
+            for name, key in _MOMENTS.items():
+                whole = _whole(self._optimizer.state[parameter][key])
+                parts[name] += [whole.reshape(-1).cpu()] if first else []
+        if not first:
+            return {}
+        steps = torch.tensor([int(self._optimizer.state[self._parameters[0]]["step"])])
+        return {"steps": steps} | {name: torch.cat(found) for name, found in parts.items()}
+
+    @torch.no_grad()
+    def import_state(self, state: Mapping[str, Tensor]) -> None:
+        """See Learner; every worker reads the whole state and keeps its slice."""
+        sizes = [parameter.numel() for parameter in self._parameters]
+        require_state(state, sum(sizes))
+        for name, key in _MOMENTS.items():
+            for parameter, part in zip(self._parameters, state[name].split(sizes), strict=True):
+                self._fill(self._optimizer.state[parameter][key], part.view(parameter.shape))
+        for parameter in self._parameters:
+            self._optimizer.state[parameter]["step"].fill_(float(state["steps"][0]))
+
+    def _fill(self, target: Tensor, whole: Tensor) -> None:
+        """Overwrites this worker's slice; nothing is sent, as every worker has the whole."""
+        placed = distribute_tensor(
+            whole.to(self._device), self._mesh, cast(DTensor, target).placements, src_data_rank=None
+        )
+        _own(target).copy_(_own(placed))
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Returns a worker's slice: the memory itself."""
+    return cast(DTensor, tensor).to_local()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Returns the full tensor; every worker takes part and gets it."""
+    return cast(DTensor, tensor).full_tensor()

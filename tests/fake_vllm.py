@@ -1,0 +1,162 @@
+"""A stand-in for the package vllm: the classes and methods that its documentation names, over a transformers model.
+
+It refuses what vLLM refuses, draws each sample from seed + index, keeps the first step of prompts that it has read
+(prefix caching), and applies functions to its model only as pickles, as between processes.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+
+class TokensPrompt(TypedDict):
+    prompt_token_ids: list[int]
+
+
+@dataclass(kw_only=True)
+class SamplingParams:
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    detokenize: bool = True
+    logit_bias: dict[int, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature == 0 and self.n > 1:
+            raise ValueError(f"n must be 1 when using greedy sampling, got {self.n}.")
+        assert all(-100 <= bias <= 100 for bias in (self.logit_bias or {}).values())
+        assert self.seed is None or 0 <= self.seed < 2**63
+
+
+@dataclass
+class Logprob:
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass
+class CompletionOutput:
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class RequestOutput:
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = True
+
+
+class _Model(nn.Module):
+    """The engine's model: it takes weights by their names in a Hugging Face folder, tied ones once."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.inner = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        own, loaded = dict(self.inner.named_parameters()), set()
+        for name, tensor in weights:
+            own[name].data.copy_(tensor)
+            loaded.add(name)
+        return loaded
+
+
+class OldLLM:
+    """An engine without `apply_model`."""
+
+    made = 0  # engines so far
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        skip_tokenizer_init: bool = False,
+        dtype: str = "auto",
+        seed: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        enforce_eager: bool = False,
+        logprobs_mode: str = "raw_logprobs",
+    ) -> None:
+        assert logprobs_mode in ("raw_logprobs", "processed_logprobs")
+        OldLLM.made += 1
+        self._model, self._mode = _Model(model), logprobs_mode
+        self._first: dict[tuple[int, ...], Tensor] = {}  # logits after prompts that were read
+
+    def generate(
+        self, prompts: Sequence[TokensPrompt], sampling_params: Sequence[SamplingParams], *, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        pairs = zip(prompts, sampling_params, strict=True)
+        return [self._request(prompt["prompt_token_ids"], parameters) for prompt, parameters in pairs]
+
+    def reset_prefix_cache(self) -> bool:
+        self._first.clear()
+        return True
+
+    def _request(self, prompt: list[int], parameters: SamplingParams) -> RequestOutput:
+        samples = [self._completion(prompt, parameters, index) for index in range(parameters.n)]
+        return RequestOutput(prompt, samples[::-1])  # whoever is first has ended first
+
+    @torch.no_grad()
+    def _completion(self, prompt: list[int], parameters: SamplingParams, index: int) -> CompletionOutput:
+        generator = torch.Generator()
+        if parameters.seed is not None:
+            generator.manual_seed(parameters.seed + index)
+        tokens: list[int] = []
+        log_probs: list[dict[int, Logprob]] = []
+        reason = "length"
+        while len(tokens) < (parameters.max_tokens or 1 << 30) and reason == "length":
+            raw = self._logits(prompt, tokens)
+            logits = raw.clone()
+            for token, bias in (parameters.logit_bias or {}).items():
+                logits[token] += bias
+            processed = (logits / (parameters.temperature or 1.0)).log_softmax(-1)
+            greedy = parameters.temperature == 0
+            token = int(processed.argmax() if greedy else torch.multinomial(processed.exp(), 1, generator=generator))
+            told = processed if self._mode == "processed_logprobs" else raw.log_softmax(-1)
+            tokens.append(token)
+            log_probs.append({token: Logprob(float(told[token]))})
+            if token in (parameters.stop_token_ids or ()) or (not parameters.ignore_eos and token == self._eos()):
+                reason = "stop"
+        told_at_all = None if parameters.logprobs is None else log_probs
+        return CompletionOutput(index, "", tokens, None, told_at_all, reason)
+
+    def _logits(self, prompt: list[int], tokens: list[int]) -> Tensor:
+        key = tuple(prompt)
+        if tokens or key not in self._first:
+            found = self._model.inner(input_ids=torch.tensor([prompt + tokens]), use_cache=False).logits[0, -1].float()
+            if tokens:
+                return found
+            self._first[key] = found
+        return self._first[key]
+
+    def _eos(self) -> int | None:
+        return self._model.inner.config.eos_token_id
+
+
+class LLM(OldLLM):
+    """An engine of today."""
+
+    def apply_model(self, func: Callable[[nn.Module], object]) -> list[object]:
+        if os.environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION") != "1":
+            raise TypeError(f"Object of type {type(func)} is not serializable")
+        return [pickle.loads(pickle.dumps(func))(self._model)]

@@ -1,0 +1,149 @@
+"""An actor whose weights are spread over its workers trains as one whose are not, and nobody else notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from runs import cluster, digest
+
+from rlinf_embodied.compose import compose_math
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.learning.weights import WeightsMessage
+from rlinf_embodied.reasoning.job import ReasoningJob
+from rlinf_embodied.reasoning.warm_start import starting_policy
+from rlinf_embodied.reasoning.workflow import training_workflow
+from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.training.job import Progress
+
+SMALL = [
+    "data.level=sum1-2-9",
+    "cluster=serial",
+    "plan=collocated",
+    "run.num_iterations=3",
+    "policy.hidden_size=32",
+    "policy.num_layers=2",
+    "policy.num_heads=2",
+    "policy.intermediate_size=64",
+    "policy.context_length=40",
+    "generation.max_new_tokens=20",
+    "generation.rows_per_block=8",
+    "generation.rows_together=8",
+    "generation.num_slots=8",
+    "algorithm.prompts_per_iteration=8",
+    "algorithm.group_size=4",
+    "algorithm.lr=1e-3",
+    "algorithm.tokens_per_microbatch=128",
+    "warm_start.steps=120",
+    "warm_start.num_examples=1024",
+    "warm_start.lr=1e-2",
+]
+SHARDED = ["algorithm.sharding=fsdp2", "run.exact=false"]
+Metrics = list[dict[str, float]]
+
+
+def config_of(*overrides: str) -> MathConfig:
+    return compose_math([*SMALL, *overrides])
+
+
+def executor_of(config: MathConfig, plan: list[dict], devices: int, session: Session, folder: str = "") -> Executor:
+    start = starting_policy(config, SerialSession(), cluster(1), lambda *progress: None)
+    workflow = training_workflow(config, folder or str(start))
+    return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
+
+
+def iterate(config: MathConfig, executor: Executor, progress: Progress, iterations: int) -> Metrics:
+    job, found = ReasoningJob(config), []
+    for _ in range(iterations):
+        found.append(job.run_iteration(executor, progress)[1])
+        progress.iteration += 1
+    return found
+
+
+def weights(executor: Executor) -> dict[str, torch.Tensor]:
+    message = executor.call("actor", "export_weights", Tick(0))[0]
+    assert isinstance(message, WeightsMessage)
+    return message.tensors
+
+
+def assert_close(one: dict, other: dict) -> None:
+    assert set(one) == set(other)
+    for name in one:
+        torch.testing.assert_close(
+            one[name], other[name], rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@pytest.fixture(autouse=True)
+def _no_group_stays():
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("options", [[], ["algorithm.num_minibatches=2", "algorithm.epochs=2", "policy.lora.rank=4"]])
+def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view(options):
+    plain, sharded = config_of(*options), config_of(*options, *SHARDED)
+    expected = executor_of(plain, plain.plan.trees, 1, SerialSession())
+    executor = executor_of(sharded, sharded.plan.trees, 1, SerialSession())
+    before = weights(executor)
+    metrics = iterate(sharded, executor, Progress(), 3)
+    assert metrics == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in iterate(plain, expected, Progress(), 3)]
+    assert all(row["losses/mismatch_max"] < 1e-4 for row in metrics)  # generation had these very weights
+    assert_close(weights(executor), weights(expected))
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(executor).items())
+
+
+def test_a_sharded_actor_goes_on_from_its_checkpoint_with_adapters(tmp_path):
+    config = config_of("policy.lora.rank=4", *SHARDED)
+    through = executor_of(config, config.plan.trees, 1, SerialSession())
+    progress = Progress(before={})
+    iterate(config, through, progress, 2)
+    ReasoningJob(config).save(through, tmp_path, progress)
+    last = iterate(config, through, progress, 1)
+    checkpoint = tmp_path / "step_000002"
+    resumed = executor_of(config, config.plan.trees, 1, SerialSession(), str(checkpoint))
+    assert iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1) == last
+    assert digest(resumed) == digest(through)
+
+
+@pytest.mark.ray
+def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path: Path):
+    """A plan of three workers: one generates, two hold halves of the actor; each of these has rows of other blocks."""
+    config, plain = config_of(*SHARDED), config_of()
+    apart = [("prompts", [2]), ("generation", [2]), ("reward", [0, 1]), ("actor", [0, 1])]
+    leaves = [{"leaf": {"stage": stage, "devices": devices}} for stage, devices in apart]
+    executor = executor_of(config, [{"tree": {"temporal": leaves}}], 3, ray_session)
+    progress = Progress(before={})
+    metrics = iterate(config, executor, progress, 2)
+    assert all(row["losses/mismatch_max"] < 1e-4 for row in metrics)  # what was sent are the weights that are trained
+    digest(executor)  # all views are equal
+    ReasoningJob(config).save(executor, tmp_path, progress)
+    expected = executor_of(plain, plain.plan.trees, 1, SerialSession())
+    going_on = Progress()
+    iterate(plain, expected, going_on, 2)
+    assert_close(weights(executor), weights(expected))
+    checkpoint = tmp_path / "step_000002"
+    resumed = executor_of(config, config.plan.trees, 1, SerialSession(), str(checkpoint))
+    iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1)
+    iterate(plain, expected, going_on, 1)
+    assert_close(weights(resumed), weights(expected))
+
+
+def test_exact_runs_refuse_more_than_one_worker():
+    config = config_of("algorithm.sharding=fsdp2")
+    with pytest.raises(ConfigError, match=r"sharding is 'fsdp2', but run.exact=true.*2 sharded workers.*run.exact=fal"):
+        executor_of(config, config.plan.trees, 2, SerialSession())
+    executor_of(config, config.plan.trees, 1, SerialSession())
+
+
+def test_a_serial_session_has_no_processes_to_shard_over():
+    config = config_of(*SHARDED)
+    with pytest.raises(ConfigError, match=r"2 workers of the actor are threads.*one actor worker"):
+        executor_of(config, config.plan.trees, 2, SerialSession())

@@ -1,0 +1,155 @@
+"""The vLLM engine against a stand-in with vLLM's interface; vLLM itself needs a GPU and is not installed here."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import fake_vllm
+import pytest
+import torch
+from language_models import language_model
+
+from rlinf_embodied.compose import compose_math
+from rlinf_embodied.config import Engine, GenerationConfig, VllmConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reasoning import vllm_engine
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
+from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
+
+PROMPTS = (Prompt(40, (5, 9, 2)), Prompt(7, (3, 4, 8, 8, 12)), Prompt(23, (6,)))
+BLOCK = GenerationBlock(PROMPTS, group_size=4)
+SAMPLING = Sampling(max_new_tokens=9, temperature=0.7)
+NOISE = Noise(seed=3, iteration=2)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """The stand-in in vLLM's place, with no engine made yet."""
+    monkeypatch.setitem(sys.modules, "vllm", fake_vllm)
+    monkeypatch.setattr(vllm_engine, "_ENGINES", [])
+    monkeypatch.setattr(fake_vllm.OldLLM, "made", 0)
+    monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
+    yield fake_vllm
+    os.environ.pop("VLLM_ALLOW_INSECURE_SERIALIZATION", None)
+
+
+def run(policy, block=BLOCK, sampling=SAMPLING, noise=NOISE, version=0):
+    return list(generate_with_vllm(policy, block, sampling, noise, version, VllmConfig()))
+
+
+def assert_log_probs_are_those_of(policy, groups, temperature=SAMPLING.temperature):
+    expected = all_log_probs(policy, Sequences.of(groups), temperature, token_budget=1000).log_probs
+    row = 0
+    for group in groups:
+        for found, length in zip(group.log_probs, group.lengths.tolist(), strict=True):
+            torch.testing.assert_close(found[:length], expected[row, :length], atol=1e-5, rtol=1e-5)
+            assert not found[length:].any()
+            row += 1
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])  # tied and untied embeddings
+def test_log_probs_are_those_of_the_distribution_that_was_sampled_from(engine, architecture):
+    policy = language_model(architecture)
+    groups = run(policy)
+    assert [group.prompt for group in groups] == list(PROMPTS)
+    assert_log_probs_are_those_of(policy, groups)
+    ended, lengths = torch.stack([g.ended for g in groups]), torch.stack([g.lengths for g in groups])
+    assert ended.any()
+    assert not ended.all()
+    assert (lengths[~ended] == SAMPLING.max_new_tokens).all()
+    for group in groups:
+        assert not group.log_mass.any()
+        for row, length, over in zip(group.tokens.tolist(), group.lengths.tolist(), group.ended.tolist(), strict=True):
+            assert (row[length - 1] in policy.spec.eos_ids) == over
+            assert policy.spec.pad_id not in row[:length]
+            assert set(row[length:]) <= {policy.spec.pad_id}
+
+
+def test_the_padding_token_is_never_drawn_though_the_model_likes_it_best(engine):
+    policy = language_model("llama")
+    with torch.no_grad():
+        policy.model.lm_head.weight[policy.spec.pad_id] = policy.model.lm_head.weight[5] * 3
+    groups = run(policy)
+    rows = Sequences.of(groups)
+    assert all(policy.spec.pad_id not in completion for completion in rows.completions)
+    assert_log_probs_are_those_of(policy, groups)
+
+
+def test_draws_are_keyed_by_seed_iteration_prompt_and_sample(engine):
+    policy = language_model("qwen2")
+    groups = {group.prompt.id: group for group in run(policy)}
+    alone = GenerationBlock((PROMPTS[2], PROMPTS[0]), group_size=4)
+    for group in run(policy, alone):
+        assert torch.equal(group.tokens, groups[group.prompt.id].tokens)
+    assert len({tuple(row) for row in groups[40].tokens.tolist()}) > 1  # samples differ
+    for other in (Noise(3, 3), Noise(4, 2), Noise(3, 2, "evaluation")):
+        assert any(not torch.equal(g.tokens, groups[g.prompt.id].tokens) for g in run(policy, noise=other))
+
+
+def test_new_weights_reach_the_engine_that_is_kept(engine):
+    policy = language_model("qwen2")
+    run(policy)
+    with torch.no_grad():
+        for parameter in policy.module.parameters():
+            parameter.mul_(0.5)
+    assert_log_probs_are_those_of(policy, run(policy, version=1))  # a kept prefix would be of the old weights
+    run(policy, version=1)
+    assert engine.OldLLM.made == 1
+
+
+def test_an_engine_that_cannot_take_weights_is_made_anew(engine, monkeypatch):
+    monkeypatch.setattr(engine, "LLM", engine.OldLLM)
+    policy = language_model("qwen2")
+    run(policy)
+    run(policy)
+    assert engine.OldLLM.made == 1
+    with torch.no_grad():
+        policy.module.get_input_embeddings().weight.mul_(0.5)
+    assert_log_probs_are_those_of(policy, run(policy, version=1))
+    assert engine.OldLLM.made == 2
+
+
+def test_another_policy_gets_another_engine_in_place_of_the_first(engine):
+    run(language_model("qwen2", seed=0))
+    other = language_model("llama", seed=1)
+    assert_log_probs_are_those_of(other, run(other))
+    assert engine.OldLLM.made == 2
+    assert len(vllm_engine._ENGINES) == 1
+
+
+def test_likeliest_tokens_are_asked_for_once_and_given_to_the_whole_group(engine):
+    policy = language_model("qwen2")
+    groups = run(policy, sampling=Sampling(max_new_tokens=5, temperature=0))
+    assert all(len(group.lengths) == 4 and (group.tokens == group.tokens[0]).all() for group in groups)
+    assert_log_probs_are_those_of(policy, groups, temperature=1.0)
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+def test_a_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)  # an import of it fails then
+    with pytest.raises(ConfigError, match=r"pip install 'rlinf-embodied\[vllm\]'.*engine=transformers"):
+        run(language_model("qwen2"))
+
+
+def test_a_completion_beyond_the_context_is_refused_before_an_engine_starts(engine):
+    with pytest.raises(ConfigError, match=r"max_new_tokens is 95.*prompt 7 has 5 tokens"):
+        run(language_model("qwen2"), sampling=Sampling(max_new_tokens=95))
+    assert engine.OldLLM.made == 0
+
+
+def test_a_nucleus_is_refused(engine):
+    with pytest.raises(ConfigError, match=r"top_p is 0.9.*use 1.0"):
+        GenerationConfig(engine=Engine.vllm, top_p=0.9)
+    with pytest.raises(ConfigError, match=r"top_p is 0.9.*use 1.0"):
+        run(language_model("qwen2"), sampling=Sampling(top_p=0.9))
+
+
+def test_exact_runs_refuse_the_engine():
+    with pytest.raises(ConfigError, match=r"generation.engine is 'vllm', but run.exact=true.*run.exact=false"):
+        compose_math(["generation.engine=vllm"])
+    config = compose_math(["generation.engine=vllm", "run.exact=false", "generation.vllm.gpu_memory_utilization=0.6"])
+    assert config.generation.vllm == VllmConfig(gpu_memory_utilization=0.6)
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilization is 1.5"):
+        compose_math(["generation.vllm.gpu_memory_utilization=1.5"])
