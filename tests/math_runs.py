@@ -39,7 +39,8 @@ TINY_MATH = {
     "algorithm.group_size": 4,
     "algorithm.lr": 1e-3,
     "algorithm.tokens_per_microbatch": 256,
-    "warm_start.steps": 120,  # a tenth of the completions is right
+    "warm_start.steps": 240,  # some of the completions are right
+    "warm_start.worked_share": 0.2,
     "warm_start.num_examples": 1024,
     "warm_start.lr": 1e-2,
     "eval.num_problems": 24,

@@ -134,7 +134,7 @@ class ReasoningAlgorithmConfig:
     entropy_coef: float = 0.0
     kl_coef: float = 0.0  # towards the starting policy
     importance_cap: float | None = 2.0  # of the weights that correct generation's log-probs; None: no correction
-    tokens_per_microbatch: int = 4096  # padding included
+    tokens_per_microbatch: int = 1024  # padding included; what a core's cache holds of a small model, more for GPUs
     reduction: Reduction = Reduction.exact
     sharding: Sharding = Sharding.none  # of the actor; a critic is never sharded
     # PPO

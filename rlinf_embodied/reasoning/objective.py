@@ -49,17 +49,29 @@ class Objective:
         return (one.run() for one in self.passes(block, rows, index, device))
 
     def passes(self, block: int, rows: TrainingRows, index: Tensor, device: str) -> list[Pass]:
-        """Returns the microbatches of some rows of a block, none of them computed yet."""
-        chosen = index.tolist()
-        lengths = rows.sequences.select(chosen).lengths()
-        packed = pack(lengths, self.algorithm.tokens_per_microbatch)
+        """Returns the microbatches of some rows of a block, none of them computed yet.
+
+        Rows that pull the policy nowhere are not passed through it; they count in the loss's denominator (the first
+        pass adds them), as long as there is another row to count with.
+        """
+        every = index.tolist()
+        chosen = self._pulling(rows, every) or every[:1]
+        idle = self._weight(rows, every) - self._weight(rows, chosen)
         made = []
-        for numbers in packed:
-            places = [chosen[number] for number in numbers]
-            made.append(Pass(self._weight(rows, places), partial(self._sums, block, rows, places, device)))
+        for numbers in pack(rows.sequences.select(chosen).lengths(), self.algorithm.tokens_per_microbatch):
+            places, extra = [chosen[number] for number in numbers], 0.0 if made else idle
+            run = partial(self._sums, block, rows, places, device, extra)
+            made.append(Pass(self._weight(rows, places) + extra, run))
         return made
 
-    def _sums(self, block: int, rows: TrainingRows, index: Sequence[int], device: str) -> LossSums:
+    def _pulling(self, rows: TrainingRows, index: Sequence[int]) -> list[int]:
+        """Returns the rows whose loss has a gradient."""
+        if self.algorithm.entropy_coef or self.algorithm.kl_coef:
+            return list(index)
+        moved = (rows.advantages != 0).any(dim=1).tolist()
+        return [row for row in index if moved[row]]
+
+    def _sums(self, block: int, rows: TrainingRows, index: Sequence[int], device: str, idle: float) -> LossSums:
         batch = rows.sequences.batch(index, self.policy.spec.pad_id).to(device)
         algorithm, mask = self.algorithm, batch.mask
         width = mask.shape[1]
@@ -69,7 +81,8 @@ class Objective:
         log_probs, behaviour = found.log_probs, cut(rows.behaviour)
         # with one step per iteration the weights are those that sampled: the ratio is 1, and this pass says pi_old
         old = log_probs.detach() if rows.proximal is None else cut(rows.proximal)
-        weights, weight = self._weights(batch, mask), mask.new_tensor(self._weight(rows, index), dtype=torch.float32)
+        weights = self._weights(batch, mask)
+        weight = mask.new_tensor(self._weight(rows, index) + idle, dtype=torch.float32)
         corrected = weights
         if algorithm.importance_cap is not None:
             corrected = weights * truncated_token_weights(old, behaviour, mask, algorithm.importance_cap)
