@@ -114,7 +114,7 @@ class JsonlProblems:
 
 def _read(file: Path, question_column: str, answer_column: str) -> list[_Row]:
     try:
-        lines = file.read_bytes().splitlines()  # bytes: text would also be split at U+2028 and the like
+        lines = file.expanduser().read_bytes().splitlines()  # bytes: text would also be split at U+2028 and the like
     except OSError as error:
         raise DataError(
             f"data.files names {str(file)!r}, but it cannot be read ({error.strerror}): correct it"

@@ -79,9 +79,9 @@ class ReasoningJob:
             self._require_reference()
         given = checkpoint or config.policy.folder or config.warm_start.checkpoint
         if config.warm_start.checkpoint is not None and checkpoint is None:
-            trained_on(Path(config.warm_start.checkpoint))
+            trained_on(Path(config.warm_start.checkpoint).expanduser())
         self._require_problems()
-        self._require_context(None if given is None else str(given))
+        self._require_context(None if given is None else str(Path(given).expanduser()))
 
     def _require_same(self, checkpoint: Path) -> None:
         before = trained_on(checkpoint)

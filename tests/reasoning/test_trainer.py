@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from math_runs import PPO, tiny_math, train_math, untimed_rows, warm
+from math_runs import PPO, tiny_math, tiny_math_overrides, train_math, untimed_rows, warm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policies.causal_lm import CausalLM
@@ -125,6 +128,27 @@ def test_a_run_that_died_goes_on_from_its_last_checkpoint(straight, monkeypatch,
     assert len(untimed_rows(tmp_path)) == 3  # the third iteration was written after the checkpoint
     train_math(four(tmp_path, *VARIANTS[variant]))
     same_end(tmp_path, straight(variant))
+
+
+def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path) -> None:
+    """The whole process, at any moment after its first checkpoint."""
+    chosen = ["run.num_iterations=40", "checkpoint.every=2", "eval.num_problems=8", "eval.num_samples=0"]
+    warm(tiny_math())  # the process finds it in the cache
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    script = Path(__file__).resolve().parents[2] / "experiments/train_llm_math.py"
+    command = [sys.executable, str(script), *tiny_math_overrides(f"run.dir={killed}", *chosen)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    patience = time.monotonic() + 120
+    while not list(killed.glob("checkpoints/step_*/COMPLETE")):
+        assert process.poll() is None
+        assert time.monotonic() < patience
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not (killed / "summary.json").exists()
+    for folder in (killed, straight):
+        train_math(tiny_math(f"run.dir={folder}", *chosen))
+    same_end(killed, straight)
 
 
 def test_a_finished_run_started_again_only_evaluates(straight, monkeypatch, tmp_path) -> None:
