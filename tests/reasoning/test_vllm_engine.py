@@ -88,6 +88,9 @@ def test_draws_are_keyed_by_seed_iteration_prompt_and_sample(engine):
     for group in run(policy, alone):
         assert torch.equal(group.tokens, groups[group.prompt.id].tokens)
     assert len({tuple(row) for row in groups[40].tokens.tolist()}) > 1  # samples differ
+    for group in run(policy, GenerationBlock(PROMPTS, group_size=2)):
+        assert torch.equal(group.lengths, groups[group.prompt.id].lengths[:2])
+        assert torch.equal(group.tokens, groups[group.prompt.id].tokens[:2, : group.tokens.shape[1]])
     for other in (Noise(3, 3), Noise(4, 2), Noise(3, 2, "evaluation")):
         assert any(not torch.equal(g.tokens, groups[g.prompt.id].tokens) for g in run(policy, noise=other))
 
