@@ -72,12 +72,17 @@ def weights(executor: Executor) -> dict[str, torch.Tensor]:
     return message.tensors
 
 
-def assert_close(one: dict, other: dict) -> None:
-    assert set(one) == set(other)
-    for name in one:
-        torch.testing.assert_close(
-            one[name], other[name], rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
-        )
+def assert_moved_alike(one: Executor, other: Executor, start: dict[str, torch.Tensor]) -> None:
+    """The weights are apart by no more than a thousandth of the way that they have come.
+
+    Adam makes whole steps of gradients that are no more than rounding, so single weights may be further apart.
+    """
+    first, second = weights(one), weights(other)
+    assert set(first) == set(second) == set(start)
+    flat = lambda tensors: torch.cat([tensors[name].double().reshape(-1) for name in sorted(tensors)])  # noqa: E731
+    way = (flat(second) - flat(start)).norm()
+    assert way > 0
+    assert (flat(first) - flat(second)).norm() < 1e-3 * way
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +101,7 @@ def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view(
     metrics = iterate(sharded, executor, Progress(), 3)
     assert metrics == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in iterate(plain, expected, Progress(), 3)]
     assert all(row["losses/mismatch_max"] < 1e-4 for row in metrics)  # generation had these very weights
-    assert_close(weights(executor), weights(expected))
-    assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(executor).items())
+    assert_moved_alike(executor, expected, before)
 
 
 def test_a_sharded_actor_goes_on_from_its_checkpoint_with_adapters(tmp_path):
@@ -127,13 +131,14 @@ def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path:
     ReasoningJob(config).save(executor, tmp_path, progress)
     expected = executor_of(plain, plain.plan.trees, 1, SerialSession())
     going_on = Progress()
+    before = weights(expected)
     iterate(plain, expected, going_on, 2)
-    assert_close(weights(executor), weights(expected))
+    assert_moved_alike(executor, expected, before)
     checkpoint = tmp_path / "step_000002"
     resumed = executor_of(config, config.plan.trees, 1, SerialSession(), str(checkpoint))
     iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1)
     iterate(plain, expected, going_on, 1)
-    assert_close(weights(resumed), weights(expected))
+    assert_moved_alike(resumed, expected, before)
 
 
 def test_exact_runs_refuse_more_than_one_worker():
