@@ -7,54 +7,30 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from math_runs import tiny_math, train_math, untimed_rows, warm
 from runs import cluster, digest
 
-from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.job import Progress
 
-SMALL = [
-    "data.level=sum1-2-9",
-    "cluster=serial",
-    "plan=collocated",
-    "run.num_iterations=3",
-    "policy.hidden_size=32",
-    "policy.num_layers=2",
-    "policy.num_heads=2",
-    "policy.intermediate_size=64",
-    "policy.context_length=40",
-    "generation.max_new_tokens=20",
-    "generation.rows_per_block=8",
-    "generation.rows_together=8",
-    "generation.num_slots=8",
-    "algorithm.prompts_per_iteration=8",
-    "algorithm.group_size=4",
-    "algorithm.lr=1e-3",
-    "algorithm.tokens_per_microbatch=128",
-    "warm_start.steps=120",
-    "warm_start.num_examples=1024",
-    "warm_start.lr=1e-2",
-]
 SHARDED = ["algorithm.sharding=fsdp2", "run.exact=false"]
 Metrics = list[dict[str, float]]
 
 
 def config_of(*overrides: str) -> MathConfig:
-    return compose_math([*SMALL, *overrides])
+    return tiny_math("policy.num_layers=2", "algorithm.tokens_per_microbatch=128", *overrides)
 
 
 def executor_of(config: MathConfig, plan: list[dict], devices: int, session: Session, folder: str = "") -> Executor:
-    start = starting_policy(config, SerialSession(), cluster(1), lambda *progress: None)
-    workflow = training_workflow(config, folder or str(start))
+    workflow = training_workflow(config, folder or str(warm(config)))
     return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
 
 
@@ -115,6 +91,16 @@ def test_a_sharded_actor_goes_on_from_its_checkpoint_with_adapters(tmp_path):
     resumed = executor_of(config, config.plan.trees, 1, SerialSession(), str(checkpoint))
     assert iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1) == last
     assert digest(resumed) == digest(through)
+
+
+def test_a_whole_training_evaluates_and_resumes(tmp_path):
+    options = [*SHARDED, "checkpoint.every=1"]
+    through = train_math(config_of(f"run.dir={tmp_path / 'a'}", *options))
+    train_math(config_of(f"run.dir={tmp_path / 'b'}", "run.num_iterations=2", *options))
+    resumed = train_math(config_of(f"run.dir={tmp_path / 'b'}", *options))
+    for name in ("weights_sha256", "accuracy_before", "accuracy_after", "tokens"):
+        assert resumed[name] == through[name], name
+    assert untimed_rows(tmp_path / "b") == untimed_rows(tmp_path / "a")
 
 
 @pytest.mark.ray

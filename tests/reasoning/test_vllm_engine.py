@@ -9,6 +9,7 @@ import fake_vllm
 import pytest
 import torch
 from language_models import language_model
+from math_runs import tiny_math, train_math, untimed_rows
 
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import DataConfig, Engine, GenerationConfig, VllmConfig
@@ -149,6 +150,15 @@ def test_the_stage_hands_on_what_the_engine_generates_block_by_block(engine, tmp
         assert [group.prompt.id for group in completions.groups] == [problem.id for problem in together[block]]
         assert_log_probs_are_those_of(policy, completions.groups, config.generation.temperature)
         assert len(completions.texts) == 8
+    assert engine.OldLLM.made == 1
+
+
+def test_a_training_on_the_engine_has_the_newest_weights_in_it_each_time(engine, tmp_path):
+    config = tiny_math(f"run.dir={tmp_path}", "generation.engine=vllm", "run.exact=false", "eval.num_samples=0")
+    train_math(config)
+    rows = untimed_rows(tmp_path)
+    assert len(rows) == 3
+    assert all(row["losses/grad_norm"] > 0 and row["losses/mismatch_max"] < 1e-4 for row in rows)
     assert engine.OldLLM.made == 1
 
 
