@@ -207,8 +207,8 @@ class ShardedLearner:
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """See Learner."""
-        for name, parameter in zip(self._names, self._parameters, strict=True):
+        """See Learner; what is frozen is taken over as well."""
+        for name, parameter in cast(nn.Module, self._module).named_parameters():
             self._fill(parameter, self._view[name])
 
     def move_state(self, device: str) -> None:

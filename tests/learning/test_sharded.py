@@ -110,15 +110,18 @@ def test_a_single_worker_makes_the_same_steps(solo):
     assert [norm for _, norm in found] == pytest.approx([norm for _, norm in steps], rel=1e-5)
 
 
-def test_weights_are_adopted_from_the_view_and_published_to_it(solo):
+def test_weights_are_adopted_from_the_view_frozen_ones_too_and_trained_ones_are_published_to_it(solo):
     worker = Worker(Job(owners=(0,) * 4), 0, solo)
     other = net(seed=5)
     worker.view.load_state_dict(other.state_dict())
     worker.learner.adopt()
+    tokens = torch.arange(5).reshape(1, 5)
+    torch.testing.assert_close(worker.model(tokens), other(tokens))
     for parameter in worker.view.parameters():
         parameter.data.zero_()
     worker.learner.publish()
     trained = {name for name, parameter in other.named_parameters() if parameter.requires_grad}
+    assert len(trained) < len(list(other.parameters()))
     for name, parameter in worker.view.named_parameters():
         assert torch.equal(parameter, other.get_parameter(name) if name in trained else torch.zeros_like(parameter))
 

@@ -7,54 +7,30 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from math_runs import tiny_math, train_math, untimed_rows, warm
 from runs import cluster, digest
 
-from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.job import Progress
 
-SMALL = [
-    "data.level=sum1-2-9",
-    "cluster=serial",
-    "plan=collocated",
-    "run.num_iterations=3",
-    "policy.hidden_size=32",
-    "policy.num_layers=2",
-    "policy.num_heads=2",
-    "policy.intermediate_size=64",
-    "policy.context_length=40",
-    "generation.max_new_tokens=20",
-    "generation.rows_per_block=8",
-    "generation.rows_together=8",
-    "generation.num_slots=8",
-    "algorithm.prompts_per_iteration=8",
-    "algorithm.group_size=4",
-    "algorithm.lr=1e-3",
-    "algorithm.tokens_per_microbatch=128",
-    "warm_start.steps=120",
-    "warm_start.num_examples=1024",
-    "warm_start.lr=1e-2",
-]
 SHARDED = ["algorithm.sharding=fsdp2", "run.exact=false"]
 Metrics = list[dict[str, float]]
 
 
 def config_of(*overrides: str) -> MathConfig:
-    return compose_math([*SMALL, *overrides])
+    return tiny_math("policy.num_layers=2", "algorithm.tokens_per_microbatch=128", *overrides)
 
 
 def executor_of(config: MathConfig, plan: list[dict], devices: int, session: Session, folder: str = "") -> Executor:
-    start = starting_policy(config, SerialSession(), cluster(1), lambda *progress: None)
-    workflow = training_workflow(config, folder or str(start))
+    workflow = training_workflow(config, folder or str(warm(config)))
     return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
 
 
@@ -72,12 +48,17 @@ def weights(executor: Executor) -> dict[str, torch.Tensor]:
     return message.tensors
 
 
-def assert_close(one: dict, other: dict) -> None:
-    assert set(one) == set(other)
-    for name in one:
-        torch.testing.assert_close(
-            one[name], other[name], rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
-        )
+def assert_moved_alike(one: Executor, other: Executor, start: dict[str, torch.Tensor]) -> None:
+    """The weights are apart by no more than a thousandth of the way that they have come.
+
+    Adam makes whole steps of gradients that are no more than rounding, so single weights may be further apart.
+    """
+    first, second = weights(one), weights(other)
+    assert set(first) == set(second) == set(start)
+    flat = lambda tensors: torch.cat([tensors[name].double().reshape(-1) for name in sorted(tensors)])  # noqa: E731
+    way = (flat(second) - flat(start)).norm()
+    assert way > 0
+    assert (flat(first) - flat(second)).norm() < 1e-3 * way
 
 
 @pytest.fixture(autouse=True)
@@ -96,8 +77,7 @@ def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view(
     metrics = iterate(sharded, executor, Progress(), 3)
     assert metrics == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in iterate(plain, expected, Progress(), 3)]
     assert all(row["losses/mismatch_max"] < 1e-4 for row in metrics)  # generation had these very weights
-    assert_close(weights(executor), weights(expected))
-    assert any(not torch.equal(tensor, before[name]) for name, tensor in weights(executor).items())
+    assert_moved_alike(executor, expected, before)
 
 
 def test_a_sharded_actor_goes_on_from_its_checkpoint_with_adapters(tmp_path):
@@ -111,6 +91,16 @@ def test_a_sharded_actor_goes_on_from_its_checkpoint_with_adapters(tmp_path):
     resumed = executor_of(config, config.plan.trees, 1, SerialSession(), str(checkpoint))
     assert iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1) == last
     assert digest(resumed) == digest(through)
+
+
+def test_a_whole_training_evaluates_and_resumes(tmp_path):
+    options = [*SHARDED, "checkpoint.every=1"]
+    through = train_math(config_of(f"run.dir={tmp_path / 'a'}", *options))
+    train_math(config_of(f"run.dir={tmp_path / 'b'}", "run.num_iterations=2", *options))
+    resumed = train_math(config_of(f"run.dir={tmp_path / 'b'}", *options))
+    for name in ("weights_sha256", "accuracy_before", "accuracy_after", "tokens"):
+        assert resumed[name] == through[name], name
+    assert untimed_rows(tmp_path / "b") == untimed_rows(tmp_path / "a")
 
 
 @pytest.mark.ray
@@ -127,13 +117,14 @@ def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path:
     ReasoningJob(config).save(executor, tmp_path, progress)
     expected = executor_of(plain, plain.plan.trees, 1, SerialSession())
     going_on = Progress()
+    before = weights(expected)
     iterate(plain, expected, going_on, 2)
-    assert_close(weights(executor), weights(expected))
+    assert_moved_alike(executor, expected, before)
     checkpoint = tmp_path / "step_000002"
     resumed = executor_of(config, config.plan.trees, 1, SerialSession(), str(checkpoint))
     iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1)
     iterate(plain, expected, going_on, 1)
-    assert_close(weights(resumed), weights(expected))
+    assert_moved_alike(resumed, expected, before)
 
 
 def test_exact_runs_refuse_more_than_one_worker():

@@ -9,14 +9,19 @@ import fake_vllm
 import pytest
 import torch
 from language_models import language_model
+from math_runs import tiny_math, train_math, untimed_rows
 
 from rlinf_embodied.compose import compose_math
-from rlinf_embodied.config import Engine, GenerationConfig, VllmConfig
+from rlinf_embodied.config import DataConfig, Engine, GenerationConfig, VllmConfig
+from rlinf_embodied.data.problems import Split
+from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning import vllm_engine
-from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Noise, Prompt, PromptSet, Sampling
+from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
 from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
 from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
+from rlinf_embodied.runtime.host import Tick, solo_context
 
 PROMPTS = (Prompt(40, (5, 9, 2)), Prompt(7, (3, 4, 8, 8, 12)), Prompt(23, (6,)))
 BLOCK = GenerationBlock(PROMPTS, group_size=4)
@@ -84,6 +89,9 @@ def test_draws_are_keyed_by_seed_iteration_prompt_and_sample(engine):
     for group in run(policy, alone):
         assert torch.equal(group.tokens, groups[group.prompt.id].tokens)
     assert len({tuple(row) for row in groups[40].tokens.tolist()}) > 1  # samples differ
+    for group in run(policy, GenerationBlock(PROMPTS, group_size=2)):
+        assert torch.equal(group.lengths, groups[group.prompt.id].lengths[:2])
+        assert torch.equal(group.tokens, groups[group.prompt.id].tokens[:2, : group.tokens.shape[1]])
     for other in (Noise(3, 3), Noise(4, 2), Noise(3, 2, "evaluation")):
         assert any(not torch.equal(g.tokens, groups[g.prompt.id].tokens) for g in run(policy, noise=other))
 
@@ -124,6 +132,34 @@ def test_likeliest_tokens_are_asked_for_once_and_given_to_the_whole_group(engine
     groups = run(policy, sampling=Sampling(max_new_tokens=5, temperature=0))
     assert all(len(group.lengths) == 4 and (group.tokens == group.tokens[0]).all() for group in groups)
     assert_log_probs_are_those_of(policy, groups, temperature=1.0)
+
+
+def test_the_stage_hands_on_what_the_engine_generates_block_by_block(engine, tmp_path):
+    policy = language_model("llama")
+    policy.save(tmp_path)
+    config = compose_math(["generation.engine=vllm", "run.exact=false", "generation.max_new_tokens=9"])
+    held = LanguageStageConfig(config.policy, str(tmp_path), seed=3)
+    stage = GenerationStage(GenerationStageConfig(held, config.generation, 4, "compact"))
+    stage.setup(solo_context((0, 1)))
+    problems = problem_source(DataConfig(level="sum1-2-9"), 3).batch(Split.train, 0, 4)
+    together = tuple(problems[:2]), tuple(problems[2:])
+    output = stage.run(Tick(0), {block: [PromptSet(together, block)] for block in (0, 1)})
+    for block in (0, 1):
+        completions = output.blocks[block]
+        assert isinstance(completions, Completions)
+        assert [group.prompt.id for group in completions.groups] == [problem.id for problem in together[block]]
+        assert_log_probs_are_those_of(policy, completions.groups, config.generation.temperature)
+        assert len(completions.texts) == 8
+    assert engine.OldLLM.made == 1
+
+
+def test_a_training_on_the_engine_has_the_newest_weights_in_it_each_time(engine, tmp_path):
+    config = tiny_math(f"run.dir={tmp_path}", "generation.engine=vllm", "run.exact=false", "eval.num_samples=0")
+    train_math(config)
+    rows = untimed_rows(tmp_path)
+    assert len(rows) == 3
+    assert all(row["losses/grad_norm"] > 0 and row["losses/mismatch_max"] < 1e-4 for row in rows)
+    assert engine.OldLLM.made == 1
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
