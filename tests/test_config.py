@@ -156,7 +156,7 @@ BAD_MATH_INPUT = [
     (["data.files.all=x.jsonl"], ["policy.folder is None", "data.files holds problems", "give the folder"]),
     (["data.files.train=x"], ["data.files is {'train': 'x'}", "a file each", "add the missing one"]),
     (["data.files.tran=x"], ["data.files is {'tran': 'x'}", "train, validation, test, all"]),
-    (["policy=folder"], ["policy.folder is None", "reads a model from disk", "policy.folder=<dir>"]),
+    (["policy=folder"], ["policy.folder is ''", "reads a model from disk", "policy.folder=<dir>"]),
     (["policy.folder=a", "warm_start.checkpoint=b"], ["warm_start.checkpoint is 'b'", "give one of the two"]),
     (["policy.precision=bfloat16"], ["policy.precision is 'bfloat16'", "policy.lora.rank=16"]),
     (["policy.num_heads=5"], ["policy.hidden_size is 96", "policy.num_heads=5"]),

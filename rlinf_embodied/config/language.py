@@ -90,8 +90,8 @@ class LanguagePolicyConfig(TinyLMConfig):
 
     def __post_init__(self) -> None:
         TinyLMConfig.__post_init__(self)
-        given = self.folder != "???"  # what configs/reasoning/policy/folder.yaml leaves open
-        require(given, "policy.folder", None, "policy=folder reads a model from disk", "use policy.folder=<dir>")
+        rule = "policy=folder reads a model from disk"
+        require(self.folder != "", "policy.folder", self.folder, rule, "use policy.folder=<dir>")
         require(
             self.precision is Precision.float32 or self.lora.rank > 0,
             "policy.precision",

@@ -102,13 +102,14 @@ def test_every_variant_trains_something_of_its_own(alone) -> None:
     digests = [by_one_worker(alone, variant)[0] for variant in VARIANTS]
     assert len(set(digests)) == len(VARIANTS)
     for variant, (overrides, _) in VARIANTS.items():
-        *_, last = by_one_worker(alone, variant)[1]
-        assert last["charts/optimizer_steps"] == (4 if "several steps" in variant else 1)
-        assert (last["losses/clipfrac"] > 0) == ("several steps" in variant)
-        assert ("losses/reference_kl" in last) == ("reference" in variant)
-        assert ("losses/value_loss" in last) == variant.startswith("ppo")
-        assert (last["losses/importance_capped"], last["losses/mismatch_max"] < 1e-4) == (0, True)
-        assert last["losses/initial_log_ratio"] <= 1e-5, overrides
+        learning = [m for m in by_one_worker(alone, variant)[1] if m.get("charts/optimizer_steps")]
+        most = lambda name: max(m[name] for m in learning)  # noqa: B023, E731
+        assert most("charts/optimizer_steps") == (4 if "several steps" in variant else 1), overrides
+        assert (most("losses/clipfrac") > 0) == ("several steps" in variant)
+        assert ("losses/reference_kl" in learning[-1]) == ("reference" in variant)
+        assert ("losses/value_loss" in learning[-1]) == variant.startswith("ppo")
+        assert (most("losses/importance_capped"), most("losses/mismatch_max") < 1e-4) == (0, True)
+        assert most("losses/initial_log_ratio") <= 1e-5
 
 
 def test_a_critic_is_trained_before_the_policy_is(alone) -> None:

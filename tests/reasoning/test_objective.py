@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -126,6 +127,20 @@ def test_no_budget_of_tokens_changes_the_gradient(policy, level):
         gradients.append(found_sums(policy, rows, algorithm)[0])
     for other in gradients[1:]:
         torch.testing.assert_close(other, gradients[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("level", LossLevel)
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+def test_completions_without_an_advantage_count_in_the_mean_alone(policy, level, options):
+    rows = rows_of(policy)
+    rows = replace(rows, advantages=rows.advantages * torch.tensor([0.0, 1, 0, 1, 0, 0])[:, None])
+    algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **options)
+    found, _ = found_sums(policy, rows, algorithm)
+    torch.testing.assert_close(found, gradient(plain_loss(policy, rows, algorithm), policy), atol=2e-6, rtol=1e-4)
+    none = replace(rows, advantages=torch.zeros_like(rows.advantages))
+    found, statistics = found_sums(policy, none, ReasoningAlgorithmConfig(loss_level=level))
+    assert not found.any()
+    assert statistics["weight"] == {"token": sum(COMPLETIONS), "sequence": 6, "constant": 6 * LONGEST}[level]
 
 
 def test_parts_of_a_block_add_up(policy):

@@ -132,7 +132,7 @@ def test_a_run_that_died_goes_on_from_its_last_checkpoint(straight, monkeypatch,
 
 def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path) -> None:
     """The whole process, at any moment after its first checkpoint."""
-    chosen = ["run.num_iterations=40", "checkpoint.every=2", "eval.num_problems=8", "eval.num_samples=0"]
+    chosen = ["run.num_iterations=24", "checkpoint.every=2", "eval.num_problems=8", "eval.num_samples=0"]
     warm(tiny_math())  # the process finds it in the cache
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     script = Path(__file__).resolve().parents[2] / "experiments/train_llm_math.py"
