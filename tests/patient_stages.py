@@ -12,7 +12,7 @@ LAST_BLOCK = 3
 
 
 class PatientGeneration(GenerationStage):
-    """Decodes its last block only when the learner has the gradient of the first one."""
+    """Decodes its last block only when the learner is done with the first one."""
 
     def run(self, tick, inputs):
         if max(inputs) == LAST_BLOCK:
@@ -24,14 +24,14 @@ class PatientGeneration(GenerationStage):
 
 
 class TellingActor(ActorStage):
-    """Leaves a file when it has the gradient of the first block."""
+    """Leaves a file when it is done with the first block."""
 
-    def _begin(self, block):
-        super()._begin(block)
-        if block == 0:
-            assert self._shared.version < 3
-            _marker(self._held.folder, self._shared.version).touch()
+    def run(self, tick, inputs):
+        output = super().run(tick, inputs)
+        if 0 in inputs:
+            _marker(self._held.folder, tick.iteration).touch()
+        return output
 
 
 def _marker(folder: str, iteration: int) -> Path:
-    return Path(folder) / f"gradient_of_iteration_{iteration}"
+    return Path(folder) / f"first_block_of_iteration_{iteration}"
