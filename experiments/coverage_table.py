@@ -29,8 +29,8 @@ steps, the stock envs renewed (in a scene without a past) for their later episod
 range and held for five steps, so that arms and legs hit things (*touch*: share of the looked-at steps in which a
 robot pushed against something); scripted experts act in the first episode of their tasks. Drawing tasks have 45 dots
 of ink instead of 300 or 1010, both sides, and episodes of 40 steps. Tasks that ManiSkill rebuilds at every reset
-(`reconfiguration_freq`) run without that on both sides, all rows with the scene of the construction seed. DrawSVG was
-run with `pip install svgpathtools`, which is not among this project's packages.
+(`reconfiguration_freq`) run without that on both sides, all rows with the scene of the construction seed. DrawSVG
+needs `pip install svgpathtools`, which is not among this project's packages.
 
 *equal*: bit for bit. *fallback*: the plain backend is used instead, by itself, with this reason in the log.
 *not in stock*: stock ManiSkill itself raises with this robot or mode. The last column says what of the task's own
