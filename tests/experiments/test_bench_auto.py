@@ -11,7 +11,6 @@ import pytest
 from conftest import REPOSITORY, load_script
 from runs import tiny_overrides
 
-from rlinf_embodied.compose import compose_train
 from rlinf_embodied.flow.drift import Prediction
 from rlinf_embodied.flow.plan import Leaf, Plan
 from rlinf_embodied.flow.profile_file import load_profile
@@ -110,7 +109,7 @@ def test_the_published_table_is_what_the_published_numbers_say(report) -> None:
 
 def test_every_workload_is_one_that_trains(bench) -> None:
     for overrides in bench.CASES.values():
-        assert compose_train(overrides).plan.is_auto
+        assert bench.composed(overrides).plan.is_auto
 
 
 def test_profile_stages_writes_a_profile_that_plans_can_be_made_with(tmp_path) -> None:
