@@ -193,15 +193,12 @@ class _RingLayer(CacheLayerMixin):
         return self._ring.width
 
 
-class CachedDecoder:
-    """Rows in a ring, stepped by the model's own forward pass."""
+class RingDecoder:
+    """What decoders with a ring share: prompts are read by the model's own forward pass, rows join and move."""
 
-    def __init__(self, model: PreTrainedModel, num_slots: int, width: int, masked: Logits) -> None:
-        """Takes memory for S slots of W columns when the first prompt joins."""
-        self._model, self._masked = model, masked
-        self._ring = Ring(num_slots, width, next(model.parameters()).device)
-        self._layers = [_RingLayer(self._ring, i) for i in range(model.config.get_text_config().num_hidden_layers)]
-        self._cache = Cache(layers=list(self._layers))
+    def __init__(self, model: PreTrainedModel, ring: Ring, masked: Logits) -> None:
+        """Takes the model and the memory."""
+        self._model, self._ring, self._masked = model, ring, masked
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> CachedPrefix:
@@ -218,6 +215,16 @@ class CachedDecoder:
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Moves rows into other slots."""
         self._ring.move(sources, targets)
+
+
+class CachedDecoder(RingDecoder):
+    """Rows in a ring, stepped by the model's own forward pass."""
+
+    def __init__(self, model: PreTrainedModel, num_slots: int, width: int, masked: Logits) -> None:
+        """Takes memory for S slots of W columns when the first prompt joins."""
+        super().__init__(model, Ring(num_slots, width, next(model.parameters()).device), masked)
+        self._layers = [_RingLayer(self._ring, i) for i in range(model.config.get_text_config().num_hidden_layers)]
+        self._cache = Cache(layers=list(self._layers))
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:

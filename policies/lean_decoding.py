@@ -18,8 +18,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from policies.adapters import dense_bias, dense_weight
-from policies.decoding import CachedPrefix, Logits, Ring, has_plain_cache, read_prompts
-from rlinf_embodied.interfaces import Prefix
+from policies.decoding import Logits, Ring, RingDecoder, has_plain_cache
 
 _LARGEST_BYTES = 256 << 20  # of weights: beyond it products dominate, and the fused copy would cost memory for nothing
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # tables do not depend on the sequence at hand
@@ -101,33 +100,16 @@ def _join(linears: Sequence[nn.Module], scales: Sequence[float]) -> tuple[Tensor
     return weight.t().contiguous(), torch.cat(filled)
 
 
-class LeanDecoder:
+class LeanDecoder(RingDecoder):
     """Rows in a ring, stepped by fused weights; prompts are read by the model's own forward pass."""
 
     def __init__(self, model: PreTrainedModel, num_slots: int, width: int, masked: Logits) -> None:
         """Takes the weights as they are, and memory for S slots of W columns when the first prompt joins."""
-        self._model, self._weights, self._masked = model, LeanWeights.of(model), masked
-        config = model.config
+        self._weights, config = LeanWeights.of(model), model.config
+        super().__init__(model, Ring(num_slots, width, self._weights.embedding.device), masked)
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._size = model.model.layers[0].self_attn.head_dim
-        self._ring = Ring(num_slots, width, self._weights.embedding.device)
         self._cos, self._sin = _rotary_tables(model, width)
-
-    @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> CachedPrefix:
-        """Reads N prompts."""
-        return read_prompts(self._model, prompts, self._masked)
-
-    @torch.inference_mode()
-    def join(self, prefix: Prefix, prompts: Tensor, slots: Tensor) -> None:
-        """Puts copies of prompts into slots."""
-        assert isinstance(prefix, CachedPrefix), "a prefix of another decoder"
-        self._ring.join(prefix, prompts, slots)
-
-    @torch.inference_mode()
-    def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Moves rows into other slots."""
-        self._ring.move(sources, targets)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:

@@ -443,6 +443,3 @@ class ValueModel(Protocol):
     def from_policy(cls, policy: LanguagePolicy) -> ValueModel:
         """Returns a new critic that starts from a policy's weights and shares none with it."""
         ...
-
-
-# ---------------------------------------------------------------------------------------------------------------- tools

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +17,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.interfaces import PICTURES_VERSION
+from rlinf_embodied.learning.checkpoint import write_whole
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.run_folder import library_versions
@@ -94,12 +94,5 @@ def warm_start(
         for epoch in range(epochs):
             loss = executor.call("warm_start", "fit_epoch", Tick(epoch))[0]
             progress("cloning" if whole else "cloning the head", epoch + 1, epochs, f"loss {loss:.3f}")
-    partial = folder.with_name(folder.name + f".partial-{os.getpid()}")
-    try:
-        executor.call("warm_start", "save", Tick(0), str(partial))
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    write_whole(folder, lambda partial: executor.call("warm_start", "save", Tick(0), str(partial)))
     return folder

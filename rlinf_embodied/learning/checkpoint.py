@@ -87,6 +87,18 @@ def save(
     return target
 
 
+def write_whole(folder: Path, write: Callable[[Path], object]) -> None:
+    """Has `write` fill a folder aside and renames it, so that others see all of it or nothing; replaces an old one."""
+    partial = folder.with_name(folder.name + f".partial-{os.getpid()}")
+    try:
+        write(partial)
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def _write_state(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, object]) -> None:
     (folder / _TENSORS).mkdir()
     for name, group in tensors.items():

@@ -75,6 +75,7 @@ class ReasoningJob:
         config = self.config
         if checkpoint is not None:
             self._require_same(checkpoint)
+            self._require_critic(checkpoint)
             self._reference = str(load_state(checkpoint)["reference"])
             self._require_reference()
         given = checkpoint or config.policy.folder or config.warm_start.checkpoint
@@ -95,6 +96,7 @@ class ReasoningJob:
                     f"is {there[key]!r} there and {here[key]!r} here. Use its own settings, or another run.dir"
                 )
 
+    def _require_critic(self, checkpoint: Path) -> None:
         if self.config.algorithm.name is ReasoningName.ppo and not holds(checkpoint, CRITIC):
             raise CheckpointError(
                 f"resume is {str(checkpoint)!r}, but that checkpoint holds no critic, and algorithm.name is ppo: use "
@@ -117,13 +119,9 @@ class ReasoningJob:
     def _require_context(self, folder: str | None) -> None:
         config = self.config
         policy = load_policy(config.policy, folder, config.run.seed, "cpu").policy
-        form, source = text_form(config.data.form), problem_source(config.data, config.run.seed)
-        size = source.size(Split.train)
-        looked_at = min(_LOOKED_AT if size is None else size, 20 * _LOOKED_AT)
-        problems = source.batch(Split.train, 0, looked_at)
-        prompts = [Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in problems]
-        self._require_context_of_held_out(policy)
-        require_context(policy, prompts, Sampling(config.generation.max_new_tokens))
+        prompts = self._prompts(policy, Split.train, config.run.seed, 20 * _LOOKED_AT)
+        held_out = self._prompts(policy, Split.test, config.data.seed, config.eval.num_problems)
+        require_context(policy, [*prompts, *held_out], Sampling(config.generation.max_new_tokens))
         longest = max(len(prompt.tokens) for prompt in prompts) + config.generation.max_new_tokens
         if longest > config.algorithm.tokens_per_microbatch:
             raise ConfigError(
@@ -131,14 +129,12 @@ class ReasoningJob:
                 f"completion may have {longest} tokens and none is cut: use at least {longest}"
             )
 
-    def _require_context_of_held_out(self, policy: LanguagePolicy) -> None:
-        config = self.config
-        form, source = text_form(config.data.form), problem_source(config.data, config.data.seed)
-        size = source.size(Split.test)
-        number = config.eval.num_problems if size is None else min(size, config.eval.num_problems)
-        problems = source.batch(Split.test, 0, min(number, _LOOKED_AT))
-        prompts = [Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in problems]
-        require_context(policy, prompts, Sampling(config.generation.max_new_tokens))
+    def _prompts(self, policy: LanguagePolicy, split: Split, seed: int, most: int) -> list[Prompt]:
+        """Returns the first prompts of a split: `most` of a file's, _LOOKED_AT of a stream without end."""
+        form, source = text_form(self.config.data.form), problem_source(self.config.data, seed)
+        size = source.size(split)
+        problems = source.batch(split, 0, min(most, _LOOKED_AT if size is None else size))
+        return [Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in problems]
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:

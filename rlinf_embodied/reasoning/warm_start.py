@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.learning.checkpoint import write_whole
 from rlinf_embodied.reasoning.fine_tuning_stage import NUM_BLOCKS
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session
@@ -70,13 +70,6 @@ def _fine_tuned(config: MathConfig, folder: Path, session: Session, cluster: Clu
         last = min(first + _STEPS_PER_CALL, steps)
         loss = executor.call("fine_tuning", "fit", Tick(first), (first, last))[0]
         progress("fine-tuning", last, steps, f"loss {loss:.3f}")
-    partial = folder.with_name(folder.name + f".partial-{os.getpid()}")
-    try:
-        executor.call("fine_tuning", "save", Tick(0), str(partial))
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    write_whole(folder, lambda partial: executor.call("fine_tuning", "save", Tick(0), str(partial)))
     session.clear()
     return folder

@@ -20,7 +20,7 @@ run_iteration                driver     one Tick down the plan tree, then metric
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
 from rlinf_embodied.errors import ObjectiveError
@@ -59,12 +59,12 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
     whole = tuple(Edge(a, b) for a, b in inputs if b == "critic")
     # a sharded actor's pass is made by all of its workers together, and they get chunks of unequal size
     sharded = algorithm.sharding is not Sharding.none
-    at_once = not (algorithm.num_steps > 1 or algorithm.dynamic_sampling or ppo or sharded)
-    into_actor = tuple(Edge(name, "actor", granularities=() if at_once else (WHOLE,)) for name in sources)
+    streams = not (algorithm.num_steps > 1 or algorithm.dynamic_sampling or ppo or sharded)
+    into_actor = tuple(Edge(name, "actor", granularities=() if streams else (WHOLE,)) for name in sources)
     return Workflow(
         name="reasoning",
         num_blocks=config.num_blocks,
-        stages=_stages(config, policy_folder, reference_folder or policy_folder, tuple(sources), at_once),
+        stages=_stages(config, policy_folder, reference_folder or policy_folder, tuple(sources), streams),
         edges=streamed + whole + into_actor,
         weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", *["proximal"] * proximal)),
         repeat=_repeat(config) if algorithm.dynamic_sampling else None,
@@ -75,9 +75,9 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
 
 
 def _stages(
-    config: MathConfig, folder: str, reference: str, sources: tuple[str, ...], at_once: bool
+    config: MathConfig, folder: str, reference: str, sources: tuple[str, ...], streams: bool
 ) -> dict[str, StageSpec]:
-    """Returns the stages that the algorithm needs; `sources` are those whose data the actor takes."""
+    """Returns the stages that the algorithm needs; `sources` feed the actor, block by block where it `streams`."""
     data, generation, algorithm, seed = config.data, config.generation, config.algorithm, config.run.seed
     held = LanguageStageConfig(config.policy, folder, seed)
     read = (generation.temperature, algorithm.tokens_per_microbatch)
@@ -86,7 +86,7 @@ def _stages(
     prompts = PromptStageConfig(data, seed, config.prompts_per_block, together)
     generated = GenerationStageConfig(held, generation, algorithm.group_size, data.form)
     rewarded = RewardStageConfig(config.reward, data.form, generation.max_new_tokens)
-    learns = {"collective": True, "granularities": () if at_once else (WHOLE,)}
+    learns = {"collective": True, "granularities": () if streams else (WHOLE,)}
     known = {
         "prompts": StageSpec("prompts", f"{_PACKAGE}.prompt_stage.PromptStage", prompts),
         "generation": StageSpec(
@@ -165,16 +165,11 @@ def run_iteration(executor: Executor, iteration: int, start: int) -> tuple[Itera
     """
     result = executor.run(Tick(iteration, message=start))
     metrics = rollout_metrics(result.all_of("generation", GenerationReport), result.all_of("reward", RewardReport))
-    metrics["rollout/rounds"] = float(max(result_rounds(executor, result).values(), default=1))
+    metrics["rollout/rounds"] = float(max(executor.workflow.rounds(result.reports).values(), default=1))
     if "critic" in executor.workflow.stages:
         metrics |= result.all_of("critic", CriticReport)[0].metrics
     metrics |= next(r.metrics for r in reversed(result.all_of("actor", ActorReport)) if r.metrics)
     return result, metrics
-
-
-def result_rounds(executor: Executor, result: IterationResult) -> Mapping[str, int]:
-    """Returns how often each repeated stage ran."""
-    return executor.workflow.rounds(result.reports)
 
 
 def rollout_metrics(generated: Sequence[GenerationReport], rewarded: Sequence[RewardReport]) -> dict[str, float]:

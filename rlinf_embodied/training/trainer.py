@@ -160,9 +160,9 @@ class Trainer:
 
     # ---------------------------------------------------------------------------------------------------- iterate
     def _iterate(self, running: _Running, writer: MetricsWriter, view: LiveView, stop: StopRequest) -> None:
-        config, progress = self._config, self._progress
+        config = self._config
         while self._progress.iteration < config.run.num_iterations and not stop.asked:
-            progress = self._progress
+            progress = self._progress  # another one after a switch of plans
             start, before = time.time(), progress.global_step
             result, metrics = self._job.run_iteration(running.executor, progress)
             self._note_start(result.spans, view)
