@@ -20,7 +20,7 @@ class CheckpointError(RlinfError):
 
 
 class DataError(RlinfError):
-    """A dataset is missing or empty, or one of its records cannot be used."""
+    """A dataset is missing or empty, one of its records cannot be used, or there is nothing to learn from it."""
 
 
 class SimulatorError(RlinfError):

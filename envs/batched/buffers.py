@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
@@ -104,22 +105,28 @@ class CellBuffer(Tensor):
             values = np.where(keep, flat[cells], values)
         flat[cells] = values
 
-    def take_dirty_rows(self, columns: slice = slice(None), among: np.ndarray | None = None) -> list[int]:
-        """Returns rows (`among` these, bool) with assigned cells in these columns and forgets the assignments."""
+    def take_dirty_rows(self, among: np.ndarray | None = None, *columns: slice) -> Iterable[tuple]:
+        """Returns rows with assigned cells (`among` these, bool) and forgets the assignments.
+
+        Each comes as its number and, for each of `columns`, whether a cell there was assigned (default: in all).
+        """
         if not self.touched:
-            return []
-        part = self.dirty.numpy()[:, columns]
-        rows = part.any(1)
+            return ()
+        dirty = self.dirty.numpy()
+        rows = dirty.any(1)
         if among is not None:
             rows &= among
-        part[rows] = False
-        return rows.nonzero()[0].tolist()
+        numbers = rows.nonzero()[0]
+        cells = dirty[numbers]
+        dirty[numbers] = False
+        self.touched = among is not None and bool(dirty.any())
+        parts = [cells[:, part].any(1).tolist() for part in columns or (slice(None),)]
+        return zip(numbers.tolist(), *parts, strict=True)
 
-    def forget(self, rows: np.ndarray | None = None) -> None:
-        """Forgets the assignments of these rows, bool (default: all)."""
-        dirty = self.dirty.numpy()
-        dirty[slice(None) if rows is None else rows] = False
-        self.touched = rows is not None and bool(dirty.any())
+    def forget(self) -> None:
+        """Forgets all assignments."""
+        self.dirty.numpy()[:] = False
+        self.touched = False
 
 
 class BodyBuffer(CellBuffer):

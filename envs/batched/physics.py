@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -17,6 +17,8 @@ from envs.batched.contacts import ContactTable
 from envs.batched.drives import Drives
 from envs.batched.layout import index_packs
 from envs.batched.renewal import renewed
+
+_ZERO = np.zeros(3, np.float32)
 
 
 class PhysicsBatch:
@@ -54,8 +56,10 @@ class PhysicsBatch:
         """Satisfies ManiSkill's isinstance(px, PhysxGpuSystem)."""
         return physx.PhysxGpuSystem
 
-    def _invalidate(self, scenes: Iterable[int]) -> None:
+    def _invalidate(self, scenes: Collection[int]) -> None:
         """Marks what was read from these scenes as out of date."""
+        if not scenes:
+            return
         self._stale.update(scenes)
         self.contacts.invalidate(scenes)
         self._unjoined = self._bodies_old = self._joints_old = True
@@ -97,7 +101,8 @@ class PhysicsBatch:
         self.row_sets = RowSets()
         links = [isinstance(body, physx.PhysxArticulationLinkComponent) for body in self.bodies]
         roots = [link and body.is_root for link, body in zip(links, self.bodies, strict=True)]
-        self._is_actor = ~np.array(links, bool)
+        self._is_link = np.array(links, bool)
+        self._is_actor = ~self._is_link
         self._is_root = np.array(roots, bool)
         self._is_dynamic = np.array(
             [not (link or b.kinematic) for link, b in zip(links, self.bodies, strict=True)], bool
@@ -239,51 +244,67 @@ class PhysicsBatch:
         return SimpleNamespace(torch=lambda: padded)
 
     # --------------------------------------------------------------------------------------------------------- writing
-    def _apply_poses(self, among: np.ndarray) -> None:
-        data = self.cuda_rigid_body_data
-        for row in data.take_dirty_rows(POSE, among):
-            self.bodies[row].entity_pose = sapien.Pose(data.np[row, :3], data.np[row, 3:7])
-            self._invalidate([self.body_scene[row]])
-
-    def _apply_velocities(
-        self, among: np.ndarray, columns: slice, setter: Callable[[object, np.ndarray], None]
-    ) -> None:
-        data = self.cuda_rigid_body_data
-        for row in data.take_dirty_rows(columns, among):
-            setter(self.bodies[row], data.np[row, columns])
-            self._invalidate([self.body_scene[row]])
-
     def gpu_apply_rigid_dynamic_data(self) -> None:
-        """Hands assigned poses and velocities of free bodies to PhysX."""
-        self._apply_poses(self._is_actor)
-        self._apply_velocities(self._is_dynamic, LINEAR, lambda body, v: body.set_linear_velocity(v))
-        self._apply_velocities(self._is_dynamic, ANGULAR, lambda body, w: body.set_angular_velocity(w))
-        self.cuda_rigid_body_data.forget(self._is_actor)  # a kinematic body has no velocity to set
+        """Hands assigned poses and velocities of free bodies to PhysX; a kinematic body has no velocity to set."""
+        data, changed = self.cuda_rigid_body_data, set()
+        for row, pose, linear, angular in data.take_dirty_rows(self._is_actor, POSE, LINEAR, ANGULAR):
+            body = self.bodies[row]
+            if pose:
+                body.entity_pose = sapien.Pose(data.np[row, :3], data.np[row, 3:7])
+            if linear and self._is_dynamic[row]:
+                body.set_linear_velocity(data.np[row, LINEAR])
+            if angular and self._is_dynamic[row]:
+                body.set_angular_velocity(data.np[row, ANGULAR])
+            changed.add(self.body_scene[row])
+        self._invalidate(changed)
 
     def gpu_apply_rigid_dynamic_force(self) -> None:
         """Hands assigned forces to PhysX, at the bodies' centres of mass."""
         force = self.cuda_rigid_body_force
-        for row in force.take_dirty_rows():
+        for row, _ in force.take_dirty_rows():
             body = self.bodies[row]
             body.add_force_at_point(force.np[row], (body.entity_pose * body.cmass_local_pose).p)
 
     def gpu_apply_articulation_root_pose(self) -> None:
-        """Hands assigned root poses to PhysX."""
-        self._apply_poses(self._is_root)
+        """Hands assigned poses and velocities of roots to PhysX; those of other links follow from the joints."""
+        data, changed = self.cuda_rigid_body_data, set()
+        for row, pose, linear, angular in data.take_dirty_rows(self._is_link, POSE, LINEAR, ANGULAR):
+            if not self._is_root[row]:
+                continue
+            link = self.bodies[row]
+            if pose:
+                link.entity_pose = sapien.Pose(data.np[row, :3], data.np[row, 3:7])
+            if linear:
+                link.articulation.set_root_linear_velocity(data.np[row, LINEAR])
+            if angular:
+                link.articulation.set_root_angular_velocity(data.np[row, ANGULAR])
+            changed.add(self.body_scene[row])
+        self._invalidate(changed)
 
-    def gpu_apply_articulation_root_velocity(self) -> None:
-        """Hands assigned root velocities to PhysX."""
-        self._apply_velocities(self._is_root, LINEAR, lambda link, v: link.articulation.set_root_linear_velocity(v))
-        self._apply_velocities(self._is_root, ANGULAR, lambda link, w: link.articulation.set_root_angular_velocity(w))
-        self.cuda_rigid_body_data.forget(~self._is_actor)  # poses and velocities of links follow from the joints
+    gpu_apply_articulation_root_velocity = gpu_apply_articulation_root_pose
+
+    def stop(self, scenes: Iterable[int]) -> None:
+        """Takes all velocities in these scenes away, in the order in which ManiSkill does."""
+        scenes = set(scenes)
+        for i in scenes:
+            for body in self.systems[i].rigid_dynamic_components:
+                if not body.kinematic:
+                    body.set_linear_velocity(_ZERO)
+                    body.set_angular_velocity(_ZERO)
+        for i, articulation in zip(self.articulation_scene, self.articulations, strict=True):
+            if i in scenes:
+                articulation.qvel = np.zeros(articulation.dof, np.float32)
+                articulation.set_root_linear_velocity(_ZERO)
+                articulation.set_root_angular_velocity(_ZERO)
+        self._invalidate(scenes)
 
     def _apply_joint_values(self, name: str) -> None:
-        buffer = getattr(self, f"cuda_articulation_{name}")
-        for row in buffer.take_dirty_rows():
+        buffer, changed = getattr(self, f"cuda_articulation_{name}"), set()
+        for row, _ in buffer.take_dirty_rows():
             articulation = self.articulations[row]
             setattr(articulation, name, buffer.np[row, : articulation.dof])
-            self._invalidate([self.articulation_scene[row]])
-        buffer.touched = False
+            changed.add(self.articulation_scene[row])
+        self._invalidate(changed)
 
     def gpu_apply_articulation_qpos(self) -> None:
         """Hands assigned joint positions to PhysX."""

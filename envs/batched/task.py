@@ -173,6 +173,11 @@ class BatchedTask:
         for controller in controllers_of(self.agent):
             controller.reset()
 
+    def _clear_sim_state(self) -> None:
+        """Stops everything in the rows that are reset."""
+        self.scene.px.stop(self._being_reset.nonzero()[:, 0].tolist())
+        self.scene._gpu_fetch_all()
+
     def _reset_rows_alone(self, rows: Tensor, options: dict) -> None:
         """Resets rows one by one as stock single envs."""
         self._set_episode_rng(self._row_seeds, rows)

@@ -17,7 +17,7 @@ Nothing here imports torch: a sleeping worker needs no core and little memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -138,6 +138,7 @@ class EmulatedStage:
         assert isinstance(device, EmulatedDevice)
         self._device, self._group = device, context.group
         self._num_devices = len(set(context.owners))
+        self._blocks = context.blocks
         self._owned = len(context.blocks) * config.items_per_block
         self.onload(None)
 
@@ -164,17 +165,18 @@ class EmulatedStage:
         self._device.at(tick)
         begin_s = max(self._device.free_s, self._arrival_s(parcel for parts in inputs.values() for parcel in parts))
         if self._config.profile.finish_quantiles and tick.num_chunks > 1:
-            seconds = self._streamed_s(tick)
+            seconds = self._streamed_s(inputs)
         if self._group.size > 1:
             met = self._group.exchange([begin_s, seconds], [2] * self._group.size)  # pyright: ignore[reportArgumentType]
             begin_s, seconds = (max(float(given[i]) for given in met) for i in range(2))
         return self._done(inputs, begin_s, seconds)
 
-    def _streamed_s(self, tick: Tick) -> float:
-        """Returns the further seconds until a chunk is finished, of items that are all worked on together."""
+    def _streamed_s(self, blocks: Collection[int]) -> float:
+        """Returns the further seconds until some blocks are finished, of the owned ones, which are worked on together."""
         share = self._config.profile.finish_share
-        before = float(share(tick.chunk / tick.num_chunks)) if tick.chunk else 0.0
-        return self._seconds_of(self._owned) * (float(share((tick.chunk + 1) / tick.num_chunks)) - before)
+        before = sum(block < min(blocks, default=0) for block in self._blocks) / len(self._blocks)
+        after = before + len(blocks) / len(self._blocks)
+        return self._seconds_of(self._owned) * float(share(after) - (share(before) if before else 0.0))
 
     # ------------------------------------------------------------------------------------------------------------- loop
     def open(self, tick: Tick, blocks: Sequence[int]) -> dict[int, Parcel]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
-from rlinf_embodied.errors import ObjectiveError
+from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import WHOLE, Edge, Repeat, StageSpec, Verdict, WeightEdge, Workflow
 from rlinf_embodied.reasoning.actor_stage import ActorReport, ActorStageConfig
@@ -131,7 +131,7 @@ class GroupJudge:
         """Returns whether enough groups are useful, and which to train on.
 
         Raises:
-            ObjectiveError: the last round is over, and not a single group differs.
+            DataError: the last round is over, and not a single group differs.
         """
         found = [
             (number, *place, group)
@@ -141,7 +141,7 @@ class GroupJudge:
         useful = tuple((number, block, k) for number, block, k, group in found if len(set(group)) > 1)
         if not useful and len(rounds) >= self._max_rounds:
             right = sum(group[0] for *_, group in found)
-            raise ObjectiveError(
+            raise DataError(
                 f"dynamic sampling gives up after {len(rounds)} rounds (algorithm.max_refills={self._max_rounds - 1}): "
                 f"of {len(found)} groups {right} are all right and {len(found) - right} all wrong, so that nothing "
                 "can be learned: choose problems that are sometimes solved (data.level), a larger "

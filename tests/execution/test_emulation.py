@@ -71,6 +71,13 @@ def test_a_long_tailed_stage_hands_on_what_is_finished():
     assert (end_of(first), end_of(second)) == (pytest.approx(4.0), pytest.approx(40.0))
 
 
+def test_a_long_tailed_stage_counts_its_own_items_only():
+    """Four chunks of a block, of which this device owns the first two: its second one is its last."""
+    stage = one_stage(planning.stage(0.0, 10.0, finish_quantiles=[[0.0, 0.0], [0.5, 0.1], [1.0, 1.0]]), blocks=2)
+    ends = [end_of(stage.run(tick(chunk=k, num_chunks=4), {k: []})) for k in range(2)]
+    assert ends == [pytest.approx(2.0), pytest.approx(20.0)]
+
+
 def test_switches_come_before_the_next_call_and_free_memory():
     entry = planning.stage(1.0, 0.0, resident=8e11, working=4e11, parked_bytes=1e11, park_s=2.0, unpark_s=3.0)
     stage = one_stage(entry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from math_runs import DAPO, iterate_math, math_executor, tiny_math
 
-from rlinf_embodied.errors import ObjectiveError
+from rlinf_embodied.errors import DataError
 from rlinf_embodied.reasoning.actor_stage import ActorStage
 from rlinf_embodied.reasoning.batch import PromptSet, RewardReport
 from rlinf_embodied.reasoning.job import ReasoningJob
@@ -44,9 +44,7 @@ def test_it_gives_up_only_after_the_last_round_and_says_what_it_saw(groups, coun
     judge = GroupJudge(wanted=2, max_rounds=2)
     one = [report({0: groups})]
     assert judge([one]).enough is False
-    with pytest.raises(
-        ObjectiveError, match=rf"gives up after 2 rounds \(algorithm.max_refills=1\): of 4 groups {counts}"
-    ):
+    with pytest.raises(DataError, match=rf"gives up after 2 rounds \(algorithm.max_refills=1\): of 4 groups {counts}"):
         judge([one, one])
 
 
@@ -55,7 +53,7 @@ def test_a_policy_that_is_always_wrong_ends_the_run_with_what_to_do():
     config = tiny_math(*DAPO, "algorithm.max_refills=2", "generation.max_new_tokens=1")  # no answer comes to its end
     executor = math_executor(config, config.plan.trees, 1, SerialSession())
     with pytest.raises(
-        ObjectiveError,
+        DataError,
         match=r"gives up after 3 rounds .*max_refills=2\): of 24 groups 0 are all right and 24 all wrong, .* choose "
         r"problems that are sometimes solved \(data.level\)",
     ):
