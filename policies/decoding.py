@@ -102,7 +102,7 @@ class Ring:
         lengths = prefix.lengths[prompts]
         self.hidden[slots] = lowest
         padding = torch.arange(length, device=slots.device) < length - lengths[:, None]
-        self.hidden[slots[:, None], columns] = padding * lowest
+        self.hidden[slots[:, None], columns] = padding.to(self.hidden.dtype) * lowest
         self.positions[slots] = lengths
 
     def _allocate(self, prefix: CachedPrefix) -> None:

@@ -57,9 +57,19 @@ def test_the_toy_training_gives_equal_weights_on_equal_devices(gpu):
     assert moved["max_abs_weight_difference"] == pytest.approx(0.5, abs=1e-6)
 
 
+def test_short_trainings_of_a_language_model_agree_on_equal_devices(gpu):
+    load_script("gpu_language")
+    results = gpu.language_on("cpu")
+    assert results["cpu against cpu"]["max_abs_weight_difference"] == 0.0
+    assert results["sharded against not"]["max_abs_weight_difference"] < 1e-4
+    assert results["cpu"]["mismatch"] < 1e-4 < results["adapters"]["mismatch"] < 0.5  # bfloat16 rounds
+
+
 @pytest.mark.gpu
 def test_every_check_passes_on_a_gpu(gpu, tmp_path):
     assert gpu.main([f"out={tmp_path / 'gpu.json'}"]) == 0
     results = json.loads((tmp_path / "gpu.json").read_text())["results"]
     assert results["same"]["max_abs_weight_difference"] < 1e-2
+    assert results["language"]["cpu against cuda"]["max_abs_weight_difference"] < 1e-2
+    assert results["language"]["sharded against not"]["max_abs_weight_difference"] < 1e-3
     assert results["agrees"]["max_abs_log_prob_difference"] < 1e-2

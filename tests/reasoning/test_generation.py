@@ -329,6 +329,15 @@ def test_generation_sees_new_weights_and_adapters():
     assert (recorded - trained).abs().max() <= 1e-5
 
 
+def test_half_precision_weights_decode_in_slots_and_agree_to_rounding():
+    pytest.importorskip("peft", reason="needs the extra lora")
+    plain = CausalLM.tiny(TinyLMConfig(), seed=1)
+    policy = CausalLM(plain.model.to(torch.bfloat16), plain.tokenizer, lora=LoraSettings(rank=4))
+    assert type(policy.decoder(2, 30)).__name__ == "CachedDecoder"
+    recorded, trained = recorded_and_trained(policy, Sampling(20))
+    assert 0 < (recorded - trained).abs().max() <= 0.1
+
+
 # ------------------------------------------------------------------------------------------------------------ bad input
 def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers():
     policy = language_model("qwen2")
