@@ -14,7 +14,7 @@ from rlinf_embodied.errors import ObjectiveError
 
 @dataclass(frozen=True, slots=True)
 class WeightsMessage:
-    """All parameters and buffers of a module."""
+    """What training may change of a module: its parameters, less frozen ones, and its buffers."""
 
     version: int
     tensors: dict[str, Tensor]
@@ -32,13 +32,13 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
 
 
 def export_weights(module: nn.Module, version: int) -> WeightsMessage:
-    """Returns a copy of a module's state as a message."""
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
+    """Returns a copy of what training may change as a message: of a model with adapters, these alone."""
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in _changing(module).items()}
     return WeightsMessage(version, tensors, checksum(tensors))
 
 
 def install_weights(module: nn.Module, message: WeightsMessage) -> None:
-    """Overwrites a module's state.
+    """Overwrites what training may change of a module; the rest is the same everywhere from the start.
 
     Raises:
         ObjectiveError: the bytes are not those that were sent, or belong to another module.
@@ -47,7 +47,13 @@ def install_weights(module: nn.Module, message: WeightsMessage) -> None:
         raise ObjectiveError(
             f"weights of version {message.version} arrived damaged (another checksum): send them again"
         )
-    unlike = sorted(set(module.state_dict()) ^ set(message.tensors))
+    unlike = sorted(set(_changing(module)) ^ set(message.tensors))
     if unlike:
         raise ObjectiveError(f"weights of version {message.version} are of another module: {unlike[:5]} differ")
-    module.load_state_dict(message.tensors)
+    module.load_state_dict(message.tensors, strict=False)
+
+
+def _changing(module: nn.Module) -> dict[str, Tensor]:
+    every = module.named_parameters(remove_duplicate=False)
+    frozen = {name for name, parameter in every if not parameter.requires_grad}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}

@@ -27,6 +27,20 @@ def test_a_module_takes_over_every_parameter_and_buffer() -> None:
         assert torch.equal(tensor, target.state_dict()[name]), name
 
 
+def test_frozen_parameters_stay_where_they_are() -> None:
+    source, target = module(0), module(1)
+    for one in (source, target):
+        one[0].requires_grad_(False)  # pyright: ignore[reportIndexIssue]
+    message = export_weights(source, 0)
+    assert set(message.tensors) == {name for name in source.state_dict() if name.startswith("1.")}
+    mine = target.state_dict()["0.weight"].clone()
+    install_weights(target, message)
+    assert torch.equal(target.state_dict()["0.weight"], mine)
+    assert torch.equal(target.state_dict()["1.weight"], source.state_dict()["1.weight"])
+    with pytest.raises(ObjectiveError, match=r"of another module: \['0.bias', '0.weight'\]"):
+        install_weights(module(1), message)
+
+
 def test_a_message_is_a_copy_of_its_moment() -> None:
     source = module(0)
     message = export_weights(source, 0)
