@@ -128,7 +128,8 @@ class ReasoningAlgorithmConfig:
     epochs: int = 1
     num_minibatches: int = 1  # a minibatch is one slice of every block
     lr: float = 1e-4
-    lr_end_fraction: float = 1.0
+    lr_end_fraction: float = 1.0  # lr falls linearly to this fraction at the last iteration ...
+    lr_warmup_iterations: int = 0  # ... and rises over the policy's first iterations
     beta2: float = 0.99  # of Adam
     max_grad_norm: float = 1.0
     entropy_coef: float = 0.0
@@ -158,7 +159,7 @@ class ReasoningAlgorithmConfig:
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
-        for name in ("kl_coef", "max_refills", "critic_warmup_iterations"):
+        for name in ("kl_coef", "max_refills", "critic_warmup_iterations", "lr_warmup_iterations"):
             value = getattr(self, name)
             require(value >= 0, f"algorithm.{name}", value, "it must not be negative", "use 0")
         compares = self.name is not ReasoningName.ppo

@@ -149,10 +149,14 @@ def flatten_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).detach().reshape(-1) for p in parameters])
 
 
-def linear_decay(iteration: int, num_iterations: int, lr: float, end_fraction: float) -> float:
-    """Returns the learning rate of an iteration: from lr at the first down to end_fraction * lr at the last."""
+def linear_decay(iteration: int, num_iterations: int, lr: float, end_fraction: float, warmup: int = 0) -> float:
+    """Returns the learning rate of an iteration: from lr at the first down to end_fraction * lr at the last.
+
+    It rises over the first `warmup` iterations: Adam's first steps are as large as its later ones, whatever the
+    gradient, as its moments know nothing yet.
+    """
     done = min(1.0, iteration / max(1, num_iterations - 1))
-    return lr * (1 - (1 - end_fraction) * done)
+    return lr * (1 - (1 - end_fraction) * done) * min(1.0, (iteration + 1) / (warmup + 1))
 
 
 def one_cycle(step: int, num_steps: int, lr: float, warmup: float = 0.1) -> float:

@@ -166,8 +166,10 @@ class ActorStage(LanguageStage):
 
     def _update(self, tick: Tick) -> dict[str, float]:
         algorithm = self._algorithm
+        late = algorithm.critic_warmup_iterations if algorithm.name is ReasoningName.ppo else 0
         self._learner.lr = linear_decay(
-            tick.iteration, self._config.run.num_iterations, algorithm.lr, algorithm.lr_end_fraction
+            *(max(0, tick.iteration - late), self._config.run.num_iterations - late),
+            *(algorithm.lr, algorithm.lr_end_fraction, algorithm.lr_warmup_iterations),
         )
         self._differences = (0.0, 0.0)
         made = self._steps(tick)

@@ -115,6 +115,7 @@ def test_parameters_without_a_gradient_count_as_zero():
 def test_linear_decay_goes_from_lr_to_its_fraction_at_the_last_iteration():
     assert [linear_decay(k, 11, 2.0, 0.1) for k in (0, 5, 10)] == pytest.approx([2.0, 1.1, 0.2])
     assert linear_decay(0, 1, 2.0, 0.1) == 2.0
+    assert [linear_decay(k, 11, 2.0, 1.0, warmup=3) for k in range(5)] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0])
     assert linear_decay(50, 11, 2.0, 0.1) == pytest.approx(0.2)
 
 
