@@ -38,7 +38,7 @@ from rlinf_embodied.errors import ConfigError
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 TRAIN_GROUPS = ("env", "policy", "algorithm", "plan", "cluster", "run")
-MATH_GROUPS = ("data", "policy", "algorithm", "plan", "cluster", "run")
+MATH_GROUPS = ("data", "policy", "warm_start", "algorithm", "plan", "cluster", "run")
 EVALUATE_GROUPS = ("env", "cluster", "run")
 ANSWERS_GROUPS = ("cluster", "run")
 PLANNING_GROUPS = ("run",)
