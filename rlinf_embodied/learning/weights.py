@@ -14,7 +14,7 @@ from rlinf_embodied.errors import ObjectiveError
 
 @dataclass(frozen=True, slots=True)
 class WeightsMessage:
-    """What training may change of a module: its parameters, less frozen ones, and its buffers."""
+    """All parameters and buffers of a module, or those that training may change."""
 
     version: int
     tensors: dict[str, Tensor]
@@ -31,14 +31,21 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
     return value
 
 
-def export_weights(module: nn.Module, version: int) -> WeightsMessage:
-    """Returns a copy of what training may change as a message: of a model with adapters, these alone."""
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in _changing(module).items()}
+def export_weights(module: nn.Module, version: int, whole: bool = True) -> WeightsMessage:
+    """Returns a copy of a module's state as a message.
+
+    Args:
+        module: what is sent.
+        version: of its weights.
+        whole: false where receivers hold the frozen parameters already: of a model with adapters these alone are sent.
+    """
+    chosen = module.state_dict() if whole else _changing(module)
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in chosen.items()}
     return WeightsMessage(version, tensors, checksum(tensors))
 
 
 def install_weights(module: nn.Module, message: WeightsMessage) -> None:
-    """Overwrites what training may change of a module; the rest is the same everywhere from the start.
+    """Overwrites a module's state with all of it, or with all that training may change.
 
     Raises:
         ObjectiveError: the bytes are not those that were sent, or belong to another module.
@@ -47,13 +54,15 @@ def install_weights(module: nn.Module, message: WeightsMessage) -> None:
         raise ObjectiveError(
             f"weights of version {message.version} arrived damaged (another checksum): send them again"
         )
-    unlike = sorted(set(_changing(module)) ^ set(message.tensors))
-    if unlike:
+    sent, held = set(message.tensors), set(module.state_dict())
+    unlike = sorted(sent ^ held)
+    if unlike and sent != set(_changing(module)):
         raise ObjectiveError(f"weights of version {message.version} are of another module: {unlike[:5]} differ")
     module.load_state_dict(message.tensors, strict=False)
 
 
 def _changing(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the state of a module less its frozen parameters."""
     every = module.named_parameters(remove_duplicate=False)
     frozen = {name for name, parameter in every if not parameter.requires_grad}
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}

@@ -70,6 +70,7 @@ class ActorStage(LanguageStage):
         self._config, self._algorithm = config.config, config.config.algorithm
         self._inputs = config.inputs
         self._rows: dict[int, TrainingRows | None] = {}
+        self._updated = False  # since the weights were loaded
 
     def setup(self, context: StageContext) -> None:
         """Loads the policy (or takes its worker's copy) and makes the optimizer."""
@@ -172,6 +173,7 @@ class ActorStage(LanguageStage):
             *(algorithm.lr, algorithm.lr_end_fraction, algorithm.lr_warmup_iterations),
         )
         self._differences = (0.0, 0.0)
+        self._updated = True
         made = self._steps(tick)
         self._learner.publish()
         total = torch.stack([statistics.cpu() for statistics, _ in made]).sum(0)
@@ -245,8 +247,11 @@ class ActorStage(LanguageStage):
 
     # --------------------------------------------------------------------------------------------- weights and state
     def export_weights(self, tick: Tick) -> WeightsMessage:
-        """Returns all weights with their version and checksum."""
-        return export_weights(self._shared.policy.module, self._shared.version)
+        """Returns the weights with their version and checksum: all of them until the first update after a load.
+
+        Copies elsewhere may have started from a folder with merged adapters.
+        """
+        return export_weights(self._shared.policy.module, self._shared.version, whole=not self._updated)
 
     def weights_digest(self, tick: Tick) -> str:
         """Returns the SHA-256 of all weights."""
@@ -276,7 +281,7 @@ class ActorStage(LanguageStage):
         if module:
             self._shared.policy.module.load_state_dict(module)
             self._learner.adopt()
-        self._shared.version = tick.iteration
+        self._shared.version, self._updated = tick.iteration, False
 
 
 def _rounds(payloads: Sequence[object], inputs: Sequence[str]) -> list[Round]:

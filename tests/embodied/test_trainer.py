@@ -9,7 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
+import stopped_runs
 from runs import GRPO, clone, metric_rows, tiny, train
+from stopped_runs import straight_runs
 
 from rlinf_embodied.compose import load
 from rlinf_embodied.config import TrainConfig
@@ -36,32 +38,12 @@ def four(folder: Path, *overrides: str) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """Returns the folder of the uninterrupted run of a variant, made once."""
-    made: dict[str, Path] = {}
-
-    def folder(variant: str = "ppo") -> Path:
-        if variant not in made:
-            target = tmp_path_factory.mktemp("straight")
-            train(four(target, *VARIANTS[variant]))
-            made[variant] = target
-        return made[variant]
-
-    folder()  # before any test forbids sessions
-    return folder
+    """Returns what gives the folder of a variant's uninterrupted run."""
+    return straight_runs(tmp_path_factory, lambda folder, variant: train(four(folder, *VARIANTS[variant])), "ppo")
 
 
 def interrupt_in(monkeypatch, iteration: int, error: BaseException | None = None) -> None:
-    """Ctrl-C arrives while this iteration runs (numbers count from 0); or something fails in it."""
-    original = job_module.run_iteration
-
-    def run(executor, number):
-        if number == iteration:
-            if error is not None:
-                raise error
-            signal.raise_signal(signal.SIGINT)
-        return original(executor, number)
-
-    monkeypatch.setattr(job_module, "run_iteration", run)
+    stopped_runs.interrupt_in(monkeypatch, job_module, iteration, error)
 
 
 def same_end(folder: Path, other: Path) -> None:

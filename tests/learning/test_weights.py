@@ -31,7 +31,7 @@ def test_frozen_parameters_stay_where_they_are() -> None:
     source, target = module(0), module(1)
     for one in (source, target):
         one[0].requires_grad_(False)  # pyright: ignore[reportIndexIssue]
-    message = export_weights(source, 0)
+    message = export_weights(source, 0, whole=False)
     assert set(message.tensors) == {name for name in source.state_dict() if name.startswith("1.")}
     mine = target.state_dict()["0.weight"].clone()
     install_weights(target, message)
@@ -39,6 +39,8 @@ def test_frozen_parameters_stay_where_they_are() -> None:
     assert torch.equal(target.state_dict()["1.weight"], source.state_dict()["1.weight"])
     with pytest.raises(ObjectiveError, match=r"of another module: \['0.bias', '0.weight'\]"):
         install_weights(module(1), message)
+    install_weights(target, export_weights(source, 0))
+    assert torch.equal(target.state_dict()["0.weight"], source.state_dict()["0.weight"])
 
 
 def test_a_message_is_a_copy_of_its_moment() -> None:

@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+import stopped_runs
 import torch
 from math_runs import PPO, tiny_math, tiny_math_overrides, train_math, untimed_rows, warm
+from stopped_runs import straight_runs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policies.causal_lm import CausalLM
@@ -53,32 +55,12 @@ def _no_pictures():
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """Returns the folder of the uninterrupted run of a variant, made once."""
-    made: dict[str, Path] = {}
-
-    def folder(variant: str = "grpo") -> Path:
-        if variant not in made:
-            target = tmp_path_factory.mktemp("straight")
-            train_math(four(target, *VARIANTS[variant]))
-            made[variant] = target
-        return made[variant]
-
-    folder()  # before any test forbids sessions
-    return folder
+    """Returns what gives the folder of a variant's uninterrupted run."""
+    return straight_runs(tmp_path_factory, lambda folder, variant: train_math(four(folder, *VARIANTS[variant])), "grpo")
 
 
 def interrupt_in(monkeypatch, iteration: int, error: BaseException | None = None) -> None:
-    """Ctrl-C arrives while this iteration runs (numbers count from 0); or something fails in it."""
-    original = job_module.run_iteration
-
-    def run(executor, number, used):
-        if number == iteration:
-            if error is not None:
-                raise error
-            signal.raise_signal(signal.SIGINT)
-        return original(executor, number, used)
-
-    monkeypatch.setattr(job_module, "run_iteration", run)
+    stopped_runs.interrupt_in(monkeypatch, job_module, iteration, error)
 
 
 def same_end(folder: Path, other: Path) -> None:
