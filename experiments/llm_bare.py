@@ -23,7 +23,7 @@ from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.algorithms.losses import policy_loss
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Rewards
 from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.judge import Judge
 from rlinf_embodied.reasoning.packing import Sequences, microbatches
@@ -72,7 +72,7 @@ def step(
     mark = lambda: marks.append(time.perf_counter())  # noqa: E731
     groups = generated(policy, problems, work, number(own, "slots"), index)
     mark()
-    advantages = judged(policy, judge, groups, problems)
+    advantages = group_advantages(judged(policy, judge, groups, problems).rewards).reshape(-1)
     mark()
     backward(policy, groups, advantages, work, own)
     mark()
@@ -92,28 +92,26 @@ def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: 
     return list(generate(policy, block, work.sampling, Noise(work.seed, index), num_slots=slots, in_order=True))
 
 
-def judged(
-    policy: CausalLM, judge: Judge, groups: Sequence[Group], problems: Sequence[Problem], eps: float = 1e-6
-) -> Tensor:
-    """Returns the advantage of each completion, float32 [K * G]."""
+def judged(policy: CausalLM, judge: Judge, groups: Sequence[Group], problems: Sequence[Problem]) -> Rewards:
+    """Returns what each completion earned."""
     texts = [policy.decode(row) for row in Sequences.of(groups).completions]
     size = len(texts) // len(groups)
     ended = torch.cat([group.ended for group in groups]).numpy()
     verdicts = judge.judge(texts, [problem for problem in problems for _ in range(size)], ended)
-    return group_advantages(torch.from_numpy(verdicts.rewards).reshape(len(groups), size), eps).reshape(-1)
+    rewards, correct = (torch.from_numpy(a).reshape(len(groups), size) for a in (verdicts.rewards, verdicts.correct))
+    return Rewards(rewards, correct)
 
 
 def backward(
     policy: CausalLM, groups: Sequence[Group], advantages: Tensor, work: Work, own: Mapping[str, object]
-) -> float:
-    """Leaves the gradient of the summed loss in the parameters; returns the loss."""
+) -> None:
+    """Leaves the gradient of the summed loss in the parameters."""
     sequences, old = Sequences.of(groups), old_log_probs(groups)
     if own["skip"]:
         kept = advantages.nonzero()[:, 0].tolist()
         sequences = Sequences(*(tuple(rows[i] for i in kept) for rows in (sequences.prompts, sequences.completions)))
         old, advantages = old[kept], advantages[kept]
     policy.module.zero_grad()
-    total = 0.0
     for rows, batch in microbatches(sequences, number(own, "tokens_per_microbatch"), policy.spec.pad_id):
         mask = batch.mask
         found = policy.log_probs(batch, work.temperature, with_entropy=False).log_probs
@@ -122,8 +120,6 @@ def backward(
             found, old[rows, : mask.shape[1]], advantages[rows], mask, work.clip, work.clip, weights=weights
         )
         sums.loss.backward()
-        total += float(sums.loss.detach())
-    return total
 
 
 def old_log_probs(groups: Sequence[Group]) -> Tensor:

@@ -3,31 +3,37 @@
 python experiments/llm_losses.py [start=runs/bench_llm/start] [prompts=32] [group=8]
 
 Our engine generates a batch; TRL's trainer takes it through its `rollout_func`, judges it, forms advantages and its
-loss.  Ours comes from packed microbatches, as the actor forms it.  Old log-probs are those of the same weights
-(ratio 1) and shifted ones (some ratios clipped); the mean is over tokens and over completions.
+loss.  Ours is the actor's: its rows, advantages, microbatches and sums, under the settings of llm_ours.py.  Old
+log-probs are those of the same weights (ratio 1) and shifted ones (some ratios clipped); the mean is over tokens and
+over completions.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from llm_bare import SETTINGS as BARE
-from llm_bare import average, backward, generated, judged, old_log_probs
+from llm_bare import generated, judged, old_log_probs
+from llm_ours import overrides
 from llm_work import FORM, Work, parse, step_problems
 from torch import Tensor
 
 from policies.causal_lm import CausalLM
+from rlinf_embodied.compose import compose_math
+from rlinf_embodied.config import ReasoningAlgorithmConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
+from rlinf_embodied.learning.update import block_sums
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import Group
+from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs
 from rlinf_embodied.reasoning.judge import Judge
+from rlinf_embodied.reasoning.objective import STATISTICS, Objective
 from rlinf_embodied.reasoning.packing import Sequences
+from rlinf_embodied.reasoning.training_rows import Round, training_rows
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
@@ -54,8 +60,10 @@ class Difference:
         )
 
 
-def compare(work: Work, eps: float = 1e-6) -> list[Difference]:
-    """Returns both losses in all cases; `eps` is added to a group's std on our side, on TRL's it is 1e-4.
+def compare(work: Work, *changes: str) -> list[Difference]:
+    """Returns both losses in all cases; `changes` are overrides of our trainer's settings.
+
+    The numbers differ where a group's std is small: we add 1e-6 to it and TRL 1e-4.
 
     Raises:
         ObjectiveError: a loss differs by more than 1e-4, or a gradient by more than a thousandth of its norm.
@@ -64,9 +72,10 @@ def compare(work: Work, eps: float = 1e-6) -> list[Difference]:
     problems = step_problems(work, 0)
     groups = generated(policy, problems, work, 256, 0)
     with Judge(FORM) as judge:
-        advantages = judged(policy, judge, groups, problems, eps)
+        rewards = judged(policy, judge, groups, problems)
+    completions = Completions(tuple(problems), tuple(groups), (), 0)
     found = [
-        _difference(replace(work, loss=loss), policy, groups, advantages, shift)
+        _difference(replace(work, loss=loss), policy, Round(completions, rewards), shift, changes)
         for loss in ("token", "sequence")
         for shift in (0.0, SHIFT)
     ]
@@ -79,12 +88,13 @@ def compare(work: Work, eps: float = 1e-6) -> list[Difference]:
     return found
 
 
-def _difference(work: Work, policy: CausalLM, groups: list[Group], advantages: Tensor, shift: float) -> Difference:
+def _difference(work: Work, policy: CausalLM, made: Round, shift: float, changes: Sequence[str]) -> Difference:
+    groups = list(made.completions.groups)
     shifted = [_shifted(group, shift, work) for group in groups]
-    weight = sum(int(g.lengths.sum()) for g in groups) if work.loss == "token" else len(advantages)
-    ours = backward(policy, shifted, advantages, work, BARE) / weight
-    average(policy, weight, 1)
-    gradient = torch.cat([p.grad.reshape(-1) for p in policy.parameters() if p.grad is not None])
+    if shift:
+        made = replace(made, proximal=LogProbs(old_log_probs(shifted), 0))
+    config = compose_math([*overrides(work, 1, 1, Path("unused")), *changes])
+    ours, gradient = _our_loss(policy, config.algorithm, work, made)
     with tempfile.TemporaryDirectory() as folder:
         trainer = _trainer(work, groups, folder)
         theirs, their_gradient = _trl_loss(trainer, work, shifted if shift else None)
@@ -96,6 +106,18 @@ def _difference(work: Work, policy: CausalLM, groups: list[Group], advantages: T
         float((gradient - their_gradient).norm() / gradient.norm()),
         float(((ratios < 1 - work.clip) | (ratios > 1 + work.clip)).float().mean()),
     )
+
+
+def _our_loss(policy: CausalLM, algorithm: ReasoningAlgorithmConfig, work: Work, made: Round) -> tuple[float, Tensor]:
+    """Returns the mean loss and its gradient [D] as the actor forms them."""
+    rows = training_rows([made], algorithm, None)
+    assert rows is not None
+    objective, parameters = Objective(policy, algorithm, work.temperature, work.new_tokens, {}), policy.parameters()
+    passes = objective.passes(0, rows, torch.arange(len(rows)), "cpu")
+    total = block_sums((one.run() for one in passes), parameters, len(STATISTICS))
+    size = sum(parameter.numel() for parameter in parameters)
+    mean = total / total[size]
+    return float(mean[size + 1 + STATISTICS.index("loss")]), mean[:size]
 
 
 def _shifted(group: Group, shift: float, work: Work) -> Group:
@@ -148,10 +170,8 @@ def main() -> None:
     if reason := missing():
         raise ConfigError(reason)
     torch.set_num_threads(1)
-    for eps in (1e-6, 1e-4):
-        print(f"A = (R - mean) / (std + {eps:g}):")
-        for difference in compare(work, eps):
-            print(f"  {difference}")
+    for difference in compare(work):
+        print(difference)
 
 
 if __name__ == "__main__":

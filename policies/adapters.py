@@ -19,7 +19,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> n
     """Returns the model wrapped by peft, only adapters trainable, drawn from the seed; its outputs are unchanged.
 
     Raises:
-        ConfigError: peft is not installed, or the model has no module of the names to adapt.
+        ConfigError: peft is not installed, the model has no module of the names to adapt, or they name a tied head.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -39,12 +39,19 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> n
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed, "adapters")) >> 1)
-            return get_peft_model(model, config).eval()
+            adapted = get_peft_model(model, config).eval()
     except ValueError as error:
         raise ConfigError(
             f"policy.lora.targets is {settings.targets}, but it must name linear modules of the model ({error}): "
             "use [all-linear]"
         ) from error
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    if model.config.tie_word_embeddings and any(hasattr(end, "base_layer") for end in ends):
+        raise ConfigError(
+            f"policy.lora.targets is {settings.targets}, but the model's head and embeddings are one matrix, to which "
+            "an adapter of one of them cannot be merged: use [all-linear], which leaves both out"
+        )
+    return adapted
 
 
 def dense_weight(linear: nn.Module) -> Tensor:
@@ -64,7 +71,8 @@ def dense_bias(linear: nn.Module) -> Tensor | None:
 def merged_model(model: PreTrainedModel) -> PreTrainedModel:
     """Returns a model of the plain architecture with the weights that `model` applies.
 
-    Weights without an adapter are shared, not copied; a model without any adapter is returned itself.
+    Weights without an adapter are shared, not copied; a model without any adapter is returned itself.  Merged weights
+    have the precision of the model: below float32 they are rounded.
     """
     state: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -74,10 +82,15 @@ def merged_model(model: PreTrainedModel) -> PreTrainedModel:
     if not adapted:
         return model
     for name in adapted:
-        state[f"{name}.weight"] = dense_weight(model.get_submodule(name))
+        module = model.get_submodule(name)
+        state[f"{name}.weight"] = dense_weight(module).to(state[f"{name}.weight"].dtype)
     with torch.device("meta"):
         plain = type(model)(model.config)
     plain.load_state_dict(state, assign=True)
     plain.tie_weights()
+    for name, buffer in list(plain.named_buffers()):
+        if buffer.is_meta:  # those that no state holds, such as rotary frequencies
+            owner, _, last = name.rpartition(".")
+            plain.get_submodule(owner).register_buffer(last, model.get_buffer(name).clone(), persistent=False)
     plain.generation_config = model.generation_config
     return plain.eval()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
@@ -114,13 +115,19 @@ class CausalLM:
         """Returns the tokens of a prompt, in the model's chat template where it has one.
 
         Raises:
-            ConfigError: no tokens come out, or the tokenizer does not know a character.
+            ConfigError: no tokens come out, the tokenizer does not know a character, or its chat template refuses.
         """
         if self.tokenizer.chat_template is None:
             tokens = self._tokens(text, add_special_tokens=True)
         else:
             chat = [{"role": "user", "content": text}]
-            written = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            try:
+                written = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            except TemplateError as error:
+                raise ConfigError(
+                    f"the tokenizer's chat template refuses a user's message alone ({error}): change chat_template in "
+                    "the model folder (policy.folder), or use another model"
+                ) from error
             tokens = self._tokens(str(written), add_special_tokens=False)  # the template wrote them
         if not tokens:
             raise ConfigError(f"the prompt {text!r} has no tokens: a prompt has at least one; correct the data")

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
 
 from policies.adapters import merged_model
 from policies.causal_lm import CausalLM
-from policies.language_folder import no_progress_bars, require_files
-from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces import TokenBatch
-
-_HEAD = "value_head.safetensors"
 
 
 class ValueNet(nn.Module):
@@ -49,7 +42,7 @@ class ValueLM:
         """Returns a new critic that starts from the policy's weights, adapters merged."""
         trunk = cast(PreTrainedModel, copy.deepcopy(merged_model(policy.model).base_model))
         trunk.requires_grad_(True)
-        return cls(ValueNet(trunk))
+        return cls(ValueNet(trunk.float()))  # all of it is trained, which takes float32
 
     def values(self, batch: TokenBatch) -> Tensor:
         """Returns V before each token of the completions, float32 [B, R], differentiable; 0 where a row has none."""
@@ -61,27 +54,3 @@ class ValueLM:
     def parameters(self) -> list[nn.Parameter]:
         """Returns what the value loss trains, in a fixed order."""
         return [p for p in self.module.parameters() if p.requires_grad]
-
-    def save(self, folder: Path) -> None:
-        """Writes the trunk in Hugging Face form, and value_head.safetensors."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.module.trunk.save_pretrained(folder)
-        head = {name: tensor.detach().cpu() for name, tensor in self.module.head.state_dict().items()}
-        save_file(head, folder / _HEAD)
-
-    @classmethod
-    def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> ValueLM:
-        """Returns the critic of a folder.
-
-        Raises:
-            CheckpointError: files are missing or damaged.
-        """
-        require_files(folder)
-        try:
-            with no_progress_bars():
-                trunk = AutoModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
-            module = ValueNet(trunk)
-            module.head.load_state_dict(load_file(folder / _HEAD))
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise CheckpointError(f"{folder} holds no critic ({error}): give a folder that a critic wrote") from error
-        return cls(module)

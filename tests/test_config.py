@@ -167,6 +167,10 @@ BAD_MATH_INPUT = [
     (["algorithm.gamma=2"], ["algorithm.gamma is 2.0", "[0, 1]"]),
     (["generation.temperature=0"], ["generation.temperature is 0.0", "use 1.0"]),
     (["generation.top_p=0"], ["generation.top_p is 0.0", "(0, 1]"]),
+    (["generation.max_new_tokens=1"], ["generation.max_new_tokens is 1", "at least 2, or eval.forced_start=false"]),
+    (["algorithm.beta2=1"], ["algorithm.beta2 is 1.0", "[0, 1)"]),
+    (["warm_start.betas=[0.9]"], ["warm_start.betas is [0.9]", "two numbers", "use [0.9,0.98]"]),
+    (["warm_start.lr=0"], ["warm_start.lr is 0.0", "positive"]),
     (["warm_start.num_examples=8"], ["warm_start.num_examples is 8", "warm_start.batch_size=32"]),
     (["algorithm.reduction=fast"], ["algorithm.reduction is 'fast'", "set run.exact=false"]),
     (

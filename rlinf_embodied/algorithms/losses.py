@@ -24,11 +24,6 @@ def masked_sum(values: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]) -> F
     return torch.where(mask, values, 0.0).sum()
 
 
-def masked_mean(values: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]) -> Float[Tensor, ""]:
-    """Returns the mean over the entries that the mask keeps; NaN if it keeps none."""
-    return masked_sum(values, mask) / mask.sum()
-
-
 def align(coarse: Shaped[Tensor, "..."], shape: torch.Size, name: str) -> Shaped[Tensor, "..."]:
     """Returns `coarse` broadcast to a finer level by repeating it along trailing axes.
 

@@ -76,11 +76,3 @@ def truncated_token_weights(
     Framework Secretly Brings You Off-Policy RL Training", who cap at 2).
     """
     return torch.where(mask, training - behaviour, 0.0).exp().clamp(max=cap)
-
-
-@torch.no_grad()
-def truncated_sequence_weights(
-    training: Float[Tensor, "B R"], behaviour: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], cap: float
-) -> Float[Tensor, " B"]:
-    """Returns min(product of rho over a sequence's tokens, cap), without a gradient: weights of whole completions."""
-    return torch.where(mask, training - behaviour, 0.0).sum(-1).exp().clamp(max=cap)

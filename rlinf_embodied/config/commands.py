@@ -121,6 +121,13 @@ class MathConfig:
             "set run.exact=false or generation.engine=transformers",
         )
         require(
+            generation.max_new_tokens > 1 or not self.eval.forced_start,
+            "generation.max_new_tokens",
+            generation.max_new_tokens,
+            "a forced start gives the first token, and an answer goes on behind it",
+            "use at least 2, or eval.forced_start=false",
+        )
+        require(
             self.policy.folder is None or self.warm_start.checkpoint is None,
             "warm_start.checkpoint",
             self.warm_start.checkpoint,

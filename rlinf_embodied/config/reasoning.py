@@ -154,6 +154,7 @@ class ReasoningAlgorithmConfig:
         for name in ("gamma", "gae_lambda", "lr_end_fraction"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 1.0")
+        require(0 <= self.beta2 < 1, "algorithm.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
         cap = self.importance_cap
         require(cap is None or cap > 0, "algorithm.importance_cap", cap, "it must be positive", "use 2.0, or null")
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
@@ -211,6 +212,15 @@ class FineTuningConfig:
         for name in ("num_examples", "steps", "batch_size"):
             value = getattr(self, name)
             require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use a positive number")
+        for name in ("lr", "max_grad_norm"):
+            value = getattr(self, name)
+            require(value > 0, f"warm_start.{name}", value, "it must be positive", "use a positive number")
+        for name in ("warmup_steps", "weight_decay"):
+            value = getattr(self, name)
+            require(value >= 0, f"warm_start.{name}", value, "it must not be negative", "use 0 for none")
+        betas = self.betas
+        known = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
+        require(known, "warm_start.betas", betas, "they are two numbers in [0, 1)", "use [0.9,0.98]")
         share = self.worked_share
         require(0 <= share <= 1, "warm_start.worked_share", share, "it is a share", "use 0.3")
         even = self.batch_size % 2 == 0

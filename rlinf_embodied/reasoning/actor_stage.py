@@ -190,7 +190,8 @@ class ActorStage(LanguageStage):
             cut = {b: slices(seed, "policy", tick.iteration, epoch, b, n, parts) for b, n in sizes.items()}
             for k in range(parts):
                 rows = {block: pieces[k] for block, pieces in cut.items()}
-                made.append(self._learner.step(rows, self._passes, None if made else self._check_first))
+                first = all(norm is None for _, norm in made)  # those without rows compare nothing
+                made.append(self._learner.step(rows, self._passes, self._check_first if first else None))
         return made
 
     def _check_first(self, statistics: Tensor, weight: float) -> bool:

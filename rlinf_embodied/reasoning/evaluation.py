@@ -78,7 +78,10 @@ class AnswerReport:
 
 
 class AnswerStage(LanguageStage):
-    """Answers held-out problems and judges them."""
+    """Answers held-out problems and judges them.
+
+    It holds the weights on the device only while it does, so that training's switches free the memory.
+    """
 
     _user = STAGE
 
@@ -94,10 +97,17 @@ class AnswerStage(LanguageStage):
         self._form = text_form(config.data.form)
         self._source = problem_source(config.data, config.data.seed)
         self._judge = Judge(self._form, num_workers=config.reward.num_workers, timeout_s=config.reward.timeout_s)
+        self._shared.leave(self._user)
 
     def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
         """Answers the problems of each block in the mode that the tick's message names."""
-        mode = Mode(str(tick.message))
+        self._shared.enter(self._user)
+        try:
+            return self._run(Mode(str(tick.message)), inputs)
+        finally:
+            self._shared.leave(self._user)
+
+    def _run(self, mode: Mode, inputs: Mapping[int, list[object]]) -> Output:
         correct, shown, tokens, truncated = {}, {}, 0, 0
         for block in inputs:
             problems = self._problems(block)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,10 +43,6 @@ class Objective:
     temperature: float
     max_new_tokens: int
     largest: dict[int, Tensor]  # by block, filled: largest |pi_old - generation|, |pi - pi_old| of a token, logarithms
-
-    def parts(self, block: int, rows: TrainingRows, index: Tensor, device: str) -> Iterator[LossSums]:
-        """Yields the sums of each microbatch of some rows of a block."""
-        return (one.run() for one in self.passes(block, rows, index, device))
 
     def passes(self, block: int, rows: TrainingRows, index: Tensor, device: str) -> list[Pass]:
         """Returns the microbatches of some rows of a block, none of them computed yet.

@@ -17,6 +17,7 @@ from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import to_yaml
+from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.learning.checkpoint import find_latest
@@ -128,8 +129,11 @@ class Trainer:
             self._saved = self._progress.iteration
         self._startup.mark("stages", executor.setup_s)
         evaluation = self._job.evaluation(session, self._cluster, str(policy_folder), self._folder)
+        running = _Running(session, executor, evaluation)
+        if checkpoint is not None:  # all that the actor holds; later on it may send what changed only
+            self._update_evaluation(running, self._progress.iteration)
         self._startup.mark("evaluation stages")
-        return _Running(session, executor, evaluation)
+        return running
 
     def _switch(self, running: _Running, plan: Plan, view: LiveView) -> None:
         """Goes on under another plan: a checkpoint is the snapshot, and the workers build all stages anew from it."""
@@ -144,15 +148,19 @@ class Trainer:
     def _evaluate(self, running: _Running, step: int, view: LiveView, label: str) -> Evaluated:
         """Evaluates the actor's present weights on all devices."""
         view.note(f"evaluating {label} ...")
+        self._update_evaluation(running, step)
+        result = running.evaluation.run(step)
+        self._note_start(result.spans, view)
+        view.note(f"evaluation {label}: {result}")
+        return result
+
+    def _update_evaluation(self, running: _Running, step: int) -> None:
+        """Sends the actor's weights to those workers that evaluate and do not share them."""
         executor, evaluation = running.executor, running.evaluation
         hosts = executor.workers("actor")
         missing = [(worker, evaluation.stage) for worker in evaluation.workers if worker not in hosts]
         if missing:
             executor.send_weights(running.session, (hosts[0], "actor"), missing, Tick(step))
-        result = evaluation.run(step)
-        self._note_start(result.spans, view)
-        view.note(f"evaluation {label}: {result}")
-        return result
 
     def _note_start(self, spans: Sequence[Span], view: LiveView) -> None:
         if self._startup.first(spans):
@@ -164,7 +172,12 @@ class Trainer:
         while self._progress.iteration < config.run.num_iterations and not stop.asked:
             progress = self._progress  # another one after a switch of plans
             start, before = time.time(), progress.global_step
-            result, metrics = self._job.run_iteration(running.executor, progress)
+            try:
+                result, metrics = self._job.run_iteration(running.executor, progress)
+            except DataError:  # there is nothing to learn from any more; what was learnt is kept
+                if self._saved != progress.iteration:
+                    self._save(running.executor)
+                raise
             self._note_start(result.spans, view)
             self._account(result, metrics, time.time() - start, before)
             number = progress.iteration

@@ -81,7 +81,6 @@ def test_masked_entries_reach_neither_sums_nor_gradients(seed, garbage):
     mask[0, 0] = True
     dirty = torch.where(mask, values, garbage).requires_grad_()
     assert torch.equal(L.masked_sum(dirty, mask), L.masked_sum(values, mask))
-    torch.testing.assert_close(L.masked_mean(dirty, mask), values[mask].mean())
     zeros = torch.zeros_like(values)
     policy = L.policy_loss(dirty, zeros, dirty.detach(), mask, 0.2, 0.2, dirty.detach().abs())
     value = L.value_loss(dirty, dirty.detach() + 1, mask, dirty.detach(), clip=0.5)
@@ -92,9 +91,8 @@ def test_masked_entries_reach_neither_sums_nor_gradients(seed, garbage):
     assert not dirty.grad[~mask].any()
 
 
-def test_a_mean_over_nothing_is_nan_and_a_loss_over_nothing_is_zero():
+def test_a_loss_over_nothing_is_zero():
     nothing = torch.zeros(3, dtype=torch.bool)
-    assert math.isnan(L.masked_mean(torch.ones(3), nothing))
     result = L.policy_loss(torch.ones(3), torch.zeros(3), torch.ones(3), nothing, 0.2, 0.2)
     assert (result.loss, result.weight, result.max_abs_log_ratio) == (0, 0, 0)
 

@@ -144,6 +144,11 @@ def test_adapters_for_modules_that_do_not_exist_are_refused(policy):
     pytest.importorskip("peft", reason="needs the extra lora")
     with pytest.raises(ConfigError, match=r"policy\.lora\.targets is \['nowhere'\]"):
         CausalLM(policy.model, policy.tokenizer, lora=LoraSettings(targets=["nowhere"]))
+    tied = CausalLM.tiny(TinyLMConfig(), seed=1)
+    with pytest.raises(
+        ConfigError, match=r"\['q_proj', 'lm_head'\], but the model's head and embeddings are one matrix"
+    ):
+        CausalLM(tied.model, tied.tokenizer, lora=LoraSettings(targets=["q_proj", "lm_head"]))
 
 
 def test_a_parameter_that_the_weights_lack_is_named(policy, tmp_path):
@@ -214,6 +219,15 @@ def test_a_chat_template_of_the_folder_is_applied(policy, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "again").chat_template == TEMPLATE
 
 
+def test_a_chat_template_that_refuses_a_lone_message_is_reported(policy):
+    policy.tokenizer.chat_template = "{{ raise_exception('a system message is needed') }}"
+    try:
+        with pytest.raises(ConfigError, match=r"refuses a user's message alone \(a system message is needed\)"):
+            policy.encode("1+1=")
+    finally:
+        policy.tokenizer.chat_template = None
+
+
 def test_a_tokenizer_of_another_model_is_refused(policy):
     policy.tokenizer.add_special_tokens({"pad_token": "<other>"})
     with pytest.raises(CheckpointError, match=r"tokens \[25\], but the model has 25"):
@@ -268,6 +282,16 @@ def test_a_new_critic_says_zero_and_shares_nothing(policy):
     assert all(p.data_ptr() not in mine for p in critic.parameters())
 
 
+def test_a_critic_of_a_policy_with_adapters_is_whole_and_in_float32():
+    pytest.importorskip("peft", reason="needs the extra lora")
+    plain = CausalLM.tiny(TinyLMConfig(), seed=1)
+    policy = CausalLM(plain.model.to(torch.bfloat16), plain.tokenizer, lora=LoraSettings(rank=4))
+    critic = ValueLM.from_policy(policy)
+    assert {p.dtype for p in critic.parameters()} == {torch.float32}
+    critic.values(ragged_batch()).sum().backward()
+    assert all(p.grad is not None for p in critic.module.head.parameters())
+
+
 def test_values_are_read_before_each_token_and_zero_behind_the_end(policy):
     critic, batch = trained_critic(policy), ragged_batch()
     values = critic.values(batch)
@@ -291,12 +315,3 @@ def trained_critic(policy: CausalLM) -> ValueLM:
         losses.append(loss.item())
     assert losses[-1] < 0.2 * losses[0]
     return critic
-
-
-def test_a_critic_is_restored_from_its_folder(policy, tmp_path):
-    critic = trained_critic(policy)
-    critic.save(tmp_path)
-    assert torch.equal(ValueLM.load(tmp_path).values(ragged_batch()), critic.values(ragged_batch()))
-    (tmp_path / "value_head.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="holds no critic"):
-        ValueLM.load(tmp_path)

@@ -50,7 +50,9 @@ def test_it_gives_up_only_after_the_last_round_and_says_what_it_saw(groups, coun
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 def test_a_policy_that_is_always_wrong_ends_the_run_with_what_to_do():
-    config = tiny_math(*DAPO, "algorithm.max_refills=2", "generation.max_new_tokens=1")  # no answer comes to its end
+    config = tiny_math(
+        *DAPO, "algorithm.max_refills=2", "generation.max_new_tokens=1", "eval.forced_start=false"
+    )  # no answer comes to its end
     executor = math_executor(config, config.plan.trees, 1, SerialSession())
     with pytest.raises(
         DataError,

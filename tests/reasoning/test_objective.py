@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig, ReasoningName, RewardConfig, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.learning.update import block_sums
+from rlinf_embodied.learning.update import LossSums, block_sums
 from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs, Prompt, Rewards, TokenAdvantages
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective
 from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
@@ -49,11 +50,15 @@ def rows_of(policy: CausalLM, proximal: bool = True) -> TrainingRows:
     )
 
 
+def sums_of(objective: Objective, block: int, rows: TrainingRows, index: Tensor) -> Iterator[LossSums]:
+    return (one.run() for one in objective.passes(block, rows, index, "cpu"))
+
+
 def found_sums(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorithmConfig) -> tuple[Tensor, dict]:
     """Returns the gradient of the mean loss [D] and the statistics, as the actor forms them."""
     objective = Objective(policy, algorithm, TEMPERATURE, LONGEST, {})
     parameters = policy.parameters()
-    total = block_sums(objective.parts(0, rows, torch.arange(len(rows)), "cpu"), parameters, len(STATISTICS))
+    total = block_sums(sums_of(objective, 0, rows, torch.arange(len(rows))), parameters, len(STATISTICS))
     size = sum(p.numel() for p in parameters)
     return total[:size] / total[size], dict(zip(STATISTICS, total[size + 1 :].tolist(), strict=True))
 
@@ -147,7 +152,7 @@ def test_parts_of_a_block_add_up(policy):
     algorithm, rows = ReasoningAlgorithmConfig(**EVERYTHING), rows_of(policy)
     objective, parameters = Objective(policy, algorithm, TEMPERATURE, LONGEST, {}), policy.parameters()
     sums = lambda *index: block_sums(  # noqa: E731
-        objective.parts(0, rows, torch.tensor(index), "cpu"), parameters, len(STATISTICS)
+        sums_of(objective, 0, rows, torch.tensor(index)), parameters, len(STATISTICS)
     )
     torch.testing.assert_close(sums(4, 0, 2) + sums(5, 3, 1), sums(*range(6)), atol=1e-5, rtol=1e-5)
 
@@ -155,7 +160,7 @@ def test_parts_of_a_block_add_up(policy):
 def test_it_measures_how_far_generation_and_older_weights_are_from_it(policy):
     rows = rows_of(policy)
     objective = Objective(policy, ReasoningAlgorithmConfig(), TEMPERATURE, LONGEST, {})
-    for _ in objective.parts(7, rows, torch.arange(6), "cpu"):
+    for _ in sums_of(objective, 7, rows, torch.arange(6)):
         pass
     mask = torch.arange(LONGEST) < torch.tensor(COMPLETIONS)[:, None]
     now = all_log_probs(policy, rows.sequences, TEMPERATURE, 1000).log_probs

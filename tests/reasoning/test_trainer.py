@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import MathConfig
-from rlinf_embodied.errors import CheckpointError, SimulatorError
+from rlinf_embodied.errors import CheckpointError, DataError, SimulatorError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning import job as job_module
@@ -30,7 +30,14 @@ from rlinf_embodied.training.trainer import Trainer as JobTrainer
 
 REFERENCE = ["algorithm.kl_coef=0.1", "algorithm.drop_uniform_groups=false"]
 LORA = ["policy.lora.rank=4", "algorithm.lr=1e-2"]
-VARIANTS = {"grpo": [], "ppo": PPO, "reference": REFERENCE, "lora": LORA, "dapo": ["algorithm=dapo"]}
+VARIANTS = {
+    "grpo": [],
+    "ppo": PPO,
+    "reference": REFERENCE,
+    "lora": LORA,
+    "ppo with lora": [*PPO, *LORA],
+    "dapo": ["algorithm=dapo"],
+}
 
 
 def Trainer(config: MathConfig) -> JobTrainer:  # noqa: N802 - stands for the class
@@ -86,10 +93,29 @@ def test_a_stopped_run_resumed_under_another_plan_ends_as_one_that_never_stopped
         assert train_math(four(tmp_path, *VARIANTS[variant]), code=130) == {}
     latest = tmp_path / "checkpoints/latest"
     assert latest.resolve().name == "step_000002"
-    assert checkpoint.holds(latest, "critic_module") == (variant == "ppo")
-    assert checkpoint.holds(latest, "policy_module") == (variant == "lora")
+    assert checkpoint.holds(latest, "critic_module") == ("ppo" in variant)
+    assert checkpoint.holds(latest, "policy_module") == ("lora" in variant)
     train_math(four(tmp_path, *VARIANTS[variant], "plan=disaggregated", "cluster.num_devices=2"))
     same_end(tmp_path, straight(variant))
+
+
+def test_adapters_reach_workers_that_only_evaluate(straight, monkeypatch, tmp_path) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, 1)
+        train_math(four(tmp_path, *LORA), code=130)
+    wide = ["plan=pipelined", "cluster.num_devices=4", "eval.problems_per_block=2"]
+    summary = train_math(four(tmp_path, *LORA, *wide))
+    assert summary["accuracy_after"] == json.loads((straight("lora") / "summary.json").read_text())["accuracy_after"]
+
+
+def test_what_was_learnt_is_kept_where_nothing_is_left_to_learn(straight, monkeypatch, tmp_path) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, 3, error=DataError("every group is right"))
+        with pytest.raises(DataError):
+            Trainer(four(tmp_path)).run()
+    assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 3
+    train_math(four(tmp_path))
+    same_end(tmp_path, straight())
 
 
 def test_ctrl_c_between_two_checkpoints_writes_one_of_its_own(straight, monkeypatch, tmp_path) -> None:
