@@ -1,6 +1,7 @@
 """ManiSkill's own PPO baseline (state, PickCube) on stock CPU envs and on batched ones: curves and times side by side.
 
-python experiments/bench_ppo_baseline.py ppo=<ppo.py> [arms=stock,batched] [out=docs/results/ppo_baseline] [seed=1 ...]
+python experiments/bench_ppo_baseline.py ppo=<ppo.py> [arms=stock,batched] [out=docs/results/ppo_baseline]
+                                         [checkpoint=<a model that an arm has left>] [seed=1 ...]
 
 `ppo` is examples/baselines/ppo/ppo.py of ManiSkill's repository, which its wheel lacks.  Each arm runs that file as it
 is, but for three lines: where `make_env` comes from, the two calls that make envs, and the name of the simulation
@@ -48,10 +49,17 @@ HYPERPARAMETERS: dict[str, object] = {
     "num_eval_envs": 16,
     "eval_freq": 25,
 }
-OWN = {"ppo": "", "arms": "stock,batched", "out": "", "folder": "runs/ppo_baseline", **HYPERPARAMETERS}
+OWN = {
+    "ppo": "",
+    "arms": "stock,batched",
+    "out": "",
+    "folder": "runs/ppo_baseline",
+    "checkpoint": "",
+    **HYPERPARAMETERS,
+}
 STOCK = 'functools.partial(vector.make, route="stock", history_free={})'
 ARMS = {"batched": "vector.make", "stock": STOCK.format(False), "renewed": STOCK.format(True)}
-FLAGS = ("--no-capture-video", "--no-save-model", "--no-cuda")
+FLAGS = ("--no-capture-video", "--no-cuda")
 LINES = (  # pattern, replacement, how often it is there
     (
         r"^import mani_skill\.envs$",
@@ -107,6 +115,7 @@ def adapted(text: str, make: str) -> str:
 def command(script: Path, own: Mapping[str, object], name: str) -> list[str]:
     """Returns the command of an arm."""
     settings = {key: own[key] for key in HYPERPARAMETERS} | {"exp_name": name}
+    settings |= {"checkpoint": Path(str(own["checkpoint"])).resolve()} if own["checkpoint"] else {}
     return [sys.executable, str(script), *(f"--{key}={value}" for key, value in settings.items()), *FLAGS]
 
 
