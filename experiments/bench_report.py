@@ -140,10 +140,10 @@ def machine() -> dict[str, object]:
 
 
 def write_results(out: str, content: Mapping[str, object]) -> None:
-    """Writes JSON to `out`, unless it is empty, and says so."""
+    """Writes JSON to `out` (.json where it has no suffix), unless it is empty, and says so."""
     if not out:
         return
-    path = Path(out)
+    path = Path(out) if Path(out).suffix else Path(out).with_suffix(".json")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2, default=_plain) + "\n", encoding="utf-8")
     print(f"written to {path}")
