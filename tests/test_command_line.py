@@ -48,7 +48,8 @@ def test_bad_input_is_one_line_on_the_error_stream(monkeypatch, capsys):
 
 def test_the_reasoning_workflow_has_choices_of_its_own(monkeypatch, capsys):
     assert exit_code(monkeypatch, math_main, never, "algorithm=ppp") == 2
-    assert "did you mean algorithm=ppo? choose from dapo, dr_grpo, grpo, " in capsys.readouterr().err
+    known = "dapo, dr_grpo, grpo, grpo_annealed, ppo, rloo"
+    assert f"did you mean algorithm=ppo? choose from {known}" in capsys.readouterr().err
     assert exit_code(monkeypatch, math_main, never, "run.dry=true", "algorithm=rloo") == 0
     printed = yaml.safe_load(capsys.readouterr().out)
     assert (printed["algorithm"]["name"], printed["data"]["level"]) == ("rloo", "sum4-6-9")

@@ -144,7 +144,10 @@ def test_bad_input_is_named_with_its_rule_and_the_next_action(override, parts):
 # the same for the reasoning workflow
 BAD_MATH_INPUT = [
     (["data=sum"], ["data is 'sum'", "did you mean data=sums?", "choose from chains, countdown, jsonl, linear, sums"]),
-    (["algorithm=drgrpo"], ["algorithm is 'drgrpo'", "did you mean algorithm=dr_grpo?", "dapo, dr_grpo, grpo, "]),
+    (
+        ["algorithm=drgrpo"],
+        ["algorithm is 'drgrpo'", "did you mean algorithm=dr_grpo?", "dapo, dr_grpo, grpo, grpo_annealed, ppo, rloo"],
+    ),
     (["policy=tinylm"], ["policy is 'tinylm'", "did you mean policy=tiny_lm?"]),
     (["plan=pipeline"], ["plan is 'pipeline'", "did you mean plan=pipelined?", ".yaml file"]),
     (["env=maniskill_pick"], ["env is unknown", "the top level has data, policy"]),

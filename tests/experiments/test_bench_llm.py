@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -18,6 +19,7 @@ from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.errors import ConfigError, ObjectiveError
+from rlinf_embodied.reasoning import training_rows
 
 needs_trl = pytest.mark.skipif(
     importlib.util.find_spec("trl") is None, reason="needs TRL: pip install -c constraints.txt -e '.[peers]'"
@@ -127,16 +129,22 @@ def test_other_numbers_of_devices_are_refused(scripts, work, tmp_path):
 
 # ------------------------------------------------------------------------------------------------------------------ TRL
 @needs_trl
-def test_both_compute_the_same_loss_and_gradient(scripts, work):
+def test_both_compute_the_same_loss_and_gradient(scripts, work, monkeypatch):
     found = scripts["llm_losses"].compare(replace(work, prompts=8))
     assert [loss.case.split()[0] for loss in found] == ["token", "token", "sequence", "sequence"]
     assert all(0.1 < loss.clipped < 0.9 for loss in found[1::2])
+    monkeypatch.setattr(training_rows, "group_advantages", functools.partial(group_advantages, eps=1e-4))  # TRL's
+    exact = scripts["llm_losses"].compare(replace(work, prompts=8))
+    assert max(abs(loss.ours - loss.theirs) for loss in exact) < 1e-6
 
 
 @needs_trl
-def test_unequal_losses_stop_the_benchmark(scripts, work):
+def test_unequal_losses_stop_the_benchmark(scripts, work, monkeypatch):
     with pytest.raises(ObjectiveError, match="the objectives differ"):
         scripts["llm_losses"].compare(replace(work, prompts=8), "algorithm.drop_uniform_groups=true")
+    monkeypatch.setattr(training_rows, "group_advantages", functools.partial(group_advantages, eps=0.1))  # smaller
+    with pytest.raises(ObjectiveError, match="the objectives differ"):
+        scripts["llm_losses"].compare(replace(work, prompts=8))
 
 
 @needs_trl

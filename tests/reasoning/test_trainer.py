@@ -23,6 +23,7 @@ from rlinf_embodied.errors import CheckpointError, DataError, SimulatorError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning import job as job_module
+from rlinf_embodied.reasoning.evaluation import AnswerStage
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.training import trainer as trainer_module
@@ -99,13 +100,20 @@ def test_a_stopped_run_resumed_under_another_plan_ends_as_one_that_never_stopped
     same_end(tmp_path, straight(variant))
 
 
-def test_adapters_reach_workers_that_only_evaluate(straight, monkeypatch, tmp_path) -> None:
+def test_adapters_reach_workers_that_only_evaluate(monkeypatch, tmp_path) -> None:
     with monkeypatch.context() as patch:
         interrupt_in(patch, 1)
         train_math(four(tmp_path, *LORA), code=130)
-    wide = ["plan=pipelined", "cluster.num_devices=4", "eval.problems_per_block=2"]
-    summary = train_math(four(tmp_path, *LORA, *wide))
-    assert summary["accuracy_after"] == json.loads((straight("lora") / "summary.json").read_text())["accuracy_after"]
+    used, original = [], AnswerStage._run
+
+    def run(self, mode, inputs):
+        used.append(weights_sha256(self._shared.policy.module.state_dict()))
+        return original(self, mode, inputs)
+
+    monkeypatch.setattr(AnswerStage, "_run", run)
+    train_math(four(tmp_path, *LORA, "plan=pipelined", "cluster.num_devices=4", "eval.problems_per_block=2"))
+    assert len(used) == 4
+    assert len(set(used)) == 1
 
 
 def test_what_was_learnt_is_kept_where_nothing_is_left_to_learn(straight, monkeypatch, tmp_path) -> None:
