@@ -104,16 +104,18 @@ def test_adapters_reach_workers_that_only_evaluate(monkeypatch, tmp_path) -> Non
     with monkeypatch.context() as patch:
         interrupt_in(patch, 1)
         train_math(four(tmp_path, *LORA), code=130)
-    used, original = [], AnswerStage._run
+    used, stages, original = [], [], AnswerStage._run
 
     def run(self, mode, inputs):
         used.append(weights_sha256(self._shared.policy.module.state_dict()))
+        stages.append(self)
         return original(self, mode, inputs)
 
     monkeypatch.setattr(AnswerStage, "_run", run)
     train_math(four(tmp_path, *LORA, "plan=pipelined", "cluster.num_devices=4", "eval.problems_per_block=2"))
     assert len(used) == 4
     assert len(set(used)) == 1
+    assert all(AnswerStage._user not in stage._shared.users for stage in stages)  # it holds no memory afterwards
 
 
 def test_what_was_learnt_is_kept_where_nothing_is_left_to_learn(straight, monkeypatch, tmp_path) -> None:
