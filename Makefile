@@ -7,6 +7,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(STAMP)-dev
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
@@ -17,11 +18,13 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: setup demo test check clean
+.PHONY: setup vulkan demo test check clean
 .DEFAULT_GOAL := setup
+.NOTPARALLEL: # two recipes must not install into one environment at once
 
+# A demo waits for what runs need; tests and checks need more.
 # A name on the PATH is not enough (a version manager's shim may refuse): the interpreter has to answer.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP) $(DEV_STAMP): pyproject.toml constraints.txt
 	@set -e; \
 	if [ ! -x $(BIN)/python ]; then \
 		for name in python3.11 python3.12 python3; do \
@@ -34,18 +37,17 @@ $(STAMP): pyproject.toml constraints.txt
 		fi; \
 		$$chosen -m venv $(VENV); \
 	fi
-	@echo "installing into $(VENV) (8 GB, some minutes)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt setuptools
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt \
-		--no-build-isolation --editable '.[dev]'
-	@touch $@
+	@$(BIN)/python experiments/setup_environment.py $(if $(filter %-dev,$@),--dev)
+	@touch $(STAMP) $@
 
 # Vulkan belongs to the machine, not to .venv: it is looked at each time, which takes half a second.
-setup: $(STAMP)
+setup: $(DEV_STAMP) vulkan
+
+vulkan: | $(STAMP)
 	@$(BIN)/python experiments/setup_vulkan.py
 
-demo: setup
-	$(BIN)/python experiments/train_vla.py env=maniskill_pick run.dir=runs/demo $(DEMO_ARGS)
+demo: $(STAMP) vulkan
+	$(BIN)/python experiments/train_vla.py env=maniskill_pick algorithm=ppo_small_steps run=demo run.dir=runs/demo $(DEMO_ARGS)
 
 # Ray tests share one cluster and use the cores themselves, so they run in one process after the others.
 # Set-up has seen to it that rendering works, so no test may be skipped for want of it.
@@ -54,7 +56,7 @@ test: setup
 	$(BIN)/python -m pytest -m "not ray" -n 2 --dist loadfile $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "ray" $(PYTEST_ARGS)
 
-check: $(STAMP)
+check: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class EpisodeEnv:
         self._return = torch.zeros(n, device=device)
         self._last_reward = torch.zeros(n, device=device)
         self._solved_once = torch.zeros(n, dtype=torch.bool, device=device)
+        self._held = torch.zeros(n, dtype=torch.long, device=device)  # env steps on end that the task has been solved
+        self._paid = torch.zeros(n, dtype=torch.bool, device=device)  # whether the success bonus was given
         self._history = torch.zeros(n, config.horizon, simulator.action_dim, device=device)
         self._seeds = [0] * n
         size = config.obs_size
@@ -145,9 +147,14 @@ class EpisodeEnv:
         if self._sim.expert is None:
             raise SimulatorError(
                 f"env.task={self.spec.task} with env.control_mode={self._config.control_mode} has no scripted expert: "
-                "use warm_start.checkpoint instead of demonstrations, or a task and control mode of envs/experts.py"
+                "use warm_start.demonstrations, warm_start.teacher or warm_start.checkpoint (docs/warm_start.md), or a "
+                "task, control mode and robot of envs/experts.py"
             )
         return self._sim.expert()
+
+    def state(self) -> Observation:
+        """Returns what all rows show now, without pictures; see VectorEnv."""
+        return Observation(self._state.proprio.clone(), self._instruction, None, self._privileged())
 
     def object_positions(self) -> Tensor | None:
         """Returns the position of the task's first movable object [N, 3], None where it has none; see VectorEnv."""
@@ -176,6 +183,8 @@ class EpisodeEnv:
         self._steps[index] = 0
         self._return[index] = 0.0
         self._solved_once[index] = False
+        self._held[index] = 0
+        self._paid[index] = False
         self._last_reward[index] = self._state.reward[index]
         for row, seed in zip(rows, seeds, strict=True):
             self._seeds[row] = int(seed)
@@ -193,18 +202,21 @@ class EpisodeEnv:
         self._unseen.update(rows)
         self._state = state = self._sim.measure(actions)
         self._steps += mask
-        reward = torch.where(mask, self._shaped_reward(state), 0.0)
+        self._held = torch.where(mask, (self._held + 1) * state.success, self._held)
+        lasts = mask & (self._held >= max(1, self._config.hold_steps))
+        reward = torch.where(mask, self._shaped_reward(state, lasts), 0.0)
+        self._paid |= lasts
         self._return += torch.where(mask, state.reward, 0.0)
         self._solved_once |= state.success & mask
         self._last_reward = torch.where(mask, state.reward, self._last_reward)
-        terminated = (state.success | state.fail) & mask if self._config.ends_at_success else nothing
+        terminated = lasts | (state.fail & mask) if self._config.hold_steps else nothing
         truncated = mask & (self._steps >= self.spec.horizon) & ~terminated
         self._keep_frames(rows)
         return _Outcome(reward, terminated, truncated, state.success & mask)
 
-    def _shaped_reward(self, state: Measurement) -> Tensor:
-        """Returns what training sees [N]; `_last_reward` and `_solved_once` are still those before this step."""
-        bonus = self._config.success_bonus * (state.success & ~self._solved_once)
+    def _shaped_reward(self, state: Measurement, lasts: Tensor) -> Tensor:
+        """Returns what training sees [N]; `_last_reward` and `_paid` are still those before this step."""
+        bonus = self._config.success_bonus * (lasts & ~self._paid)
         if self._config.reward is Reward.sparse:
             return bonus
         if self._config.reward is Reward.dense:
@@ -242,6 +254,8 @@ class EpisodeEnv:
 
     def _observe(self) -> Observation:
         """Returns the observation of all rows; running rows that changed are rendered, frozen ones are black."""
+        if not self.spec.cameras:
+            return self.state()
         runs = self._running.tolist()
         rows = sorted(row for row in self._unseen if runs[row])
         if rows:
@@ -249,18 +263,13 @@ class EpisodeEnv:
             self._unseen.difference_update(rows)
         self._images[~self._running] = 0
         self._unseen.update(row for row in range(len(runs)) if not runs[row])
-        return Observation(
-            proprio=self._state.proprio.clone(),
-            instruction=self._instruction,
-            images=self._images.clone(),
-            privileged=self._privileged(),
-        )
+        return replace(self.state(), images=self._images.clone())
 
     def _observe_final(self, rows: list[int]) -> Observation:
         return Observation(
             proprio=self._state.proprio[rows],
             instruction=self._instruction[: len(rows)],
-            images=self._sim.pictures(rows) if self._render_final else None,
+            images=self._sim.pictures(rows) if self._render_final and self.spec.cameras else None,
             privileged=self._privileged()[rows],
         )
 

@@ -13,9 +13,9 @@ import torch
 from mani_skill.utils.geometry.rotation_conversions import quaternion_to_matrix
 from torch import Tensor
 
+from envs.expert_tasks import CONTROL_MODE
 from envs.tasks import TaskView
 
-CONTROL_MODE = "pd_ee_delta_pose"
 NUM_ACTIONS = 7
 TURN_RAD = 0.1  # radians at action 1
 STEP_M = 0.1  # metres of target offset at action 1

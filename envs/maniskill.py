@@ -19,6 +19,7 @@ from mani_skill.utils.sapien_utils import look_at
 
 from envs.availability import check_assets, check_name, check_renderer, no_questions
 from envs.batched.choice import how_to_run
+from envs.batched.exact_reciprocals import make_reciprocals_exact
 from envs.batched.single import Alone
 from envs.episodes import EpisodeEnv
 from envs.fallback import BUILD_ERRORS, is_wrong_mode, say_fallback
@@ -48,7 +49,8 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
 
     Raises:
         ConfigError: unknown task, robot, camera or control mode, or a reward that the task does not have.
-        SimulatorError: no usable renderer, missing assets, or a task that cannot be built.
+        SimulatorError: no usable renderer, missing assets, a task that cannot be built, or another PhysX than the one
+            whose bits are pinned.
     """
     _check_names(config)
     _check_options(config)
@@ -56,6 +58,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     check_renderer(device)
     if config.reward is not Reward.sparse:
         _check_dense_reward(config)
+    make_reciprocals_exact()
     with no_questions():
         simulator = _make_simulator(config, num_envs, device)
     return EpisodeEnv(config, simulator, config.instruction or instruction_of(config.task), render_final)
@@ -174,7 +177,7 @@ def _task_kwargs(config: EnvConfig) -> dict[str, object]:
     first: dict[str, object] = {} if config.camera_fov is None else {"fov": config.camera_fov}
     if config.camera_eye is not None and config.camera_target is not None:
         first["pose"] = look_at(config.camera_eye, config.camera_target)
-    if first:
+    if first and config.cameras:
         sensors[config.cameras[0]] = first
     kwargs: dict[str, object] = {
         "control_mode": config.control_mode,

@@ -60,10 +60,13 @@ class _CpuRenderer:
         self._scene_lists = [task.scene.sub_scenes for task in tasks]  # the lists stay, a renewal replaces their items
         sensors = [_sensors(task, options.cameras) for task in tasks]
         self._cameras = [
-            list(row) for part in sensors for row in zip(*(s.camera._render_cameras for s in part), strict=True)
+            [sensor.camera._render_cameras[row] for sensor in part]
+            for task, part in zip(tasks, sensors, strict=True)
+            for row in range(task.num_envs)
         ]
         pairs = zip(self._scenes(), self._cameras, strict=True)
-        swaps = [decimate_visuals(scene, cameras) if options.decimate else [] for scene, cameras in pairs]
+        lighter = options.decimate and bool(options.cameras)
+        swaps = [decimate_visuals(scene, cameras) if lighter else [] for scene, cameras in pairs]
         hidden = []
         for task, view in zip(tasks, views, strict=True):
             actors = _hidden_actors(task, view, options.show_goal)

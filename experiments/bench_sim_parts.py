@@ -126,7 +126,7 @@ class Bench:
             chunk=CHUNK,
             reward=Reward.dense,
             backend=Backend.batched,
-            ends_at_success=False,
+            hold_steps=0,
         )
         return make_env(config, num_envs)
 

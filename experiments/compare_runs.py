@@ -1,8 +1,8 @@
 """Puts finished runs side by side: a Markdown table and one picture of their learning curves.
 
-python experiments/compare_runs.py docs/results/ppo_pick runs/seed0 runs/seed1 runs/seed2
+python experiments/compare_runs.py runs/compared runs/seed0 runs/seed1 runs/seed2
 
-writes docs/results/ppo_pick.md and docs/results/ppo_pick.png.  All runs are of one workflow: VLAs, or language models.
+writes runs/compared.md and runs/compared.png.  All runs are of one workflow: VLAs, or language models.
 """
 
 import json
@@ -65,9 +65,12 @@ def row(run: Run) -> dict[str, str]:
         "run": run.folder.name,
         "seed": str(run.manifest["seed"]),
         "plan": f"{summary['plan']} on {run.manifest['hardware']['devices']}",
-        "before": percent(before, run.metric, number),
-        "after": percent(after, run.metric, number),
+        f"{run.metric} before": percent(before, run.metric, number),
+        f"{run.metric} after": percent(after, run.metric, number),
     }
+    if not run.reasons:
+        cells["success_at_end before"] = percent(before, "success_at_end")
+        cells["success_at_end after"] = percent(after, "success_at_end")
     if run.reasons:
         cells["before, forced start"] = percent(before, "forced_accuracy")
         samples = before.get("num_samples", 0)

@@ -53,6 +53,7 @@ def overrides(work: Work, steps: int, devices: int, out: Path) -> list[str]:
         f"run.dir={out / 'run'}",
         f"run.num_iterations={steps}",
         f"run.seed={work.seed}",
+        "run.exact=exact",  # the other arms' processes are not pinned either
         "policy=folder",
         f"policy.folder={work.start}",
         f"data.level={work.level}",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import NoReturn, Protocol, TypeVar
 
+from rlinf_embodied import portable
 from rlinf_embodied.compose import (
     EVALUATE_GROUPS,
     MATH_GROUPS,
@@ -29,11 +30,13 @@ from rlinf_embodied.config import (
     EmulationConfig,
     EvaluateAnswersConfig,
     EvaluateConfig,
+    Exactness,
     MathConfig,
     PlanningConfig,
     RunConfig,
     TrainConfig,
 )
+from rlinf_embodied.embodied.starting_point import may_resume, require_start
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, PlanError, SimulatorError
 
 # the input was wrong, not the machine
@@ -46,7 +49,9 @@ MAIN_OVERRIDES = {
         "run.seed=0": "everything that is drawn follows from it",
         "run.num_iterations=60": "iterations of RL",
         "run.dry=true": "print the resolved config and stop",
-        "warm_start.checkpoint=<dir>": "start from a checkpoint folder instead of cloning demonstrations",
+        "warm_start.checkpoint=<dir>": "start from a checkpoint folder instead of cloning the scripted expert",
+        "warm_start.demonstrations=<path>": "clone a ManiSkill trajectory file (.h5) or a LeRobot v3 folder",
+        "warm_start.teacher=<dir>": "clone a policy on the simulator's state (policy=state algorithm=ppo_dense)",
         "warm_start.num_demos=160": "demonstrations of the scripted expert",
         "eval.num_episodes=200": "held-out episodes, before and after",
         "checkpoint.every=10": "iterations between checkpoints",
@@ -101,6 +106,9 @@ MAIN_OVERRIDES = {
 }
 
 
+_COMPUTING = (TrainConfig, MathConfig, EvaluateConfig)  # commands whose numbers are to be the same everywhere
+
+
 class HasRun(Protocol):
     """A config with a run section."""
 
@@ -112,7 +120,14 @@ _Config = TypeVar("_Config", bound=HasRun)
 
 def train_main(entry: Callable[[TrainConfig], int | None]) -> NoReturn:
     """Runs a training script: `main` with TrainConfig."""
-    main(entry, compose_train, TrainConfig, TRAIN_GROUPS)
+    main(entry, _compose_training, TrainConfig, TRAIN_GROUPS)
+
+
+def _compose_training(overrides: Sequence[str]) -> TrainConfig:
+    config = compose_train(overrides)
+    if not may_resume(config):
+        require_start(config)
+    return config
 
 
 def math_main(entry: Callable[[MathConfig], int | None]) -> NoReturn:
@@ -159,6 +174,8 @@ def main(
         if config.run.dry:
             print(to_yaml(config), end="")
             sys.exit(0)
+        if schema in _COMPUTING:
+            _pin(config.run, overrides)
         sys.exit(entry(config) or 0)
     except USAGE_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
@@ -166,6 +183,19 @@ def main(
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _pin(run: RunConfig, overrides: Sequence[str]) -> None:
+    """Pins the process before torch is imported; where it cannot be pinned and nobody asked for it, exact must do."""
+    if run.exact is not Exactness.portable:
+        return
+    try:
+        portable.pin()
+    except ConfigError as error:
+        if any(text.startswith("run.exact=") for text in overrides):
+            raise
+        run.exact = Exactness.exact
+        print(f"note: {error} (which is done now)", file=sys.stderr)
 
 
 def help_text(script: str, schema: type, groups: Sequence[str]) -> str:

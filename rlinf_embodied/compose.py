@@ -43,6 +43,7 @@ EVALUATE_GROUPS = ("env", "cluster", "run")
 ANSWERS_GROUPS = ("cluster", "run")
 PLANNING_GROUPS = ("run",)
 PLAN_SUFFIXES = (".yaml", ".yml", ".json")
+_SWITCHES = {"run.exact": {True: "exact", False: "off"}}  # enumerations that also take true and false
 
 _Config = TypeVar("_Config")
 
@@ -168,10 +169,20 @@ def load(path: Path, schema: type[_Config]) -> _Config:
         ConfigError: the file cannot be read, or does not fit the schema.
     """
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), read_mapping(path))
+        merged = OmegaConf.merge(OmegaConf.structured(schema), _switched(read_mapping(path)))
         return typing.cast(_Config, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise _explained(error, schema, str(path)) from error
+
+
+def _switched(data: dict[str, object]) -> dict[str, object]:
+    """Returns the content of a file with names of enumerations in place of true and false."""
+    for key, names in _SWITCHES.items():
+        section, _, name = key.partition(".")
+        inside = data.get(section)
+        if isinstance(inside, dict) and isinstance(inside.get(name), bool):
+            data = {**data, section: {**inside, name: names[inside[name]]}}
+    return data
 
 
 def choices(group: str, schema: type | None = None) -> list[str]:
@@ -241,7 +252,8 @@ def _checked(text: str, schema: type, groups: Sequence[str]) -> str:
         raise _unknown_key(key, known, groups)
     if override.is_delete():
         raise ConfigError(f"{text} deletes {key}, but every key has a value: set {key}=<value> instead")
-    return text
+    value = override.value()
+    return f"{key}={_SWITCHES[key][value]}" if key in _SWITCHES and isinstance(value, bool) else text
 
 
 def _placed(text: str, schema: type, groups: Sequence[str]) -> str:

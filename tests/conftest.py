@@ -74,6 +74,12 @@ def setup_vulkan():
 
 
 @pytest.fixture(scope="session")
+def setup_environment():
+    """The script that fills the virtual environment."""
+    return load_script("setup_environment")
+
+
+@pytest.fixture(scope="session")
 def doctor(setup_vulkan):
     """The script that examines the machine."""
     return load_script("doctor")

@@ -18,7 +18,7 @@ from rlinf_embodied.compose import (
     load,
     to_yaml,
 )
-from rlinf_embodied.config import AlgorithmName, Backend, EnvConfig, EvaluateConfig, MathConfig, TrainConfig
+from rlinf_embodied.config import AlgorithmName, Backend, EnvConfig, EvaluateConfig, Exactness, MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
 
 ALL_CHOICES = [(group, name) for group in TRAIN_GROUPS for name in choices(group)]
@@ -81,13 +81,34 @@ def test_overrides_reach_every_section_with_their_types():
             "resume=runs/x/checkpoints/step_000010",
         ]
     )
-    assert (config.run.dir, config.run.seed, config.run.exact) == ("/tmp/some run", 3, False)
+    assert (config.run.dir, config.run.seed, config.run.exact) == ("/tmp/some run", 3, Exactness.off)
     assert config.env.backend is Backend.stock
     assert config.env.cameras == ["base_camera"]
     assert config.env.options == {"crash": 0.5}
     assert config.algorithm.target_kl is None
     assert config.warm_start.checkpoint == "a/b-c_1.2"
     assert config.resume == "runs/x/checkpoints/step_000010"
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ([], Exactness.portable),
+        (["run.exact=portable"], Exactness.portable),
+        (["run.exact=true"], Exactness.exact),
+        (["run.exact=exact"], Exactness.exact),
+        (["run.exact=False"], Exactness.off),
+        (["run.exact=off"], Exactness.off),
+    ],
+)
+def test_exactness_is_a_choice_that_also_takes_true_and_false(text: list[str], chosen: Exactness):
+    assert compose_train(text).run.exact is chosen
+
+
+def test_a_file_from_before_there_was_a_choice_of_exactness_is_read(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(compose_train([])).replace("exact: portable", "exact: true"))
+    assert load(path, TrainConfig).run.exact is Exactness.exact
 
 
 def test_grpo_brings_whole_episodes_and_follows_the_horizon():

@@ -29,6 +29,7 @@ from mani_skill.agents.controllers.utils.kinematics import Kinematics
 
 from envs.batched.chain import MAX_ITERATIONS, chain_reach, read_chain
 from envs.batched.disk_cache import cached
+from rlinf_embodied import portable
 
 FAILED, SOLVED, UNSURE = 0, 1, 2
 
@@ -178,6 +179,8 @@ def _instruction_set() -> list[str]:
     """Returns the compiler's option for the widest vectors of this machine; results are the same with all of them."""
     if platform.machine() != "x86_64":
         return []
+    if portable.is_pinned():
+        return ["-mavx2"]
     try:
         flags = next(
             line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")

@@ -45,7 +45,7 @@ from rlinf_embodied.config.reasoning import (
     Sharding,
     VllmConfig,
 )
-from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
+from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig
 
 __all__ = [
     "AlgorithmConfig",
@@ -62,6 +62,7 @@ __all__ = [
     "EvalConfig",
     "EvaluateAnswersConfig",
     "EvaluateConfig",
+    "Exactness",
     "FineTuningConfig",
     "GenerationConfig",
     "LanguagePolicyConfig",

@@ -60,7 +60,7 @@ class TrainConfig:
                 "use fewer groups or more envs",
             )
         require(
-            algorithm.reduction is Reduction.exact or not self.run.exact,
+            algorithm.reduction is Reduction.exact or not self.run.exact.holds,
             "algorithm.reduction",
             algorithm.reduction.value,
             "run.exact=true needs sums in a fixed order",
@@ -87,6 +87,8 @@ class MathConfig:
 
     def __post_init__(self) -> None:
         generation, algorithm = self.generation, self.algorithm
+        target, rule = self.run.until_success, "only training in simulators is stopped by its success"
+        require(target is None, "run.until_success", target, rule, "leave it out")
         group, block = algorithm.group_size, generation.rows_per_block
         smaller = _largest(group, block, self.num_rows)
         sets = _largest(smaller, generation.rows_together, self.num_rows)
@@ -107,14 +109,14 @@ class MathConfig:
             f"use {_largest(block, generation.rows_together, self.num_rows)}, or another number of prompts",
         )
         require(
-            algorithm.reduction is Reduction.exact or not self.run.exact,
+            algorithm.reduction is Reduction.exact or not self.run.exact.holds,
             "algorithm.reduction",
             algorithm.reduction.value,
             "run.exact=true needs sums in a fixed order",
             "set run.exact=false or algorithm.reduction=exact",
         )
         require(
-            generation.engine is not Engine.vllm or not self.run.exact,
+            generation.engine is not Engine.vllm or not self.run.exact.holds,
             "generation.engine",
             generation.engine.value,
             "run.exact=true needs tokens that no other completion has an influence on, which vLLM does not promise",

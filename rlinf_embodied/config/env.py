@@ -40,9 +40,9 @@ class EnvConfig:
     chunks_per_rollout: int = 20  # chunk-steps per rollout; with auto_reset=false at least horizon / chunk
     auto_reset: bool = True  # partial resets: a row whose episode ends starts the next one within the rollout
     carry_over: bool = False  # episodes still running at the end of a rollout go on in the next one
-    ends_at_success: bool = True  # an episode ends when the task is solved (false: always `horizon` steps)
+    hold_steps: int = 10  # an episode ends once the task has stayed solved for so many env steps; 0: at `horizon` only
     reward: Reward = Reward.dense_delta
-    success_bonus: float = 1.0  # added in the first step of an episode in which the task is solved
+    success_bonus: float = 1.0  # added once, when the task has stayed solved for `hold_steps` (0: first solved)
     backend: Backend = Backend.auto
     control_mode: str = "pd_ee_delta_pose"
     robot: str | None = None  # ManiSkill's robot_uids; None: the task's default
@@ -99,6 +99,13 @@ class EnvConfig:
             require(
                 point is None or len(point) == 3, f"env.{name}", point, "a point has x, y and z", "give three numbers"
             )
+        require(
+            0 <= self.hold_steps <= self.horizon,
+            "env.hold_steps",
+            self.hold_steps,
+            f"it lies in [0, env.horizon={self.horizon}]",
+            "use 10, or 1 to end episodes as soon as the task is solved",
+        )
         needed = self.horizon // self.chunk
         require(
             self.auto_reset or self.chunks_per_rollout >= needed,

@@ -31,11 +31,13 @@ class PolicyConfig:
     critic: Critic = Critic.privileged
     critic_hidden_size: int = 256
     freeze_stem: bool = True  # in RL: its feature maps are cached with the rollout
-    temperature: float = 0.6  # of sampling, and of the log-probs alike
+    temperature: float = 0.4  # of sampling, and of the log-probs alike; evaluation is greedy: not too far from that
+    initial_std: float = 0.5  # of the actions of a new state policy
 
     def __post_init__(self) -> None:
         require(self.num_bins >= 2, "policy.num_bins", self.num_bins, "a token needs at least two values", "use 33")
         require(self.temperature > 0, "policy.temperature", self.temperature, "it must be positive", "use 0.6 or 1.0")
+        require(self.initial_std > 0, "policy.initial_std", self.initial_std, "it must be positive", "use 0.5")
         require(
             self.hidden_size % self.num_heads == 0,
             "policy.hidden_size",
@@ -84,8 +86,8 @@ class AlgorithmConfig:
     target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it
     reduction: Reduction = Reduction.exact
     # PPO
-    gamma: float = 0.97  # per env step
-    gae_lambda: float = 0.95  # per env step
+    gamma: float = 0.99  # per env step; with less, haste is worth more than a lasting success
+    gae_lambda: float = 0.97  # per env step
     bootstrap_at_timeout: bool = False  # false: a time-out counts as terminal (right for a critic that sees the time)
     value_lr: float = 1e-3
     value_epochs: int = 8
@@ -121,24 +123,37 @@ class AlgorithmConfig:
 
 @dataclass(kw_only=True, slots=True)
 class WarmStartConfig:
-    """The imitation checkpoint that RL starts from."""
+    """The policy that RL starts from: the scripted expert's clone, unless one of the first four says otherwise."""
 
-    checkpoint: str | None = None  # a checkpoint folder; None: demonstrations of the scripted expert are cloned
-    num_demos: int = 120  # about half of the clone's PickCube episodes succeed then: RL has room above
+    checkpoint: str | None = None  # a checkpoint folder
+    demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot v3 folder
+    teacher: str | None = None  # clone this checkpoint's policy on the simulator's state: it acts as the expert would
+    from_nothing: bool = False  # a new policy
+    num_demos: int = 480  # with fewer a PickCube clone scatters, with more it gains little (docs/results/recipe.md)
+    region: list[float] | None = None  # demonstrations begin with the object here: x from, x to, y from, y to, metres
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
     noise_steps: int = 15  # the largest noise lasts so many steps only
-    epochs: int = 24  # of the whole policy
-    head_epochs: int = 120  # of everything but the stem, on cached features
+    epochs: int = 7  # of the whole policy
+    head_epochs: int = 38  # of everything but the stem, on cached features; fewer leave it undecided when to grasp
     batch_size: int = 32
-    head_batch_size: int = 64
+    head_batch_size: int = 32
     lr: float = 1e-3
     head_lr: float = 2e-3
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
     def __post_init__(self) -> None:
+        ways = {name: getattr(self, name) for name in ("checkpoint", "demonstrations", "teacher", "from_nothing")}
+        given = [name for name, value in ways.items() if value]
+        if len(given) > 1:
+            name, other = given[:2]
+            rule = f"warm_start.{other} is {ways[other]!r}, and training starts from one policy"
+            require(False, f"warm_start.{name}", ways[name], rule, "give one of the two")
         rule = "each of the 4 blocks of demonstrations needs at least one"
-        require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 120")
+        require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 480")
         for name in ("batch_size", "head_batch_size"):
             value = getattr(self, name)
             require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use 32")
+        region, rule = self.region, "it is a rectangle on the table: x from, x to, y from, y to, in metres"
+        known = region is None or (len(region) == 4 and region[0] < region[1] and region[2] < region[3])
+        require(known, "warm_start.region", region, rule, "use [-0.1,0.1,0,0.1], or null for the whole table")
         require(bool(self.noise), "warm_start.noise", self.noise, "it holds at least one level", "use [0.0]")

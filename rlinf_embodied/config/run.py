@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from rlinf_embodied.config.checks import require
+
+
+class Exactness(StrEnum):
+    """Under what the same seed gives the same weights (CPU); on the command line true means exact, false means off."""
+
+    off = "off"
+    exact = "exact"  # every plan, on one kind of processor
+    portable = "portable"  # every plan, on every x86-64 processor with AVX2 (docs/determinism.md)
+
+    @property
+    def holds(self) -> bool:
+        """Whether plans may not show in the weights."""
+        return self is not Exactness.off
 
 
 @dataclass(kw_only=True, slots=True)
@@ -14,13 +28,16 @@ class RunConfig:
     dir: str | None = None  # None: runs/<task>-<algorithm>-<time>
     seed: int = 0
     num_iterations: int = 60
-    exact: bool = True  # the same seed gives the same weights under every plan (CPU)
+    until_success: float | None = None  # stop earlier: once so many episodes of a check end solved (eval.check_*)
+    exact: Exactness = Exactness.portable  # the same seed gives the same weights under every plan (CPU)
     dry: bool = False  # print the resolved config and stop
     wandb: bool = False
 
     def __post_init__(self) -> None:
         number = self.num_iterations
         require(number >= 0, "run.num_iterations", number, "it must not be negative", "use 60")
+        target, rule = self.until_success, "it is a share of episodes, in (0, 1]"
+        require(target is None or 0 < target <= 1, "run.until_success", target, rule, "use 0.97, or null")
         require(0 <= self.seed < 2**31, "run.seed", self.seed, "it lies in [0, 2^31)", "use 0")
 
 
@@ -32,6 +49,9 @@ class EvalConfig:
     num_envs: int = 32  # rows that are evaluated at a time, over all workers
     every: int = 0  # iterations between evaluations during training; 0: before and after only
     seed: int = 9000  # of the first episode; the following ones count up (training seeds are >= 2^30)
+    check_every: int = 8  # iterations between checks of run.until_success ...
+    check_episodes: int = 200  # ... on so many episodes; a check ends as soon as it can only fail ...
+    check_seed: int = 1_000_000  # ... with seeds of their own
     greedy: bool = True  # false: sample at policy.temperature
     record_video: bool = True
     num_videos: int = 6  # episodes that are filmed
@@ -39,7 +59,17 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         require(self.num_episodes >= 1, "eval.num_episodes", self.num_episodes, "it must be at least 1", "use 200")
-        require(self.num_envs >= 1, "eval.num_envs", self.num_envs, "it must be at least 1", "use 32")
+        for name in ("num_envs", "check_every", "check_episodes"):
+            value = getattr(self, name)
+            require(value >= 1, f"eval.{name}", value, "it must be at least 1", "use a positive number")
+        first, last = self.check_seed, self.check_seed + self.check_episodes
+        require(
+            first >= 0 and last < 2**30 and (last <= self.seed or first >= self.seed + self.num_episodes),
+            "eval.check_seed",
+            first,
+            "checks have episodes of their own, neither evaluation's nor training's",
+            "use 1000000",
+        )
         require(
             self.seed >= 0 and self.seed + self.num_episodes < 2**30,
             "eval.seed",

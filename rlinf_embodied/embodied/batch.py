@@ -27,7 +27,7 @@ class EnvColumns:
     last: Observation  # of the B rows when the rollout ended
     final_index: Tensor  # int64 [F, 2]: chunk-step and row of each episode that ended
     final: Observation | None  # of these F rows when they ended
-    success: Tensor  # bool [B]: whether an episode of the row was solved in this rollout
+    success: Tensor  # bool [B]: whether an episode of the row ended solved in this rollout
     round: int = 0
 
 
@@ -54,9 +54,10 @@ class Episode:
 class RolloutReport:
     """What the driver learns of a worker's rollout."""
 
-    episodes: tuple[Episode, ...]
+    episodes: tuple[Episode, ...]  # that ended, of those that would have been seen to end in any case
     env_steps: int
     group_success: dict[int, tuple[bool, ...]]  # group id -> success of each member, where there are groups
+    num_cut: int = 0  # episodes that began too late in the rollout to be seen to their end
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.batch import EnvColumns, Episode, RolloutReport
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.interfaces import ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv
+from rlinf_embodied.interfaces import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.targets import load_target
@@ -40,8 +40,11 @@ class _Part:
     env_ids: np.ndarray
     running: np.ndarray  # bool, rows that are not frozen
     episode: np.ndarray  # int64, number of each row's episode within this rollout
+    begun: np.ndarray  # int64, chunk-step of this rollout in which each row's episode began; 0 if before it
     observation: Observation | None = None
     results: list[ChunkResult] = field(default_factory=list)
+    ended: list[Episode] = field(default_factory=list)  # in this rollout, those that count
+    num_cut: int = 0  # episodes of this rollout that do not count
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool = False) -> VectorEnv:
@@ -73,19 +76,25 @@ class EnvStage:
         for blocks in context.shards:
             env = make_env(self._config.env, len(blocks) * self._size, context.device, self._config.keep_images)
             ids = np.concatenate([np.arange(b * self._size, (b + 1) * self._size) for b in blocks])
-            self._parts[blocks] = _Part(blocks, env, ids, np.zeros(len(ids), dtype=bool), np.zeros_like(ids))
+            idle = np.zeros(len(ids), dtype=bool)
+            self._parts[blocks] = _Part(blocks, env, ids, idle, np.zeros_like(ids), np.zeros_like(ids))
         return next(iter(self._parts.values())).env.spec
 
     # ------------------------------------------------------------------------------------------------ rollout loop
     def open(self, tick: Tick, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts an episode in every row, or goes on with the running ones, and shows what the policy sees first."""
         part = self._parts[blocks]
-        part.results = []
-        part.episode[:] = 0
+        self._begin(part)
         if part.observation is None or not self._config.env.carry_over:
             part.observation = part.env.reset(self._seeds(part, tick, part.episode).tolist())
             part.running[:] = True
         return self._by_block(part, part.observation)
+
+    def _begin(self, part: _Part) -> None:
+        """Forgets the rollout before."""
+        part.results, part.ended, part.num_cut = [], [], 0
+        part.episode[:] = 0
+        part.begun[:] = 0
 
     def _seeds(self, part: _Part, tick: Tick, episode: np.ndarray) -> np.ndarray:
         """Reset seeds of each row's episode of that number: keyed by its group, never by worker or shard."""
@@ -102,13 +111,38 @@ class EnvStage:
         idle = torch.zeros(self._size, spec.chunk, spec.action_dim, device=device)
         chunk = torch.cat([idle if a is None else a for a in actions.values()])
         seeds = self._seeds(part, tick, part.episode + 1).tolist() if self._config.env.auto_reset else None
-        result = part.env.step_chunk(chunk, seeds)
-        part.episode[list(result.final_rows)] += 1
-        if seeds is None:
-            part.running[list(result.final_rows)] = False
+        return self._advance(part, chunk, seeds)
+
+    def _advance(
+        self, part: _Part, actions: Tensor | Callable[[int], Tensor], seeds: Sequence[int] | None
+    ) -> dict[int, Observation | None]:
+        """Runs one chunk of all rows (arguments as VectorEnv.step_chunk) and keeps what it gave."""
+        result = part.env.step_chunk(actions, seeds)
+        self._count(part, result.episodes)
         part.results.append(self._light(result))
+        final = list(result.final_rows)
+        part.episode[final] += 1
+        part.begun[final] = len(part.results)
+        if seeds is None:
+            part.running[final] = False
         part.observation = result.observation
         return self._by_block(part, result.observation)
+
+    def _count(self, part: _Part, ends: Sequence[EpisodeEnd]) -> None:
+        """Files the episodes that ended.
+
+        One that began too late to be seen to its end whatever happens does not count, and counts as cut: if the early
+        ends among them counted, and only they, quick successes would be counted and slow failures would not.
+        """
+        for end in ends:
+            if self._seen_whole(part, end.row):
+                part.ended.append(Episode(int(part.env_ids[end.row]), end.seed, dict(end.metrics)))
+            else:
+                part.num_cut += 1
+
+    def _seen_whole(self, part: _Part, row: int) -> bool:
+        env = self._config.env
+        return env.carry_over or int(part.begun[row]) + env.horizon // env.chunk <= env.chunks_per_rollout
 
     def _light(self, result: ChunkResult) -> ChunkResult:
         """Forgets what nobody downstream reads: pictures stay with the policy that saw them."""
@@ -141,14 +175,11 @@ class EnvStage:
         part = self._parts[tuple(blocks)]
         assert part.observation is not None
         columns = {block: self._columns(part, i, tick) for i, block in enumerate(part.blocks)}
-        episodes = tuple(
-            Episode(int(part.env_ids[end.row]), end.seed, dict(end.metrics))
-            for result in part.results
-            for end in result.episodes
-        )
         env_steps = sum(int(result.valid.sum()) for result in part.results)
+        late = sum(not self._seen_whole(part, int(row)) for row in np.flatnonzero(part.running))
+        report = RolloutReport(tuple(part.ended), env_steps, self._group_success(columns), part.num_cut + late)
         part.results = []
-        return Output(columns, RolloutReport(episodes, env_steps, self._group_success(columns)))
+        return Output(columns, report)
 
     def _columns(self, part: _Part, index: int, tick: Tick) -> EnvColumns:
         low, high = index * self._size, (index + 1) * self._size
@@ -165,7 +196,7 @@ class EnvStage:
         success = torch.zeros(self._size, dtype=torch.bool)
         for result in results:
             for end in result.episodes:
-                if low <= end.row < high and end.metrics["success_once"] > 0:
+                if low <= end.row < high and end.metrics["success_at_end"] > 0:
                     success[end.row - low] = True
         return EnvColumns(
             rewards=stack("rewards"),

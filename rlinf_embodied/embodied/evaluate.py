@@ -48,9 +48,9 @@ def evaluate_command(config: EvaluateConfig) -> int:
         _write(folder, config, result, evaluation.env_spec.backend)
     finally:
         session.close()
-    print(f"{config.env.task}: success_once {result}")
+    print(f"{config.env.task}: {result}")
     print(
-        f"success_at_end {100 * result.success_at_end:.1f} %, return {result.mean_return:.2f}, "
+        f"return {result.mean_return:.2f}, "
         f"episode_len {result.episode_len:.1f}; seeds {config.eval.seed}..{config.eval.seed + len(result.episodes) - 1}"
     )
     print(f"written to {folder.path / 'eval_info.json'}" + (f", videos in {folder.videos}" if videos else ""))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,7 +34,6 @@ from rlinf_embodied.telemetry.metrics import wilson
 from rlinf_embodied.telemetry.trace import Span
 
 Acting = Literal["policy", "expert", "random"]  # expert and random act inside the env stage, which knows what they need
-ON_ALL_DEVICES = [{"tree": {"loop": {"name": "evaluation", "stages": {"eval_env": "all", "eval_policy": "all"}}}}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def evaluation_env(env: EnvConfig, num_envs: int) -> EnvConfig:
         block_size=block,
         auto_reset=False,
         carry_over=False,
-        ends_at_success=False,
+        hold_steps=0,
         chunks_per_rollout=steps,
     )
 
@@ -77,7 +76,7 @@ class EvaluationEnvStage(EnvStage):
         part = self._parts[blocks]
         numbers = self._numbers(part, tick)
         rows = np.nonzero(numbers < self._eval.eval.num_episodes)[0].tolist()
-        part.results = []
+        self._begin(part)
         part.running[:] = False
         part.running[rows] = True
         filmed = [row for row in rows if numbers[row] < self._eval.eval.num_videos and self._eval.videos is not None]
@@ -94,11 +93,7 @@ class EvaluationEnvStage(EnvStage):
         chosen = (
             self._random(part, tick) if self._eval.acting == "random" else lambda substep: part.env.expert_actions()
         )
-        result = part.env.step_chunk(chosen)
-        part.running[list(result.final_rows)] = False
-        part.results.append(self._light(result))
-        part.observation = result.observation
-        return self._by_block(part, result.observation)
+        return self._advance(part, chosen, None)
 
     def _random(self, part: _Part, tick: Tick) -> Tensor:
         """Uniform actions [N, C, A], keyed by the episode."""
@@ -111,11 +106,10 @@ class EvaluationEnvStage(EnvStage):
         """Returns no data, only the report; writes the videos."""
         part = self._parts[tuple(blocks)]
         ends = [end for result in part.results for end in result.episodes]
-        episodes = tuple(Episode(int(part.env_ids[end.row]), end.seed, dict(end.metrics)) for end in ends)
         steps = sum(int(result.valid.sum()) for result in part.results)
         self._write_videos(part, {end.row: end for end in ends}, tick)
         part.results = []
-        return Output(dict.fromkeys(blocks), RolloutReport(episodes, steps, {}))
+        return Output(dict.fromkeys(blocks), RolloutReport(tuple(part.ended), steps, {}))
 
     def _write_videos(self, part: _Part, ends: Mapping[int, EpisodeEnd], tick: Tick) -> None:
         filmed = {row: [f.cpu().numpy() for f in frames] for row, frames in part.env.take_frames().items() if frames}
@@ -200,15 +194,18 @@ class NoPolicyStage:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """What evaluation found; `interval` is Wilson's for 95 %."""
+    """What evaluation found; intervals are Wilson's for 95 %."""
 
     success_once: float
     interval: tuple[float, float]
     success_at_end: float
+    interval_at_end: tuple[float, float]
     mean_return: float
     episode_len: float
     episodes: tuple[Episode, ...]
     spans: tuple[Span, ...] = ()
+    reached: bool = False  # whether all episodes were run and enough of them ended solved
+    score: float | None = None  # success_at_end where all episodes were run
 
     def summary(self) -> dict[str, object]:
         """Returns the JSON form (eval_info.json adds what was evaluated)."""
@@ -216,6 +213,7 @@ class EvaluationResult:
             "success_once": self.success_once,
             "success_once_interval": list(self.interval),
             "success_at_end": self.success_at_end,
+            "success_at_end_interval": list(self.interval_at_end),
             "return": self.mean_return,
             "episode_len": self.episode_len,
             "num_episodes": len(self.episodes),
@@ -223,18 +221,25 @@ class EvaluationResult:
 
     def metrics(self) -> dict[str, float]:
         """Returns what goes to the learning curve."""
-        return {"eval/success_once": self.success_once, "eval/return": self.mean_return}
+        return {
+            "eval/success_once": self.success_once,
+            "eval/success_at_end": self.success_at_end,
+            "eval/return": self.mean_return,
+        }
 
     def __str__(self) -> str:
-        """Returns, for example, "63.0 % [56.1, 69.4] of 200 episodes"."""
-        low, high = self.interval
-        return f"{100 * self.success_once:.1f} % [{100 * low:.1f}, {100 * high:.1f}] of {len(self.episodes)} episodes"
+        """Returns, for example, "success_once 63.0 % [56.1, 69.4], at_end 61.0 % [54.1, 67.5] of 200 episodes"."""
+        once, at_end = shares(self.success_once, self.interval), shares(self.success_at_end, self.interval_at_end)
+        return f"success_once {once}, at_end {at_end} of {len(self.episodes)} episodes"
+
+
+def shares(share: float, interval: Sequence[float]) -> str:
+    """Returns a share with its interval, for example "63.0 % [56.1, 69.4]"."""
+    return f"{100 * share:.1f} % [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
 class Evaluation:
     """The evaluation workflow on all devices of a session: env and policy in a loop, round by round."""
-
-    stage = "eval_policy"
 
     def __init__(
         self,
@@ -246,43 +251,86 @@ class Evaluation:
         seed: int,
         videos: str | None,
         acting: Acting = "policy",
+        target: float | None = None,
     ) -> None:
-        """Builds the stages; `policy` is the stage that answers."""
+        """Builds the stages.
+
+        Args:
+            env: as `evaluation_env` gives it.
+            evaluation: number of episodes and seeds.
+            policy: the stage that answers.
+            session: where they run.
+            cluster: its devices.
+            seed: of sampled or random actions.
+            videos: folder for videos, None for none.
+            acting: who acts.
+            target: share of episodes that have to end solved; once too many did not, the rest is not run.
+        """
+        self.stage, opener = policy.name, policy.name.replace("policy", "env")
         rounds = -(-evaluation.num_episodes // env.num_envs)
+        self._num_episodes, self._target = evaluation.num_episodes, target
+        self._wanted = num_bearable(evaluation.num_episodes, target or 0.0)
+        self._bearable = self._num_episodes
         loop = Loop(
             "evaluation",
-            "eval_env",
-            "eval_policy",
+            opener,
+            policy.name,
             chunk_steps=env.chunks_per_rollout,
             max_rounds=rounds,
-            judge=lambda reports: Verdict(len(reports) == rounds),
+            judge=lambda reports: Verdict(len(reports) == rounds or self._is_missed(reports)),
         )
         env_config = EvaluationEnvConfig(env, seed, eval=evaluation, videos=videos, acting=acting)
-        stage = StageSpec("eval_env", f"{__name__}.EvaluationEnvStage", env_config)
-        stages = {"eval_env": stage, "eval_policy": policy}
+        stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", env_config), policy.name: policy}
         workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop})
         devices = min(cluster.num_devices, env.num_blocks)
-        self._executor = Executor(workflow, resolve("evaluation", ON_ALL_DEVICES, devices, workflow), session, cluster)
-        self.env_spec = of_type(self._executor.facts["eval_env"], EnvSpec)[0]
+        trees = [{"tree": {"loop": {"name": "evaluation", "stages": {opener: "all", policy.name: "all"}}}}]
+        self._executor = Executor(workflow, resolve("evaluation", trees, devices, workflow), session, cluster)
+        self._opener = opener
+        self.env_spec = of_type(self._executor.facts[opener], EnvSpec)[0]
+
+    def _is_missed(self, rounds: Sequence[Sequence[object]]) -> bool:
+        """Whether more episodes than bearable have not ended solved."""
+        return _num_unsolved([e for reports in rounds for r in of_type(reports, RolloutReport) for e in r.episodes]) > (
+            self._bearable
+        )
 
     @property
     def workers(self) -> tuple[int, ...]:
         """Workers that hold a copy of the policy."""
         return self._executor.plan.devices()
 
-    def run(self, step: int) -> EvaluationResult:
-        """Evaluates every episode; `step` labels the videos."""
+    def run(self, step: int, best: float | None = None) -> EvaluationResult:
+        """Evaluates every episode; `step` labels the videos.
+
+        With a target the rest is not run once neither it nor `best`, the highest score so far, can be reached any more.
+        """
+        self._bearable = self._num_episodes
+        if self._target is not None and best is not None:
+            self._bearable = max(self._wanted, num_bearable(self._num_episodes, best))
         result = self._executor.run(Tick(step))
-        reports = result.all_of("eval_env", RolloutReport)
+        reports = result.all_of(self._opener, RolloutReport)
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
         mean = lambda key: sum(e.metrics[key] for e in episodes) / len(episodes)  # noqa: E731
-        successes = sum(e.metrics["success_once"] > 0 for e in episodes)
+        number = len(episodes)
+        once, at_end = (sum(e.metrics[key] > 0 for e in episodes) for key in ("success_once", "success_at_end"))
         return EvaluationResult(
-            successes / len(episodes),
-            wilson(successes, len(episodes)),
-            mean("success_at_end"),
+            once / number,
+            wilson(once, number),
+            at_end / number,
+            wilson(at_end, number),
             mean("return"),
             mean("episode_len"),
             tuple(episodes),
             tuple(result.spans),
+            reached=number == self._num_episodes and _num_unsolved(episodes) <= self._wanted,
+            score=at_end / number if number == self._num_episodes else None,
         )
+
+
+def num_bearable(num_episodes: int, target: float) -> int:
+    """Returns how many episodes may fail if a share of `target` is to succeed: 6 of 200 for 0.97."""
+    return math.floor(num_episodes * (1 - target) + 1e-9)
+
+
+def _num_unsolved(episodes: Sequence[Episode]) -> int:
+    return sum(e.metrics["success_at_end"] <= 0 for e in episodes)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationPolicyConfig, EvaluationResult, evaluation_env
+from rlinf_embodied.config import EvalConfig, TrainConfig
+from rlinf_embodied.embodied.evaluation import (
+    Evaluation,
+    EvaluationPolicyConfig,
+    EvaluationResult,
+    evaluation_env,
+    shares,
+)
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
+from rlinf_embodied.embodied.starting_point import require_start
 from rlinf_embodied.embodied.warm_start import starting_policy
+from rlinf_embodied.embodied.warm_start_source import require_source
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
@@ -31,7 +39,8 @@ class EmbodiedJob:
     """See `Job`."""
 
     columns = (
-        Column("success", "rollout/success_once", ".1f", " %", 100.0),
+        Column("success_once", "rollout/success_once", ".1f", " %", 100.0),
+        Column("at_end", "rollout/success_at_end", ".1f", " %", 100.0),
         Column("return", "rollout/return", ".2f"),
         Column("env steps/s", "charts/SPS", ".0f", after=True),
     )
@@ -44,6 +53,7 @@ class EmbodiedJob:
         self.name = config.env.task
         self.title = f"{config.env.task} · {config.algorithm.name}"
         self.eval_every = config.eval.every
+        self.check_every = 0 if config.run.until_success is None else config.eval.check_every
         self.cache_dir = config.warm_start.cache_dir
 
     def planning_parts(self) -> dict[str, object]:
@@ -59,6 +69,9 @@ class EmbodiedJob:
             require_policy_folder("warm_start.checkpoint", config.warm_start.checkpoint)
             start = Path(config.warm_start.checkpoint)
             require_conditions("warm_start.checkpoint", start, config.env, config.policy, free=("task", "camera_fov"))
+        else:
+            require_start(config)
+            require_source(config)
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
@@ -66,19 +79,37 @@ class EmbodiedJob:
         return training_workflow(self.config, policy_folder)
 
     def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
-        """Returns the checkpoint that is given, or a clone of the expert."""
+        """Returns the checkpoint that is given, a clone of demonstrations, or a new policy."""
         return starting_policy(self.config, session, cluster, progress)
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
         """See Job."""
+        videos = str(folder.videos) if self.config.eval.record_video else None
+        return self._evaluation("eval_policy", self.config.eval, session, cluster, policy_folder, videos, None)
+
+    def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
+        """See Job; the goal is run.until_success."""
+        given = self.config.eval
+        check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes, check_seed=given.seed)
+        target = self.config.run.until_success
+        return self._evaluation("check_policy", check, session, cluster, policy_folder, None, target)
+
+    def _evaluation(
+        self,
+        stage: str,
+        how: EvalConfig,
+        session: Session,
+        cluster: Cluster,
+        policy_folder: str,
+        videos: str | None,
+        target: float | None,
+    ) -> Evaluation:
         config = self.config
-        env = evaluation_env(config.env, min(config.eval.num_envs, config.eval.num_episodes))
-        policy = EvaluationPolicyConfig(
-            config.policy, policy_folder, config.run.seed, env.block_size, config.eval, env.num_envs
-        )
-        stage = StageSpec("eval_policy", "rlinf_embodied.embodied.evaluation.EvaluationPolicyStage", policy)
-        videos = str(folder.videos) if config.eval.record_video else None
-        return Evaluation(env, config.eval, stage, session, cluster, config.run.seed, videos)
+        env = evaluation_env(config.env, min(how.num_envs, how.num_episodes))
+        seed = config.run.seed
+        policy = EvaluationPolicyConfig(config.policy, policy_folder, seed, env.block_size, how, env.num_envs)
+        spec = StageSpec(stage, "rlinf_embodied.embodied.evaluation.EvaluationPolicyStage", policy)
+        return Evaluation(env, how, spec, session, cluster, seed, videos, target=target)
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
@@ -119,6 +150,8 @@ class EmbodiedJob:
             "success_rate_before_interval": progress.before["success_once_interval"],
             "success_rate_after": after.success_once,
             "success_rate_after_interval": list(after.interval),
+            "success_at_end_before": progress.before["success_at_end"],
+            "success_at_end_after": after.success_at_end,
             "num_eval_episodes": len(after.episodes),
             "env_steps": progress.global_step,
             "env_steps_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
@@ -129,6 +162,10 @@ class EmbodiedJob:
         """See Job."""
         lines = [f"videos   {folder.videos}" if self.config.eval.record_video else "videos   off"]
         lines.append(f"curve    {plot_curve(folder.path)}")
-        success, (low, high) = before["success_once"], cast("list[float]", before["success_once_interval"])
-        shown = f"{100 * cast(float, success):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-        return lines, f"success before {shown}, after {after}"
+        named = (("success_once", "success_once"), ("at_end", "success_at_end"))
+        shown = [f"{name} {_shares(before, key)}" for name, key in named]
+        return lines, f"before RL {', '.join(shown)}; after {after}"
+
+
+def _shares(summary: Mapping[str, object], key: str) -> str:
+    return shares(cast(float, summary[key]), cast("list[float]", summary[f"{key}_interval"]))

@@ -94,7 +94,7 @@ def require_conditions(path: str, folder: Path, env: EnvConfig, policy: PolicyCo
 
 def _views(env: EnvConfig) -> tuple[str, ...]:
     """Names of the cameras; the first one with its place where that is not the task's own."""
-    if env.camera_eye is None:
+    if env.camera_eye is None or not env.cameras:
         return tuple(env.cameras)
     return (f"{env.cameras[0]} at {env.camera_eye} to {env.camera_target}", *env.cameras[1:])
 

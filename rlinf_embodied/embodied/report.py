@@ -7,9 +7,14 @@ from pathlib import Path
 
 from rlinf_embodied.telemetry.metrics import moving_mean, read_metrics
 
+_METRICS = (  # name, colours, where its numbers stand
+    ("success_once", ("#c3d6e4", "#1f5f8b", "#163f5c"), 6),
+    ("success_at_end", ("#e8cdbf", "#b4552d", "#7c3a1f"), -12),
+)
+
 
 def plot_curve(folder: Path) -> Path:
-    """Draws success over minutes of RL into curve.png and returns its path."""
+    """Draws success_once and success_at_end over minutes of RL into curve.png and returns its path."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -20,19 +25,23 @@ def plot_curve(folder: Path) -> Path:
     summary = json.loads(summary_path.read_text()) if summary_path.exists() else {}
     minutes = [row["time/total_s"] / 60 for row in rows]
     figure, axes = plt.subplots(figsize=(6.4, 4.0))
-    sampled = [100 * row["rollout/success_once"] for row in rows]
-    axes.plot(minutes, sampled, color="#9bbbd4", lw=1, label="sampled, each iteration")
-    axes.plot(minutes, moving_mean(sampled), color="#1f5f8b", lw=2, label="sampled, mean of 5")
-    marks = [(row["time/total_s"] / 60, 100 * row["eval/success_once"]) for row in rows if "eval/success_once" in row]
-    if marks:
-        axes.plot(*zip(*marks, strict=True), "o--", color="#b4552d", ms=4, lw=1, label="greedy, held-out")
-    for key, x in (("before", 0.0), ("after", minutes[-1] if minutes else 0.0)):
-        if key in summary:
-            low, high = (100 * v for v in summary[key]["success_once_interval"])
-            y = 100 * summary[key]["success_once"]
-            axes.errorbar([x], [y], [[y - low], [high - y]], fmt="D", color="#b4552d", capsize=4)
-            axes.annotate(f"{y:.0f} %", (x, y), textcoords="offset points", xytext=(6, 6), color="#b4552d")
-    axes.set(xlabel="minutes of RL", ylabel="success_once, %", ylim=(0, 103), title=folder.name)
+    for metric, (pale, strong, dark), offset in _METRICS:
+        sampled = [100 * row[f"rollout/{metric}"] for row in rows]
+        axes.plot(minutes, sampled, color=pale, lw=1)
+        axes.plot(minutes, moving_mean(sampled), color=strong, lw=2, label=f"{metric}, sampled, mean of 5")
+        for place in ("eval", "check"):
+            found = [
+                (row["time/total_s"] / 60, 100 * row[f"{place}/{metric}"]) for row in rows if f"{place}/{metric}" in row
+            ]
+            if found:
+                axes.plot(*zip(*found, strict=True), "o--", color=dark, ms=4, lw=1, label=f"{metric}, greedy, {place}")
+        for key, x in (("before", 0.0), ("after", minutes[-1] if minutes else 0.0)):
+            if key in summary:
+                low, high = (100 * v for v in summary[key][f"{metric}_interval"])
+                y = 100 * summary[key][metric]
+                axes.errorbar([x], [y], [[y - low], [high - y]], fmt="D", color=dark, capsize=4)
+                axes.annotate(f"{y:.0f} %", (x, y), textcoords="offset points", xytext=(6, offset), color=dark)
+    axes.set(xlabel="minutes of RL", ylabel="success, %", ylim=(0, 103), title=folder.name)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize=8)
     figure.tight_layout()

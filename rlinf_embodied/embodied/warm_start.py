@@ -1,4 +1,4 @@
-"""The warm start: an imitation checkpoint from the scripted expert, made once and cached."""
+"""The warm start: the policy that RL starts from, made once and cached; docs/warm_start.md tells the ways to one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, TrainConfig
+from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage
+from rlinf_embodied.embodied.warm_start_source import source_of
 from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartStage, WarmStartStageConfig
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import StageSpec, Workflow
@@ -24,6 +27,7 @@ from rlinf_embodied.telemetry.run_folder import library_versions
 
 _LOG = logging.getLogger(__name__)
 _VERSION = 1  # of what a cached checkpoint depends on beside its key
+_PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where files lie; what is in them counts
 PLAN = [{"tree": {"leaf": {"stage": "warm_start", "devices": "all"}}}]
 
 
@@ -36,9 +40,11 @@ def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
         "pictures": PICTURES_VERSION,
         "envs": [_relevant(env) for env in config.envs],
         "policy": {k: v for k, v in asdict(config.policy).items() if k != "temperature"},
-        "warm_start": {k: v for k, v in asdict(config.warm_start).items() if k not in ("cache_dir", "checkpoint")},
+        "warm_start": {k: v for k, v in asdict(config.warm_start).items() if k not in _PLACES},
+        "source": config.source and (config.source.kind, config.source.digest),
         "seed": config.seed,
         "cpu": exact_cpu,
+        "portable": portable.is_pinned(),
         "libraries": {k: v for k, v in library_versions().items() if k in libraries},
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -46,18 +52,34 @@ def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
 
 
 def _relevant(env: EnvConfig) -> dict[str, object]:
-    ignored = ("num_envs", "block_size", "auto_reset", "carry_over", "ends_at_success", "chunks_per_rollout", "reward")
+    ignored = ("num_envs", "block_size", "auto_reset", "carry_over", "hold_steps", "chunks_per_rollout", "reward")
     return {name: value for name, value in asdict(env).items() if name not in ignored}
 
 
 def starting_policy(
     config: TrainConfig, session: Session, cluster: Cluster, progress: Callable[[str, int, int, str], None]
 ) -> Path:
-    """Returns the checkpoint that a training starts from: the given one, or a clone of the expert."""
+    """Returns the checkpoint that a training starts from: the given one, a clone, or a new policy."""
     if config.warm_start.checkpoint is not None:
         return Path(config.warm_start.checkpoint)
-    stage = WarmStartStageConfig((config.env,), config.policy, config.warm_start, config.run.seed)
+    stage = WarmStartStageConfig(
+        (config.env,), config.policy, config.warm_start, config.run.seed, source_of(config.warm_start)
+    )
+    if config.warm_start.from_nothing:
+        return new_policy(stage, session, cluster)
     return warm_start(stage, session, cluster, progress)
+
+
+def new_policy(config: WarmStartStageConfig, session: Session, cluster: Cluster) -> Path:
+    """Returns the folder of a policy that has learned nothing; what it standardises its inputs with is measured."""
+    folder = cache_folder(config, cluster.kind == "cpu")
+    if (folder / "config.json").exists():
+        return folder
+    stage = StageSpec("warm_start", f"{NewPolicyStage.__module__}.NewPolicyStage", config)
+    workflow = Workflow("new policy", 1, {"warm_start": stage})
+    executor = Executor(workflow, resolve("new policy", PLAN, 1, workflow), session, cluster)
+    write_whole(folder, lambda partial: executor.call("warm_start", "save", Tick(0), str(partial)))
+    return folder
 
 
 def warm_start(
@@ -82,12 +104,16 @@ def warm_start(
     workflow = Workflow("warm start", NUM_DATA_BLOCKS, {"warm_start": stage})
     devices = min(cluster.num_devices, NUM_DATA_BLOCKS)
     executor = Executor(workflow, resolve("warm start", PLAN, devices, workflow), session, cluster)
+    total = sum(len(config.demonstrations(block)) for block in range(NUM_DATA_BLOCKS))
     rounds = max(of_type(executor.facts["warm_start"], int))
-    done = 0
+    done = solved = 0
     for number in range(rounds):
         answers = of_type(executor.call("warm_start", "collect", Tick(number)), dict)
         done += sum(answer["episodes"] for answer in answers)
-        progress("demonstrations", done, config.warm_start.num_demos, "")
+        solved += sum(answer["solved"] for answer in answers)
+        progress("demonstrations", done, total, f"{solved} solved")
+    if config.source is not None and solved < total:
+        _LOG.warning("%d of %d episodes of %s do not solve the task here", total - solved, total, config.source.path)
     executor.call("warm_start", "prepare", Tick(0))
     for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
         executor.call("warm_start", "begin_phase", Tick(0), whole)

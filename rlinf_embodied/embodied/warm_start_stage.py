@@ -1,4 +1,4 @@
-"""Demonstrations and cloning as a stage: the scripted expert acts, and the policy learns to do the same.
+"""Demonstrations and cloning as a stage: an expert, a teacher or a file shows how, and the policy learns it.
 
     collect (rounds) --> fit the whole policy (epochs) --> cache features --> fit all but the stem (epochs) --> save
 
@@ -17,8 +17,12 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.config import EnvConfig, PolicyConfig, WarmStartConfig
+from rlinf_embodied.embodied.demonstrations import Demonstrations, join, join_all
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
+from rlinf_embodied.embodied.recorded import Recorded, open_recorded
+from rlinf_embodied.embodied.teacher import Teacher
+from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces import Features, Observation, Policy, VectorEnv
 from rlinf_embodied.learning.optimizer import FlatOptimizer, one_cycle
@@ -31,6 +35,7 @@ from rlinf_embodied.targets import load_target
 NUM_DATA_BLOCKS = 4
 ROWS = 16  # env rows per worker while demonstrating
 _PROPRIO_JITTER = 0.005
+_MOST_STARTS = 200  # draws of an initial state until the object lies in warm_start.region
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +46,13 @@ class WarmStartStageConfig:
     policy: PolicyConfig
     warm_start: WarmStartConfig
     seed: int
+    source: Source | None = None  # of the demonstrations; None: the scripted expert
 
     def demonstrations(self, block: int) -> range:
         """Returns the numbers of a data block's demonstrations: blocks are as equal as possible."""
-        number = self.warm_start.num_demos
+        given = None if self.source is None else self.source.num_episodes
+        number = self.warm_start.num_demos if given is None else given
         return range(number * block // NUM_DATA_BLOCKS, number * (block + 1) // NUM_DATA_BLOCKS)
-
-
-@dataclass(slots=True)
-class Demonstrations:
-    """Chunks of one data block: what was seen, and what the expert did.  M chunks."""
-
-    observation: Observation  # M rows
-    actions: Tensor  # float32 [M, C, A]
-    object_positions: Tensor | None  # float32 [M, 3]
-
-    def __len__(self) -> int:
-        """Returns M."""
-        return len(self.actions)
 
 
 class WarmStartStage:
@@ -75,7 +69,12 @@ class WarmStartStage:
         config = self._config
         self._device = context.device
         self._reducer = ExactReducer(context.group, context.owners)
-        self._envs = [make_env(_for_demonstrations(env), ROWS, context.device) for env in config.envs]
+        source = config.source
+        files = source is not None and source.kind is not Kind.teacher
+        self._recorded: Recorded | None = open_recorded(source) if source and files else None
+        rows = (self._recorded.num_rows if self._recorded else None) or ROWS
+        self._envs = [make_env(for_demonstrations(env), rows, context.device) for env in config.envs]
+        self._teacher = Teacher(source.path, self._envs[0], context.device) if source and not files else None
         make = load_target(config.policy._target_)
         self._policy = cast(Policy, make(config.policy, self._envs[0].spec, config.seed))
         self._policy.module.to(context.device)
@@ -95,24 +94,27 @@ class WarmStartStage:
     def collect(self, tick: Tick) -> dict[str, int]:
         """Runs one round of demonstrations: up to ROWS episodes of one env."""
         if not self._todo:
-            return {"episodes": 0, "chunks": 0}
+            return {"episodes": 0, "chunks": 0, "solved": 0}
         e = self._todo[0][0]
         batch = [item for item in self._todo if item[0] == e][:ROWS]
         self._todo = [item for item in self._todo if item not in batch]
-        chunks = 0
+        chunks = solved = 0
         for (_, block, _), demonstration in zip(batch, self._demonstrate(self._envs[e], batch), strict=True):
             self._attempts += 1
             if demonstration is not None:
+                solved += 1
                 self._successes += 1
                 chunks += len(demonstration)
                 self._data.setdefault(block, []).append(demonstration)
-        return {"episodes": len(batch), "chunks": chunks}
+        return {"episodes": len(batch), "chunks": chunks, "solved": solved}
 
     def _demonstrate(self, env: VectorEnv, batch: Sequence[tuple[int, int, int]]) -> list[Demonstrations | None]:
         """Runs one episode per row; an episode is kept up to the chunk in which it succeeds, or dropped if it fails."""
         numbers = [number for _, _, number in batch]
+        if self._recorded is not None:
+            return self._recorded.demonstrate(env, numbers)
         rows = list(range(len(batch)))
-        observation = env.reset([int(reset_seed(self._config.seed, -1, number)) for number in numbers], rows)
+        observation = self._reset(env, numbers)
         seen: list[list[tuple[Observation, Tensor, Tensor | None]]] = [[] for _ in rows]
         solved = torch.zeros(len(rows), dtype=torch.bool)
         for chunk_step in range(env.spec.horizon // env.spec.chunk):
@@ -129,7 +131,31 @@ class WarmStartStage:
             solved |= result.success[: len(rows)].any(1).cpu()
             if solved.all():
                 break
-        return [_join(parts) if solved[row] else None for row, parts in enumerate(seen)]
+        return [join(parts) if solved[row] else None for row, parts in enumerate(seen)]
+
+    def _reset(self, env: VectorEnv, numbers: Sequence[int]) -> Observation:
+        """Starts an episode per row; where a region is given, anew until the object lies in it.
+
+        Raises:
+            SimulatorError: the object hardly ever lies there.
+        """
+        rows, seed = list(range(len(numbers))), self._config.seed
+        observation = env.reset([int(reset_seed(seed, -1, number)) for number in numbers], rows)
+        region = self._config.warm_start.region
+        for attempt in range(1, _MOST_STARTS):
+            places = env.object_positions()
+            if region is None or places is None:
+                return observation
+            x, y = places[rows, 0], places[rows, 1]
+            inside = (x >= region[0]) & (x <= region[1]) & (y >= region[2]) & (y <= region[3])
+            again = (~inside).nonzero()[:, 0].tolist()
+            if not again:
+                return observation
+            observation = env.reset([int(reset_seed(seed, -1, numbers[row], attempt)) for row in again], again)
+        raise SimulatorError(
+            f"warm_start.region is {region}, but the object of {env.spec.task} did not start there in {_MOST_STARTS} "
+            "draws: use a larger region, in metres"
+        )
 
     def _noisy_expert(
         self, env: VectorEnv, numbers: Sequence[int], chunk_step: int, labels: list[Tensor]
@@ -138,7 +164,7 @@ class WarmStartStage:
         chunk = env.spec.chunk
 
         def act(substep: int) -> Tensor:
-            clean = env.expert_actions().clamp(-1.0, 1.0)
+            clean = (env.expert_actions() if self._teacher is None else self._teacher.actions(env)).clamp(-1.0, 1.0)
             labels.append(clean)
             step = chunk_step * chunk + substep
             noise = torch.zeros_like(clean)
@@ -162,7 +188,7 @@ class WarmStartStage:
         """Joins the demonstrations, closes the simulators and sets what the policy standardises its inputs with.
 
         Raises:
-            SimulatorError: the expert solved nothing.
+            SimulatorError: nothing was solved in one of the data blocks.
         """
         for env in self._envs:
             env.close()
@@ -171,16 +197,31 @@ class WarmStartStage:
         )
         self._sizes = {block: int(count[0]) for block, count in counts.items()}
         if min(self._sizes.values()) == 0:
-            raise SimulatorError(
-                f"the expert of {self._envs[0].spec.task} solved none of a block's episodes: "
-                "check the task's expert, or give warm_start.checkpoint"
-            )
-        self._blocks_data = {block: _join_all(self._data.pop(block)) for block in self._blocks}
+            raise SimulatorError(self._nothing_solved())
+        self._blocks_data = {block: join_all(self._data.pop(block)) for block in self._blocks}
         self._set_statistics("proprio", {b: d.observation.proprio for b, d in self._blocks_data.items()})
         privileged = {b: d.observation.privileged for b, d in self._blocks_data.items()}
         if all(value is not None for value in privileged.values()):
             self._set_statistics("privileged", cast(dict[int, Tensor], privileged))
         return {"attempts": self._attempts, "successes": self._successes, "chunks": sum(self._sizes.values())}
+
+    def _nothing_solved(self) -> str:
+        source, task = self._config.source, self._envs[0].spec.task
+        if source is None:
+            return (
+                f"the expert of {task} solved none of a block's episodes: check the task's expert, or give "
+                "warm_start.checkpoint"
+            )
+        if source.kind is Kind.teacher:
+            return (
+                f"warm_start.teacher is {source.path!r}, but it solved none of a block's episodes of {task}: train it "
+                "for longer, and look at its own evaluation"
+            )
+        return (
+            f"warm_start.demonstrations is {source.path!r}, but none of a block's episodes solves {task} when it is "
+            "replayed: check env.robot, env.horizon and the simulator (physx_cpu or physx_cuda) against those it was "
+            "recorded with"
+        )
 
     def _set_statistics(self, name: str, columns: Mapping[int, Tensor]) -> None:
         """Global mean and standard deviation of a column [M, D], summed over blocks in fixed order."""
@@ -259,20 +300,7 @@ class WarmStartStage:
             save_policy(self._policy, Path(folder), self._config.envs[0], self._config.policy)
 
 
-def _for_demonstrations(env: EnvConfig) -> EnvConfig:
+def for_demonstrations(env: EnvConfig) -> EnvConfig:
+    """Returns the env section for whole episodes, one per row."""
     chunks = env.horizon // env.chunk
-    return replace(env, auto_reset=False, carry_over=False, ends_at_success=False, chunks_per_rollout=chunks)
-
-
-def _join(parts: Sequence[tuple[Observation, Tensor, Tensor | None]]) -> Demonstrations:
-    positions = None if parts[0][2] is None else torch.stack([cast(Tensor, part[2]) for part in parts])
-    return Demonstrations(Observation.concatenate([p[0] for p in parts]), torch.stack([p[1] for p in parts]), positions)
-
-
-def _join_all(parts: Sequence[Demonstrations]) -> Demonstrations:
-    positions = [part.object_positions for part in parts]
-    return Demonstrations(
-        Observation.concatenate([part.observation for part in parts]),
-        torch.cat([part.actions for part in parts]),
-        None if positions[0] is None else torch.cat(cast(list[Tensor], positions)),
-    )
+    return replace(env, auto_reset=False, carry_over=False, hold_steps=0, chunks_per_rollout=chunks)

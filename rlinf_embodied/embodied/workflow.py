@@ -46,7 +46,7 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
         "actor": StageSpec(
             "actor",
             f"{_PACKAGE}.actor_stage.ActorStage",
-            ActorConfig(held, algorithm, env, config.run.num_iterations, config.run.exact),
+            ActorConfig(held, algorithm, env, config.run.num_iterations, config.run.exact.holds),
             collective=True,
             granularities=(WHOLE,),  # statistics and minibatches are of all blocks
         ),
@@ -110,6 +110,7 @@ def run_iteration(executor: Executor, iteration: int) -> tuple[IterationResult, 
     episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.env_id)
     metrics = {f"rollout/{key}": value for key, value in episode_means(episodes).items()}
     metrics["rollout/episodes"] = float(len(episodes))
+    metrics["rollout/episodes_cut"] = float(sum(report.num_cut for report in reports))
     metrics["rollout/env_steps"] = float(sum(report.env_steps for report in reports))
     metrics["rollout/rounds"] = float(len(result.reports["env"]))
     return result, metrics | update.metrics

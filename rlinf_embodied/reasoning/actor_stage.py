@@ -90,7 +90,7 @@ class ActorStage(LanguageStage):
     def _sharded(self, context: StageContext) -> tuple[LanguagePolicy, Learner]:
         """Returns a policy whose weights are spread over the stage's workers; the worker's copy is for other stages."""
         require(
-            context.group.size == 1 or not self._config.run.exact,
+            context.group.size == 1 or not self._config.run.exact.holds,
             "algorithm.sharding",
             self._algorithm.sharding.value,
             f"run.exact=true needs sums in a fixed order, and those of {context.group.size} sharded workers are not",

@@ -32,7 +32,7 @@ from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Evaluated, Progress
+from rlinf_embodied.training.job import Checking, Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 
 _PROBLEMS = "problems"  # used so far: a count of the run's progress
@@ -57,7 +57,7 @@ class ReasoningJob:
         source = "+".join(Path(file).stem for file in config.data.files.values()) or config.data.level.replace(",", "+")
         self.name = f"math-{source}-{config.algorithm.name}"
         self.title = f"{source} · {config.algorithm.name}"
-        self.eval_every = config.eval.every
+        self.eval_every, self.check_every = config.eval.every, 0
         self.cache_dir = config.warm_start.cache_dir
         self._reference = ""  # folder that the divergence is measured from, once it is known
 
@@ -153,6 +153,10 @@ class ReasoningJob:
         held = LanguageStageConfig(config.policy, policy_folder, config.run.seed)
         sections = (config.data, config.generation, config.reward, config.eval)
         return AnswerEvaluation(held, *sections, session, cluster, config.run.num_iterations)
+
+    def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
+        """See Job; there is no goal to check."""
+        raise AssertionError("the reasoning workflow has no goal that could be checked")
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:

@@ -9,6 +9,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
@@ -52,6 +53,7 @@ def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
         "warm_start": settings,
         "seed": config.run.seed,
         "cpu": exact_cpu,
+        "portable": portable.is_pinned(),
         "libraries": {k: v for k, v in library_versions().items() if k in libraries},
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]

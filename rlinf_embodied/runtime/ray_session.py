@@ -23,6 +23,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import HangError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
@@ -42,17 +43,20 @@ def _variables(threads: int) -> dict[str, str]:
     """Environment of a worker process.
 
     One intra-op thread per worker: the same job ran 6-22 times slower when every process took every core.  Workers
-    import from where the driver does, so that stages, envs and policies outside of the installed packages are found.
+    import from where the driver does, so that stages, envs and policies outside of the installed packages are found;
+    where the driver is pinned (portable/), so are they.
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
     own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
-    return {name: str(threads) for name in names} | {"PYTHONPATH": os.pathsep.join(own)}
+    return {name: str(threads) for name in names} | {"PYTHONPATH": os.pathsep.join(own)} | portable.worker_variables()
 
 
 class _Worker:
     """The Ray actor: a WorkerHost behind the wire's codec."""
 
     def __init__(self, spec: WorkerSpec) -> None:
+        if spec.device != EMULATED:  # a worker that only sleeps does without torch
+            portable.verify()
         self._host = WorkerHost(spec)
 
     def add_stage(self, spec: StageSpec, context: StageContext, rendezvous: str | None, timeout_s: float) -> object:

@@ -15,6 +15,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
+from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import ConfigError
 
@@ -69,6 +70,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def best(self) -> Path:
+        """Where the checkpoint of the best check lies."""
+        return self.path / "best"
+
+    @property
     def videos(self) -> Path:
         """Where videos lie."""
         return self.path / "videos"
@@ -86,7 +92,7 @@ class RunFolder:
         return self.write_text(name, json.dumps(content, indent=2) + "\n")
 
     def write_manifest(self, seed: int, cluster: Cluster) -> None:
-        """Writes what the run ran on: versions, seed, git revision, hardware, command."""
+        """Writes what the run ran on: versions, seed, git revision, hardware, command, what is pinned."""
         hardware = {
             "cluster": cluster.name,
             "devices": cluster.num_devices,
@@ -105,5 +111,6 @@ class RunFolder:
                 "git_revision": git_revision(),
                 "hardware": hardware,
                 "command": sys.argv,
+                "pinned": portable.describe(),
             },
         )

@@ -37,6 +37,10 @@ class Progress:
     rollout_s: float = 0.0  # seconds of RL so far
     counts: dict[str, int] = field(default_factory=dict)  # what else the job counts
     before: dict[str, object] | None = None  # the evaluation of the starting policy
+    reached: bool = False  # whether a check found the run's goal reached
+    best: dict[str, float] | None = None  # "score" and "iteration" of the best check; its weights are kept
+    returned: bool = False  # whether the run, over without having reached its goal, went back to these weights
+    checks_s: float = 0.0  # seconds of checks so far
 
 
 class Evaluated(Protocol):
@@ -56,6 +60,20 @@ class Evaluated(Protocol):
         ...
 
 
+class Checked(Evaluated, Protocol):
+    """What a check of the run's goal found."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the goal is reached."""
+        ...
+
+    @property
+    def score(self) -> float | None:
+        """Higher is better; None where the check ended early, because it could only be worse than the best so far."""
+        ...
+
+
 class Evaluating(Protocol):
     """The evaluation stages of a session."""
 
@@ -68,6 +86,21 @@ class Evaluating(Protocol):
 
     def run(self, step: int) -> Evaluated:
         """Evaluates the weights as they are now."""
+        ...
+
+
+class Checking(Protocol):
+    """As Evaluating, for the run's goal."""
+
+    stage: str
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Workers that hold a copy of the weights."""
+        ...
+
+    def run(self, step: int, best: float | None = None) -> Checked:
+        """Checks the weights as they are now; `best`: the highest score so far."""
         ...
 
 
@@ -109,6 +142,12 @@ class Job(Protocol):
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluating:
         """Builds the evaluation's stages beside those of training."""
+        ...
+
+    check_every: int  # iterations between checks of the run's goal; 0: it has none
+
+    def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
+        """Builds the stages that check the run's goal; asked for where `check_every` is not 0."""
         ...
 
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:

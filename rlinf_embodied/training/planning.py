@@ -73,7 +73,7 @@ def _median(values: list[float]) -> float:
 def _cache(job: Job, cluster: Cluster) -> tuple[Path, dict[str, str]]:
     """Returns where the profile of a job is cached, and the fingerprint that it must have."""
     config = job.config
-    parts = job.planning_parts() | {"exact": config.run.exact, "session": config.cluster.session}
+    parts = job.planning_parts() | {"exact": config.run.exact.value, "session": config.cluster.session}
     key = fingerprint(cluster, parts)
     return cached_path(job.cache_dir, job.name, key), key
 

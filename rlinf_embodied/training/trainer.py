@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import cast
 
+from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import to_yaml
+from rlinf_embodied.config import Exactness
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.plan import Plan
@@ -31,7 +33,7 @@ from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.startup import StartupClock
 from rlinf_embodied.telemetry.trace import Span, stage_seconds, write_trace
 from rlinf_embodied.training.interrupt import INTERRUPTED, StopRequest, stop_on_interrupt
-from rlinf_embodied.training.job import Evaluated, Evaluating, Job, Progress
+from rlinf_embodied.training.job import Checking, Evaluated, Evaluating, Job, Progress
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.resume import checkpoint_to_resume, saved_progress
 
@@ -46,6 +48,7 @@ class _Running:
     session: Session
     executor: Executor
     evaluation: Evaluating
+    checking: Checking | None  # where the run has a goal
 
 
 class Trainer:
@@ -55,11 +58,14 @@ class Trainer:
         """Checks what can be checked before anything expensive starts.
 
         Raises:
-            ConfigError: the run folder cannot be written, or is in use and resume=never.
+            ConfigError: the run folder cannot be written, or is in use and resume=never; run.exact=portable in a
+                process that is not pinned.
             PlanError: the plan does not fit the cluster.
             CheckpointError: the checkpoint to resume from, or to start from, is missing, damaged or foreign.
         """
         self._job, self._config = job, job.config
+        if self._config.run.exact is Exactness.portable:
+            portable.require()
         self._started = started or time.time()
         self._startup = StartupClock(self._started, job.first_work)
         self._resumed = checkpoint_to_resume(self._config)
@@ -104,7 +110,7 @@ class Trainer:
             self._planning.report(self._folder)
             view.note(f"stopped after iteration {self._progress.iteration}; resume with the same command")
             return INTERRUPTED
-        after = self._evaluate(running, self._config.run.num_iterations, view, "after")
+        after = self._evaluate(running, self._progress.iteration, view, "after")
         self._finish(running.executor, after, view)
         return 0
 
@@ -129,9 +135,13 @@ class Trainer:
             self._saved = self._progress.iteration
         self._startup.mark("stages", executor.setup_s)
         evaluation = self._job.evaluation(session, self._cluster, str(policy_folder), self._folder)
-        running = _Running(session, executor, evaluation)
+        job, folder = self._job, str(policy_folder)
+        checking = job.checking(session, self._cluster, folder) if job.check_every else None
+        running = _Running(session, executor, evaluation, checking)
         if checkpoint is not None:  # all that the actor holds; later on it may send what changed only
-            self._update_evaluation(running, self._progress.iteration)
+            for stages in (evaluation, checking):
+                if stages is not None:
+                    self._update(running, stages, self._progress.iteration)
         self._startup.mark("evaluation stages")
         return running
 
@@ -141,24 +151,60 @@ class Trainer:
             self._save(running.executor)
         latest = find_latest(self._folder.checkpoints)
         assert latest is not None
+        self._renew(running, plan, latest, view)
+
+    def _renew(self, running: _Running, plan: Plan, checkpoint: Path, view: LiveView) -> None:
+        """Builds all stages anew from a checkpoint."""
         running.session.clear()
-        started = self._start(running.session, plan, latest, latest, view)
-        running.executor, running.evaluation = started.executor, started.evaluation
+        started = self._start(running.session, plan, checkpoint, checkpoint, view)
+        running.executor, running.evaluation, running.checking = started.executor, started.evaluation, started.checking
 
     def _evaluate(self, running: _Running, step: int, view: LiveView, label: str) -> Evaluated:
         """Evaluates the actor's present weights on all devices."""
         view.note(f"evaluating {label} ...")
-        self._update_evaluation(running, step)
+        self._update(running, running.evaluation, step)
         result = running.evaluation.run(step)
         self._note_start(result.spans, view)
         view.note(f"evaluation {label}: {result}")
         return result
 
-    def _update_evaluation(self, running: _Running, step: int) -> None:
-        """Sends the actor's weights to those workers that evaluate and do not share them."""
-        executor, evaluation = running.executor, running.evaluation
+    def _check(self, running: _Running, metrics: dict[str, float], view: LiveView) -> None:
+        """Looks whether the run's goal is reached, where that is due."""
+        progress, checking = self._progress, running.checking
+        if checking is None or progress.iteration % self._job.check_every:
+            return
+        start = time.time()
+        self._update(running, checking, progress.iteration)
+        best = progress.best
+        result = checking.run(progress.iteration, None if best is None else best["score"])
+        if result.score is not None and (best is None or result.score >= best["score"]):
+            progress.best = {"score": result.score, "iteration": progress.iteration}
+            self._job.save(running.executor, self._folder.best, progress)
+        progress.checks_s += time.time() - start
+        progress.reached = result.reached and progress.iteration > 0
+        metrics |= {name.replace("eval/", "check/"): value for name, value in result.metrics().items()}
+        view.note(f"check at {progress.iteration}: {result}" + ("; the goal is reached" if progress.reached else ""))
+
+    def _return_to_best(self, running: _Running, view: LiveView) -> None:
+        """Goes back to the weights of the best check, where the run ended without having reached its goal."""
+        progress = self._progress
+        if progress.best is None or progress.reached or progress.returned:
+            return
+        progress.returned = True
+        number = int(progress.best["iteration"])
+        if number != progress.iteration:
+            best = find_latest(self._folder.best)
+            assert best is not None
+            view.note(f"the goal was not reached: the weights of iteration {number}, the best by checks, are kept")
+            self._renew(running, running.executor.plan, best, view)
+            self._progress = progress  # not that of the checkpoint
+        self._save(running.executor)
+
+    def _update(self, running: _Running, stages: Evaluating | Checking, step: int) -> None:
+        """Sends the actor's weights to those workers of the stages that do not share them."""
+        executor = running.executor
         hosts = executor.workers("actor")
-        missing = [(worker, evaluation.stage) for worker in evaluation.workers if worker not in hosts]
+        missing = [(worker, stages.stage) for worker in stages.workers if worker not in hosts]
         if missing:
             executor.send_weights(running.session, (hosts[0], "actor"), missing, Tick(step))
 
@@ -169,8 +215,11 @@ class Trainer:
     # ---------------------------------------------------------------------------------------------------- iterate
     def _iterate(self, running: _Running, writer: MetricsWriter, view: LiveView, stop: StopRequest) -> None:
         config = self._config
-        while self._progress.iteration < config.run.num_iterations and not stop.asked:
+        if self._progress.best is None and self._goes_on() and not stop.asked:
+            self._check(running, {}, view)
+        while self._goes_on() and not stop.asked:
             progress = self._progress  # another one after a switch of plans
+            progress.returned = False  # a finished run may go on for more iterations
             start, before = time.time(), progress.global_step
             try:
                 result, metrics = self._job.run_iteration(running.executor, progress)
@@ -183,13 +232,16 @@ class Trainer:
             number = progress.iteration
             if self._job.eval_every and number % self._job.eval_every == 0 and number < config.run.num_iterations:
                 metrics |= self._evaluate(running, number, view, f"at {number}").metrics()
+            self._check(running, metrics, view)
             writer.write(progress.global_step, number, metrics)
             view.update(number, metrics)
             due = config.checkpoint.every and number % config.checkpoint.every == 0
-            if due or number == config.run.num_iterations:
+            if due or not self._goes_on():
                 self._save(running.executor)
             self._replan(running, result, metrics, view, stop)
-        if stop.asked and self._saved != self._progress.iteration:  # before the first iteration too
+        if not stop.asked:
+            self._return_to_best(running, view)
+        elif self._saved != self._progress.iteration:  # before the first iteration too
             self._save(running.executor)
 
     def _replan(
@@ -205,7 +257,7 @@ class Trainer:
         stages = {name: computing[f"time/{name}_s"] for name in running.executor.workflow.stages}
         rounds = running.executor.workflow.rounds(result.reports)
         number = self._progress.iteration - 1
-        goes_on = self._progress.iteration < self._config.run.num_iterations and not stop.asked
+        goes_on = self._goes_on() and not stop.asked
         plan, told = self._planning.observe(number, metrics["time/iteration_s"], stages, rounds, goes_on)
         if told:
             view.note(told)
@@ -214,6 +266,9 @@ class Trainer:
             self._planning.write(self._folder)
             self._switch(running, plan, view)
             view.note(f"switched to {plan.name} in {time.time() - start:.1f} s")
+
+    def _goes_on(self) -> bool:
+        return self._progress.iteration < self._config.run.num_iterations and not self._progress.reached
 
     def _account(self, result: IterationResult, metrics: dict[str, float], seconds: float, before: int) -> None:
         progress = self._progress
@@ -242,6 +297,8 @@ class Trainer:
                 "before": progress.before,
                 "after": after.summary(),
                 "rl_s": progress.rollout_s,
+                "checks_s": progress.checks_s,
+                "best_check": progress.best,
                 "wall_s": time.time() - self._started,
                 "startup_s": self._startup.phases | {f"first {self._job.first_work}": self._startup.total_s},
                 "plan": self._planning.plan.name,
@@ -256,4 +313,5 @@ class Trainer:
         for line in lines:
             view.note(line)
         view.note(f"summary  {self._folder.path / 'summary.json'}")
-        view.last_line(f"{last} ({progress.rollout_s / 60:.1f} min of RL)")
+        checks = f" and {progress.checks_s / 60:.1f} of checks" if progress.checks_s else ""
+        view.last_line(f"{last} ({progress.rollout_s / 60:.1f} min of RL{checks})")

@@ -12,7 +12,7 @@ from runs import GRPO, tiny
 from rlinf_embodied.embodied.batch import EnvColumns, RolloutReport
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
-from rlinf_embodied.interfaces import Observation, RunningEpisode
+from rlinf_embodied.interfaces import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode
 from rlinf_embodied.runtime.host import Tick, solo_context
 
 
@@ -86,7 +86,8 @@ def test_with_partial_resets_every_row_goes_on_with_an_episode_of_its_own_seed()
     assert len({(e.env_id, e.seed) for e in report.episodes}) == len(report.episodes)
     assert len({e.seed for e in report.episodes}) == len(report.episodes)
     ends = sum(len(c.final_index) for c in columns.values())
-    assert ends == len(report.episodes)
+    started = 16 + ends  # each row begins one, and another one after each end
+    assert len(report.episodes) + report.num_cut == started
     for column in columns.values():
         ended = (column.terminated | column.truncated).any(-1).nonzero()
         assert torch.equal(ended, column.final_index)
@@ -159,3 +160,85 @@ def test_an_episode_does_not_depend_on_the_shard_that_holds_its_row(shards) -> N
     stage.setup(context)
     shown = {block: o for part in shards for block, o in stage.open(Tick(5), part).items()}
     assert torch.equal(torch.cat([o.proprio for o in shown.values() if o is not None]), expected)
+
+
+class CoinEnv:
+    """Half of the episodes (by their seeds) are solved in the first chunk, the others fail when their time is over."""
+
+    def __init__(self, num_envs: int, horizon: int, chunk: int) -> None:
+        self.spec = EnvSpec("coin", num_envs, chunk, horizon, 2, 1, 1, 4, (), "coin")
+        self.seeds, self.age = [0] * num_envs, [0] * num_envs
+        self.started: list[int] = []
+
+    def _observation(self) -> Observation:
+        n = self.spec.num_envs
+        return Observation(torch.zeros(n, 1), ("toss",) * n, None, torch.zeros(n, 1))
+
+    def reset(self, seeds: list[int], rows: list[int] | None = None) -> Observation:
+        for row, seed in zip(rows or range(self.spec.num_envs), seeds, strict=True):
+            self.seeds[row], self.age[row] = seed, 0
+            self.started.append(seed)
+        return self._observation()
+
+    def step_chunk(self, actions: torch.Tensor, next_seeds: list[int]) -> ChunkResult:
+        n, chunk = self.spec.num_envs, self.spec.chunk
+        ends = []
+        for row, seed in enumerate(self.seeds):
+            self.age[row] += chunk
+            lucky = seed % 2 == 0
+            if lucky or self.age[row] >= self.spec.horizon:
+                metrics = {"success_once": float(lucky), "success_at_end": float(lucky)}
+                ends.append(EpisodeEnd(row, seed, metrics))
+        rows = tuple(end.row for end in ends)
+        flags = torch.zeros(n, chunk, dtype=torch.bool)
+        if rows:
+            self.reset([next_seeds[row] for row in rows], list(rows))
+        final = Observation(torch.zeros(len(rows), 1), ("toss",) * len(rows)) if rows else None
+        rewards, state = torch.zeros(n, chunk), torch.zeros(n, chunk, 1)
+        observation = self._observation()
+        return ChunkResult(rewards, flags, flags, ~flags, flags, state, rows, final, observation, tuple(ends))
+
+
+def tossed(monkeypatch: pytest.MonkeyPatch, *overrides: str, rollouts: int) -> tuple[CoinEnv, list[RolloutReport]]:
+    """Rolls out 64 rows of coins, whose episodes have at most 10 chunks, for 20 chunks each time."""
+    config = tiny(
+        *("env.num_envs=64", "env.block_size=16", "env.horizon=40", "env.chunks_per_rollout=20"), *overrides
+    ).env
+    env = CoinEnv(config.num_envs, config.horizon, config.chunk)
+    monkeypatch.setattr("rlinf_embodied.embodied.env_stage.make_env", lambda *arguments: env)
+    stage = EnvStage(EnvStageConfig(config, 3))
+    stage.setup(solo_context(range(4)))
+    idle = {block: torch.zeros(16, 4, 2) for block in range(4)}
+    reports = []
+    for iteration in range(rollouts):
+        stage.open(Tick(iteration), (0, 1, 2, 3))
+        for step in range(20):
+            stage.step(Tick(iteration, chunk_step=step), idle)
+        report = stage.close(Tick(iteration), dict.fromkeys(range(4))).report
+        assert isinstance(report, RolloutReport)
+        reports.append(report)
+    return env, reports
+
+
+def share_solved(reports: list[RolloutReport]) -> float:
+    episodes = [e for report in reports for e in report.episodes]
+    return sum(e.metrics["success_once"] for e in episodes) / len(episodes)
+
+
+def test_the_curve_is_not_biased_towards_episodes_that_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, reports = tossed(monkeypatch, rollouts=6)
+    started = len(env.started)
+    truth = sum(seed % 2 == 0 for seed in env.started) / started
+    assert sum(len(report.episodes) + report.num_cut for report in reports) == started
+    assert share_solved(reports) == pytest.approx(truth, abs=0.05)
+    # what counting all that ended would say: the failures that were cut are missing
+    running = sum(seed % 2 == 1 for seed in env.seeds)
+    naive = truth * started / (started - 6 * running)
+    assert naive > truth + 0.03
+
+
+def test_episodes_that_are_carried_over_count_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, reports = tossed(monkeypatch, "env.carry_over=true", rollouts=6)
+    counted = [e.seed for report in reports for e in report.episodes]
+    assert sorted([*counted, *env.seeds]) == sorted(env.started)  # those that still run are all that is missing
+    assert {report.num_cut for report in reports} == {0}

@@ -15,7 +15,7 @@ from runs import clone, cluster, tiny, train
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.embodied import evaluation as evaluation_module
 from rlinf_embodied.embodied.evaluate import evaluate_command
-from rlinf_embodied.embodied.evaluation import Evaluation, evaluation_env
+from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, evaluation_env, num_bearable
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.randomness import TRAINING_SEED_BIT
@@ -203,7 +203,7 @@ def test_evaluation_runs_whole_episodes_whatever_training_does() -> None:
     env = replace(tiny().env, carry_over=True, chunks_per_rollout=1)
     changed = evaluation_env(env, 6)
     assert (changed.num_envs, changed.block_size, changed.chunks_per_rollout) == (6, 2, 3)
-    assert (changed.auto_reset, changed.carry_over, changed.ends_at_success) == (False, False, False)
+    assert (changed.auto_reset, changed.carry_over, changed.hold_steps) == (False, False, 0)
 
 
 def test_an_evaluation_can_be_run_again_and_gives_the_same() -> None:
@@ -214,3 +214,42 @@ def test_an_evaluation_can_be_run_again_and_gives_the_same() -> None:
     first, second = again.run(0), again.run(1)
     assert first.episodes == second.episodes
     assert first.summary() == second.summary()
+
+
+@pytest.mark.parametrize(("episodes", "target", "bearable"), [(200, 0.97, 6), (200, 1.0, 0), (30, 0.9, 3), (7, 0.5, 3)])
+def test_as_many_episodes_may_fail_as_the_target_leaves(episodes: int, target: float, bearable: int) -> None:
+    assert num_bearable(episodes, target) == bearable
+
+
+def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:
+    config = tiny("eval.num_episodes=24", "env.horizon=4")  # too short for long ways
+    stage = StageSpec("check_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
+    env = evaluation_env(config.env, 4)
+
+    def check(target: float | None) -> EvaluationResult:
+        asked = (env, config.eval, stage, SerialSession(), cluster(2), 0, None, "expert")
+        return Evaluation(*asked, target=target).run(0, target)
+
+    whole = check(None)
+    unsolved = sum(e.metrics["success_at_end"] == 0 for e in whole.episodes)
+    assert len(whole.episodes) == 24
+    assert 2 < unsolved < 24
+    strict = check(1.0)
+    assert not strict.reached
+    assert len(strict.episodes) < 24
+    assert strict.episodes == whole.episodes[: len(strict.episodes)]
+    just = check(1 - unsolved / 24)
+    assert just.reached
+    assert just.episodes == whole.episodes
+    assert not check(1 - (unsolved - 1) / 24).reached
+    assert strict.score is None
+    assert whole.score == pytest.approx(1 - unsolved / 24)
+
+
+def test_the_first_check_of_a_run_is_run_to_its_end_for_its_score() -> None:
+    config = tiny("eval.num_episodes=24", "env.horizon=4")
+    stage = StageSpec("check_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
+    asked = (evaluation_env(config.env, 4), config.eval, stage, SerialSession(), cluster(2), 0, None, "expert")
+    result = Evaluation(*asked, target=1.0).run(0)
+    assert (len(result.episodes), result.reached) == (24, False)
+    assert result.score == result.success_at_end

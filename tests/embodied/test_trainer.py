@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from stopped_runs import straight_runs
 from rlinf_embodied.compose import load
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied import job as job_module
-from rlinf_embodied.embodied.evaluation import Evaluation
+from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError, SimulatorError
 from rlinf_embodied.learning import checkpoint
@@ -48,7 +49,7 @@ def interrupt_in(monkeypatch, iteration: int, error: BaseException | None = None
 
 def same_end(folder: Path, other: Path) -> None:
     summary, expected = (json.loads((f / "summary.json").read_text()) for f in (folder, other))
-    timed = ("env_steps_per_s", "rl_s", "wall_s", "startup_s", "measured_s_per_iteration", "plan")
+    timed = ("env_steps_per_s", "rl_s", "checks_s", "wall_s", "startup_s", "measured_s_per_iteration", "plan")
     assert {k: v for k, v in summary.items() if k not in timed} == {k: v for k, v in expected.items() if k not in timed}
     assert metric_rows(folder) == metric_rows(other)
 
@@ -117,6 +118,49 @@ def test_a_finished_run_started_again_only_evaluates(straight, monkeypatch, tmp_
     interrupt_in(monkeypatch, 0, error=AssertionError("nothing is left to do"))
     train(four(tmp_path))
     same_end(tmp_path, straight())
+
+
+def test_a_run_ends_when_its_goal_is_reached_and_stays_ended(tmp_path, monkeypatch, capsys) -> None:
+    goal = ["run.until_success=0.01", "eval.check_every=2", "eval.check_episodes=64", "run.num_iterations=9"]
+    summary = train(four(tmp_path, *goal))
+    assert summary["iterations"] == 2
+    assert summary["checks_s"] > 0
+    assert "check at 2: success_once" in (out := capsys.readouterr().out)
+    assert "the goal is reached" in out
+    assert [("check/success_at_end" in row) for row in metric_rows(tmp_path)] == [False, True]
+    assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 2
+    interrupt_in(monkeypatch, 0, AssertionError("trained on"))
+    again = train(four(tmp_path, *goal))
+    assert (again["iterations"], again["weights_sha256"]) == (2, summary["weights_sha256"])
+
+
+@pytest.mark.parametrize(("scores", "kept"), [([0.5, 0.7, 0.6, None, 0.4], 1), ([0.2, None, 0.2, 0.1, 0.2], 4)])
+def test_a_run_that_misses_its_goal_ends_with_the_weights_of_its_best_check(
+    straight, monkeypatch, tmp_path, scores: list[float | None], kept: int
+) -> None:
+    run, checks = Evaluation.run, iter(scores)
+    seen: list[float | None] = []
+
+    def scored(self: Evaluation, step: int, best: float | None = None) -> EvaluationResult:
+        result = run(self, step, best)
+        if self.stage != "check_policy":
+            return result
+        seen.append(best)
+        return replace(result, reached=False, score=next(checks))
+
+    monkeypatch.setattr(Evaluation, "run", scored)
+    goal = ["run.until_success=1.0", "eval.check_every=1", "eval.check_episodes=4"]
+    summary = train(four(tmp_path, *goal))
+    assert (summary["iterations"], summary["best_check"]["iteration"]) == (4, kept)
+    assert seen[0] is None
+    assert seen[-1] == max(score for score in scores[:-1] if score is not None)
+    assert [path.name for path in sorted((tmp_path / "best").glob("step_*"))][-1] == f"step_{kept:06d}"
+    model = (tmp_path / "checkpoints/latest/model.safetensors").read_bytes()
+    assert model == (tmp_path / f"best/step_{kept:06d}/model.safetensors").read_bytes()
+    whole = json.loads((straight() / "summary.json").read_text())["weights_sha256"]
+    assert (summary["weights_sha256"] == whole) == (kept == 4)  # the last weights are those of a run without checks
+    again = train(four(tmp_path, *goal))  # finished: nothing is trained, checked or brought back again
+    assert (again["iterations"], again["weights_sha256"]) == (4, summary["weights_sha256"])
 
 
 def test_a_run_may_start_from_a_checkpoint_of_another_folder(straight, tmp_path) -> None:

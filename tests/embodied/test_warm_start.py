@@ -92,7 +92,7 @@ def test_the_cache_knows_what_a_clone_is_a_function_of(fresh_cache) -> None:
         "policy.temperature=1.0",
         "env.num_envs=8",
         "algorithm=grpo",
-        "env.ends_at_success=false",
+        "env.hold_steps=0",
         "run.exact=false",
     ]
     other = [
@@ -191,8 +191,32 @@ def test_every_demonstration_is_in_one_block_and_blocks_are_alike(number: int) -
 
 
 def test_fewer_demonstrations_than_blocks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"warm_start.num_demos is 3, .* at least one: use 120"):
+    with pytest.raises(ConfigError, match=r"warm_start.num_demos is 3, .* at least one: use 480"):
         tiny("warm_start.num_demos=3")
+
+
+def test_demonstrations_of_a_region_begin_there_and_those_that_did_before_are_the_same() -> None:
+    def starts(*overrides: str) -> list[list[float]]:
+        _, data = collected(stage_config(tiny("warm_start.noise=[0.0]", *overrides)))
+        return [part.object_positions[0].tolist() for parts in data.values() for part in parts]
+
+    everywhere, corner = starts(), starts("warm_start.region=[0.0,1.0,-1.0,0.2]")
+    inside = [x >= 0.0 and y <= 0.2 for x, y, _ in everywhere]
+    assert 0 < sum(inside) < len(everywhere)
+    assert len(corner) == len(everywhere)
+    assert all(x >= 0.0 and y <= 0.2 for x, y, _ in corner)
+    assert [place for place, holds in zip(everywhere, inside, strict=True) if holds] == [
+        place for place, holds in zip(corner, inside, strict=True) if holds
+    ]
+
+
+def test_a_region_where_nothing_begins_or_that_is_none_is_refused() -> None:
+    with pytest.raises(
+        SimulatorError, match=r"warm_start.region is \[3.0, 4.0, 0.0, 1.0\], but .* use a larger region"
+    ):
+        collected(stage_config(tiny("warm_start.region=[3.0,4.0,0.0,1.0]")))
+    with pytest.raises(ConfigError, match=r"warm_start.region is \[1.0, 0.0, 0.0, 1.0\], but it is a rectangle"):
+        tiny("warm_start.region=[1.0,0.0,0.0,1.0]")
 
 
 def test_several_envs_share_the_demonstrations_and_none_is_forgotten() -> None:

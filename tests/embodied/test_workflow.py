@@ -78,14 +78,19 @@ def test_policy_metrics_are_means_with_their_own_denominators() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ pictures
+def both(place: str, once: float, at_end: float) -> dict[str, float]:
+    return {f"{place}/success_once": once, f"{place}/success_at_end": at_end}
+
+
 def test_a_curve_is_drawn_from_whatever_a_run_has_so_far(tmp_path) -> None:
     assert read_metrics(tmp_path) == []
-    rows = [{"iteration": k, "time/total_s": 60.0 * k, "rollout/success_once": k / 10} for k in (1, 2, 3)]
-    rows[1]["eval/success_once"] = 0.4
+    rows = [{"iteration": k, "time/total_s": 60.0 * k} | both("rollout", k / 10, k / 20) for k in (1, 2, 3)]
+    rows[1] |= both("check", 0.4, 0.3)
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     unfinished = plot_curve(tmp_path).read_bytes()
     assert unfinished.startswith(b"\x89PNG")
     ends = {"success_once": 0.5, "success_once_interval": [0.4, 0.6]}
+    ends |= {"success_at_end": 0.3, "success_at_end_interval": [0.2, 0.4]}
     (tmp_path / "summary.json").write_text(json.dumps({"before": ends, "after": ends}))
     assert plot_curve(tmp_path).read_bytes() != unfinished
 

@@ -15,7 +15,9 @@ from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces import ChunkResult, Observation, VectorEnv
 
 N, CHUNK = 3, 5
-POINT = EnvConfig(task="PointReach-v0", num_envs=N, block_size=N, horizon=10, obs_size=16, cameras=["a", "b"])
+POINT = EnvConfig(
+    task="PointReach-v0", num_envs=N, block_size=N, horizon=10, obs_size=16, cameras=["a", "b"], hold_steps=1
+)
 PICK = EnvConfig(
     num_envs=N,
     block_size=N,
@@ -24,6 +26,7 @@ PICK = EnvConfig(
     robot="panda_wristcam",
     cameras=["base_camera", "hand_camera"],
     camera_fov=0.8,
+    hold_steps=1,
 )
 CONFIGS = {
     "point_reach": POINT,
@@ -295,7 +298,7 @@ def test_recorded_rows_give_one_picture_per_env_step_and_films_change_nothing(en
 @pytest.mark.parametrize("reward", list(Reward))
 @pytest.mark.parametrize("kind", ["point_reach", pytest.param("batched", marks=pytest.mark.sim)])
 def test_the_shaped_rewards_of_an_episode_add_up(kind: str, reward: Reward) -> None:
-    env = build(kind, num_envs=1, reward=reward, ends_at_success=False, success_bonus=2.0)
+    env = build(kind, num_envs=1, reward=reward, hold_steps=0, success_bonus=2.0)
     env.reset([1])
     results = [env.step_chunk(expert(env)) for _ in range(env.spec.horizon // CHUNK)]
     env.close()

@@ -167,7 +167,7 @@ def test_a_task_without_a_dense_reward_says_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(PickCubeEnv, "SUPPORTED_REWARD_MODES", ("sparse", "none"))
     with pytest.raises(ConfigError, match=r"env.reward is dense_delta.*use env.reward=sparse"):
         make(SMALL)
-    env = make(replace(SMALL, reward=Reward.sparse), 2)
+    env = make(replace(SMALL, reward=Reward.sparse, hold_steps=1), 2)
     env.reset([1, 2])
     ends = [end for _ in range(10) for end in env.step_chunk(lambda _: env.expert_actions()).episodes]
     env.close()

@@ -64,7 +64,9 @@ def finished(tmp_path_factory) -> Path:
 def test_train_then_evaluate(monkeypatch, capsys, tmp_path) -> None:
     code, out, _ = call(monkeypatch, capsys, "train_vla", *tiny_overrides(f"run.dir={tmp_path / 'run'}"))
     assert code == 0
-    assert out.strip().splitlines()[-1].startswith("success before ")
+    last = out.strip().splitlines()[-1]
+    assert last.startswith("before RL success_once ")
+    assert last.count("at_end ") == 2
     latest = tmp_path / "run/checkpoints/latest"
     chosen = [f"checkpoint={latest}", "cluster=serial", "eval.num_episodes=6", "eval.num_envs=4"]
     code, out, _ = call(monkeypatch, capsys, "evaluate", *chosen, "eval.video_size=32", f"run.dir={tmp_path / 'eval'}")

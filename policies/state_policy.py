@@ -1,0 +1,170 @@
+"""A small policy on the simulator's state: the teacher, which learns from nothing where pictures would take too long.
+
+    privileged state --less the clock, standardise--> tanh network --> mean of a normal for each of the C x A actions
+                                                                          |  cut into bins
+                                                            logits [B, C, A, bins]
+
+It samples the same action tokens as the policy that sees, so that all of training is the same for both.  Its logits are
+those of a normal at the centres of the bins: one mean per state and one deviation in all, so that what it learns of a
+bin it knows of the neighbours, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from policies.checkpoint_folder import read_folder, write_folder
+from policies.critic import Standardise, ValueHead
+from rlinf_embodied.algorithms.log_probs import likeliest_tokens, sample_tokens, token_log_probs
+from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces import CLOCK_COLUMNS, EnvSpec, Features, Observation, PolicyOutput, PolicySpec
+from rlinf_embodied.randomness import words
+
+_FLOOR = 0.01  # least deviation that inputs are divided by
+_LIMIT = 10.0  # deviations
+_FIRST_MEANS = 0.01  # scale of the last layer's first weights: the first means are about 0
+
+
+class StateNet(nn.Module):
+    """All parameters: the network of means, the deviations, the value head."""
+
+    centres: Tensor
+
+    def __init__(self, config: PolicyConfig, env: EnvSpec) -> None:
+        """Builds the modules for an env's privileged state and chunk."""
+        super().__init__()
+        seen, width, actions = env.privileged_dim - CLOCK_COLUMNS, config.hidden_size, env.chunk * env.action_dim
+        self.privileged_scale = Standardise(env.privileged_dim, _LIMIT)
+        layers: list[nn.Module] = []
+        for size in [seen, *[width] * (config.num_layers - 1)]:
+            layers += [nn.Linear(size, width), nn.Tanh()]
+        last = nn.Linear(width, actions)
+        for layer, gain in [(layer, 2**0.5) for layer in layers if isinstance(layer, nn.Linear)] + [
+            (last, _FIRST_MEANS)
+        ]:
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+        self.means = nn.Sequential(*layers, last, nn.Unflatten(1, (env.chunk, env.action_dim)))
+        self.log_std = nn.Parameter(torch.full((env.chunk, env.action_dim), config.initial_std).log())
+        self.register_buffer("centres", torch.linspace(-1.0, 1.0, config.num_bins), persistent=False)
+        self.value = ValueHead(env.privileged_dim, config.critic_hidden_size)
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Returns the logits [B, C, A, bins] of privileged states [B, Q], whose clock is not looked at."""
+        means = self.means(self.privileged_scale(state)[:, :-CLOCK_COLUMNS])
+        deviations = (self.centres - means[..., None]) / self.log_std.exp()[..., None]
+        return -0.5 * deviations.square()
+
+
+class StatePolicy:
+    """The policy behind the `Policy` protocol; features: "state" [B, Q], and "proprio" [B, P], which it ignores."""
+
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
+        """Builds a policy with weights that are a function of the seed; the global generator is left as it was.
+
+        Raises:
+            ConfigError: the env has cameras, or shows no privileged state.
+        """
+        _check(config, env)
+        self.config, self.env = config, env
+        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, config.num_bins, env.action_dim)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
+            net = StateNet(config, env)
+        self.module: StateNet = net.eval()
+
+    # ------------------------------------------------------------------------------------------------------ inference
+    def encode(self, observation: Observation) -> Features:
+        """Returns the privileged state: nothing is frozen, so there is nothing to cache."""
+        assert observation.privileged is not None, "a state policy was handed an observation without privileged state"
+        return {"state": observation.privileged, "proprio": observation.proprio}
+
+    @torch.no_grad()
+    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
+        """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A]; None: greedy."""
+        logits = self.module.logits(features["state"])
+        tokens = likeliest_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
+        return PolicyOutput(self.module.centres[tokens], tokens, token_log_probs(logits, tokens, temperature))
+
+    def evaluate(self, features: Features, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Returns (log_probs, entropy), both float32 [B, C, A], of given tokens, differentiable."""
+        return log_probs_and_entropy(self.module.logits(features["state"]), tokens, temperature)
+
+    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
+        """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q], the clock included."""
+        assert privileged is not None, "a privileged critic was handed no privileged state"
+        return self.module.value(self.module.privileged_scale(privileged))
+
+    # ------------------------------------------------------------------------------------------------------- training
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Returns the network of means and the deviations."""
+        return [*self.module.means.parameters(), self.module.log_std]
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Returns the parameters of the value head."""
+        return list(self.module.value.parameters())
+
+    def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
+        """Returns the policy's parameters: there is no stem to leave out."""
+        return self.policy_parameters()
+
+    def encode_trainable(self, observation: Observation) -> Features:
+        """Returns what `encode` does."""
+        return self.encode(observation)
+
+    def encode_frozen(self, observation: Observation) -> Features:
+        """Returns what `encode` does."""
+        return self.encode(observation)
+
+    def pooled(self, features: Features) -> Tensor:
+        """Returns no columns [B, 0]: there is no vision to standardise."""
+        return features["state"][:, :0]
+
+    def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
+        """Sets what the privileged state is standardised with; other inputs are not looked at."""
+        if name == "privileged":
+            self.module.privileged_scale.set(mean, std, _FLOOR)
+
+    def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Returns the summed behaviour-cloning loss over the B rows (scalar): -log p of the nearest bins, a mean."""
+        last = self.spec.num_bins - 1
+        tokens = ((actions.clamp(-1.0, 1.0) + 1.0) * (last / 2.0)).round().long()
+        return -self.evaluate(features, tokens, 1.0)[0].mean((1, 2)).sum()
+
+    # ---------------------------------------------------------------------------------------------------------- files
+    def save(self, folder: Path) -> None:
+        """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
+        write_folder(folder, self.config, self.env, self.module)
+
+    @classmethod
+    def load(cls, folder: Path, config: PolicyConfig | None = None) -> StatePolicy:
+        """Returns the policy of a folder; `config` may change its use (temperature), not its shape.
+
+        Raises:
+            CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
+        """
+        saved = read_folder(folder, config)
+        policy = cls(saved.config, saved.env, seed=0)
+        saved.restore(policy.module)
+        return policy
+
+
+def _check(config: PolicyConfig, env: EnvSpec) -> None:
+    if env.cameras:
+        raise ConfigError(
+            f"env.cameras is {list(env.cameras)}, but policy.name={config.name} sees the simulator's state: set "
+            "env.cameras=[], which renders nothing"
+        )
+    if env.privileged_dim <= CLOCK_COLUMNS:
+        raise ConfigError(f"policy.name is {config.name}, but {env.task} shows no state: use a policy with cameras")
+    if config.critic is not Critic.privileged:
+        raise ConfigError(
+            f"policy.critic is {config.critic.value}, but policy.name={config.name} has a critic of its own on the "
+            "state: leave policy.critic=privileged"
+        )

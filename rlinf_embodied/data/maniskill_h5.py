@@ -1,0 +1,125 @@
+"""Trajectory files of ManiSkill's RecordEpisode: actions and reset seeds in `<name>.h5` and `<name>.json`.
+
+<name>.json   env_info {env_id, env_kwargs {control_mode, robot_uids, ...}}, episodes [{episode_id, episode_seed, ...}]
+<name>.h5     traj_<episode_id>/actions float32 [T, A]; what else it may hold is not needed to run the episode again
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import h5py
+import numpy as np
+
+from rlinf_embodied.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEpisode:
+    """One episode as its cause."""
+
+    name: str  # "traj_0"
+    seed: int
+    actions: np.ndarray  # float32 [T, A]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a trajectory file says of its env, and its episodes in the order of the file."""
+
+    task: str
+    control_mode: str
+    robot: str | None  # None: the task's default
+    episodes: tuple[RecordedEpisode, ...]
+
+
+def read_recording(path: Path, named: str) -> Recording:
+    """Returns the recording in a trajectory file.
+
+    Args:
+        path: the .h5 file; its .json lies beside it.
+        named: the config path that gave it, for errors.
+
+    Raises:
+        DataError: a file is missing or damaged, holds no episode, or one of them has no seed or unusable actions.
+    """
+    where = f"{named} is {str(path)!r}"
+    described = _read_description(path.with_suffix(".json"), where)
+    try:
+        info = described["env_info"]
+        entries = described["episodes"]
+        task, kwargs = str(info["env_id"]), info.get("env_kwargs") or {}
+        modes = {str(entry.get("control_mode") or kwargs["control_mode"]) for entry in entries}
+        with h5py.File(path, "r") as file:
+            episodes = tuple(_episode(file, entry, where) for entry in entries)
+    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        raise DataError(
+            f"{where}, but it is no trajectory file of ManiSkill's RecordEpisode ({error}): give a file that was "
+            "recorded with save_trajectory=True, whose .json lies beside it"
+        ) from error
+    if not episodes:
+        raise DataError(f"{where}, but it holds no episode: record some, or give another file")
+    if len(modes) != 1:
+        raise DataError(f"{where}, but its episodes have several control modes ({', '.join(sorted(modes))}): split it")
+    robot = kwargs.get("robot_uids")
+    return Recording(task, modes.pop(), robot if isinstance(robot, str) else None, episodes)
+
+
+def _read_description(path: Path, where: str) -> dict:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{where}, but {path} cannot be read ({error}): ManiSkill writes it beside the .h5 file, and the seeds of "
+            "the episodes stand in it; copy it there"
+        ) from error
+    return cast(dict, value)
+
+
+def _episode(file: h5py.File, entry: Mapping, where: str) -> RecordedEpisode:
+    name = f"traj_{int(entry['episode_id'])}"
+    seed = entry.get("episode_seed", (entry.get("reset_kwargs") or {}).get("seed"))
+    if isinstance(seed, list) and len(seed) == 1:
+        (seed,) = seed
+    if not isinstance(seed, int):
+        raise DataError(f"{where}, but {name} has the seed {seed!r}: record episodes with reset(seed=<number>)")
+    group = cast(h5py.Group, file[name])
+    actions = np.asarray(group["actions"])
+    if actions.ndim != 2 or len(actions) == 0 or not np.issubdtype(actions.dtype, np.number):
+        raise DataError(
+            f"{where}, but the actions of {name} are {actions.dtype} {list(actions.shape)}, and float32 [T, A] with T "
+            "of at least 1 are needed: record the episode anew, or leave it out"
+        )
+    return RecordedEpisode(name, seed, actions.astype(np.float32))
+
+
+def write_recording(path: Path, recording: Recording) -> None:
+    """Writes <name>.h5 and <name>.json: what `read_recording`, and ManiSkill's replay_trajectory, need.
+
+    Episodes are numbered in their order.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for k, episode in enumerate(recording.episodes):
+            file.create_group(f"traj_{k}").create_dataset("actions", data=episode.actions)
+    kwargs = {"control_mode": recording.control_mode, "obs_mode": "none", "robot_uids": recording.robot}
+    info = {
+        "env_id": recording.task,
+        "env_kwargs": {name: value for name, value in kwargs.items() if value is not None},
+    }
+    episodes = [
+        {
+            "episode_id": k,
+            "episode_seed": episode.seed,
+            "control_mode": recording.control_mode,
+            "elapsed_steps": len(episode.actions),
+            "reset_kwargs": {"seed": episode.seed, "options": None},
+            "success": True,
+        }
+        for k, episode in enumerate(recording.episodes)
+    ]
+    path.with_suffix(".json").write_text(json.dumps({"env_info": info, "episodes": episodes}, indent=2) + "\n")

@@ -1,0 +1,64 @@
+"""A policy that has learned nothing, as a stage: random weights, and inputs standardised by what random actions see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.policy_folder import save_policy
+from rlinf_embodied.embodied.warm_start_stage import ROWS, WarmStartStageConfig, for_demonstrations
+from rlinf_embodied.interfaces import Policy, VectorEnv
+from rlinf_embodied.randomness import reset_seed, uniform
+from rlinf_embodied.runtime.host import StageContext, Tick
+from rlinf_embodied.targets import load_target
+
+_LEAST_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
+
+
+class NewPolicyStage:
+    """Makes a policy, looks at a few episodes of random actions, and saves it."""
+
+    def __init__(self, config: WarmStartStageConfig) -> None:
+        """Takes plain data."""
+        self._config = config
+
+    def setup(self, context: StageContext) -> None:
+        """Notes where to work."""
+        self._device = context.device
+
+    def save(self, tick: Tick, folder: str) -> None:
+        """Writes the new policy."""
+        config = self._config
+        env = make_env(for_demonstrations(config.envs[0]), ROWS, self._device)
+        try:
+            make = load_target(config.policy._target_)
+            policy = cast(Policy, make(config.policy, env.spec, config.seed))
+            policy.module.to(self._device)
+            for name, column in self._seen(env, policy).items():
+                mean, std = column.double().mean(0), column.double().std(0, correction=0)
+                policy.set_statistics(name, mean.float(), std.float().clamp(min=_LEAST_STD))
+            save_policy(policy, Path(folder), config.envs[0], config.policy)
+        finally:
+            env.close()
+
+    @torch.no_grad()
+    def _seen(self, env: VectorEnv, policy: Policy) -> Mapping[str, Tensor]:
+        """Columns [M, D] of what ROWS episodes of random actions show at the beginning of each chunk."""
+        seed, spec = self._config.seed, env.spec
+        observation = env.reset(reset_seed(seed, -1, np.arange(ROWS)).tolist())
+        columns: dict[str, list[Tensor]] = {}
+        for step in range(spec.horizon // spec.chunk):
+            columns.setdefault("proprio", []).append(observation.proprio)
+            columns.setdefault("vision", []).append(policy.pooled(policy.encode_frozen(observation)))
+            if observation.privileged is not None:
+                columns.setdefault("privileged", []).append(observation.privileged)
+            drawn = uniform(seed, "random", np.arange(ROWS), step, shape=(spec.chunk, spec.action_dim))
+            observation = env.step_chunk(torch.from_numpy(drawn * 2 - 1)).observation
+        joined = {name: torch.cat(parts) for name, parts in columns.items()}
+        return {name: column for name, column in joined.items() if column.shape[1] > 0}

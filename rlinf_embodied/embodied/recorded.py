@@ -1,0 +1,137 @@
+"""Demonstrations from files: recorded actions replayed in the run's own simulator, or pictures that were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_embodied.data.lerobot import ACTION, STATE, LeRobotDataset, LeRobotEpisode
+from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
+from rlinf_embodied.embodied.demonstrations import Demonstrations, join
+from rlinf_embodied.embodied.warm_start_source import FILES, Kind, Source, require_actions
+from rlinf_embodied.errors import ConfigError, DataError
+from rlinf_embodied.interfaces import EnvSpec, Observation, VectorEnv
+
+
+class Recorded(Protocol):
+    """The episodes of a file or folder."""
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of the simulator that it needs; None: as many as are stepped together."""
+        ...
+
+    def demonstrate(self, env: VectorEnv, numbers: Sequence[int]) -> list[Demonstrations | None]:
+        """Returns what the episodes of these numbers demonstrate; None for one that does not solve the task."""
+        ...
+
+
+def open_recorded(source: Source) -> Recorded:
+    """Returns the episodes of a source."""
+    return Replay(source.path) if source.kind is Kind.maniskill else Pictures(source.path)
+
+
+class Replay:
+    """A ManiSkill recording: its seeds and actions are run again, and seen by the run's own cameras."""
+
+    num_rows = None
+
+    def __init__(self, path: str) -> None:
+        """Reads the file."""
+        self._path = path
+        self._episodes = read_recording(Path(path), FILES).episodes
+
+    def demonstrate(self, env: VectorEnv, numbers: Sequence[int]) -> list[Demonstrations | None]:
+        """Replays one episode per row; one is kept if it solves the task again, up to its recorded end.
+
+        Raises:
+            DataError: actions of another size than the env's.
+        """
+        episodes = [self._episodes[number] for number in numbers]
+        _require_size(self._path, "actions", episodes[0].actions.shape[1], env.spec.action_dim, "env.robot")
+        rows = list(range(len(episodes)))
+        observation = env.reset([episode.seed for episode in episodes], rows)
+        chunks = torch.stack([_chunks(episode, env.spec) for episode in episodes])
+        seen: list[list[tuple[Observation, Tensor, Tensor | None]]] = [[] for _ in rows]
+        solved = torch.zeros(len(rows), dtype=torch.bool)
+        lengths = [-(-len(episode.actions) // env.spec.chunk) for episode in episodes]
+        for step in range(min(max(lengths), chunks.shape[1])):
+            positions = env.object_positions()
+            actions = torch.zeros(env.spec.num_envs, env.spec.chunk, env.spec.action_dim)
+            actions[: len(rows)] = chunks[:, step]
+            result = env.step_chunk(actions)
+            for row in (row for row in rows if step < lengths[row]):
+                where = None if positions is None else positions[row].cpu()
+                seen[row].append((observation.rows([row]), chunks[row, step], where))
+                solved[row] |= bool(result.success[row].any())
+            observation = result.observation
+        return [join(parts) if solved[row] else None for row, parts in enumerate(seen)]
+
+
+def _chunks(episode: RecordedEpisode, spec: EnvSpec) -> Tensor:
+    """Returns the actions as chunks [horizon / C, C, A]; the last one is repeated to the horizon."""
+    index = np.minimum(np.arange(spec.horizon), len(episode.actions) - 1)
+    return torch.from_numpy(episode.actions[index]).reshape(-1, spec.chunk, spec.action_dim)
+
+
+class Pictures:
+    """A LeRobot dataset: it has seen already what there is to see, so the simulator is asked for its sizes only."""
+
+    num_rows = 1
+
+    def __init__(self, path: str) -> None:
+        """Reads the descriptions."""
+        self._path = path
+        self._dataset = LeRobotDataset(Path(path), FILES)
+        self._instruction: str | None = None
+
+    def demonstrate(self, env: VectorEnv, numbers: Sequence[int]) -> list[Demonstrations | None]:
+        """Returns every episode as it is in the files.
+
+        Raises:
+            DataError: actions or states of another size than the env's, or actions that a policy cannot say.
+            ConfigError: the run's instruction is none of the dataset's tasks.
+        """
+        info, spec = self._dataset.info, env.spec
+        _require_size(self._path, ACTION, info.size(ACTION), spec.action_dim, "env.control_mode, env.robot")
+        _require_size(self._path, STATE, info.size(STATE), spec.proprio_dim, "env.robot")
+        self._require_instruction(env)
+        episodes = self._dataset.read(numbers, slice(None, None, spec.chunk))
+        return [self._demonstration(number, e, spec) for number, e in zip(numbers, episodes, strict=True)]
+
+    def _require_instruction(self, env: VectorEnv) -> None:
+        if self._instruction is None:
+            self._instruction = env.state().instruction[0]
+        if self._instruction not in self._dataset.tasks:
+            known = ", ".join(repr(task) for task in self._dataset.tasks)
+            raise ConfigError(
+                f"env.instruction is {self._instruction!r}, but the tasks of {FILES}={self._path} are {known}, and a "
+                f"policy knows the words that it learned: set env.instruction={self._dataset.tasks[0]!r}"
+            )
+
+    def _demonstration(self, number: int, episode: LeRobotEpisode, spec: EnvSpec) -> Demonstrations:
+        require_actions(f"{FILES} is {self._path!r}", f"episode {number}", episode.actions)
+        if not np.isfinite(episode.state).all():
+            raise DataError(f"{FILES} is {self._path!r}, but {STATE} of episode {number} is not finite: leave it out")
+        starts = np.arange(0, len(episode), spec.chunk)
+        index = np.minimum(starts[:, None] + np.arange(spec.chunk), len(episode) - 1)
+        images = np.stack([episode.images[name] for name in spec.cameras], 1)
+        observation = Observation(
+            proprio=torch.from_numpy(episode.state[starts]),
+            instruction=(episode.task,) * len(starts),
+            images=torch.from_numpy(images),
+        )
+        return Demonstrations(observation, torch.from_numpy(episode.actions[index].clip(-1, 1)), None)
+
+
+def _require_size(path: str, name: str, theirs: int | None, ours: int, settings: str) -> None:
+    if theirs != ours:
+        raise DataError(
+            f"{FILES} is {path!r}, whose {name} have {theirs} dimensions, but those of the env have {ours}: set "
+            f"{settings} as they were when it was recorded"
+        )

@@ -1,0 +1,52 @@
+"""Whether a training has a policy to start from: asked before anything heavy is imported, so that it costs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from rlinf_embodied.config import EnvConfig, TrainConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.targets import load_target
+
+# envs that can say why they have no scripted expert without being built; of others it is known when they are
+_WHY_NO_EXPERT = {"envs.maniskill.make_env": "envs.expert_tasks.why_no_expert"}
+
+
+def require_start(config: TrainConfig) -> None:
+    """Checks that there is a scripted expert, or something in its place.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    start, env = config.warm_start, config.env
+    if start.checkpoint or start.demonstrations or start.teacher or start.from_nothing:
+        return
+    why = why_no_expert(env)
+    if why is None:
+        return
+    train, same = "python experiments/train_vla.py", f"env=maniskill env.task={env.task}"
+    same += "" if env.control_mode == EnvConfig().control_mode else f" env.control_mode={env.control_mode}"
+    raise ConfigError(
+        f"{why}, and training starts from a policy that sometimes succeeds. Give one of\n"
+        "  warm_start.demonstrations=<file.h5>   episodes that ManiSkill recorded (the .json beside them), or\n"
+        "  warm_start.demonstrations=<folder>    a LeRobot v3 dataset\n"
+        "  warm_start.teacher=<dir>              a policy that learned from the simulator's state, as by\n"
+        f"    {train} {same} policy=state algorithm=ppo_dense run.dir=runs/teacher\n"
+        f"    {train} {same} warm_start.teacher=runs/teacher/checkpoints/latest\n"
+        "  warm_start.checkpoint=<dir>           a policy folder, for example runs/demo/checkpoints/latest\n"
+        "  env.task=<another task>               with an expert: python experiments/train_vla.py env=maniskill_pick\n"
+        "See docs/warm_start.md"
+    )
+
+
+def why_no_expert(env: EnvConfig) -> str | None:
+    """Returns why an env has no scripted expert; None where it has one, or where only the env itself can tell."""
+    target = _WHY_NO_EXPERT.get(env._target_)
+    return None if target is None else cast("str | None", load_target(target)(env))
+
+
+def may_resume(config: TrainConfig) -> bool:
+    """Whether the run may go on from a checkpoint of its own, which needs no other start."""
+    folder = None if config.run.dir is None else Path(config.run.dir) / "checkpoints"
+    return config.resume != "never" and (config.resume != "auto" or (folder is not None and folder.exists()))

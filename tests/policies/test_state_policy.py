@@ -1,0 +1,114 @@
+"""What the state policy promises: the protocol, exact log-probs, a head that knows neighbours, no look at the clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from policies.state_policy import StatePolicy
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces import CLOCK_COLUMNS, EnvSpec, Observation, Policy
+
+ENV = EnvSpec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, (), "physx_cpu")
+CONFIG = PolicyConfig(_target_="policies.state_policy.StatePolicy", name="state", hidden_size=16, num_bins=9)
+ROWS, SHAPE = 8, (8, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def policy() -> StatePolicy:
+    return StatePolicy(CONFIG, ENV, seed=3)
+
+
+def observe(seed: int = 0) -> Observation:
+    drawn = torch.Generator().manual_seed(seed)
+    state = torch.randn(ROWS, 12, generator=drawn)
+    return Observation(torch.randn(ROWS, 19, generator=drawn), ("push",) * ROWS, None, state)
+
+
+def noise() -> torch.Tensor:
+    return torch.rand(SHAPE, generator=torch.Generator().manual_seed(1)).clamp(1e-6, 1 - 1e-6)
+
+
+def test_it_implements_the_protocol_and_its_log_probs_are_those_it_sampled_from(policy: StatePolicy) -> None:
+    assert isinstance(policy, Policy)
+    features = policy.encode(observe())
+    output = policy.act(features, noise(), 0.8)
+    log_probs, entropy = policy.evaluate(features, output.tokens, 0.8)
+    assert output.actions.shape == output.tokens.shape == log_probs.shape == entropy.shape == SHAPE
+    assert (log_probs - output.log_probs).abs().max() <= 1e-6
+    assert torch.allclose(output.actions, torch.linspace(-1, 1, 9)[output.tokens], atol=1e-6)
+    assert policy.value(features, torch.randn(ROWS, 2, 12)).shape == (ROWS, 2)
+
+
+def test_new_actions_are_spread_about_zero_as_far_as_was_asked_for() -> None:
+    wide = StatePolicy(replace(CONFIG, num_bins=101, initial_std=0.3), ENV, seed=0)
+    every = torch.linspace(-1, 1, 101)
+    features = wide.encode(observe())
+    p = torch.stack([wide.evaluate(features, torch.full(SHAPE, v), 1.0)[0] for v in range(101)], -1).exp()
+    assert torch.allclose((p * every).sum(-1), torch.zeros(SHAPE), atol=0.05)
+    assert torch.allclose((p * every.square()).sum(-1).sqrt(), torch.full(SHAPE, 0.3), atol=0.01)
+
+
+def test_the_clock_reaches_the_critic_but_not_the_policy(policy: StatePolicy) -> None:
+    seen = observe()
+    assert seen.privileged is not None
+    later = seen.privileged.clone()
+    later[:, -CLOCK_COLUMNS:] += 1
+    tokens = torch.zeros(SHAPE, dtype=torch.long)
+    first = policy.evaluate(policy.encode(seen), tokens, 1.0)[0]
+    assert torch.equal(first, policy.evaluate(policy.encode(replace(seen, privileged=later)), tokens, 1.0)[0])
+    policy.module.value.layers[-1].weight.data.fill_(1.0)  # an untrained critic says 0
+    assert not torch.equal(policy.value({}, seen.privileged[:, None]), policy.value({}, later[:, None]))
+
+
+def test_both_losses_reach_their_parameters_and_no_other(policy: StatePolicy) -> None:
+    fresh = StatePolicy(CONFIG, ENV, seed=0)
+    fresh.module.value.layers[-1].weight.data.fill_(0.1)
+    features = fresh.encode(observe())
+    fresh.evaluate(features, torch.ones(SHAPE, dtype=torch.long), 1.0)[0].sum().backward()
+    reached = {id(p) for p in fresh.module.parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    assert reached == {id(p) for p in fresh.policy_parameters()}
+    fresh.module.zero_grad(set_to_none=True)
+    fresh.value(features, torch.randn(ROWS, 2, 12)).sum().backward()
+    assert {id(p) for p in fresh.module.parameters() if p.grad is not None} == {id(p) for p in fresh.value_parameters()}
+
+
+def test_cloning_draws_it_to_the_actions() -> None:
+    fresh = StatePolicy(CONFIG, ENV, seed=0)
+    features, actions = fresh.encode_trainable(observe()), torch.full(SHAPE, 0.5)
+    optimizer = torch.optim.Adam(fresh.imitation_parameters(True), 1e-2)
+    losses = []
+    for _ in range(60):
+        loss = fresh.imitation_loss(features, actions, {})
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+    assert torch.allclose(fresh.act(features, None, 1.0).actions, actions)
+
+
+def test_a_folder_restores_it(policy: StatePolicy, tmp_path: Path) -> None:
+    policy.set_statistics("privileged", torch.full((12,), 0.5), torch.full((12,), 2.0))
+    policy.set_statistics("proprio", torch.zeros(19), torch.ones(19))  # which it does not look at
+    policy.save(tmp_path)
+    again = StatePolicy.load(tmp_path, CONFIG)
+    for name, value in policy.module.state_dict().items():
+        assert torch.equal(again.module.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("config", "env", "words"),
+    [
+        (CONFIG, replace(ENV, cameras=("base_camera",)), r"env.cameras is \['base_camera'\], .* set env.cameras=\[\]"),
+        (CONFIG, replace(ENV, privileged_dim=0), "PushCube-v1 shows no state"),
+        (replace(CONFIG, critic=Critic.observation), ENV, "leave policy.critic=privileged"),
+    ],
+)
+def test_what_it_cannot_see_is_refused(config: PolicyConfig, env: EnvSpec, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        StatePolicy(config, env, 0)

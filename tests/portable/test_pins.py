@@ -1,0 +1,81 @@
+"""What is pinned where: variables, numpy, ATen; and what happens where pinning is impossible."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rlinf_embodied import portable
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.portable import library, pins
+from rlinf_embodied.runtime.ray_session import _variables
+
+
+def run(code: str, **variables: str) -> subprocess.CompletedProcess:
+    names = {*pins.VARIABLES, "LD_PRELOAD", "RLINF_PORTABLE_LIBRARY"}
+    environment = {key: value for key, value in os.environ.items() if key not in names} | variables
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_tests_run_pinned() -> None:
+    assert portable.is_pinned()
+    portable.require()
+    portable.verify()
+    assert torch.backends.cpu.get_cpu_capability() == "AVX2"
+    assert portable.describe()["variables"] == pins.VARIABLES
+
+
+def test_numpy_uses_avx2_at_most() -> None:
+    from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
+
+    wide = [name for name in __cpu_dispatch__ if name not in ("X86_V3",)]
+    assert set(wide) <= set(pins.VARIABLES["NPY_DISABLE_CPU_FEATURES"].split())
+    assert not any(__cpu_features__[name] for name in wide)
+
+
+def test_workers_start_with_the_pins_of_the_driver(monkeypatch) -> None:
+    assert pins.VARIABLES.items() <= _variables(1).items()
+    assert os.environ["RLINF_PORTABLE_LIBRARY"] in _variables(1)["LD_PRELOAD"]
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    assert not portable.is_pinned()
+    assert "LD_PRELOAD" not in _variables(1)
+    with pytest.raises(ConfigError, match=r"run.exact is 'portable'.*not pinned.*run.exact=exact"):
+        portable.require()
+
+
+def test_pinning_after_torch_is_refused() -> None:
+    done = run("import torch\nfrom rlinf_embodied import portable\nportable.pin()")
+    assert "torch is imported already" in done.stderr or "numpy is imported already" in done.stderr
+    assert "run.exact=exact" in done.stderr
+
+
+def test_a_worker_without_the_library_says_so() -> None:
+    done = run(
+        "from rlinf_embodied import portable; portable.verify()",
+        RLINF_PORTABLE_LIBRARY="/nowhere.so",
+        ATEN_CPU_CAPABILITY="avx2",
+    )
+    assert "does not ask /nowhere.so" in done.stderr
+
+
+def test_a_missing_compiler_is_named(monkeypatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler -x")
+    with pytest.raises(ConfigError, match=r"no C compiler no-such-compiler.*run.exact=exact"):
+        library.compiled()
+
+
+def test_a_default_that_is_impossible_falls_back_and_a_wish_is_refused() -> None:
+    code = (
+        "import sys; sys.argv = ['x', 'env=point_reach'{wish}]\n"
+        "from rlinf_embodied.command_line import train_main\n"
+        "train_main(lambda config: print(config.run.exact.value))"
+    )
+    done = run(code.format(wish=""), CC="no-such-compiler")
+    assert (done.stdout.strip(), done.returncode) == ("exact", 0)
+    assert "no C compiler" in done.stderr
+    done = run(code.format(wish=", 'run.exact=portable'"), CC="no-such-compiler")
+    assert (done.stdout.strip(), done.returncode) == ("", 2)
