@@ -41,7 +41,6 @@ class EpisodeEnv:
         self._last_reward = torch.zeros(n, device=device)
         self._solved_once = torch.zeros(n, dtype=torch.bool, device=device)
         self._held = torch.zeros(n, dtype=torch.long, device=device)  # env steps on end that the task has been solved
-        self._paid = torch.zeros(n, dtype=torch.bool, device=device)  # whether the success bonus was given
         self._history = torch.zeros(n, config.horizon, simulator.action_dim, device=device)
         self._seeds = [0] * n
         size = config.obs_size
@@ -184,7 +183,6 @@ class EpisodeEnv:
         self._return[index] = 0.0
         self._solved_once[index] = False
         self._held[index] = 0
-        self._paid[index] = False
         self._last_reward[index] = self._state.reward[index]
         for row, seed in zip(rows, seeds, strict=True):
             self._seeds[row] = int(seed)
@@ -203,20 +201,20 @@ class EpisodeEnv:
         self._state = state = self._sim.measure(actions)
         self._steps += mask
         self._held = torch.where(mask, (self._held + 1) * state.success, self._held)
-        lasts = mask & (self._held >= max(1, self._config.hold_steps))
-        reward = torch.where(mask, self._shaped_reward(state, lasts), 0.0)
-        self._paid |= lasts
         self._return += torch.where(mask, state.reward, 0.0)
         self._solved_once |= state.success & mask
-        self._last_reward = torch.where(mask, state.reward, self._last_reward)
+        lasts = mask & (self._held >= max(1, self._config.hold_steps))
         terminated = lasts | (state.fail & mask) if self._config.hold_steps else nothing
         truncated = mask & (self._steps >= self.spec.horizon) & ~terminated
+        ends_solved = (terminated | truncated) & state.success
+        reward = torch.where(mask, self._shaped_reward(state, ends_solved), 0.0)
+        self._last_reward = torch.where(mask, state.reward, self._last_reward)
         self._keep_frames(rows)
         return _Outcome(reward, terminated, truncated, state.success & mask)
 
-    def _shaped_reward(self, state: Measurement, lasts: Tensor) -> Tensor:
-        """Returns what training sees [N]; `_last_reward` and `_paid` are still those before this step."""
-        bonus = self._config.success_bonus * (lasts & ~self._paid)
+    def _shaped_reward(self, state: Measurement, ends_solved: Tensor) -> Tensor:
+        """Returns what training sees [N]; `_last_reward` is still that before this step."""
+        bonus = self._config.success_bonus * ends_solved
         if self._config.reward is Reward.sparse:
             return bonus
         if self._config.reward is Reward.dense:

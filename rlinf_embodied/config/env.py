@@ -42,7 +42,7 @@ class EnvConfig:
     carry_over: bool = False  # episodes still running at the end of a rollout go on in the next one
     hold_steps: int = 10  # an episode ends once the task has stayed solved for so many env steps; 0: at `horizon` only
     reward: Reward = Reward.dense_delta
-    success_bonus: float = 1.0  # added once, when the task has stayed solved for `hold_steps` (0: first solved)
+    success_bonus: float = 1.0  # added to the last reward of an episode that ends solved
     backend: Backend = Backend.auto
     control_mode: str = "pd_ee_delta_pose"
     robot: str | None = None  # ManiSkill's robot_uids; None: the task's default

@@ -304,7 +304,7 @@ def test_the_shaped_rewards_of_an_episode_add_up(kind: str, reward: Reward) -> N
     env.close()
     total = float(torch.cat([result.rewards for result in results], 1).sum())
     (end,) = results[-1].episodes
-    bonus = 2.0 * end.metrics["success_once"]
+    bonus = 2.0 * end.metrics["success_at_end"]
     assert end.metrics["success_once"] == 1.0
     assert end.metrics["episode_len"] == env.spec.horizon
     if reward is Reward.sparse:

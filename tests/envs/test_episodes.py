@@ -63,20 +63,25 @@ def episode(solved: str, hold_steps: int) -> tuple[list[float], bool, dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("hold_steps", "length", "paid_at"),
-    [(1, 2, 2), (2, 3, 3), (3, 8, 8), (4, 9, 9), (5, 10, None), (0, 10, 2)],
+    ("hold_steps", "length", "terminated"),
+    [(1, 2, True), (2, 3, True), (3, 8, True), (4, 9, True), (5, 10, False), (0, 10, False)],
 )
 def test_an_episode_ends_when_the_task_has_stayed_solved_and_the_bonus_is_paid_then(
-    hold_steps: int, length: int, paid_at: int | None
+    hold_steps: int, length: int, terminated: bool
 ) -> None:
-    rewards, terminated, metrics = episode("0110011110", hold_steps)
-    solved_to_the_end = hold_steps not in (0, 5)
+    rewards, by_task, metrics = episode("0110011110", hold_steps)
     assert len(rewards) == length == metrics["episode_len"]
-    assert [step + 1 for step, reward in enumerate(rewards) if reward] == ([] if paid_at is None else [paid_at])
-    assert sum(rewards) == (0.0 if paid_at is None else 1.0)
-    assert terminated == solved_to_the_end
+    assert rewards == [0.0] * (length - 1) + [float(terminated)]
+    assert by_task == terminated
     assert metrics["success_once"] == 1.0
-    assert metrics["success_at_end"] == float(solved_to_the_end)
+    assert metrics["success_at_end"] == float(terminated)
+
+
+@pytest.mark.parametrize("hold_steps", [0, 5])
+def test_an_episode_whose_time_is_over_while_it_is_solved_is_paid(hold_steps: int) -> None:
+    rewards, by_task, metrics = episode("0110000111", hold_steps)
+    assert (rewards, by_task) == ([0.0] * 9 + [1.0], False)
+    assert metrics["success_at_end"] == 1.0
 
 
 def test_a_task_that_fails_ends_the_episode_unless_episodes_never_end_early() -> None:
