@@ -24,8 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +157,10 @@ def with_demos(number: int) -> list[str]:
     return [f"warm_start.num_demos={number}", *(f"warm_start.{name}={max(1, value)}" for name, value in epochs.items())]
 
 
-def run_all(own: Mapping[str, Any], overrides: Sequence[str]) -> list[Outcome]:
-    """Runs every seed and returns the outcomes in the order of the seeds."""
+def run_all(
+    own: Mapping[str, Any], overrides: Sequence[str], keep: Callable[[Sequence[Outcome]], None]
+) -> list[Outcome]:
+    """Runs every seed and returns the outcomes in the order of the seeds; `keep` gets those so far after each run."""
     usual = WarmStartConfig().num_demos
     numbers = seeds_of(own["demos"]) if own["demos"] else [usual]
     waiting = [(number, seed) for seed in seeds_of(own["seeds"]) for number in numbers]
@@ -182,10 +184,16 @@ def run_all(own: Mapping[str, Any], overrides: Sequence[str]) -> list[Outcome]:
                 del running[core]
                 done.append(outcome)
                 print(f"{outcome.num_demos} demonstrations | " + " | ".join(cells(outcome)), flush=True)
+                keep(done)
         time.sleep(1.0)
     if not own["keep"]:
         shutil.rmtree(root)
-    return sorted(done, key=lambda outcome: (outcome.num_demos, outcome.seed))
+    return in_order(done)
+
+
+def in_order(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Returns the outcomes by number of demonstrations and seed."""
+    return sorted(outcomes, key=lambda outcome: (outcome.num_demos, outcome.seed))
 
 
 def _share(summary: Mapping[str, Any], key: str) -> str:
@@ -300,14 +308,16 @@ def main(arguments: Sequence[str]) -> int:
         if own["recipe"] not in RECIPES:
             raise ConfigError(f"recipe is {own['recipe']!r}, but there are {', '.join(RECIPES)}: use one of these")
         where = machine()
-        outcomes = run_all(own, overrides)
+
+        def found(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+            rows = [asdict(outcome) for outcome in outcomes]
+            return {"benchmark": "recipe", "arguments": list(arguments), "machine": where, "outcomes": rows}
+
+        outcomes = run_all(own, overrides, lambda done: write_results(str(own["out"]), found(in_order(done))))
     except RlinfError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    rows = [{name: getattr(o, name) for name in Outcome.__dataclass_fields__} for o in outcomes]
-    found = {"benchmark": "recipe", "arguments": list(arguments), "machine": where, "outcomes": rows}
-    print(report(found))
-    write_results(str(own["out"]), found)
+    print(report(found(outcomes)))
     if own["out"] and own["demos"]:
         draw(outcomes, Path(str(own["out"])).with_suffix(".png"))
     return 0
