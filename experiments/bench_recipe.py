@@ -132,6 +132,13 @@ class Run:
         summary = json.loads((self.folder / "summary.json").read_text())
         return outcome_of(self.seed, summary, (usage.ru_utime + usage.ru_stime) / 60, self._num_demos)
 
+    def stop(self) -> None:
+        """Ends a run that nobody waits for any more."""
+        if self._process.returncode is None:
+            self._process.terminate()
+            self._process.wait()
+        self._log.close()
+
 
 def outcome_of(seed: int, summary: Mapping[str, Any], core_min: float, num_demos: int) -> Outcome:
     """Returns what a run's summary.json says."""
@@ -171,23 +178,27 @@ def run_all(
         raise ConfigError(f"side_by_side is {own['side_by_side']}, but there are {num_cores()} cores: use fewer")
     running: dict[int, Run] = {}
     done: list[Outcome] = []
-    while waiting or running:
-        for core in cores:
-            if core not in running and waiting:
-                number, seed = waiting.pop(0)
-                folder = root / (f"{own['recipe']}-{seed}" + ("" if number == usual else f"-{number}"))
-                mine = [*([] if number == usual else with_demos(number)), *overrides]
-                words = command(own["recipe"], seed, folder, own["episodes"], core if shared else None, mine)
-                running[core] = Run(words, folder, seed, number, root / f"cache-{seed}")
-        for core, run in list(running.items()):
-            if (outcome := run.finished()) is not None:
-                del running[core]
-                done.append(outcome)
-                print(f"{outcome.num_demos} demonstrations | " + " | ".join(cells(outcome)), flush=True)
-                keep(done)
-        time.sleep(1.0)
-    if not own["keep"]:
-        shutil.rmtree(root)
+    try:
+        while waiting or running:
+            for core in cores:
+                if core not in running and waiting:
+                    number, seed = waiting.pop(0)
+                    folder = root / (f"{own['recipe']}-{seed}" + ("" if number == usual else f"-{number}"))
+                    mine = [*([] if number == usual else with_demos(number)), *overrides]
+                    words = command(own["recipe"], seed, folder, own["episodes"], core if shared else None, mine)
+                    running[core] = Run(words, folder, seed, number, root / f"cache-{seed}")
+            for core, run in list(running.items()):
+                if (outcome := run.finished()) is not None:
+                    del running[core]
+                    done.append(outcome)
+                    print(f"{outcome.num_demos} demonstrations | " + " | ".join(cells(outcome)), flush=True)
+                    keep(done)
+            time.sleep(1.0)
+    finally:
+        for run in running.values():
+            run.stop()
+        if not own["keep"]:
+            shutil.rmtree(root)
     return in_order(done)
 
 

@@ -98,3 +98,23 @@ def test_numbers_of_demonstrations_are_told_and_drawn_apart(tmp_path: Path) -> N
     assert list(bench_recipe.by_demos([*OUTCOMES, few])) == [60, 480]
     bench_recipe.draw([*OUTCOMES, few], tmp_path / "demos.png")
     assert (tmp_path / "demos.png").stat().st_size > 10_000
+
+
+def test_a_run_that_fails_is_told_and_the_one_beside_it_is_ended(tmp_path: Path, monkeypatch) -> None:
+    def words(recipe: str, seed: int, *rest: object) -> list[str]:
+        return [
+            "sh",
+            "-c",
+            "until [ -s $PIDFILE ]; do sleep 0.1; done; echo broken; exit 3"
+            if seed == 1
+            else "echo $$ > $PIDFILE; exec sleep 600",
+        ]
+
+    pidfile = tmp_path / "pid"
+    monkeypatch.setenv("PIDFILE", str(pidfile))
+    monkeypatch.setattr(bench_recipe, "command", words)
+    monkeypatch.setattr(bench_recipe, "num_cores", lambda: 2)
+    own = dict(bench_recipe.OWN) | {"seeds": "0,1", "keep": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"the run of seed 1 ended with exit code 3:\nbroken"):
+        bench_recipe.run_all(own, [], lambda done: None)
+    assert not Path(f"/proc/{pidfile.read_text().strip()}").exists()
