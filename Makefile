@@ -49,12 +49,15 @@ vulkan: | $(STAMP)
 demo: $(STAMP) vulkan
 	$(BIN)/python experiments/train_vla.py env=maniskill_pick algorithm=ppo_small_steps run=demo run.dir=runs/demo $(DEMO_ARGS)
 
-# Ray tests share one cluster and use the cores themselves, so they run in one process after the others.
+# Ray tests share one cluster and use the cores themselves, so they run in one process after the others, whose failures
+# are not the last word.
 # Set-up has seen to it that rendering works, so no test may be skipped for want of it.
 test: export RLINF_REQUIRE_SIM = 1
 test: setup
-	$(BIN)/python -m pytest -m "not ray" -n 2 --dist loadfile $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m "ray" $(PYTEST_ARGS)
+	@status=0; \
+	$(BIN)/python -m pytest -m "not ray" -n 2 --dist loadfile $(PYTEST_ARGS) || status=$$?; \
+	$(BIN)/python -m pytest -m "ray" $(PYTEST_ARGS) || status=$$?; \
+	exit $$status
 
 check: $(DEV_STAMP)
 	$(BIN)/ruff format --check .

@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHECKED_PACKAGES = ["rlinf_embodied.algorithms", "rlinf_embodied.interfaces"]
+
+settings.register_profile("no deadlines", deadline=None)  # a slow machine is not a defect
+settings.load_profile("no deadlines")
 
 # Before any test imports them: the check costs 60 microseconds a call, so only tests pay for it.
 install_import_hook(CHECKED_PACKAGES, "beartype.beartype")

@@ -14,7 +14,7 @@ from rlinf_embodied.flow.planner import find_plans, plan_tree
 from rlinf_embodied.flow.simulate import simulate
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_the_best_plan_is_the_best_of_all_trees(seed: int) -> None:
     pricer = random_case(seed, blocks=6)
@@ -27,7 +27,7 @@ def test_the_best_plan_is_the_best_of_all_trees(seed: int) -> None:
     assert plans[0].iteration_s == pytest.approx(best_s, rel=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6))
 def test_predictions_are_those_of_the_tree_and_its_memory_fits(seed: int) -> None:
     pricer = random_case(seed)
@@ -42,7 +42,7 @@ def test_predictions_are_those_of_the_tree_and_its_memory_fits(seed: int) -> Non
         assert max(memory.values()) <= plan.peak_bytes <= pricer.classes[0].memory_bytes
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.integers(0, 10**6))
 def test_formulas_agree_with_a_simulation_within_one_percent(seed: int) -> None:
     predicted_s, simulated_s = predicted_and_simulated(seed, chain=True)
@@ -50,7 +50,7 @@ def test_formulas_agree_with_a_simulation_within_one_percent(seed: int) -> None:
         assert predicted_s == pytest.approx(simulated_s, rel=0.01)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(0, 10**6))
 def test_formulas_never_promise_more_than_a_simulation_keeps(seed: int) -> None:
     # forks, and data that a receiver could fetch while others still work, are priced as if all waited

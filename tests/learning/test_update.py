@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -112,7 +112,6 @@ def test_parameters_that_a_loss_does_not_reach_get_zeros() -> None:
 
 
 @given(size=st.integers(0, 40), parts=st.integers(1, 9), epoch=st.integers(0, 5), block=st.integers(0, 5))
-@settings(deadline=None)
 def test_slices_partition_a_block_evenly(size: int, parts: int, epoch: int, block: int) -> None:
     cut = slices(7, "policy", 3, epoch, block, size, parts)
     assert len(cut) == parts

