@@ -85,8 +85,16 @@ class TaskView:
         return self.goal.pose.p
 
     def _proprio(self, qpos: list[Tensor], tcp: list[Tensor]) -> Tensor:
+        """Returns joints, tool poses, the goal, and the way from each tool to it.
+
+        The way is the difference of what stands before it; a policy that has to find it by itself now and then learns to
+        ignore one of the goal's coordinates.
+        """
         goal = self._goal_position()
-        return torch.cat([*qpos, *tcp, goal if self._goal_in_proprio else torch.zeros_like(goal)], 1)
+        shown = [goal, *(goal - tool[:, :3] for tool in tcp)]
+        if not self._goal_in_proprio or self.goal is None:
+            shown = [torch.zeros_like(part) for part in shown]
+        return torch.cat([*qpos, *tcp, *shown], 1)
 
     def _privileged(self, info: Mapping[str, object], qpos: list[Tensor], tcp: list[Tensor]) -> Tensor:
         poses = [body.pose.raw_pose for body in [*self.objects, *self.mechanisms]]

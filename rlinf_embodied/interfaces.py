@@ -20,13 +20,14 @@ from rlinf_embodied.config import LanguagePolicyConfig, PolicyConfig
 # An observation, as every policy of this project sees it:
 #   images       uint8    [N, K, S, S, 3]  RGB 0..255, cameras in the order of EnvSpec.cameras; None where not rendered
 #                                          (an env without cameras renders nothing)
-#   proprio      float32  [N, P]           joint positions, tool pose, goal position: what the robot may know (SI units)
+#   proprio      float32  [N, P]           joint positions, tool pose, goal position and the way from the tool to
+#                                          it: what the robot may know (SI units)
 #   privileged   float32  [N, Q]           simulator state for a critic or a teacher; the policy that is to leave the
 #                                          simulator never reads it; None if there is none.  Its last CLOCK_COLUMNS are
 #                                          the time in the episode and the phase within the chunk, in [-1, 1]
 #   instruction  N strings                 what to do, in words
 CLOCK_COLUMNS = 2  # of privileged state; they depend on env.horizon and env.chunk, all others on the simulator alone
-PICTURES_VERSION = 2  # raised when the images of one config change: policies are bound to what they learned from
+OBSERVATION_VERSION = 3  # raised when images or proprioception of one config change: policies learned from these
 
 
 @dataclass(frozen=True, slots=True)

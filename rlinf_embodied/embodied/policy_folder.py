@@ -14,7 +14,7 @@ from typing import cast
 
 from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Reward
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.interfaces import PICTURES_VERSION, Policy
+from rlinf_embodied.interfaces import OBSERVATION_VERSION, Policy
 from rlinf_embodied.learning.checkpoint import Fingerprint
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.targets import load_target
@@ -71,7 +71,7 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig) -> Fingerprint:
         num_bins=policy.num_bins,
         action_head=policy.name,
         libraries=libraries,
-        pictures=PICTURES_VERSION,
+        observations=OBSERVATION_VERSION,
     )
 
 
@@ -128,6 +128,7 @@ def trained_under(folder: str) -> TrainedUnder:
         policy["critic"] = Critic(policy["critic"])
         saved = dict(content["fingerprint"])
         saved["cameras"] = tuple(saved["cameras"])
+        saved["observations"] = saved.pop("pictures", saved.get("observations", 1))  # its name until version 2
         return TrainedUnder(EnvConfig(**env), PolicyConfig(**policy), Fingerprint(**saved))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): the checkpoint is damaged; use another one") from error

@@ -19,7 +19,7 @@ from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartS
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.interfaces import PICTURES_VERSION
+from rlinf_embodied.interfaces import OBSERVATION_VERSION
 from rlinf_embodied.learning.checkpoint import write_whole
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session, of_type
@@ -37,7 +37,7 @@ def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
     libraries = ("torch", "mani_skill", "sapien", "transformers")
     key = {
         "version": _VERSION,
-        "pictures": PICTURES_VERSION,
+        "observations": OBSERVATION_VERSION,
         "envs": [_relevant(env) for env in config.envs],
         "policy": {k: v for k, v in asdict(config.policy).items() if k != "temperature"},
         "warm_start": {k: v for k, v in asdict(config.warm_start).items() if k not in _PLACES},

@@ -318,7 +318,7 @@ class Fingerprint:
     num_bins: int
     action_head: str
     libraries: Mapping[str, str] = field(default_factory=dict)  # versions by name
-    pictures: int = 1  # interfaces.PICTURES_VERSION; checkpoints that do not say have the first
+    observations: int = 1  # interfaces.OBSERVATION_VERSION; checkpoints that do not say have the first
 
     def differences(self, other: Fingerprint) -> list[str]:
         """Returns what differs, for example "obs_size is 64 there and 128 here"; self is there, `other` here."""

@@ -39,16 +39,17 @@ def test_the_expert_solves_every_one_of_eight_seeds(task: str, instruction: str)
     assert [end.metrics["success_once"] for end in ends] == [1.0] * 8
 
 
-def test_the_proprioception_is_joints_tool_and_goal_and_the_goal_can_be_left_out() -> None:
+def test_the_proprioception_is_joints_tool_goal_and_the_way_to_it_and_the_goal_can_be_left_out() -> None:
     env = make(SMALL)
     seen = env.reset([3])
     task = env._sim._task
-    expected = torch.cat([task.agent.robot.get_qpos(), task.agent.tcp_pose.raw_pose, task.goal_site.pose.p], 1)
+    tool, goal = task.agent.tcp_pose, task.goal_site.pose.p
+    expected = torch.cat([task.agent.robot.get_qpos(), tool.raw_pose, goal, goal - tool.p], 1)
     assert torch.equal(seen.proprio, expected)
-    assert env.spec.proprio_dim == 9 + 7 + 3
+    assert env.spec.proprio_dim == 9 + 7 + 3 + 3
     env.close()
     env = make(replace(SMALL, goal_in_proprio=False))
-    assert torch.equal(env.reset([3]).proprio[:, -3:], torch.zeros(1, 3))
+    assert torch.equal(env.reset([3]).proprio[:, -6:], torch.zeros(1, 6))
     env.close()
 
 

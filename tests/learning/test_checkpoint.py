@@ -228,4 +228,4 @@ def test_fingerprints_name_every_difference():
         "version of torch is '2' there and '3' here",
         "version of x is '1' there and None here",
     ]
-    assert trained.differences(replace(trained, pictures=2)) == ["pictures is 1 there and 2 here"]
+    assert trained.differences(replace(trained, observations=2)) == ["observations is 1 there and 2 here"]
