@@ -87,8 +87,8 @@ class TaskView:
     def _proprio(self, qpos: list[Tensor], tcp: list[Tensor]) -> Tensor:
         """Returns joints, tool poses, the goal, and the way from each tool to it.
 
-        The way is the difference of what stands before it; a policy that has to find it by itself now and then learns to
-        ignore one of the goal's coordinates.
+        The way is the difference of what stands before it; a policy that has to find it by itself now and then learns
+        to ignore one of the goal's coordinates.
         """
         goal = self._goal_position()
         shown = [goal, *(goal - tool[:, :3] for tool in tcp)]

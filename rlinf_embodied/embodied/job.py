@@ -53,7 +53,7 @@ class EmbodiedJob:
         self.name = config.env.task
         self.title = f"{config.env.task} · {config.algorithm.name}"
         self.eval_every = config.eval.every
-        self.check_every = 0 if config.run.until_success is None else config.eval.check_every
+        self.goal, self.check_every = config.run.until_success, config.eval.check_every
         self.cache_dir = config.warm_start.cache_dir
 
     def planning_parts(self) -> dict[str, object]:
@@ -91,8 +91,7 @@ class EmbodiedJob:
         """See Job; the goal is run.until_success."""
         given = self.config.eval
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes, check_seed=given.seed)
-        target = self.config.run.until_success
-        return self._evaluation("check_policy", check, session, cluster, policy_folder, None, target)
+        return self._evaluation("check_policy", check, session, cluster, policy_folder, None, self.goal)
 
     def _evaluation(
         self,

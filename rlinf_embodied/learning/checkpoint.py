@@ -36,6 +36,11 @@ _STATE, _MANIFEST, _COMPLETE, _TENSORS = "state.json", "manifest.json", "COMPLET
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
+def step_folder(root: Path, step: int) -> Path:
+    """Returns where the checkpoint of a step lies below a folder of checkpoints."""
+    return root / f"step_{step:06d}"
+
+
 def save(
     root: Path,
     step: int,
@@ -60,7 +65,7 @@ def save(
     Raises:
         CheckpointError: it could not be written, and was removed again; older ones are untouched.
     """
-    target = root / f"step_{step:06d}"
+    target = step_folder(root, step)
     partial = root / f".{target.name}.partial"
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,8 @@ class ReasoningJob:
         source = "+".join(Path(file).stem for file in config.data.files.values()) or config.data.level.replace(",", "+")
         self.name = f"math-{source}-{config.algorithm.name}"
         self.title = f"{source} · {config.algorithm.name}"
-        self.eval_every, self.check_every = config.eval.every, 0
+        self.eval_every = config.eval.every
+        self.goal, self.check_every = None, 1
         self.cache_dir = config.warm_start.cache_dir
         self._reference = ""  # folder that the divergence is measured from, once it is known
 

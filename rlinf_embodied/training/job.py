@@ -37,7 +37,7 @@ class Progress:
     rollout_s: float = 0.0  # seconds of RL so far
     counts: dict[str, int] = field(default_factory=dict)  # what else the job counts
     before: dict[str, object] | None = None  # the evaluation of the starting policy
-    reached: bool = False  # whether a check found the run's goal reached
+    reached: float | None = None  # the goal that a check found reached
     best: dict[str, float] | None = None  # "score" and "iteration" of the best check; its weights are kept
     returned: bool = False  # whether the run, over without having reached its goal, went back to these weights
     checks_s: float = 0.0  # seconds of checks so far
@@ -144,10 +144,11 @@ class Job(Protocol):
         """Builds the evaluation's stages beside those of training."""
         ...
 
-    check_every: int  # iterations between checks of the run's goal; 0: it has none
+    goal: float | None  # the score at which training ends; None: it runs its iterations
+    check_every: int  # iterations between checks of the goal
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
-        """Builds the stages that check the run's goal; asked for where `check_every` is not 0."""
+        """Builds the stages that check the run's goal; asked for where there is one."""
         ...
 
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:

@@ -22,7 +22,7 @@ from rlinf_embodied.config import Exactness
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.learning.checkpoint import find_latest
+from rlinf_embodied.learning.checkpoint import find_latest, step_folder
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session
@@ -133,10 +133,12 @@ class Trainer:
         if checkpoint is not None:
             self._progress = self._job.load(executor, checkpoint)
             self._saved = self._progress.iteration
+            if self._progress.best is not None and not self._best_folder(self._progress).exists():
+                self._progress.best = None  # it stayed in the folder of another run
         self._startup.mark("stages", executor.setup_s)
         evaluation = self._job.evaluation(session, self._cluster, str(policy_folder), self._folder)
         job, folder = self._job, str(policy_folder)
-        checking = job.checking(session, self._cluster, folder) if job.check_every else None
+        checking = None if job.goal is None else job.checking(session, self._cluster, folder)
         running = _Running(session, executor, evaluation, checking)
         if checkpoint is not None:  # all that the actor holds; later on it may send what changed only
             for stages in (evaluation, checking):
@@ -169,10 +171,9 @@ class Trainer:
         return result
 
     def _check(self, running: _Running, metrics: dict[str, float], view: LiveView) -> None:
-        """Looks whether the run's goal is reached, where that is due."""
+        """Looks whether the run's goal is reached."""
         progress, checking = self._progress, running.checking
-        if checking is None or progress.iteration % self._job.check_every:
-            return
+        assert checking is not None
         start = time.time()
         self._update(running, checking, progress.iteration)
         best = progress.best
@@ -181,22 +182,28 @@ class Trainer:
             progress.best = {"score": result.score, "iteration": progress.iteration}
             self._job.save(running.executor, self._folder.best, progress)
         progress.checks_s += time.time() - start
-        progress.reached = result.reached and progress.iteration > 0
-        metrics |= {name.replace("eval/", "check/"): value for name, value in result.metrics().items()}
-        view.note(f"check at {progress.iteration}: {result}" + ("; the goal is reached" if progress.reached else ""))
+        progress.reached = self._job.goal if result.reached and progress.iteration > 0 else None
+        said = "; the goal is reached" if progress.reached else ""
+        if result.score is None:
+            said = "; ended early, it can no longer equal the best"
+        else:  # the share of a check that ended early says little
+            metrics |= {name.replace("eval/", "check/"): value for name, value in result.metrics().items()}
+        view.note(f"check at {progress.iteration}: {result}{said}")
+
+    def _best_folder(self, progress: Progress) -> Path:
+        assert progress.best is not None
+        return step_folder(self._folder.best, int(progress.best["iteration"]))
 
     def _return_to_best(self, running: _Running, view: LiveView) -> None:
         """Goes back to the weights of the best check, where the run ended without having reached its goal."""
         progress = self._progress
-        if progress.best is None or progress.reached or progress.returned:
+        if running.checking is None or progress.best is None or self._is_reached() or progress.returned:
             return
         progress.returned = True
         number = int(progress.best["iteration"])
         if number != progress.iteration:
-            best = find_latest(self._folder.best)
-            assert best is not None
             view.note(f"the goal was not reached: the weights of iteration {number}, the best by checks, are kept")
-            self._renew(running, running.executor.plan, best, view)
+            self._renew(running, running.executor.plan, self._best_folder(progress), view)
             self._progress = progress  # not that of the checkpoint
         self._save(running.executor)
 
@@ -215,7 +222,7 @@ class Trainer:
     # ---------------------------------------------------------------------------------------------------- iterate
     def _iterate(self, running: _Running, writer: MetricsWriter, view: LiveView, stop: StopRequest) -> None:
         config = self._config
-        if self._progress.best is None and self._goes_on() and not stop.asked:
+        if running.checking and self._progress.best is None and self._goes_on() and not stop.asked:
             self._check(running, {}, view)
         while self._goes_on() and not stop.asked:
             progress = self._progress  # another one after a switch of plans
@@ -232,7 +239,8 @@ class Trainer:
             number = progress.iteration
             if self._job.eval_every and number % self._job.eval_every == 0 and number < config.run.num_iterations:
                 metrics |= self._evaluate(running, number, view, f"at {number}").metrics()
-            self._check(running, metrics, view)
+            if running.checking and (number % self._job.check_every == 0 or number >= config.run.num_iterations):
+                self._check(running, metrics, view)
             writer.write(progress.global_step, number, metrics)
             view.update(number, metrics)
             due = config.checkpoint.every and number % config.checkpoint.every == 0
@@ -268,7 +276,11 @@ class Trainer:
             view.note(f"switched to {plan.name} in {time.time() - start:.1f} s")
 
     def _goes_on(self) -> bool:
-        return self._progress.iteration < self._config.run.num_iterations and not self._progress.reached
+        return self._progress.iteration < self._config.run.num_iterations and not self._is_reached()
+
+    def _is_reached(self) -> bool:
+        goal, reached = self._job.goal, self._progress.reached
+        return goal is not None and reached is not None and reached >= goal
 
     def _account(self, result: IterationResult, metrics: dict[str, float], seconds: float, before: int) -> None:
         progress = self._progress

@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,33 +135,72 @@ def test_a_run_ends_when_its_goal_is_reached_and_stays_ended(tmp_path, monkeypat
     assert (again["iterations"], again["weights_sha256"]) == (2, summary["weights_sha256"])
 
 
-@pytest.mark.parametrize(("scores", "kept"), [([0.5, 0.7, 0.6, None, 0.4], 1), ([0.2, None, 0.2, 0.1, 0.2], 4)])
-def test_a_run_that_misses_its_goal_ends_with_the_weights_of_its_best_check(
-    straight, monkeypatch, tmp_path, scores: list[float | None], kept: int
-) -> None:
-    run, checks = Evaluation.run, iter(scores)
-    seen: list[float | None] = []
+def score_checks(monkeypatch, scores: Sequence[float | None]) -> list[float | None]:
+    """Gives the checks these scores, none of which reaches the goal; returns the best scores that they were told."""
+    run, given = Evaluation.run, iter(scores)
+    told: list[float | None] = []
 
     def scored(self: Evaluation, step: int, best: float | None = None) -> EvaluationResult:
         result = run(self, step, best)
         if self.stage != "check_policy":
             return result
-        seen.append(best)
-        return replace(result, reached=False, score=next(checks))
+        told.append(best)
+        return replace(result, reached=False, score=next(given))
 
     monkeypatch.setattr(Evaluation, "run", scored)
-    goal = ["run.until_success=1.0", "eval.check_every=1", "eval.check_episodes=4"]
-    summary = train(four(tmp_path, *goal))
+    return told
+
+
+GOAL = ["run.until_success=1.0", "eval.check_every=1", "eval.check_episodes=4"]
+
+
+@pytest.mark.parametrize(("scores", "kept"), [([0.5, 0.7, 0.6, None, 0.4], 1), ([0.2, None, 0.2, 0.1, 0.2], 4)])
+def test_a_run_that_misses_its_goal_ends_with_the_weights_of_its_best_check(
+    straight, monkeypatch, tmp_path, scores: list[float | None], kept: int
+) -> None:
+    told = score_checks(monkeypatch, scores)
+    summary = train(four(tmp_path, *GOAL))
     assert (summary["iterations"], summary["best_check"]["iteration"]) == (4, kept)
-    assert seen[0] is None
-    assert seen[-1] == max(score for score in scores[:-1] if score is not None)
-    assert [path.name for path in sorted((tmp_path / "best").glob("step_*"))][-1] == f"step_{kept:06d}"
+    assert told[0] is None
+    assert told[-1] == max(score for score in scores[:-1] if score is not None)
+    assert ["check/success_at_end" in row for row in metric_rows(tmp_path)] == [s is not None for s in scores[1:]]
     model = (tmp_path / "checkpoints/latest/model.safetensors").read_bytes()
     assert model == (tmp_path / f"best/step_{kept:06d}/model.safetensors").read_bytes()
     whole = json.loads((straight() / "summary.json").read_text())["weights_sha256"]
     assert (summary["weights_sha256"] == whole) == (kept == 4)  # the last weights are those of a run without checks
-    again = train(four(tmp_path, *goal))  # finished: nothing is trained, checked or brought back again
+    again = train(four(tmp_path, *GOAL))  # finished: nothing is trained, checked or brought back again
     assert (again["iterations"], again["weights_sha256"]) == (4, summary["weights_sha256"])
+
+
+def test_the_last_iteration_is_checked_whatever_the_interval(straight, monkeypatch, tmp_path) -> None:
+    score_checks(monkeypatch, [0.2, 0.3, 0.4])
+    summary = train(four(tmp_path, *GOAL, "eval.check_every=3"))
+    assert summary["best_check"] == {"score": 0.4, "iteration": 4}
+    assert ["check/success_at_end" in row for row in metric_rows(tmp_path)] == [False, False, True, True]
+
+
+def test_a_run_whose_goal_is_taken_away_keeps_what_it_learns_from_then_on(straight, monkeypatch, tmp_path) -> None:
+    score_checks(monkeypatch, [0.9, 0.1, 0.1])
+    first = train(four(tmp_path, *GOAL, "run.num_iterations=2"))
+    assert first["best_check"]["iteration"] == 0
+    summary = train(four(tmp_path))
+    assert summary["iterations"] == 4
+    assert summary["weights_sha256"] != first["weights_sha256"]
+
+
+def test_a_higher_goal_goes_on_where_a_lower_one_was_reached(tmp_path) -> None:
+    reached = train(four(tmp_path, *GOAL, "run.until_success=0.01", "eval.check_episodes=64"))
+    assert reached["iterations"] < 4
+    assert train(four(tmp_path, *GOAL, "eval.check_episodes=64"))["iterations"] == 4
+
+
+def test_the_best_check_of_another_folder_is_not_returned_to(monkeypatch, tmp_path) -> None:
+    told = score_checks(monkeypatch, [0.9, 0.1, 0.1, 0.2, 0.1, 0.3])
+    train(four(tmp_path / "a", *GOAL, "run.num_iterations=2"))
+    train(four(tmp_path / "b", *GOAL, f"resume={tmp_path / 'a/best/step_000000'}", "run.num_iterations=2"))
+    assert told == [None, 0.9, 0.9, None, 0.2, 0.2]
+    summary = json.loads((tmp_path / "b/summary.json").read_text())
+    assert summary["best_check"] == {"score": 0.3, "iteration": 2}
 
 
 def test_a_run_may_start_from_a_checkpoint_of_another_folder(straight, tmp_path) -> None:
