@@ -103,14 +103,17 @@ class Trainer:
         plan = self._choose_plan(session, policy_folder, view)
         running = self._start(session, plan, policy_folder, self._resumed, view)
         with stop_on_interrupt() as stop:
+            after = None
             if self._progress.before is None:
-                self._progress.before = self._evaluate(running, 0, view, "before").summary()
+                after = self._evaluate(running, 0, view, "before")
+                self._progress.before = after.summary()
             self._iterate(running, writer, view, stop)
         if stop.asked:
             self._planning.report(self._folder)
             view.note(f"stopped after iteration {self._progress.iteration}; resume with the same command")
             return INTERRUPTED
-        after = self._evaluate(running, self._progress.iteration, view, "after")
+        if after is None or self._progress.iteration > 0:  # otherwise nothing was trained since
+            after = self._evaluate(running, self._progress.iteration, view, "after")
         self._finish(running.executor, after, view)
         return 0
 
