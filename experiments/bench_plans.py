@@ -151,7 +151,7 @@ def main(arguments: Sequence[str]) -> int:
     print("weights: equal, bit for bit" if equal else "weights: DIFFERENT")
     content = {"benchmark": "plans", "arguments": list(arguments), "machine": before}
     write_results(
-        str(own["out"]), content | {"weights_equal": equal, "exact": config.run.exact.value, "plans": cases_content}
+        str(own["out"]), content | {"weights_equal": equal, "exact": config.run.exact.holds, "plans": cases_content}
     )
     return 0 if equal or not config.run.exact.holds else 1
 

@@ -110,7 +110,8 @@ class Run:
     def __init__(self, words: Sequence[str], folder: Path, seed: int, num_demos: int, cache: Path) -> None:
         """Starts it; what it prints goes to a log in its folder."""
         self.seed, self.folder, self._num_demos = seed, folder, num_demos
-        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier run's; it would be resumed
+        folder.mkdir(parents=True)
         self._log = (folder / "log.txt").open("w")
         environment = {**os.environ, "RLINF_EMBODIED_CACHE": str(cache)}
         self._process = subprocess.Popen(words, stdout=self._log, stderr=subprocess.STDOUT, env=environment)

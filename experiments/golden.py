@@ -10,7 +10,8 @@ python experiments/golden.py write=true            writes the files anew, after 
     pick       ManiSkill's PickCube with physics and pictures: states, pictures, features, weights after an update
 
 Stages are in order of computation, so the first one that differs is where to look.  `disturb=<recipe>/<stage>` changes
-a bit there, to see that it is named.
+a bit there, to see that it is named; `pinned=false` computes with this machine's own kernels; `out=<folder>` keeps the
+digests as <folder>/<recipe>.json.
 """
 
 from __future__ import annotations
@@ -331,7 +332,8 @@ def main(arguments: Sequence[str]) -> int:
     for name in names:
         found = digests(name, stage_disturbed if name == recipe_disturbed else None)
         if "out" in given:
-            Path(given["out"]).write_text(json.dumps(found, indent=1) + "\n")
+            Path(given["out"]).mkdir(parents=True, exist_ok=True)
+            (Path(given["out"]) / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
         if given.get("write") == "true":
             FOLDER.mkdir(exist_ok=True)
             (FOLDER / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -5,7 +5,7 @@ python experiments/record_demos.py env=maniskill_pick out=runs/pick_lerobot     
 python experiments/record_demos.py env=maniskill_push out=runs/push.h5 warm_start.teacher=<dir>    those of a teacher
 
 The other keys are those of train_vla.py; warm_start.num_demos says how many episodes are run, and those that solve the
-task are written.
+task are written, undisturbed (warm_start.noise is for cloning).
 """
 
 import sys

@@ -143,6 +143,7 @@ BAD_INPUT = [
     ("algorithm.target_kl=x", ["algorithm.target_kl is 'x'", "float | None", "a number or null"]),
     ("env.horizon=${nope}", ["env.horizon", "nope", "use a whole number"]),
     ("env.num_envs=70", ["env.num_envs is 70", "multiple of env.block_size=16", "use 64"]),
+    ("env.chunks_per_rollout=8", ["env.chunks_per_rollout is 8", "may take 10 chunk-steps", "env.carry_over=true"]),
     ("env.chunk=51", ["env.chunk is 51", "env.horizon=50", "smaller env.chunk"]),
     ("env.chunk=7", ["env.horizon is 50", "multiple of env.chunk=7", "use 49"]),
     ("algorithm.gamma=1.5", ["algorithm.gamma is 1.5", "[0, 1]"]),
@@ -160,6 +161,14 @@ def test_bad_input_is_named_with_its_rule_and_the_next_action(override, parts):
     with pytest.raises(ConfigError) as caught:
         compose_train([override])
     assert [part for part in parts if part not in str(caught.value)] == [], str(caught.value)
+
+
+def test_checks_have_episodes_of_their_own_where_there_are_checks():
+    seeds = ["eval.seed=999950", "eval.num_episodes=51"]
+    assert compose_train(seeds).eval.seed == 999950  # no goal: nothing is checked
+    with pytest.raises(ConfigError, match=r"eval.check_seed is 1000000, but checks have episodes of their own"):
+        compose_train([*seeds, "run.until_success=0.9"])
+    assert compose_train([seeds[0], "eval.num_episodes=50", "run.until_success=0.9"]).eval.num_episodes == 50
 
 
 # the same for the reasoning workflow

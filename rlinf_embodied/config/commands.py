@@ -59,6 +59,23 @@ class TrainConfig:
                 f"env.num_envs={env.num_envs} rows hold {env.num_envs // algorithm.group_size} groups",
                 "use fewer groups or more envs",
             )
+        needed = env.horizon // env.chunk
+        require(
+            env.carry_over or env.chunks_per_rollout >= needed,
+            "env.chunks_per_rollout",
+            env.chunks_per_rollout,
+            f"an episode may take {needed} chunk-steps, and none would be seen to its end",
+            f"set env.chunks_per_rollout={needed} or env.carry_over=true",
+        )
+        ours, theirs = self.eval, range(self.eval.check_seed, self.eval.check_seed + self.eval.check_episodes)
+        apart = theirs.stop <= ours.seed or theirs.start >= ours.seed + ours.num_episodes
+        require(
+            self.run.until_success is None or (theirs.start >= 0 and theirs.stop < 2**30 and apart),
+            "eval.check_seed",
+            theirs.start,
+            "checks have episodes of their own, neither evaluation's nor training's",
+            "use 1000000",
+        )
         require(
             algorithm.reduction is Reduction.exact or not self.run.exact.holds,
             "algorithm.reduction",

@@ -104,7 +104,7 @@ class EnvConfig:
             "env.hold_steps",
             self.hold_steps,
             f"it lies in [0, env.horizon={self.horizon}]",
-            "use 10, or 1 to end episodes as soon as the task is solved",
+            f"use {min(10, self.horizon)}, 1 to end episodes once the task is solved, or 0 to never end them early",
         )
         needed = self.horizon // self.chunk
         require(

@@ -62,6 +62,12 @@ class LeRobotInfo:
         shape = self.features.get(name, {}).get("shape")
         return int(shape[0]) if shape and len(shape) == 1 else None
 
+    def picture_size(self, camera: str) -> tuple[int, int]:
+        """Returns height and width of a camera's pictures, whose axes the dataset may name in any order."""
+        feature = self.features[PICTURES + camera]
+        axes = dict(zip(feature.get("names") or ("height", "width", "channels"), feature["shape"], strict=True))
+        return int(axes["height"]), int(axes["width"])
+
 
 class LeRobotDataset:
     """A dataset folder; nothing but its descriptions is read until episodes are asked for."""
@@ -122,20 +128,23 @@ class LeRobotDataset:
         rows = self._rows(self._folder / "meta/tasks.parquet")
         return {row.pop("task_index"): str(next(iter(row.values()))) for row in rows}
 
-    def read(self, numbers: Sequence[int], frames: slice = slice(None)) -> Iterator[LeRobotEpisode]:
-        """Yields the episodes of these numbers; a video is decoded once where neighbours follow each other.
+    def read(
+        self, numbers: Sequence[int], frames: slice = slice(None), cameras: Sequence[str] | None = None
+    ) -> Iterator[LeRobotEpisode]:
+        """Yields the episodes of these numbers.
 
         Args:
             numbers: of episodes, from 0.
             frames: those whose pictures are kept; actions and states are all there.
+            cameras: those whose pictures are read; None: all.
 
         Raises:
             DataError: a file is missing or damaged, or does not hold what the descriptions promise.
         """
         for number in numbers:
-            yield self._read(self._episodes[number], frames)
+            yield self._read(self._episodes[number], frames, self.info.cameras if cameras is None else cameras)
 
-    def _read(self, entry: dict, frames: slice) -> LeRobotEpisode:
+    def _read(self, entry: dict, frames: slice, cameras: Sequence[str]) -> LeRobotEpisode:
         number = entry["episode_index"]
         table = self._table(entry)
         try:
@@ -155,7 +164,7 @@ class LeRobotDataset:
             )
         chosen = range(len(actions))[frames]
         images = {}
-        for camera in self.info.cameras:
+        for camera in cameras:
             name = PICTURES + camera
             if self.info.features[name]["dtype"] == "video":
                 images[camera] = self._from_video(entry, name, chosen)

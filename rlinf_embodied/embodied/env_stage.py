@@ -176,7 +176,8 @@ class EnvStage:
         assert part.observation is not None
         columns = {block: self._columns(part, i, tick) for i, block in enumerate(part.blocks)}
         env_steps = sum(int(result.valid.sum()) for result in part.results)
-        late = sum(not self._seen_whole(part, int(row)) for row in np.flatnonzero(part.running))
+        begun = part.running & (part.begun < len(part.results))  # not those that are to begin
+        late = sum(not self._seen_whole(part, int(row)) for row in np.flatnonzero(begun))
         report = RolloutReport(tuple(part.ended), env_steps, self._group_success(columns), part.num_cut + late)
         part.results = []
         return Output(columns, report)

@@ -90,7 +90,7 @@ class EmbodiedJob:
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
         """See Job; the goal is run.until_success."""
         given = self.config.eval
-        check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes, check_seed=given.seed)
+        check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
         return self._evaluation("check_policy", check, session, cluster, policy_folder, None, self.goal)
 
     def _evaluation(

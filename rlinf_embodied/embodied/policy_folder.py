@@ -131,4 +131,7 @@ def trained_under(folder: str) -> TrainedUnder:
         saved["observations"] = saved.pop("pictures", saved.get("observations", 1))  # its name until version 2
         return TrainedUnder(EnvConfig(**env), PolicyConfig(**policy), Fingerprint(**saved))
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): the checkpoint is damaged; use another one") from error
+        raise CheckpointError(
+            f"{path} cannot be read ({error}): it is damaged, or was written by another version of this project; "
+            "use another checkpoint, or the version that wrote it"
+        ) from error

@@ -15,7 +15,7 @@ from rlinf_embodied.data.lerobot_writer import write_dataset
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, Recording, write_recording
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.teacher import Teacher
-from rlinf_embodied.embodied.warm_start_source import Kind, is_recording, source_of
+from rlinf_embodied.embodied.warm_start_source import is_recording, source_of
 from rlinf_embodied.embodied.warm_start_stage import ROWS, for_demonstrations
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces import Observation, VectorEnv
@@ -43,12 +43,11 @@ def record_demonstrations(config: TrainConfig, out: Path, progress: Callable[[in
         progress: called with (done, total).
 
     Raises:
-        ConfigError: `warm_start.demonstrations` is given: these are files already.
+        ConfigError: a setting that means nothing here, or an `out` that holds something already.
         SimulatorError: nothing was solved.
     """
+    _require_recordable(config, out)
     source = source_of(config.warm_start)
-    if source is not None and source.kind is not Kind.teacher:
-        raise ConfigError(f"warm_start.demonstrations is {source.path!r}, but files are to be written: leave it out")
     env_config = for_demonstrations(
         replace(config.env, chunk=1, cameras=[] if is_recording(out) else config.env.cameras)
     )
@@ -68,6 +67,25 @@ def record_demonstrations(config: TrainConfig, out: Path, progress: Callable[[in
         raise SimulatorError(f"none of {number} episodes of {config.env.task} was solved: there is nothing to write")
     _write(config, out, kept)
     return len(kept)
+
+
+def _require_recordable(config: TrainConfig, out: Path) -> None:
+    """Refuses what would be found out, or passed over, only after all episodes.
+
+    Raises:
+        ConfigError: see `record_demonstrations`.
+    """
+    for name in ("demonstrations", "checkpoint", "region"):
+        value = getattr(config.warm_start, name)
+        if value is not None:
+            raise ConfigError(
+                f"warm_start.{name} is {value!r}, but episodes of the expert, or of warm_start.teacher, are recorded "
+                "from any initial state: leave it out"
+            )
+    if out.exists() and (is_recording(out) or any(out.iterdir())):
+        raise ConfigError(f"out is {str(out)!r}, which is there already: give another name")
+    if not is_recording(out) and not config.env.cameras:
+        raise ConfigError("env.cameras is [], but a LeRobot folder holds pictures: name cameras, or give out=<file>.h5")
 
 
 def _round(env: VectorEnv, act: Callable[[], Tensor], seeds: list[int]) -> list[_Taken]:

@@ -101,7 +101,7 @@ class Pictures:
         _require_size(self._path, ACTION, info.size(ACTION), spec.action_dim, "env.control_mode, env.robot")
         _require_size(self._path, STATE, info.size(STATE), spec.proprio_dim, "env.robot")
         self._require_instruction(env)
-        episodes = self._dataset.read(numbers, slice(None, None, spec.chunk))
+        episodes = self._dataset.read(numbers, slice(None, None, spec.chunk), spec.cameras)
         return [self._demonstration(number, e, spec) for number, e in zip(numbers, episodes, strict=True)]
 
     def _require_instruction(self, env: VectorEnv) -> None:

@@ -49,7 +49,7 @@ def source_of(config: WarmStartConfig) -> Source | None:
         return Source(Kind.teacher, str(folder), _digest([folder / name for name in _TEACHER_FILES]))
     if config.demonstrations is None:
         return None
-    path = Path(config.demonstrations).resolve()
+    path = Path(config.demonstrations).absolute()  # a link has the name that tells what it is, its target may not
     if is_recording(path):
         number = len(read_recording(path, FILES).episodes)
         return Source(Kind.maniskill, str(path), _digest([path, path.with_suffix(".json")]), number)
@@ -112,6 +112,13 @@ def _require_recording(path: Path, env: EnvConfig) -> int:
     for episode in recording.episodes:
         require_actions(f"{FILES} is {str(path)!r}", episode.name, episode.actions)
     _require_one_size(path, recording)
+    longest = max((len(episode.actions) for episode in recording.episodes), default=0)
+    if longest > env.horizon:
+        needed = -(-longest // env.chunk) * env.chunk
+        raise ConfigError(
+            f"env.horizon is {env.horizon}, but {FILES}={path} has episodes of up to {longest} env steps, whose ends "
+            f"would be missing: set env.horizon={needed}"
+        )
     return len(recording.episodes)
 
 
@@ -156,7 +163,7 @@ def _require_dataset(path: Path, env: EnvConfig) -> int:
             f"{', '.join(PICTURES + name for name in missing)}"
         )
     for name in env.cameras:
-        height, width = info.features[PICTURES + name]["shape"][:2]
+        height, width = info.picture_size(name)
         if (height, width) != (env.obs_size, env.obs_size):
             raise ConfigError(
                 f"env.obs_size is {env.obs_size}, but {PICTURES + name} of {FILES}={path} is {width} x {height}: "

@@ -66,6 +66,7 @@ class Trainer:
         self._job, self._config = job, job.config
         if self._config.run.exact is Exactness.portable:
             portable.require()
+            portable.verify()
         self._started = started or time.time()
         self._startup = StartupClock(self._started, job.first_work)
         self._resumed = checkpoint_to_resume(self._config)

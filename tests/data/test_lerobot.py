@@ -64,6 +64,21 @@ def test_only_those_pictures_are_kept_that_are_asked_for(folder: Path) -> None:
     assert np.abs(read.images["wrist"].astype(int) - expected).max() <= 3
 
 
+def test_pictures_of_other_cameras_are_not_read(folder: Path) -> None:
+    for video in folder.glob("videos/observation.images.front/**/*.mp4"):
+        video.write_bytes(b"damaged")
+    (read,) = LeRobotDataset(folder, NAMED).read([0], cameras=["wrist"])
+    assert list(read.images) == ["wrist"]
+
+
+def test_the_axes_of_pictures_are_known_by_their_names(folder: Path) -> None:
+    features = json.loads((folder / "meta/info.json").read_text())["features"]
+    features["observation.images.front"] |= {"shape": [3, 24, 48], "names": ["channels", "height", "width"]}
+    change_info(folder, features=features)
+    info = LeRobotDataset(folder, NAMED).info
+    assert (info.picture_size("front"), info.picture_size("wrist")) == ((24, 48), (32, 32))
+
+
 def test_a_dataset_is_not_written_over_another(folder: Path) -> None:
     with pytest.raises(DataError, match="a folder that holds none yet"):
         write_dataset(folder, EPISODES, fps=20, robot="panda")

@@ -146,17 +146,26 @@ def test_a_recording_that_solves_nothing_says_what_to_check(tmp_path: Path) -> N
         ({"bad": 1.5}, [], DataError, r"action 1 of step 2 of traj_3 is 1.5, .* normalised"),
         ({"number": 3}, [], DataError, "holds 3 episodes, .* record more"),
         ({"dims": 3}, [], DataError, r"whose actions have 3 dimensions, but those of the env have 2"),
+        ({"steps": 13}, [], ConfigError, r"has episodes of up to 13 env steps, .*: set env.horizon=16"),
     ],
 )
 def test_a_recording_that_does_not_fit_is_refused(tmp_path: Path, change, overrides, error, words) -> None:
     number = change.pop("number", 6)
-    episodes = [(k, np.full((4, change.get("dims", 2)), 0.1, np.float32)) for k in range(number)]
+    episodes = [(k, np.full((change.get("steps", 4), change.get("dims", 2)), 0.1, np.float32)) for k in range(number)]
     if "bad" in change:
         episodes[3][1][2, 1] = change["bad"]
     kind = {name: value for name, value in change.items() if name in ("task", "control_mode")}
     config = from_files(write_recording(tmp_path / "demos.h5", episodes, **kind), *overrides)
     with pytest.raises(error, match=rf"(?s)warm_start.demonstrations.*{words}"):
         checked_and_collected(config)
+
+
+def test_a_recording_is_known_by_the_name_of_a_link_to_it(recording: Path, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    for suffix in (".h5", ".json"):
+        recording.with_suffix(suffix).rename(tmp_path / f"blobs/sha{suffix[1]}")
+        recording.with_suffix(suffix).symlink_to(tmp_path / f"blobs/sha{suffix[1]}")
+    checked_and_collected(from_files(recording))
 
 
 def test_a_path_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -316,8 +325,23 @@ def test_what_is_recorded_is_cloned_alike_from_both_forms(tmp_path: Path) -> Non
         for ours, theirs in zip(pictures._data[block], replayed._data[block], strict=True):
             assert torch.equal(ours.actions, theirs.actions)
             assert torch.equal(ours.observation.images, theirs.observation.images)
-    with pytest.raises(ConfigError, match="files are to be written"):
-        record_demonstrations(from_files(tmp_path / "demos.h5"), tmp_path / "again.h5", lambda *progress: None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "out", "words"),
+    [
+        (["warm_start.demonstrations=x.h5"], "new.h5", "warm_start.demonstrations is 'x.h5', .*: leave it out"),
+        (["warm_start.region=[0,1,0,1]"], "new.h5", "warm_start.region is .*: leave it out"),
+        (["env.cameras=[]"], "new", "a LeRobot folder holds pictures: name cameras"),
+        ([], "old.h5", "old.h5', which is there already: give another name"),
+        ([], "old", "old', which is there already"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_before_any_episode(tmp_path: Path, overrides, out: str, words: str) -> None:
+    (tmp_path / "old.h5").touch()
+    (tmp_path / "old/meta").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=words):
+        record_demonstrations(tiny(*overrides), tmp_path / out, lambda *progress: pytest.fail("an episode was run"))
 
 
 # ------------------------------------------------------------------------------------------------------------ ManiSkill

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -167,11 +166,9 @@ def test_the_commands_of_a_lane_run_in_turn_and_byte_code_is_kept(setup_environm
 def test_a_failure_ends_the_other_lanes_at_once(setup_environment, lane, tmp_path, monkeypatch):
     monkeypatch.setattr(setup_environment, "POLL_S", 0.01)
     broken = lane("broken", "print('ERROR: No matching distribution found for x==1'); raise SystemExit(1)", "print(2)")
-    slow = lane("slow", "import time; time.sleep(120)")
-    start = time.monotonic()
+    slow = lane("slow", "import time; time.sleep(600)")
     failed = setup_environment.run([slow, broken], setup_environment.Progress(), lambda: "")
     assert failed is broken
-    assert time.monotonic() - start < 30
     assert slow.process.poll() is not None
     assert "2" not in (tmp_path / "setup_broken.log").read_text().splitlines()
     assert setup_environment.last_words(broken.log) == "  ERROR: No matching distribution found for x==1"
