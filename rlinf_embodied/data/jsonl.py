@@ -6,6 +6,7 @@ a calculator (<<48/2=24>>) left out.  Training goes through the rows epoch by ep
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from rlinf_embodied.randomness import permutation
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")
 _MARK = "####"
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # UTF-8 has none: only escapes can bring one
+_KEPT_FILES = 8  # of a process: training, held-out problems and checks read the same ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,10 @@ class JsonlProblems:
         columns = (question_column, answer_column)
         if isinstance(files, Mapping):
             self._names = {split: str(file) for split, file in files.items()}
-            self._rows = {split: _read(Path(file), *columns) for split, file in files.items()}
+            self._rows = {split: _rows(Path(file), *columns) for split, file in files.items()}
             self._require_disjoint()
         else:
-            rows = _read(Path(files), *columns)
+            rows = _rows(Path(files), *columns)
             self._names = dict.fromkeys(Split, str(files))
             self._rows = {split: [row for row in rows if split_of(row.question) is split] for split in Split}
 
@@ -75,7 +78,7 @@ class JsonlProblems:
         Raises:
             DataError: the split has no rows, or a held-out one fewer than asked for.
         """
-        rows = self._rows.get(split, [])
+        rows = self._rows.get(split, ())
         if not rows:
             named = f"{self._names[split]} has no question" if split in self._names else "no file is given"
             raise DataError(f"{named} for the split {split.value!r}: give a file for it in data.files")
@@ -112,13 +115,22 @@ class JsonlProblems:
                     )
 
 
-def _read(file: Path, question_column: str, answer_column: str) -> list[_Row]:
+def _rows(file: Path, question_column: str, answer_column: str) -> tuple[_Row, ...]:
+    """Returns the rows of a file, which a process reads once unless it has changed."""
+    file = file.expanduser()
     try:
-        lines = file.expanduser().read_bytes().splitlines()  # bytes: text would also be split at U+2028 and the like
+        found = file.stat()
+        return _read(file, question_column, answer_column, (found.st_mtime_ns, found.st_size, found.st_ino))
     except OSError as error:
         raise DataError(
             f"data.files names {str(file)!r}, but it cannot be read ({error.strerror}): correct it"
         ) from error
+
+
+@functools.lru_cache(maxsize=_KEPT_FILES)
+def _read(file: Path, question_column: str, answer_column: str, state: tuple[int, ...]) -> tuple[_Row, ...]:
+    """Reads a file; `state` tells one content of it from another."""
+    lines = file.read_bytes().splitlines()  # bytes: text would also be split at U+2028 and the like
     rows = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -127,7 +139,7 @@ def _read(file: Path, question_column: str, answer_column: str) -> list[_Row]:
         raise DataError(
             f"data.files names {str(file)!r}, but it has no rows: give a file with one JSON object per line"
         )
-    return rows
+    return tuple(rows)
 
 
 def _row(line: bytes, place: str, question_column: str, answer_column: str) -> _Row:
@@ -135,6 +147,8 @@ def _row(line: bytes, place: str, question_column: str, answer_column: str) -> _
         record = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is not JSON ({error}): each line must be one JSON object") from error
+    if _SURROGATE.search(line):
+        _require_characters(record, place)
     if not isinstance(record, dict):
         raise DataError(f"{place} is a {type(record).__name__}, but each line must be one JSON object: correct it")
     question = _column(record, question_column, "data.question_column", place)
@@ -144,6 +158,18 @@ def _row(line: bytes, place: str, question_column: str, answer_column: str) -> _
         raise DataError(f"{place}: its answer is empty, so that nothing could be right: remove or complete it")
     solution = _CALCULATION.sub("", worked).strip() or None
     return _Row(question, final.strip() if mark else answer, solution)
+
+
+def _require_characters(record: object, place: str) -> None:
+    """Checks that escapes beyond U+FFFF come in pairs: half of one is no character, and no tokenizer takes it."""
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise DataError(
+            f"{place} holds {half}, half of a surrogate pair, which is no character: write both halves or the "
+            "character itself, or remove it"
+        ) from error
 
 
 def _column(record: dict[str, object], name: str, path: str, place: str) -> str:

@@ -36,7 +36,7 @@ from rlinf_embodied.training.job import Checking, Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 
 _PROBLEMS = "problems"  # used so far: a count of the run's progress
-_LOOKED_AT = 2000  # problems whose prompts are measured before anything starts
+_LOOKED_AT = 2000  # of the problems of a stream without end: their prompts are measured before anything starts
 
 
 class ReasoningJob:
@@ -119,22 +119,23 @@ class ReasoningJob:
     def _require_context(self, folder: str | None) -> None:
         config = self.config
         policy = load_policy(config.policy, folder, config.run.seed, "cpu").policy
-        prompts = self._prompts(policy, Split.train, config.run.seed, 20 * _LOOKED_AT)
-        held_out = self._prompts(policy, Split.test, config.data.seed, config.eval.num_problems)
-        require_context(policy, [*prompts, *held_out], Sampling(config.generation.max_new_tokens))
-        longest = max(len(prompt.tokens) for prompt in prompts) + config.generation.max_new_tokens
+        trained = self._longest(policy, Split.train, config.run.seed)
+        held_out = self._longest(policy, Split.test, config.data.seed, config.eval.num_problems)
+        require_context(policy, [trained, held_out], Sampling(config.generation.max_new_tokens))
+        longest = len(trained.tokens) + config.generation.max_new_tokens
         if longest > config.algorithm.tokens_per_microbatch:
             raise ConfigError(
                 f"algorithm.tokens_per_microbatch is {config.algorithm.tokens_per_microbatch}, but a prompt with its "
                 f"completion may have {longest} tokens and none is cut: use at least {longest}"
             )
 
-    def _prompts(self, policy: LanguagePolicy, split: Split, seed: int, most: int) -> list[Prompt]:
-        """Returns the first prompts of a split: `most` of a file's, _LOOKED_AT of a stream without end."""
+    def _longest(self, policy: LanguagePolicy, split: Split, seed: int, most: int | None = None) -> Prompt:
+        """Returns the longest prompt of a split: of all its rows or the first `most`, or of the start of a stream."""
         form, source = text_form(self.config.data.form), problem_source(self.config.data, seed)
         size = source.size(split)
-        problems = source.batch(split, 0, min(most, _LOOKED_AT if size is None else size))
-        return [Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in problems]
+        number = min(n for n in (most, _LOOKED_AT if size is None else size) if n is not None)
+        prompts = (Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in source.batch(split, 0, number))
+        return max(prompts, key=lambda prompt: len(prompt.tokens))
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:

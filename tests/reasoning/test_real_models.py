@@ -16,6 +16,7 @@ from policies.causal_lm import CausalLM
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, PlanError, RlinfError
 from rlinf_embodied.learning.checkpoint import weights_sha256
+from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.training import trainer as trainer_module
 from rlinf_embodied.training.trainer import Trainer
@@ -135,6 +136,16 @@ def test_prompts_longer_than_the_context(files, tmp_path, nothing_starts) -> Non
     model = model_folder(tmp_path / "model", "qwen2", context=256)
     parts = ["generation.max_new_tokens is 16", "context of qwen2 holds 256", "shorter prompts"]
     refused(ConfigError, *parts, config=config_of(model, files | {"test": test}, tmp_path / "run"))
+
+
+def test_every_row_of_a_file_is_measured(files, tmp_path, nothing_starts, monkeypatch) -> None:
+    monkeypatch.setattr(job_module, "_LOOKED_AT", 2)  # a stream without end is looked into that far
+    rows = gsm8k_rows(100, 90)
+    rows[-1]["question"] += " Think." * 60
+    model = model_folder(tmp_path / "model", "qwen2", context=256)
+    train = write_rows(tmp_path / "train.jsonl", rows)
+    parts = ["generation.max_new_tokens is 16", "context of qwen2 holds 256", "shorter prompts"]
+    refused(ConfigError, *parts, config=config_of(model, files | {"train": train}, tmp_path / "run"))
 
 
 def test_files_that_hold_no_problems(folders, files, tmp_path, nothing_starts) -> None:
