@@ -173,6 +173,7 @@ class AnswerResult:
     accuracy: float  # of greedy answers
     interval: tuple[float, float]
     num_problems: int
+    num_asked: int  # eval.num_problems: more than there are for tests, where all of these were taken
     length: float  # mean tokens of a greedy answer
     truncated: float  # share of greedy answers that were cut off
     sampled: Sampled | None
@@ -186,6 +187,7 @@ class AnswerResult:
             "accuracy": self.accuracy,
             "accuracy_interval": list(self.interval),
             "num_problems": self.num_problems,
+            "num_asked": self.num_asked,
             "length": self.length,
             "truncated": self.truncated,
         }
@@ -205,6 +207,8 @@ class AnswerResult:
         """Returns, for example, "63.0 % [60.0, 66.0] of 1000 problems, pass@1 58.2 %, pass@8 81.0 %"."""
         low, high = self.interval
         text = f"{100 * self.accuracy:.1f} % [{100 * low:.1f}, {100 * high:.1f}] of {self.num_problems} problems"
+        if self.num_problems < self.num_asked:
+            text += f" (all there are for tests: eval.num_problems asks for {self.num_asked})"
         for k in (1, self.sampled.num_samples) if self.sampled else ():
             text += f", pass@{k} {100 * self.sampled.pass_at[k]:.1f} %" if self.sampled else ""
         return text + (f", with a forced start {100 * self.forced[0]:.1f} %" if self.forced else "")
@@ -277,7 +281,8 @@ class AnswerEvaluation:
         right = sum(row[0] for row in greedy)
         number = len(greedy)
         return AnswerResult(
-            *(right / number, wilson(right, number), number, totals[0] / number, totals[1] / number),
+            *(right / number, wilson(right, number), number, self._eval.num_problems),
+            *(totals[0] / number, totals[1] / number),
             *(sampled, forced, shown, spans),
         )
 

@@ -96,6 +96,15 @@ def test_a_second_run_goes_on_from_what_the_first_one_saved(folders, files, tmp_
     assert again["before"]["accuracy"] == first["after"]["accuracy"]
 
 
+def test_fewer_held_out_problems_than_asked_for_are_said_to_be_all(folders, files, tmp_path, capsys) -> None:
+    train_math(config_of(folders["qwen2"], files, tmp_path, "run.num_iterations=0", "eval.num_problems=20"))
+    said = f"of {NUM_TEST} problems (all there are for tests: eval.num_problems asks for 20)"
+    out = capsys.readouterr().out
+    assert [said in line for line in out.splitlines() if "evaluation before:" in line] == [True]
+    before = json.loads((tmp_path / "summary.json").read_text())["before"]
+    assert (before["num_problems"], before["num_asked"]) == (NUM_TEST, 20)
+
+
 def test_answers_are_put_and_shown_in_the_models_own_words(folders, files, tmp_path) -> None:
     train_math(config_of(folders["qwen2"], files, tmp_path, "run.num_iterations=0"))
     table = (tmp_path / "samples.md").read_text().splitlines()
