@@ -216,6 +216,28 @@ def test_bad_input_to_the_reasoning_workflow_is_named_with_its_rule_and_the_next
     assert [part for part in parts if part not in str(caught.value)] == [], str(caught.value)
 
 
+GSM8K = ["data=jsonl", "data.files.all=gsm8k.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tokens", "lr", "value_lr"),
+    [
+        ([], 52, 1e-4, 3e-4),
+        (["algorithm=dr_grpo", "data=linear"], 52, 1e-4, 3e-4),
+        (["policy.folder=x", *GSM8K], 512, 1e-6, 1e-5),
+        (["policy=folder", "policy.folder=x", *GSM8K, "algorithm=dr_grpo"], 512, 1e-6, 1e-5),
+        (["policy.folder=x", *GSM8K, "policy.lora.rank=16", "algorithm=ppo"], 512, 1e-5, 1e-5),
+        (["policy.folder=x"], 52, 1e-6, 1e-5),
+        (["policy.folder=x", "data.form=natural"], 512, 1e-6, 1e-5),
+        (["policy.folder=x", *GSM8K, "generation.max_new_tokens=300", "algorithm.lr=3e-6"], 300, 3e-6, 1e-5),
+    ],
+)
+def test_defaults_follow_the_problems_and_the_model(overrides, tokens, lr, value_lr):
+    config = compose_math(overrides)
+    assert config.generation.max_new_tokens == tokens
+    assert (config.algorithm.lr, config.algorithm.value_lr) == (lr, value_lr)
+
+
 def test_what_a_refusal_suggests_is_taken():
     config = compose_math(["generation.rows_per_block=32", "generation.rows_together=64"])
     assert (config.num_blocks, config.prompts_per_block, config.blocks_together) == (8, 4, 2)

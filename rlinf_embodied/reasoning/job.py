@@ -13,7 +13,7 @@ from rlinf_embodied.config import MathConfig, ReasoningName
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.data.text_forms import text_form
-from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
@@ -35,7 +35,10 @@ from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Checking, Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 
-_PROBLEMS = "problems"  # used so far: a count of the run's progress
+# counts of the run's progress
+_PROBLEMS = "problems"  # used so far
+_IDLE = "idle_iterations"  # the last ones in a row that trained on nothing; absent: none
+_MANY_CUT = 0.5  # share of an iteration's completions
 _LOOKED_AT = 2000  # of the problems of a stream without end: their prompts are measured before anything starts
 
 
@@ -59,6 +62,7 @@ class ReasoningJob:
         self.title = f"{source} · {config.algorithm.name}"
         self.eval_every, self.check_every = config.eval.every, 0
         self.cache_dir = config.warm_start.cache_dir
+        self._warned_of_cuts = False  # by the last iteration
         self._reference = ""  # folder that the divergence is measured from, once it is known
 
     def planning_parts(self) -> dict[str, object]:
@@ -161,13 +165,49 @@ class ReasoningJob:
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
-        """See Job; the global step counts generated tokens."""
+        """See Job; the global step counts generated tokens.
+
+        Raises:
+            DataError: it was the last of algorithm.max_idle_iterations in a row that trained on nothing; `progress` is
+                left as it was.
+        """
         used = progress.counts.get(_PROBLEMS, 0)
         result, metrics = run_iteration(executor, progress.iteration, used)
+        self._count_idle(progress, metrics)
         rounds = int(metrics["rollout/rounds"])
         progress.counts[_PROBLEMS] = used + rounds * self.config.algorithm.prompts_per_iteration
         progress.global_step += int(metrics["rollout/tokens"])
         return result, metrics
+
+    def _count_idle(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+        if metrics.get("charts/optimizer_steps") != 0:  # a critic's warm-up has no such number
+            progress.counts.pop(_IDLE, None)
+            return
+        number, most = progress.counts.get(_IDLE, 0) + 1, self.config.algorithm.max_idle_iterations
+        if most and number >= most:
+            right, cut = metrics["rollout/accuracy"], metrics["rollout/truncated"]
+            longer = "a larger generation.max_new_tokens, " if cut > _MANY_CUT else ""
+            raise DataError(
+                f"algorithm.max_idle_iterations is {most}, but the last {number} iterations trained on nothing: no "
+                f"group had completions to tell apart (of the last iteration's {100 * right:.0f} % were right, and "
+                f"{100 * cut:.0f} % were cut off at generation.max_new_tokens="
+                f"{self.config.generation.max_new_tokens}). Use {longer}problems that are sometimes solved (data), a "
+                "larger algorithm.group_size, or another policy; what was learnt is in the newest checkpoint, from "
+                "which the same run.dir goes on"
+            )
+        progress.counts[_IDLE] = number
+
+    def warnings(self, metrics: Mapping[str, float]) -> list[str]:
+        """See Job; says that most completions are cut off when that begins, not in every iteration."""
+        cut, told = metrics["rollout/truncated"], self._warned_of_cuts
+        self._warned_of_cuts = cut > _MANY_CUT
+        if told or not self._warned_of_cuts:
+            return []
+        return [
+            f"{100 * cut:.0f} % of the completions were cut off at generation.max_new_tokens="
+            f"{self.config.generation.max_new_tokens} and earned nothing: use a larger one, as far as the model's "
+            "context allows"
+        ]
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers of actor and critic."""
