@@ -63,6 +63,7 @@ MAIN_OVERRIDES = {
         "algorithm=ppo": "grpo, dr_grpo, dapo, rloo, or ppo with a critic of its own",
         "data.level=linear2-20": "generated problems: sum4-6-9, chain2-3, linear2-20, countdown3-9, joined by commas",
         "data.files.all=problems.jsonl": "JSON Lines with question and answer; or data.files.train and .test",
+        "reward._target_=my_rewards.score": "one's own (completion, problem) -> float, see docs/reasoning.md",
         "policy.folder=<dir>": "a Hugging Face model folder instead of the small model from scratch",
         "policy.lora.rank=16": "train low-rank adapters only",
         "generation.max_new_tokens=52": "where a completion is cut off; 512 where data.form is natural",

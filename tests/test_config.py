@@ -177,7 +177,7 @@ BAD_MATH_INPUT = [
     (["algorithm.loss_level=tokens"], ["algorithm.loss_level is 'tokens'", "token, sequence, constant"]),
     (["generation.engine=vlm"], ["generation.engine is 'vlm'", "transformers, vllm"]),
     (["data=jsonl", "policy.folder=x"], ["data.files is {}", "use data.files.all=<file>"]),
-    (["data.files.all=x.jsonl"], ["policy.folder is None", "data.files holds problems", "give the folder"]),
+    (["data.files.all=x.jsonl"], ["policy.folder is None", "data._target_ hold problems", "give the folder"]),
     (["data.files.train=x"], ["data.files is {'train': 'x'}", "a file each", "add the missing one"]),
     (["data.files.tran=x"], ["data.files is {'tran': 'x'}", "train, validation, test, all"]),
     (["policy=folder"], ["policy.folder is ''", "reads a model from disk", "policy.folder=<dir>"]),

@@ -72,8 +72,9 @@ class GenerationConfig:
 
 @dataclass(kw_only=True, slots=True)
 class RewardConfig:
-    """What a completion earns: 1 for a right answer."""
+    """What a completion earns: 1 for a right answer, or what a function of one's own says."""
 
+    _target_: str | None = None  # dotted path of (completion, problem) -> float, where 1 and more count as right
     num_workers: int = 1  # processes for math-verify, at most; they start when an answer needs it
     timeout_s: float = 2.0  # processor seconds that one answer may take
     format_reward: float = 0.0  # what the right form earns, with a right or a wrong answer

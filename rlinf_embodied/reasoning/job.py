@@ -24,6 +24,7 @@ from rlinf_embodied.reasoning.critic_stage import MODULE as CRITIC
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation import require_context
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
+from rlinf_embodied.reasoning.judge import reward_function
 from rlinf_embodied.reasoning.policy_folder import load_policy, trained_on
 from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.reasoning.warm_start import starting_policy
@@ -57,7 +58,9 @@ class ReasoningJob:
     def __init__(self, config: MathConfig) -> None:
         """Takes everything that experiments/train_llm_math.py reads."""
         self.config = config
-        source = "+".join(Path(file).stem for file in config.data.files.values()) or config.data.level.replace(",", "+")
+        data = config.data
+        files = "+".join(Path(file).stem for file in data.files.values())
+        source = (data._target_ or "").rpartition(".")[2] or files or data.level.replace(",", "+")
         self.name = f"math-{source}-{config.algorithm.name}"
         self.title = f"{source} · {config.algorithm.name}"
         self.eval_every, self.check_every = config.eval.every, 0
@@ -73,7 +76,7 @@ class ReasoningJob:
         """See Job; also checks that problems can be had, and that their prompts fit the model's context.
 
         Raises:
-            ConfigError: they do not fit, or there is no such level.
+            ConfigError: they do not fit, there is no such level, or what a _target_ names cannot be used.
             DataError: a file cannot be used.
         """
         config = self.config
@@ -85,6 +88,7 @@ class ReasoningJob:
         given = checkpoint or config.policy.folder or config.warm_start.checkpoint
         if config.warm_start.checkpoint is not None and checkpoint is None:
             trained_on(Path(config.warm_start.checkpoint).expanduser())
+        reward_function(config.reward)
         self._require_problems()
         self._require_context(None if given is None else str(Path(given).expanduser()))
 
