@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from jinja2 import TemplateError
@@ -23,6 +24,7 @@ from policies.language_folder import no_progress_bars, read_model, read_tokenize
 from policies.lean_decoding import LeanDecoder, is_lean
 from rlinf_embodied.algorithms.log_probs import token_log_probs, token_log_probs_and_entropy
 from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
 from rlinf_embodied.randomness import words
@@ -53,6 +55,8 @@ class CausalLM:
         context = getattr(text, "max_position_embeddings", None)
         self.spec = LanguageSpec(text.model_type, text.vocab_size, context, pad_id, eos_ids)
         self.module: nn.Module = model if lora is None else add_adapters(model, lora, seed)
+        self._system: list[dict[str, str]] = []  # what a chat begins with
+        self._template_args: dict[str, Any] = {}
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         # where one token ends and pads, it must stay possible
         self._never = None if pad_id in eos_ids else torch.tensor([pad_id])
@@ -99,9 +103,12 @@ class CausalLM:
         """See LanguagePolicy."""
         lora = config.lora if config.lora.rank else None
         if folder is None:
-            return cls.tiny(config, seed, lora)
-        dtype = torch.bfloat16 if config.precision is Precision.bfloat16 else torch.float32
-        return cls.load(folder, lora=lora, seed=seed, dtype=dtype)
+            policy = cls.tiny(config, seed, lora)
+        else:
+            dtype = torch.bfloat16 if config.precision is Precision.bfloat16 else torch.float32
+            policy = cls.load(folder, lora=lora, seed=seed, dtype=dtype)
+        policy.set_chat(config.system_prompt, config.chat_template_args)
+        return policy
 
     def save(self, folder: Path, max_shard_bytes: int = 5_000_000_000) -> None:
         """Writes config, weights (adapters merged) and tokenizer for transformers' from_pretrained."""
@@ -111,6 +118,26 @@ class CausalLM:
         self.tokenizer.save_pretrained(folder)
 
     # ------------------------------------------------------------------------------------------------------------ text
+    def set_chat(self, system_prompt: str | None, template_args: Mapping[str, object]) -> None:
+        """Sets what prompts are written with beside the problem.
+
+        Args:
+            system_prompt: the system's message; None: there is none.
+            template_args: what the chat template reads, for example {"enable_thinking": False}.
+
+        Raises:
+            ConfigError: the tokenizer has no chat template, or its template reads none of that name.
+        """
+        template = self.tokenizer.chat_template
+        for path, value in (("policy.system_prompt", system_prompt), ("policy.chat_template_args", template_args)):
+            rule = "the tokenizer has no chat template that could write it"
+            require(not value or template is not None, path, value, rule, "leave it out, or use a chat model's folder")
+        unknown = [name for name in template_args if name not in str(template)]
+        rule = f"the model's chat template does not read {', '.join(unknown)}"
+        require(not unknown, "policy.chat_template_args", dict(template_args), rule, "use names that stand in it")
+        self._system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+        self._template_args = dict(template_args)
+
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a prompt, in the model's chat template where it has one.
 
@@ -120,12 +147,15 @@ class CausalLM:
         if self.tokenizer.chat_template is None:
             tokens = self._tokens(text, add_special_tokens=True)
         else:
-            chat = [{"role": "user", "content": text}]
+            chat = [*self._system, {"role": "user", "content": text}]
             try:
-                written = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+                written = self.tokenizer.apply_chat_template(
+                    chat, tokenize=False, add_generation_prompt=True, **self._template_args
+                )
             except TemplateError as error:
+                what = "policy.system_prompt with a user's message" if self._system else "a user's message alone"
                 raise ConfigError(
-                    f"the tokenizer's chat template refuses a user's message alone ({error}): change chat_template in "
+                    f"the tokenizer's chat template refuses {what} ({error}): change chat_template in "
                     "the model folder (policy.folder), or use another model"
                 ) from error
             tokens = self._tokens(str(written), add_special_tokens=False)  # the template wrote them

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -44,6 +44,13 @@ ANSWERS_GROUPS = ("cluster", "run")
 PLANNING_GROUPS = ("run",)
 PLAN_SUFFIXES = (".yaml", ".yml", ".json")
 _SWITCHES = {"run.exact": {True: "exact", False: "off"}}  # enumerations that also take true and false
+
+# what files under configs/ may compute from other keys
+_RESOLVERS: dict[str, Callable[..., object]] = {
+    "divide": lambda a, b: int(a) // int(b),
+    "equal": lambda a, b: a == b,
+    "if": lambda condition, then, otherwise: then if condition else otherwise,
+}
 
 _Config = TypeVar("_Config")
 
@@ -216,7 +223,8 @@ def _compose(
     """Composes configs/<name>.yaml over a schema (or values of one, `node`) and builds the dataclasses."""
     store = ConfigStore.instance()
     store.store(name=f"{name.split('_')[0]}_schema", node=node or schema)
-    OmegaConf.register_new_resolver("divide", lambda a, b: int(a) // int(b), replace=True)
+    for resolver_name, resolver in _RESOLVERS.items():
+        OmegaConf.register_new_resolver(resolver_name, resolver, replace=True)
     try:
         stored = [_stored_plan(text, schema) if "plan" in groups else text for text in overrides]
         checked = [_placed(_checked(text, schema, groups), schema, groups) for text in stored]

@@ -186,7 +186,7 @@ BAD_MATH_INPUT = [
     (["algorithm.loss_level=tokens"], ["algorithm.loss_level is 'tokens'", "token, sequence, constant"]),
     (["generation.engine=vlm"], ["generation.engine is 'vlm'", "transformers, vllm"]),
     (["data=jsonl", "policy.folder=x"], ["data.files is {}", "use data.files.all=<file>"]),
-    (["data.files.all=x.jsonl"], ["policy.folder is None", "data.files holds problems", "give the folder"]),
+    (["data.files.all=x.jsonl"], ["policy.folder is None", "data._target_ hold problems", "give the folder"]),
     (["data.files.train=x"], ["data.files is {'train': 'x'}", "a file each", "add the missing one"]),
     (["data.files.tran=x"], ["data.files is {'tran': 'x'}", "train, validation, test, all"]),
     (["policy=folder"], ["policy.folder is ''", "reads a model from disk", "policy.folder=<dir>"]),
@@ -223,6 +223,28 @@ def test_bad_input_to_the_reasoning_workflow_is_named_with_its_rule_and_the_next
     with pytest.raises(ConfigError) as caught:
         compose_math(overrides)
     assert [part for part in parts if part not in str(caught.value)] == [], str(caught.value)
+
+
+GSM8K = ["data=jsonl", "data.files.all=gsm8k.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tokens", "lr", "value_lr"),
+    [
+        ([], 52, 1e-4, 3e-4),
+        (["algorithm=dr_grpo", "data=linear"], 52, 1e-4, 3e-4),
+        (["policy.folder=x", *GSM8K], 512, 1e-6, 1e-5),
+        (["policy=folder", "policy.folder=x", *GSM8K, "algorithm=dr_grpo"], 512, 1e-6, 1e-5),
+        (["policy.folder=x", *GSM8K, "policy.lora.rank=16", "algorithm=ppo"], 512, 1e-5, 1e-5),
+        (["policy.folder=x"], 52, 1e-6, 1e-5),
+        (["policy.folder=x", "data.form=natural"], 512, 1e-6, 1e-5),
+        (["policy.folder=x", *GSM8K, "generation.max_new_tokens=300", "algorithm.lr=3e-6"], 300, 3e-6, 1e-5),
+    ],
+)
+def test_defaults_follow_the_problems_and_the_model(overrides, tokens, lr, value_lr):
+    config = compose_math(overrides)
+    assert config.generation.max_new_tokens == tokens
+    assert (config.algorithm.lr, config.algorithm.value_lr) == (lr, value_lr)
 
 
 def test_what_a_refusal_suggests_is_taken():

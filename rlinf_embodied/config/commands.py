@@ -154,11 +154,13 @@ class MathConfig:
             "give one of the two",
         )
         require(
-            not self.data.files or self.policy.folder is not None or self.warm_start.checkpoint is not None,
+            not (self.data.files or self.data._target_)
+            or self.policy.folder is not None
+            or self.warm_start.checkpoint is not None,
             "policy.folder",
             self.policy.folder,
-            "data.files holds problems for a model that can read already",
-            "give the folder of a causal language model, or use generated problems",
+            "data.files and data._target_ hold problems for a model that can read already",
+            "give the folder of a causal language model, or warm_start.checkpoint, or use generated problems",
         )
 
     @property

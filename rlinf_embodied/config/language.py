@@ -16,6 +16,8 @@ class DataConfig:
     files: dict[str, str] = field(default_factory=dict)  # JSON Lines: {train: a, test: b}, or {all: a}, split by a hash
     question_column: str = "question"
     answer_column: str = "answer"
+    columns: list[str] = field(default_factory=list)  # of the files' rows, kept as Problem.columns for a reward
+    _target_: str | None = None  # of one's own problems, in place of level and files: (data, seed) -> ProblemSource
     form: str = "compact"  # compact for small models with characters as tokens, natural for those that read sentences
     seed: int = 77  # of the problems that are held out; those of training follow from run.seed
 
@@ -27,9 +29,15 @@ class DataConfig:
         require(alone, "data.files", self.files, "`all` stands for every split", "give `all`, or a file per split")
         whole = not self.files or "all" in self.files or {"train", "test"} <= set(self.files)
         require(whole, "data.files", self.files, "training and evaluation need a file each", "add the missing one")
-        some = bool(self.files) or bool(self.level)
+        some = bool(self.files) or bool(self.level) or self._target_ is not None
         rule = "problems are of a level (data.level) or come from files"
         require(some, "data.files", self.files, rule, "use data.files.all=<file>.jsonl, or data.level=sum4-6-9")
+        rows = not self.columns or bool(self.files) or self._target_ is not None
+        rule = "generated problems have no columns"
+        require(rows, "data.columns", self.columns, rule, "leave it out, or use data.files.all=<file>.jsonl")
+        alone = self._target_ is None or not self.files
+        rule = "problems come from files or from one's own source"
+        require(alone, "data._target_", self._target_, rule, "leave out one of data.files and data._target_")
         require(self.form in ("compact", "natural"), "data.form", self.form, "it is compact or natural", "choose one")
 
 
@@ -78,6 +86,9 @@ class Precision(StrEnum):
     bfloat16 = "bfloat16"
 
 
+_OWN_ARGUMENTS = ("tokenize", "add_generation_prompt", "continue_final_message")
+
+
 @dataclass(kw_only=True, slots=True)
 class LanguagePolicyConfig(TinyLMConfig):
     """A causal language model: a Hugging Face folder, or a small model from scratch of the shape above."""
@@ -87,9 +98,14 @@ class LanguagePolicyConfig(TinyLMConfig):
     folder: str | None = None  # config.json, safetensors, tokenizer, as save_pretrained writes them; None: from scratch
     precision: Precision = Precision.float32  # of a folder's weights; adapters are always float32
     lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))
+    system_prompt: str | None = None  # what a chat template writes before the problem; None: nothing
+    chat_template_args: dict[str, bool | int | float | str] = field(default_factory=dict)  # {enable_thinking: false}
 
     def __post_init__(self) -> None:
         TinyLMConfig.__post_init__(self)
+        taken = [name for name in self.chat_template_args if name in _OWN_ARGUMENTS]
+        rule = f"{', '.join(_OWN_ARGUMENTS)} are given by the program"
+        require(not taken, "policy.chat_template_args", self.chat_template_args, rule, f"leave out {', '.join(taken)}")
         rule = "policy=folder reads a model from disk"
         require(self.folder != "", "policy.folder", self.folder, rule, "use policy.folder=<dir>")
         require(

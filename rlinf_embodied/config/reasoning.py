@@ -33,7 +33,7 @@ class VllmConfig:
 class GenerationConfig:
     """How completions are sampled, and in which portions."""
 
-    max_new_tokens: int = 52
+    max_new_tokens: int = 52  # of generated problems; 512 with data.form=natural (configs/train_llm_math.yaml)
     temperature: float = 1.0  # of sampling, and of the log-probs alike
     top_p: float = 1.0
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
@@ -72,8 +72,9 @@ class GenerationConfig:
 
 @dataclass(kw_only=True, slots=True)
 class RewardConfig:
-    """What a completion earns: 1 for a right answer."""
+    """What a completion earns: 1 for a right answer, or what a function of one's own says."""
 
+    _target_: str | None = None  # dotted path of (completion, problem) -> float, where 1 and more count as right
     num_workers: int = 1  # processes for math-verify, at most; they start when an answer needs it
     timeout_s: float = 2.0  # processor seconds that one answer may take
     format_reward: float = 0.0  # what the right form earns, with a right or a wrong answer
@@ -122,12 +123,13 @@ class ReasoningAlgorithmConfig:
     drop_uniform_groups: bool = True  # groups that are all right or all wrong leave the batch ...
     dynamic_sampling: bool = False  # ... and others are generated in their place, ...
     max_refills: int = 3  # ... at most so many rounds of them
+    max_idle_iterations: int = 10  # a run that trains on nothing for so many iterations in a row stops; 0: it goes on
     mask_truncated: bool = False  # completions that were cut off leave the loss
     clip_low: float = 0.2
     clip_high: float = 0.28
     epochs: int = 1
     num_minibatches: int = 1  # a minibatch is one slice of every block
-    lr: float = 1e-4
+    lr: float = 1e-4  # of the small model; of a folder's 1e-6, of its adapters 1e-5 (configs/train_llm_math.yaml)
     lr_end_fraction: float = 1.0  # lr falls linearly to this fraction at the last iteration ...
     lr_warmup_iterations: int = 0  # ... and rises over the policy's first iterations
     beta2: float = 0.99  # of Adam
@@ -141,7 +143,7 @@ class ReasoningAlgorithmConfig:
     # PPO
     gamma: float = 1.0
     gae_lambda: float = 0.95
-    value_lr: float = 3e-4
+    value_lr: float = 3e-4  # of the small model; of a folder's 1e-5
     value_epochs: int = 1
     value_clip: float | None = None
     value_max_grad_norm: float = 1.0
@@ -160,7 +162,13 @@ class ReasoningAlgorithmConfig:
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
-        for name in ("kl_coef", "max_refills", "critic_warmup_iterations", "lr_warmup_iterations"):
+        for name in (
+            "kl_coef",
+            "max_refills",
+            "max_idle_iterations",
+            "critic_warmup_iterations",
+            "lr_warmup_iterations",
+        ):
             value = getattr(self, name)
             require(value >= 0, f"algorithm.{name}", value, "it must not be negative", "use 0")
         compares = self.name is not ReasoningName.ppo

@@ -6,9 +6,10 @@ a calculator (<<48/2=24>>) left out.  Training goes through the rows epoch by ep
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from rlinf_embodied.randomness import permutation
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")
 _MARK = "####"
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # UTF-8 has none: only escapes can bring one
+_KEPT_FILES = 8  # of a process: training, held-out problems and checks read the same ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,16 @@ class _Row:
     question: str
     answer: str
     solution: str | None
+    columns: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Which keys of a row are read."""
+
+    question: str
+    answer: str
+    others: tuple[str, ...]
 
 
 class JsonlProblems:
@@ -41,6 +54,7 @@ class JsonlProblems:
         *,
         question_column: str = "question",
         answer_column: str = "answer",
+        columns: Sequence[str] = (),
     ) -> None:
         """Reads all files.
 
@@ -49,19 +63,20 @@ class JsonlProblems:
             seed: of the order of training.
             question_column: key of the question.
             answer_column: key of the answer.
+            columns: further keys, whose values (any JSON) stand in Problem.columns.
 
         Raises:
             DataError: a file is missing or empty, a line cannot be used, or a question is in two splits.
         """
         self._seed = seed
         self._kept: tuple[int, list[int]] | None = None
-        columns = (question_column, answer_column)
+        read = _Columns(question_column, answer_column, tuple(columns))
         if isinstance(files, Mapping):
             self._names = {split: str(file) for split, file in files.items()}
-            self._rows = {split: _read(Path(file), *columns) for split, file in files.items()}
+            self._rows = {split: _rows(Path(file), read) for split, file in files.items()}
             self._require_disjoint()
         else:
-            rows = _read(Path(files), *columns)
+            rows = _rows(Path(files), read)
             self._names = dict.fromkeys(Split, str(files))
             self._rows = {split: [row for row in rows if split_of(row.question) is split] for split in Split}
 
@@ -75,7 +90,7 @@ class JsonlProblems:
         Raises:
             DataError: the split has no rows, or a held-out one fewer than asked for.
         """
-        rows = self._rows.get(split, [])
+        rows = self._rows.get(split, ())
         if not rows:
             named = f"{self._names[split]} has no question" if split in self._names else "no file is given"
             raise DataError(f"{named} for the split {split.value!r}: give a file for it in data.files")
@@ -91,7 +106,8 @@ class JsonlProblems:
         epoch, slot = divmod(position, len(rows))
         row = rows[self._order(epoch)[slot] if split is Split.train else slot]
         name = Path(self._names[split]).stem
-        return Problem(problem_id(split, position), row.question, row.answer, row.solution, "text", name)
+        identity = problem_id(split, position)
+        return Problem(identity, row.question, row.answer, row.solution, "text", name, columns=row.columns)
 
     def _order(self, epoch: int) -> list[int]:
         """Row numbers of an epoch, kept until another epoch is asked for."""
@@ -112,45 +128,73 @@ class JsonlProblems:
                     )
 
 
-def _read(file: Path, question_column: str, answer_column: str) -> list[_Row]:
+def _rows(file: Path, columns: _Columns) -> tuple[_Row, ...]:
+    """Returns the rows of a file, which a process reads once unless it has changed."""
+    file = file.expanduser()
     try:
-        lines = file.expanduser().read_bytes().splitlines()  # bytes: text would also be split at U+2028 and the like
+        found = file.stat()
+        return _read(file, columns, (found.st_mtime_ns, found.st_size, found.st_ino))
     except OSError as error:
         raise DataError(
             f"data.files names {str(file)!r}, but it cannot be read ({error.strerror}): correct it"
         ) from error
+
+
+@functools.lru_cache(maxsize=_KEPT_FILES)
+def _read(file: Path, columns: _Columns, state: tuple[int, ...]) -> tuple[_Row, ...]:
+    """Reads a file; `state` tells one content of it from another."""
+    lines = file.read_bytes().splitlines()  # bytes: text would also be split at U+2028 and the like
     rows = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            rows.append(_row(line, f"{file}, line {number}", question_column, answer_column))
+            rows.append(_row(line, f"{file}, line {number}", columns))
     if not rows:
         raise DataError(
             f"data.files names {str(file)!r}, but it has no rows: give a file with one JSON object per line"
         )
-    return rows
+    return tuple(rows)
 
 
-def _row(line: bytes, place: str, question_column: str, answer_column: str) -> _Row:
+def _row(line: bytes, place: str, columns: _Columns) -> _Row:
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is not JSON ({error}): each line must be one JSON object") from error
+    if _SURROGATE.search(line):
+        _require_characters(record, place)
     if not isinstance(record, dict):
         raise DataError(f"{place} is a {type(record).__name__}, but each line must be one JSON object: correct it")
-    question = _column(record, question_column, "data.question_column", place)
-    answer = _column(record, answer_column, "data.answer_column", place)
+    question = _column(record, columns.question, "data.question_column", place)
+    answer = _column(record, columns.answer, "data.answer_column", place)
+    others = {name: _value(record, name, "data.columns", place) for name in columns.others}
     worked, mark, final = answer.rpartition(_MARK)
     if not (final if mark else answer).strip():
         raise DataError(f"{place}: its answer is empty, so that nothing could be right: remove or complete it")
     solution = _CALCULATION.sub("", worked).strip() or None
-    return _Row(question, final.strip() if mark else answer, solution)
+    return _Row(question, final.strip() if mark else answer, solution, others)
+
+
+def _require_characters(record: object, place: str) -> None:
+    """Checks that escapes beyond U+FFFF come in pairs: half of one is no character, and no tokenizer takes it."""
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise DataError(
+            f"{place} holds {half}, half of a surrogate pair, which is no character: write both halves or the "
+            "character itself, or remove it"
+        ) from error
+
+
+def _value(record: dict[str, object], name: str, path: str, place: str) -> object:
+    if name not in record:
+        raise DataError(f"{path} is {name!r}, but {place} has only {', '.join(map(repr, record))}: choose one of those")
+    return record[name]
 
 
 def _column(record: dict[str, object], name: str, path: str, place: str) -> str:
     """Returns a column as stripped text; numbers count as text."""
-    if name not in record:
-        raise DataError(f"{path} is {name!r}, but {place} has only {', '.join(map(repr, record))}: choose one of those")
-    value = record[name]
+    value = _value(record, name, path, place)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise DataError(f"{place}: {name!r} is {value!r}, but it must be text or a number: correct it")
     text = str(value).strip()

@@ -7,9 +7,10 @@ problem, whichever worker asks.  A batch is a range of positions, so nothing but
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Split(StrEnum):
@@ -45,10 +46,12 @@ class Problem:
     family: str  # "sum", "chain", "linear", "countdown", or "text" for questions in words
     level: str  # for example "sum4-6-9"; a file's name for questions in words
     rule: Countdown | None = None  # None: the answer is compared as a value
+    columns: Mapping[str, object] = field(default_factory=dict, hash=False)  # of its row, as data.columns names them
 
 
+@runtime_checkable
 class ProblemSource(Protocol):
-    """Streams of problems, one per split."""
+    """Streams of problems, one per split; no question is in two of them."""
 
     def size(self, split: Split) -> int | None:
         """Returns how many different problems the split has; None where they never end."""

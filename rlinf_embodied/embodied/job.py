@@ -117,6 +117,10 @@ class EmbodiedJob:
         progress.global_step += int(metrics["rollout/env_steps"])
         return result, metrics
 
+    def warnings(self, metrics: Mapping[str, float]) -> list[str]:
+        """See Job; there are none."""
+        return []
+
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers (the actor's workers do) and the episodes that go on (the env's hold them)."""
         tick = Tick(progress.iteration)

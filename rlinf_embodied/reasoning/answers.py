@@ -10,6 +10,9 @@ digits, nesting and powers, so that a reward depends on the answer and the refer
   decimals and fractions that are exactly equal or clearly apart; nearly equal ones (1/3 and 0.333333) and percentages
   are math-verify's.
 - Anything else is compared by math-verify within the limits below; a reference beyond them, only as text.
+
+Every pattern here takes time at most quadratic in the 256 characters that it may see: no repetition holds another one
+that can split the same characters in several ways.
 """
 
 from __future__ import annotations
@@ -28,15 +31,24 @@ _DEEPEST = 8  # brackets within each other
 _MOST_POWERS, _LARGEST_POWER = 4, 1000  # signs for powers; product of all integer exponents
 _INTEGER = re.compile(r"-?[0-9]+")
 _ASSIGNMENT = re.compile(r"^[A-Za-z]\s*=\s*")
+_CHOSEN = r"\s*\{ ?[0-9]{0,2} ?[A-Za-z]?(?: ?[-+] ?(?:[0-9]{1,2}|[A-Za-z]))? ?\}"  # of a binomial: 10, n, 2n-1
 _COMMAND = re.compile(
-    r"\\(?:[dt]?frac|sqrt|pi|cdot|times|div|left|right|text|mathrm|infty|pm|mp|circ|leq?|geq?|lt|gt|neq?|cup|cap|in|log|ln|exp"
-    r"|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|alpha|beta|gamma|delta|theta|lambda|mu|phi|quad|mid)(?![A-Za-z])"
+    r"\\(?:(?:[dt]?frac|sqrt|pi|cdot|times|div|left|right|text|mathrm|infty|pm|mp|circ|leq?|geq?|lt|gt|neq?|cup|cap|in|log"
+    r"|ln|exp|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|alpha|beta|gamma|delta|theta|lambda|mu|phi|quad|mid|setminus)(?![A-Za-z])"
+    rf"|[dt]?binom{_CHOSEN}{_CHOSEN}|overline\s*\{{[A-Za-z ]+\}}|mathbb\{{[NZQRC]\}}|(?:begin|end)\{{[pb]matrix\}})"
 )
+_MATRIX_EDGE = re.compile(r"\\(begin|end)\{[pb]matrix\}")
+_AROUND_MATRICES = re.compile(r"(?:[0-9A-Za-z=+\-., {}]|\\(?:[dt]?frac|cdot|times)(?![A-Za-z])|\\[{}])*")  # no powers
 _REPLACED = str.maketrans(
     {
         **{"−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "÷": "/", "π": "\\pi ", "°": "^\\circ "},  # noqa: RUF001
         **{"≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∞": "\\infty ", "∪": "\\cup ", "\u00a0": " "},  # noqa: RUF001
     }
+)
+_DRESS = re.compile(r"(?P<kept>\\\\)|\\[$()\[\],!]|\$")  # two backslashes end a matrix's row
+_BARE_SET = re.compile(r"\\mathbb\s+([NZQRC])(?![A-Za-z])")
+_REPEATING = re.compile(
+    r"(?<![0-9,.])(?P<whole>[0-9]*)\.(?P<first>[0-9]*)\\overline\s*\{\s*(?P<period>[0-9]+)\s*\}(?![0-9])"
 )
 _BOXED = re.compile(r"(?P<before>[^{}]*)\\boxed\s*\{(?P<content>.*)\}[$.]*")
 _UNIT = r"(?:\\(?:text|mathrm)\s*\{(?P<boxed_unit>[A-Za-z ./]*)\}|(?P<unit>[A-Za-z][A-Za-z ]*))?"
@@ -111,6 +123,7 @@ def within_limits(text: str) -> bool:
         and len(_COMMAND.findall(text)) == len(re.findall(r"\\[A-Za-z]", text))
         and _depth(text) <= _DEEPEST
         and _has_small_powers(text)
+        and _has_plain_matrices(text)
         and text.replace("!=", "").count("!") == len(_SMALL_FACTORIAL.findall(text.replace("!=", "")))
     )
 
@@ -124,9 +137,19 @@ def _plain(text: str) -> str | None:
         return None
     boxed = _BOXED.fullmatch(text.strip())
     text = boxed["before"] + boxed["content"] if boxed else text
-    for dress in ("\\$", "$", "\\(", "\\)", "\\[", "\\]", "\\,", "\\!"):
-        text = text.replace(dress, "")
+    text = _DRESS.sub(lambda found: found["kept"] or "", text)
+    text = _BARE_SET.sub(r"\\mathbb{\1}", _REPEATING.sub(_as_fraction, text))
+    if "matrix}" in text:
+        text = text.replace("\\\\", "\\\\ ")  # what follows the end of a row is no command
     return text.replace("{,}", ",").strip("* ").rstrip(". ") or None
+
+
+def _as_fraction(repeating: re.Match[str]) -> str:
+    """Returns a repeating decimal as \\frac{...}{...}: math-verify would leave the period out."""
+    whole, first, period = repeating["whole"] or "0", repeating["first"], repeating["period"]
+    nines = 10 ** len(first) * (10 ** len(period) - 1)
+    value = Fraction(int(whole + first), 10 ** len(first)) + Fraction(int(period), nines)
+    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def _literal(text: str) -> str | None:
@@ -174,6 +197,15 @@ def _depth(text: str) -> int:
         depth += (character in "([{") - (character in ")]}")
         deepest = max(deepest, depth)
     return deepest
+
+
+def _has_plain_matrices(text: str) -> bool:
+    """Whether matrices are opened and closed in turn, and are no function's argument, in no bracket and no power."""
+    pieces = _MATRIX_EDGE.split(text)
+    edges, around = pieces[1::2], " ".join(pieces[::4])
+    if not edges:
+        return True
+    return edges == ["begin", "end"] * (len(edges) // 2) and _AROUND_MATRICES.fullmatch(around) is not None
 
 
 def _has_small_powers(text: str) -> bool:

@@ -104,7 +104,7 @@ class Rewards:
     """What a block's completions earned; [K, G] each."""
 
     rewards: Tensor  # float32
-    correct: Tensor  # bool, the raw metric
+    raw: Tensor  # float32, the raw metric: right (1) or wrong (0), or what the user's function said
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,5 +139,6 @@ class RewardReport:
     """What the driver learns of rewards, by block."""
 
     correct: dict[int, tuple[tuple[bool, ...], ...]]  # K tuples of G
+    uniform: dict[int, tuple[bool, ...]]  # K: whether the group's completions are all alike in the raw metric
     rewards: dict[int, float]  # sums
     formatted: dict[int, int]

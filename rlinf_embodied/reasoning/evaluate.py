@@ -8,8 +8,10 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import cluster_at_hand
 from rlinf_embodied.config import EvaluateAnswersConfig
+from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
+from rlinf_embodied.reasoning.judge import reward_function
 from rlinf_embodied.reasoning.policy_folder import trained_on
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
@@ -20,8 +22,11 @@ def evaluate_command(config: EvaluateAnswersConfig) -> int:
 
     Raises:
         CheckpointError: the checkpoint is missing, foreign or damaged.
+        ConfigError: reward._target_ or data._target_ cannot be used.
     """
     trained_on(Path(config.checkpoint))
+    reward_function(config.reward)
+    problem_source(config.data, config.data.seed)
     folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
     cluster = cluster_at_hand(config.cluster)
     session = make_session(config.cluster)
@@ -32,7 +37,7 @@ def evaluate_command(config: EvaluateAnswersConfig) -> int:
     finally:
         session.close()
     _write(folder, config, result)
-    source = ", ".join(config.data.files.values()) or config.data.level
+    source = config.data._target_ or ", ".join(config.data.files.values()) or config.data.level
     print(f"{source}: greedy {result}")
     print(result.table(), end="")
     print(f"written to {folder.path / 'eval_info.json'} and samples.md")

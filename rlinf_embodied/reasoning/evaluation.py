@@ -26,7 +26,7 @@ from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
 from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
-from rlinf_embodied.reasoning.judge import Judge
+from rlinf_embodied.reasoning.judge import Judge, reward_function
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.metrics import wilson
@@ -72,6 +72,7 @@ class AnswerReport:
     """What a worker found out about its problems, by block."""
 
     correct: dict[int, tuple[tuple[bool, ...], ...]]  # of each problem's answers
+    earned: dict[int, float]  # sum over the block's answers
     tokens: int
     truncated: int
     shown: dict[int, tuple[Answer, ...]]
@@ -96,7 +97,10 @@ class AnswerStage(LanguageStage):
         config = self._config
         self._form = text_form(config.data.form)
         self._source = problem_source(config.data, config.data.seed)
-        self._judge = Judge(self._form, num_workers=config.reward.num_workers, timeout_s=config.reward.timeout_s)
+        reward = config.reward
+        self._judge = Judge(
+            self._form, num_workers=reward.num_workers, timeout_s=reward.timeout_s, function=reward_function(reward)
+        )
         self._shared.leave(self._user)
 
     def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
@@ -108,13 +112,14 @@ class AnswerStage(LanguageStage):
             self._shared.leave(self._user)
 
     def _run(self, mode: Mode, inputs: Mapping[int, list[object]]) -> Output:
-        correct, shown, tokens, truncated = {}, {}, 0, 0
+        correct, earned, shown, tokens, truncated = {}, {}, {}, 0, 0
         for block in inputs:
             problems = self._problems(block)
             texts, lengths, ended = self._answers(problems, mode)
             size = len(texts) // len(problems)
             every = [problem for problem in problems for _ in range(size)]
-            right = self._judge.judge(texts, every, ended).correct
+            verdicts = self._judge.judge(texts, every, ended)
+            right, earned[block] = verdicts.correct, float(verdicts.raw.sum(dtype=np.float64))
             correct[block] = tuple(tuple(row) for row in right.reshape(-1, size).tolist())
             first = range(0, len(texts), size)
             shown[block] = tuple(Answer(every[i].question, every[i].answer, texts[i], bool(right[i])) for i in first)
@@ -122,7 +127,7 @@ class AnswerStage(LanguageStage):
         limit = self._config.eval.num_shown if mode is Mode.greedy else 0
         per_block = self._config.eval.problems_per_block
         few = {block: rows[: max(0, limit - block * per_block)] for block, rows in shown.items()}
-        return Output(dict.fromkeys(inputs), AnswerReport(correct, tokens, truncated, few))
+        return Output(dict.fromkeys(inputs), AnswerReport(correct, earned, tokens, truncated, few))
 
     def _problems(self, block: int) -> list[Problem]:
         size = self._config.eval.problems_per_block
@@ -173,8 +178,10 @@ class AnswerResult:
     accuracy: float  # of greedy answers
     interval: tuple[float, float]
     num_problems: int
+    num_asked: int  # eval.num_problems: more than there are for tests, where all of these were taken
     length: float  # mean tokens of a greedy answer
     truncated: float  # share of greedy answers that were cut off
+    reward: float | None  # mean of what reward._target_ said of greedy answers; None: it is not used
     sampled: Sampled | None
     forced: tuple[float, tuple[float, float]] | None
     shown: tuple[Answer, ...]
@@ -186,9 +193,12 @@ class AnswerResult:
             "accuracy": self.accuracy,
             "accuracy_interval": list(self.interval),
             "num_problems": self.num_problems,
+            "num_asked": self.num_asked,
             "length": self.length,
             "truncated": self.truncated,
         }
+        if self.reward is not None:
+            found["reward"] = self.reward
         if self.sampled is not None:
             found["num_samples"] = self.sampled.num_samples
             for k, value in self.sampled.pass_at.items():
@@ -199,12 +209,17 @@ class AnswerResult:
 
     def metrics(self) -> dict[str, float]:
         """Returns what goes to the learning curve."""
-        return {"eval/accuracy": self.accuracy, "eval/length": self.length}
+        rewards = {} if self.reward is None else {"eval/reward": self.reward}
+        return {"eval/accuracy": self.accuracy, "eval/length": self.length, **rewards}
 
     def __str__(self) -> str:
         """Returns, for example, "63.0 % [60.0, 66.0] of 1000 problems, pass@1 58.2 %, pass@8 81.0 %"."""
         low, high = self.interval
         text = f"{100 * self.accuracy:.1f} % [{100 * low:.1f}, {100 * high:.1f}] of {self.num_problems} problems"
+        if self.num_problems < self.num_asked:
+            text += f" (all there are for tests: eval.num_problems asks for {self.num_asked})"
+        if self.reward is not None:
+            text += f", reward {self.reward:.3f}"
         for k in (1, self.sampled.num_samples) if self.sampled else ():
             text += f", pass@{k} {100 * self.sampled.pass_at[k]:.1f} %" if self.sampled else ""
         return text + (f", with a forced start {100 * self.forced[0]:.1f} %" if self.forced else "")
@@ -251,7 +266,7 @@ class AnswerEvaluation:
     ) -> None:
         """Builds the stage; samples are drawn at the steps 0 and `last_step` only, forced starts at 0."""
         size = problem_source(data, data.seed).size(Split.test)
-        self._eval, self._last_step = evaluation, last_step
+        self._eval, self._last_step, self._own_reward = evaluation, last_step, reward._target_ is not None
         number = evaluation.num_problems if size is None else min(size, evaluation.num_problems)
         config = AnswerStageConfig(held, data, generation, reward, evaluation, number)
         blocks = -(-number // evaluation.problems_per_block)
@@ -277,22 +292,25 @@ class AnswerEvaluation:
         right = sum(row[0] for row in greedy)
         number = len(greedy)
         return AnswerResult(
-            *(right / number, wilson(right, number), number, totals[0] / number, totals[1] / number),
+            *(right / number, wilson(right, number), number, self._eval.num_problems),
+            *(totals[0] / number, totals[1] / number),
+            totals[2] / number if self._own_reward else None,
             *(sampled, forced, shown, spans),
         )
 
     def _answers(
         self, step: int, mode: Mode
-    ) -> tuple[list[tuple[bool, ...]], tuple[Span, ...], tuple[Answer, ...], tuple[int, int]]:
-        """Returns who is right by problem, spans, answers to show, and (tokens, truncated answers)."""
+    ) -> tuple[list[tuple[bool, ...]], tuple[Span, ...], tuple[Answer, ...], tuple[int, int, float]]:
+        """Returns who is right by problem, spans, answers to show, and (tokens, truncated answers, rewards)."""
         result = self._executor.run(Tick(step, message=mode.value))
         reports = result.all_of(STAGE, AnswerReport)
         blocks = sorted((block, rows) for report in reports for block, rows in report.correct.items())
         shown = sorted((block, rows) for report in reports for block, rows in report.shown.items())
-        totals = sum(report.tokens for report in reports), sum(report.truncated for report in reports)
+        earned = sorted(item for report in reports for item in report.earned.items())
+        tokens, truncated = sum(report.tokens for report in reports), sum(report.truncated for report in reports)
         return (
             [row for _, rows in blocks for row in rows],
             tuple(result.spans),
             tuple(answer for _, answers in shown for answer in answers),
-            totals,
+            (tokens, truncated, sum(value for _, value in earned)),
         )

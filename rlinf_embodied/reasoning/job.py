@@ -13,7 +13,7 @@ from rlinf_embodied.config import MathConfig, ReasoningName
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.data.text_forms import text_form
-from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
@@ -24,6 +24,7 @@ from rlinf_embodied.reasoning.critic_stage import MODULE as CRITIC
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation import require_context
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
+from rlinf_embodied.reasoning.judge import reward_function
 from rlinf_embodied.reasoning.policy_folder import load_policy, trained_on
 from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.reasoning.warm_start import starting_policy
@@ -35,8 +36,11 @@ from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Checking, Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 
-_PROBLEMS = "problems"  # used so far: a count of the run's progress
-_LOOKED_AT = 2000  # problems whose prompts are measured before anything starts
+# counts of the run's progress
+_PROBLEMS = "problems"  # used so far
+_IDLE = "idle_iterations"  # the last ones in a row that trained on nothing; absent: none
+_MANY_CUT = 0.5  # share of an iteration's completions
+_LOOKED_AT = 2000  # of the problems of a stream without end: their prompts are measured before anything starts
 
 
 class ReasoningJob:
@@ -54,12 +58,15 @@ class ReasoningJob:
     def __init__(self, config: MathConfig) -> None:
         """Takes everything that experiments/train_llm_math.py reads."""
         self.config = config
-        source = "+".join(Path(file).stem for file in config.data.files.values()) or config.data.level.replace(",", "+")
+        data = config.data
+        files = "+".join(Path(file).stem for file in data.files.values())
+        source = (data._target_ or "").rpartition(".")[2] or files or data.level.replace(",", "+")
         self.name = f"math-{source}-{config.algorithm.name}"
         self.title = f"{source} · {config.algorithm.name}"
         self.eval_every = config.eval.every
         self.goal, self.check_every = None, 1
         self.cache_dir = config.warm_start.cache_dir
+        self._warned_of_cuts = False  # by the last iteration
         self._reference = ""  # folder that the divergence is measured from, once it is known
 
     def planning_parts(self) -> dict[str, object]:
@@ -70,7 +77,7 @@ class ReasoningJob:
         """See Job; also checks that problems can be had, and that their prompts fit the model's context.
 
         Raises:
-            ConfigError: they do not fit, or there is no such level.
+            ConfigError: they do not fit, there is no such level, or what a _target_ names cannot be used.
             DataError: a file cannot be used.
         """
         config = self.config
@@ -82,6 +89,7 @@ class ReasoningJob:
         given = checkpoint or config.policy.folder or config.warm_start.checkpoint
         if config.warm_start.checkpoint is not None and checkpoint is None:
             trained_on(Path(config.warm_start.checkpoint).expanduser())
+        reward_function(config.reward)
         self._require_problems()
         self._require_context(None if given is None else str(Path(given).expanduser()))
 
@@ -120,22 +128,23 @@ class ReasoningJob:
     def _require_context(self, folder: str | None) -> None:
         config = self.config
         policy = load_policy(config.policy, folder, config.run.seed, "cpu").policy
-        prompts = self._prompts(policy, Split.train, config.run.seed, 20 * _LOOKED_AT)
-        held_out = self._prompts(policy, Split.test, config.data.seed, config.eval.num_problems)
-        require_context(policy, [*prompts, *held_out], Sampling(config.generation.max_new_tokens))
-        longest = max(len(prompt.tokens) for prompt in prompts) + config.generation.max_new_tokens
+        trained = self._longest(policy, Split.train, config.run.seed)
+        held_out = self._longest(policy, Split.test, config.data.seed, config.eval.num_problems)
+        require_context(policy, [trained, held_out], Sampling(config.generation.max_new_tokens))
+        longest = len(trained.tokens) + config.generation.max_new_tokens
         if longest > config.algorithm.tokens_per_microbatch:
             raise ConfigError(
                 f"algorithm.tokens_per_microbatch is {config.algorithm.tokens_per_microbatch}, but a prompt with its "
                 f"completion may have {longest} tokens and none is cut: use at least {longest}"
             )
 
-    def _prompts(self, policy: LanguagePolicy, split: Split, seed: int, most: int) -> list[Prompt]:
-        """Returns the first prompts of a split: `most` of a file's, _LOOKED_AT of a stream without end."""
+    def _longest(self, policy: LanguagePolicy, split: Split, seed: int, most: int | None = None) -> Prompt:
+        """Returns the longest prompt of a split: of all its rows or the first `most`, or of the start of a stream."""
         form, source = text_form(self.config.data.form), problem_source(self.config.data, seed)
         size = source.size(split)
-        problems = source.batch(split, 0, min(most, _LOOKED_AT if size is None else size))
-        return [Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in problems]
+        number = min(n for n in (most, _LOOKED_AT if size is None else size) if n is not None)
+        prompts = (Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in source.batch(split, 0, number))
+        return max(prompts, key=lambda prompt: len(prompt.tokens))
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
@@ -161,13 +170,49 @@ class ReasoningJob:
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
-        """See Job; the global step counts generated tokens."""
+        """See Job; the global step counts generated tokens.
+
+        Raises:
+            DataError: it was the last of algorithm.max_idle_iterations in a row that trained on nothing; `progress` is
+                left as it was.
+        """
         used = progress.counts.get(_PROBLEMS, 0)
         result, metrics = run_iteration(executor, progress.iteration, used)
+        self._count_idle(progress, metrics)
         rounds = int(metrics["rollout/rounds"])
         progress.counts[_PROBLEMS] = used + rounds * self.config.algorithm.prompts_per_iteration
         progress.global_step += int(metrics["rollout/tokens"])
         return result, metrics
+
+    def _count_idle(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+        if metrics.get("charts/optimizer_steps") != 0:  # a critic's warm-up has no such number
+            progress.counts.pop(_IDLE, None)
+            return
+        number, most = progress.counts.get(_IDLE, 0) + 1, self.config.algorithm.max_idle_iterations
+        if most and number >= most:
+            right, cut = metrics["rollout/accuracy"], metrics["rollout/truncated"]
+            longer = "a larger generation.max_new_tokens, " if cut > _MANY_CUT else ""
+            raise DataError(
+                f"algorithm.max_idle_iterations is {most}, but the last {number} iterations trained on nothing: no "
+                f"group had completions to tell apart (of the last iteration's {100 * right:.0f} % were right, and "
+                f"{100 * cut:.0f} % were cut off at generation.max_new_tokens="
+                f"{self.config.generation.max_new_tokens}). Use {longer}problems that are sometimes solved (data), a "
+                "larger algorithm.group_size, or another policy; what was learnt is in the newest checkpoint, from "
+                "which the same run.dir goes on"
+            )
+        progress.counts[_IDLE] = number
+
+    def warnings(self, metrics: Mapping[str, float]) -> list[str]:
+        """See Job; says that most completions are cut off when that begins, not in every iteration."""
+        cut, told = metrics["rollout/truncated"], self._warned_of_cuts
+        self._warned_of_cuts = cut > _MANY_CUT
+        if told or not self._warned_of_cuts:
+            return []
+        return [
+            f"{100 * cut:.0f} % of the completions were cut off at generation.max_new_tokens="
+            f"{self.config.generation.max_new_tokens} and earned nothing: use a larger one, as far as the model's "
+            "context allows"
+        ]
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers of actor and critic."""

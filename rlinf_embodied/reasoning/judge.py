@@ -1,22 +1,42 @@
-"""Rewards: which completions are right.
+"""Rewards: which completions are right, or what a function of the user's says they earn.
 
 A verdict is a pure function of (completion, problem): `answers.py` decides by the texts alone wherever it can, and
 bounds what is left for math-verify, which runs under a limit of processor time (not of the clock) in `judge_pool.py`.
-For references that are numbers, and for countdown, nothing is left that a limit could cut short.
+For references that are numbers, and for countdown, nothing is left that a limit could cut short.  A function of the
+user's (reward._target_) stands in place of all that, and runs in the caller's process, without a limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import cast
 
 import numpy as np
 
+from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.text_forms import TextForm
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.answers import decide, solves
 from rlinf_embodied.reasoning.judge_pool import JudgePool
+from rlinf_embodied.targets import load_plug_in
+
+RewardFunction = Callable[[str, Problem], float]  # (completion without its ending token, problem) -> what it earns
+_RIGHT = 1.0  # what a function gives a right answer, at least
+
+
+def reward_function(config: RewardConfig) -> RewardFunction | None:
+    """Returns the function that reward._target_ names, None where there is none.
+
+    Raises:
+        ConfigError: it cannot be imported, or does not take (completion, problem).
+    """
+    if config._target_ is None:
+        return None
+    return cast(RewardFunction, load_plug_in(config._target_, "reward._target_", "completion", "problem"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +45,8 @@ class Verdicts:
 
     correct: np.ndarray  # bool [B]: the final answer is right and the completion came to its end
     formatted: np.ndarray  # bool [B]: it came to its end and follows the form
-    rewards: np.ndarray  # float32 [B]: correct + format_reward * formatted
+    raw: np.ndarray  # float32 [B]: 1 where correct, or what the user's function said; 0 where it did not end
+    rewards: np.ndarray  # float32 [B]: raw + format_reward * formatted
 
 
 class Judge:
@@ -35,7 +56,13 @@ class Judge:
     """
 
     def __init__(
-        self, form: TextForm, *, num_workers: int = 1, timeout_s: float = 2.0, format_reward: float = 0.0
+        self,
+        form: TextForm,
+        *,
+        num_workers: int = 1,
+        timeout_s: float = 2.0,
+        format_reward: float = 0.0,
+        function: RewardFunction | None = None,
     ) -> None:
         """Starts nothing yet.
 
@@ -44,8 +71,9 @@ class Judge:
             num_workers: processes for math-verify, at most.
             timeout_s: processor seconds that one answer may take.
             format_reward: what a completion in the right form earns, right or wrong.
+            function: says what a completion earns in place of the problem's answer; 1 and more count as right.
         """
-        self._form, self._format_reward = form, format_reward
+        self._form, self._format_reward, self._function = form, format_reward, function
         self._pool = JudgePool(num_workers, timeout_s)
 
     def __enter__(self) -> Judge:
@@ -76,17 +104,21 @@ class Judge:
 
         Raises:
             WorkerError: math-verify is needed and no process for it can be started.
+            ConfigError: the user's function returned something else than a finite number.
         """
         complete = np.ones(len(completions), bool) if ended is None else np.asarray(ended, bool)
         assert len(completions) == len(problems) == len(complete)
         formatted = np.array([self._form.is_formatted(text) for text in completions], bool) & complete
-        decisions = [
-            self._decide(text, problem) if whole else False
-            for text, problem, whole in zip(completions, problems, complete, strict=True)
-        ]
-        correct = self._settle(decisions)
-        rewards = correct.astype(np.float32) + np.float32(self._format_reward) * formatted
-        return Verdicts(correct, formatted, rewards.astype(np.float32))
+        asked = list(zip(completions, problems, complete, strict=True))
+        if self._function is None:
+            correct = self._settle([self._decide(text, problem) if whole else False for text, problem, whole in asked])
+            raw = correct.astype(np.float32)
+        else:
+            earned = [_earned(self._function, text, problem) if whole else 0.0 for text, problem, whole in asked]
+            raw = np.array(earned, np.float32)
+            correct = raw >= _RIGHT
+        rewards = raw + np.float32(self._format_reward) * formatted
+        return Verdicts(correct, formatted, raw, rewards.astype(np.float32))
 
     def close(self) -> None:
         """Ends the processes; a later call starts new ones."""
@@ -103,3 +135,17 @@ class Judge:
         pairs = list(dict.fromkeys(found for found in decisions if isinstance(found, tuple)))
         equal = dict(zip(pairs, self._pool.equal(pairs), strict=True))
         return np.array([equal[found] if isinstance(found, tuple) else found for found in decisions], bool)
+
+
+def _earned(function: RewardFunction, completion: str, problem: Problem) -> float:
+    found = function(completion, problem)
+    try:
+        number = float(found)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(
+            f"reward._target_ returned {found!r} for a completion of {problem.question[:80]!r}, but what it earns is a "
+            "finite number: return one for every completion"
+        )
+    return number

@@ -154,25 +154,33 @@ class JudgePool:
                 waiting.append(question)
 
 
+def _environment() -> dict[str, str]:
+    """Returns all that a worker process sees of its owner's environment.
+
+    What a model wrote goes through a parser and a computer algebra system there: tokens and passwords of the owner have
+    no business beside it.
+    """
+    needed = {
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),  # this package, and math-verify
+        "PYTHONHASHSEED": "0",  # the order of sets must not depend on the process
+    }
+    # an interpreter whose own libraries are found through this variable does not start without it
+    return needed | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+
+
 class _Worker:
     """One process, its pipes, and the question that it is at."""
 
     def __init__(self, timeout_s: float) -> None:
         """Starts the process; it takes questions at once and answers them when it is ready."""
         command = [sys.executable, "-m", "rlinf_embodied.reasoning.judge_worker", str(timeout_s), str(_MEMORY_BYTES)]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),
-            "PYTHONHASHSEED": "0",  # the order of sets must not depend on the process
-            "OMP_NUM_THREADS": "1",
-        }
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=environment,
+            env=_environment(),
             start_new_session=True,  # Ctrl-C is for the owner, which finishes its iteration
         )
         assert self._process.stdin is not None

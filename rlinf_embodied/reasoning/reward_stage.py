@@ -9,11 +9,12 @@ from typing import cast
 import numpy as np
 import torch
 
+from rlinf_embodied.algorithms.advantages import groups_with_spread
 from rlinf_embodied.algorithms.rewards import overlong_penalty
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.text_forms import text_form
 from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards
-from rlinf_embodied.reasoning.judge import Judge
+from rlinf_embodied.reasoning.judge import Judge, Verdicts, reward_function
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 
 
@@ -41,21 +42,26 @@ class RewardStage:
             num_workers=reward.num_workers,
             timeout_s=reward.timeout_s,
             format_reward=reward.format_reward,
+            function=reward_function(reward),
         )
 
     def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Rewards of each block."""
         made: dict[int, Rewards] = {}
         correct: dict[int, tuple[tuple[bool, ...], ...]] = {}
+        uniform: dict[int, tuple[bool, ...]] = {}
         sums: dict[int, float] = {}
         formatted: dict[int, int] = {}
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
-            made[block], formatted[block] = self._rewards(completions)
-            correct[block] = tuple(tuple(row) for row in made[block].correct.tolist())
+            made[block], verdicts = self._rewards(completions)
+            shape = made[block].raw.shape
+            correct[block] = tuple(tuple(row) for row in verdicts.correct.reshape(shape).tolist())
+            uniform[block] = tuple((~groups_with_spread(made[block].raw)).tolist())
+            formatted[block] = int(verdicts.formatted.sum())
             sums[block] = float(made[block].rewards.sum())
-        return Output(made, RewardReport(correct, sums, formatted))
+        return Output(made, RewardReport(correct, uniform, sums, formatted))
 
-    def _rewards(self, completions: Completions) -> tuple[Rewards, int]:
+    def _rewards(self, completions: Completions) -> tuple[Rewards, Verdicts]:
         size = len(completions.groups[0].lengths)
         problems = [problem for problem in completions.problems for _ in range(size)]
         ended = np.concatenate([group.ended.cpu().numpy() for group in completions.groups])
@@ -66,8 +72,7 @@ class RewardStage:
             reward, longest = self._config.reward, self._config.max_new_tokens
             rewards = rewards - overlong_penalty(lengths, longest, reward.overlong_tokens, reward.overlong_penalty)
         shape = (len(completions.groups), size)
-        found = Rewards(rewards.reshape(shape), torch.from_numpy(verdicts.correct).reshape(shape))
-        return found, int(verdicts.formatted.sum())
+        return Rewards(rewards.reshape(shape), torch.from_numpy(verdicts.raw).reshape(shape)), verdicts
 
     def offload(self, tick: Tick) -> None:
         """Leaves the device's memory: it holds none."""

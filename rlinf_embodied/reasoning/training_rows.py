@@ -63,7 +63,7 @@ def _useful(round_: Round, algorithm: ReasoningAlgorithmConfig) -> list[int]:
     every = range(len(round_.completions.groups))
     if algorithm.name is ReasoningName.ppo or not algorithm.drop_uniform_groups:
         return list(every)
-    spread = groups_with_spread(round_.rewards.correct)
+    spread = groups_with_spread(round_.rewards.raw)
     return [group for group in every if spread[group]]
 
 

@@ -26,6 +26,7 @@ _LOG = logging.getLogger(__name__)
 _VERSION = 1  # of what a cached policy depends on beside its key
 _PLAN = [{"tree": {"leaf": {"stage": "fine_tuning", "devices": "all"}}}]
 _STEPS_PER_CALL = 50
+_OF_OTHER_MODELS = ("critic_target", "lora", "precision", "system_prompt", "chat_template_args")  # of `policy`
 
 
 def starting_policy(config: MathConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
@@ -37,7 +38,8 @@ def starting_policy(config: MathConfig, session: Session, cluster: Cluster, prog
     if (folder / "config.json").exists():
         _LOG.info("warm start: cached model in %s", folder)
         return folder
-    assert not config.data.files, "these have no solutions in a form that is known; MathConfig refuses it"
+    own = bool(config.data.files) or config.data._target_ is not None
+    assert not own, "these have no solutions in a form that is known; MathConfig refuses it"
     return _fine_tuned(config, folder, session, cluster, progress)
 
 
@@ -49,7 +51,7 @@ def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
     key = {
         "version": _VERSION,
         "data": {"level": config.data.level, "form": config.data.form},
-        "policy": {k: v for k, v in asdict(config.policy).items() if k not in ("critic_target", "lora", "precision")},
+        "policy": {k: v for k, v in asdict(config.policy).items() if k not in _OF_OTHER_MODELS},
         "warm_start": settings,
         "seed": config.run.seed,
         "cpu": exact_cpu,

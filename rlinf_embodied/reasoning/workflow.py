@@ -21,6 +21,7 @@ run_iteration                driver     one Tick down the plan tree, then metric
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
 from rlinf_embodied.errors import DataError
@@ -134,13 +135,13 @@ class GroupJudge:
             DataError: the last round is over, and not a single group differs.
         """
         found = [
-            (number, *place, group)
+            (number, group)
             for number, reports in enumerate(rounds)
-            for *place, group in _groups(of_type(reports, RewardReport))
+            for group in _groups(of_type(reports, RewardReport))
         ]
-        useful = tuple((number, block, k) for number, block, k, group in found if len(set(group)) > 1)
+        useful = tuple((number, group.block, group.index) for number, group in found if not group.uniform)
         if not useful and len(rounds) >= self._max_rounds:
-            right = sum(group[0] for *_, group in found)
+            right = sum(group.correct[0] for _, group in found)
             raise DataError(
                 f"dynamic sampling gives up after {len(rounds)} rounds (algorithm.max_refills={self._max_rounds - 1}): "
                 f"of {len(found)} groups {right} are all right and {len(found) - right} all wrong, so that nothing "
@@ -150,10 +151,24 @@ class GroupJudge:
         return Verdict(len(useful) >= self._wanted, useful[: self._wanted])
 
 
-def _groups(reports: Sequence[RewardReport]) -> list[tuple[int, int, tuple[bool, ...]]]:
-    """Returns (block, group, who is right) in the order of blocks and groups."""
-    blocks = sorted(item for report in reports for item in report.correct.items())
-    return [(block, k, group) for block, groups in blocks for k, group in enumerate(groups)]
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A group of completions."""
+
+    block: int
+    index: int  # within the block
+    correct: tuple[bool, ...]
+    uniform: bool
+
+
+def _groups(reports: Sequence[RewardReport]) -> list[_Judged]:
+    """Returns the groups in the order of blocks."""
+    report_of = {block: report for report in reports for block in report.correct}
+    return [
+        _Judged(block, k, group, report.uniform[block][k])
+        for block, report in sorted(report_of.items(), key=lambda item: item[0])
+        for k, group in enumerate(report.correct[block])
+    ]
 
 
 # -------------------------------------------------------------------------------------------------------- an iteration
@@ -175,13 +190,13 @@ def run_iteration(executor: Executor, iteration: int, start: int) -> tuple[Itera
 def rollout_metrics(generated: Sequence[GenerationReport], rewarded: Sequence[RewardReport]) -> dict[str, float]:
     """Returns means over the completions of an iteration, in an order that no plan changes."""
     completions = sum(report.completions for report in generated)
-    groups = [group for _, _, group in _groups(rewarded)]
+    groups = _groups(rewarded)
     rewards = sorted(item for report in rewarded for item in report.rewards.items())
     return {
-        "rollout/accuracy": sum(map(sum, groups)) / completions,
+        "rollout/accuracy": sum(sum(group.correct) for group in groups) / completions,
         "rollout/reward": sum(value for _, value in rewards) / completions,
         "rollout/formatted": sum(n for report in rewarded for n in report.formatted.values()) / completions,
-        "rollout/uniform_groups": sum(len(set(group)) == 1 for group in groups) / len(groups),
+        "rollout/uniform_groups": sum(group.uniform for group in groups) / len(groups),
         "rollout/length": sum(report.tokens for report in generated) / completions,
         "rollout/longest": float(max(report.longest for report in generated)),
         "rollout/truncated": sum(report.truncated for report in generated) / completions,

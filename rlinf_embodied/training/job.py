@@ -155,6 +155,10 @@ class Job(Protocol):
         """Runs one iteration, adds to `progress` what it counted, and returns what came back and its metrics."""
         ...
 
+    def warnings(self, metrics: Mapping[str, float]) -> list[str]:
+        """Returns what a person should know about an iteration beside its numbers; asked for once per iteration."""
+        ...
+
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes a checkpoint of all stages below a folder of them."""
         ...

@@ -247,6 +247,8 @@ class Trainer:
                 self._check(running, metrics, view)
             writer.write(progress.global_step, number, metrics)
             view.update(number, metrics)
+            for warning in self._job.warnings(metrics):
+                view.note(f"warning: iteration {number}: {warning}")
             due = config.checkpoint.every and number % config.checkpoint.every == 0
             if due or not self._goes_on():
                 self._save(running.executor)

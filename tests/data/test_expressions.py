@@ -92,3 +92,12 @@ def test_long_and_deep_texts_are_refused_at_once():
         found = evaluate(text)
         assert found is None or found.value == 9**128
     assert time.process_time() - start_s < 1.0
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("bad", ["x", "#", "=", "\x00", "٤"])
+def test_one_bad_character_behind_many_digits_is_refused_at_once(bad):
+    start_s = time.process_time()
+    for text in ("1" * 40 + bad, "1" * 255 + bad, "1 " * 127 + bad, "1+" * 100 + bad, "(1" * 100 + bad):
+        assert evaluate(text) is None
+    assert time.process_time() - start_s < 0.1

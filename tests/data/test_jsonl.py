@@ -1,6 +1,7 @@
 """Files of questions and answers: their forms, the order in which rows come, and what is said about bad ones."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -122,6 +123,14 @@ GOOD = '{"question": "a?", "answer": "1"}\n'
         ('{"question": "a?", "answer": null}', r"line 1: 'answer' is None, but it must be text or a number"),
         ('{"question": "a?", "answer": true}', r"line 1: 'answer' is True"),
         ('{"question": ["a?"], "answer": "1"}', r"line 1: 'question' is \['a\?'\]"),
+        (
+            GOOD + r'{"question": "\ud83d?", "answer": "1"}',
+            r"line 2 holds \\ud83d, half of a surrogate .* write both halves",
+        ),
+        (
+            GOOD + r'{"question": "b?", "answer": "\uDE00"}',
+            r"line 2 holds \\ude00, half of a surrogate .* or remove it",
+        ),
     ],
 )
 def test_a_bad_file_names_place_rule_and_action(tmp_path, content, message):
@@ -130,6 +139,24 @@ def test_a_bad_file_names_place_rule_and_action(tmp_path, content, message):
     with pytest.raises(DataError, match=message) as caught:
         JsonlProblems(file, seed=0)
     assert str(file) in str(caught.value)
+
+
+def test_both_halves_of_a_surrogate_pair_are_a_character(tmp_path):
+    (tmp_path / "a.jsonl").write_text(r'{"question": "\ud83d\ude00?", "answer": "\\ud83d"}')
+    (problem,) = JsonlProblems({Split.train: tmp_path / "a.jsonl"}, seed=0).batch(Split.train, 0, 1)
+    assert (problem.question, problem.answer) == ("\U0001f600?", r"\ud83d")
+
+
+def test_a_process_reads_a_file_once_unless_it_changes(tmp_path, monkeypatch):
+    file, read, seen = tmp_path / "a.jsonl", Path.read_bytes, []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path) or read(path))
+    write(file, rows_of(3))
+    sizes = [JsonlProblems({Split.train: file}, seed).size(Split.train) for seed in range(3)]
+    assert (sizes, seen) == ([3, 3, 3], [file])
+    write(file, rows_of(4))
+    assert JsonlProblems(file, 0, answer_column="question").batch(Split.train, 0, 1)[0].answer.startswith("What")
+    assert JsonlProblems({Split.train: file}, 0).size(Split.train) == 4
+    assert len(seen) == 3
 
 
 def test_a_file_that_is_missing_a_folder_or_no_text(tmp_path):

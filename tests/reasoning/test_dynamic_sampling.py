@@ -18,7 +18,8 @@ MIXED, RIGHT, WRONG = (True, False), (True, True), (False, False)
 
 
 def report(correct: dict[int, tuple[tuple[bool, ...], ...]]) -> RewardReport:
-    return RewardReport(correct, dict.fromkeys(correct, 0.0), dict.fromkeys(correct, 0))
+    uniform = {block: tuple(len(set(group)) == 1 for group in groups) for block, groups in correct.items()}
+    return RewardReport(correct, uniform, dict.fromkeys(correct, 0.0), dict.fromkeys(correct, 0))
 
 
 # --------------------------------------------------------------------------------------------------------------- judge

@@ -62,6 +62,18 @@ def test_processes_start_with_the_first_question_and_end_with_close():
     pool.close()
 
 
+def test_a_process_sees_nothing_of_its_owners_environment_but_where_to_import_from(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+    with JudgePool(num_workers=1, timeout_s=2.0) as pool:
+        assert pool.equal(EASY) == RIGHT
+        (pid,) = pool.pids
+        entries = Path(f"/proc/{pid}/environ").read_text().rstrip("\0").split("\0")
+    seen = dict(entry.split("=", 1) for entry in entries)
+    assert set(seen) == {"PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH"}
+    assert "secret" not in seen.values()
+
+
 @pytest.mark.parametrize("answer", ENDLESS)
 def test_an_endless_question_costs_its_limit_and_counts_as_not_equal(pool, answer):
     pool.equal(EASY[:1])

@@ -224,7 +224,7 @@ def test_completions_that_were_cut_off_leave_the_loss_but_not_the_baseline():
 def test_advantages_are_those_of_the_algorithm():
     rewards = torch.tensor([[1.0, 0.0, 0.0, 2.0]])
     done = round_of([[True, False, False, True]], [[1, 2, 2, 3]], [[True] * 4], 1)
-    done = Round(done.completions, Rewards(rewards, done.rewards.correct))
+    done = Round(done.completions, Rewards(rewards, done.rewards.raw))
     std = math.sqrt((0.25**2 + 0.75**2 * 2 + 1.25**2) / 3)
     expected = {
         "grpo": [0.25 / std, -0.75 / std, -0.75 / std, 1.25 / std],
@@ -266,4 +266,4 @@ def test_long_completions_lose_up_to_the_penalty_over_the_last_tokens():
     assert isinstance(found, Rewards)
     # right - penalty x (length - 6) / 4; an answer that was cut off earns nothing
     assert found.rewards[0].tolist() == pytest.approx([1, 1, 1 - 0.2, -0.6, 1 - 0.8, -0.8])
-    assert found.correct[0].tolist() == [True, True, True, False, True, False]
+    assert found.raw[0].tolist() == [1.0, 1.0, 1.0, 0.0, 1.0, 0.0]

@@ -16,6 +16,7 @@ from policies.causal_lm import CausalLM
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, PlanError, RlinfError
 from rlinf_embodied.learning.checkpoint import weights_sha256
+from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.training import trainer as trainer_module
 from rlinf_embodied.training.trainer import Trainer
@@ -95,6 +96,15 @@ def test_a_second_run_goes_on_from_what_the_first_one_saved(folders, files, tmp_
     assert again["before"]["accuracy"] == first["after"]["accuracy"]
 
 
+def test_fewer_held_out_problems_than_asked_for_are_said_to_be_all(folders, files, tmp_path, capsys) -> None:
+    train_math(config_of(folders["qwen2"], files, tmp_path, "run.num_iterations=0", "eval.num_problems=20"))
+    said = f"of {NUM_TEST} problems (all there are for tests: eval.num_problems asks for 20)"
+    out = capsys.readouterr().out
+    assert [said in line for line in out.splitlines() if "evaluation before:" in line] == [True]
+    before = json.loads((tmp_path / "summary.json").read_text())["before"]
+    assert (before["num_problems"], before["num_asked"]) == (NUM_TEST, 20)
+
+
 def test_answers_are_put_and_shown_in_the_models_own_words(folders, files, tmp_path) -> None:
     train_math(config_of(folders["qwen2"], files, tmp_path, "run.num_iterations=0"))
     table = (tmp_path / "samples.md").read_text().splitlines()
@@ -135,6 +145,16 @@ def test_prompts_longer_than_the_context(files, tmp_path, nothing_starts) -> Non
     model = model_folder(tmp_path / "model", "qwen2", context=256)
     parts = ["generation.max_new_tokens is 16", "context of qwen2 holds 256", "shorter prompts"]
     refused(ConfigError, *parts, config=config_of(model, files | {"test": test}, tmp_path / "run"))
+
+
+def test_every_row_of_a_file_is_measured(files, tmp_path, nothing_starts, monkeypatch) -> None:
+    monkeypatch.setattr(job_module, "_LOOKED_AT", 2)  # a stream without end is looked into that far
+    rows = gsm8k_rows(100, 90)
+    rows[-1]["question"] += " Think." * 60
+    model = model_folder(tmp_path / "model", "qwen2", context=256)
+    train = write_rows(tmp_path / "train.jsonl", rows)
+    parts = ["generation.max_new_tokens is 16", "context of qwen2 holds 256", "shorter prompts"]
+    refused(ConfigError, *parts, config=config_of(model, files | {"train": train}, tmp_path / "run"))
 
 
 def test_files_that_hold_no_problems(folders, files, tmp_path, nothing_starts) -> None:

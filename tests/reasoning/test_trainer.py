@@ -128,6 +128,31 @@ def test_what_was_learnt_is_kept_where_nothing_is_left_to_learn(straight, monkey
     same_end(tmp_path, straight())
 
 
+def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_path, capsys) -> None:
+    cut = ["generation.max_new_tokens=1", "eval.forced_start=false", "algorithm.max_idle_iterations=3"]
+    said = (
+        r"algorithm\.max_idle_iterations is 3, but the last 3 iterations trained on nothing: .* 0 % were right, and "
+        r"100 % were cut off at generation\.max_new_tokens=1\)\. Use a larger generation\.max_new_tokens, problems that"
+    )
+    with pytest.raises(DataError, match=said):
+        Trainer(four(tmp_path, *cut)).run()
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert len(warnings) == 1  # not one per iteration
+    assert "iteration 1: 100 % of the completions were cut off at generation.max_new_tokens=1" in warnings[0]
+    assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 2
+    start = weights_sha256(CausalLM.load(warm(tiny_math())).module.state_dict())
+    assert weights_sha256(CausalLM.load(tmp_path / "checkpoints/latest").module.state_dict()) == start
+    with pytest.raises(DataError, match="the last 3 iterations"):  # the count goes on, too
+        Trainer(four(tmp_path, *cut)).run()
+    assert train_math(four(tmp_path))["weights_sha256"] != start
+    assert "warning" not in capsys.readouterr().out.partition("evaluation after")[2]
+
+
+def test_a_run_may_go_on_though_it_trains_on_nothing(tmp_path) -> None:
+    chosen = ["generation.max_new_tokens=1", "eval.forced_start=false", "algorithm.max_idle_iterations=0"]
+    assert train_math(four(tmp_path, *chosen))["iterations"] == 4
+
+
 def test_ctrl_c_between_two_checkpoints_writes_one_of_its_own(straight, monkeypatch, tmp_path) -> None:
     with monkeypatch.context() as patch:
         interrupt_in(patch, 2)

@@ -1,0 +1,200 @@
+"""Rewards, problems and prompts of the user's own: what docs/reasoning.md shows runs, and bad ones are named."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from math_runs import iterate_math, math_executor, tiny_math, train_math, untimed_rows, warm
+from model_folders import CHAT, gsm8k_rows, model_folder, write_rows
+
+from policies.causal_lm import CausalLM
+from rlinf_embodied.compose import compose_math
+from rlinf_embodied.config import DataConfig, LanguagePolicyConfig
+from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.data.sources import problem_source
+from rlinf_embodied.data.text_forms import FORMS
+from rlinf_embodied.errors import ConfigError, DataError
+from rlinf_embodied.reasoning.job import ReasoningJob
+from rlinf_embodied.reasoning.judge import Judge, reward_function
+
+DOCS = (Path(__file__).resolve().parents[2] / "docs/reasoning.md").read_text()
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for line in re.findall(r"^(?:PYTHONPATH=\. )?python experiments/train_llm_math\.py(.*)$", DOCS, re.MULTILINE)
+]
+SIX = Problem(0, "7+8-9=", "6", None, "sum", "sum2-2-9")
+
+
+@pytest.fixture
+def plug_ins(tmp_path, monkeypatch) -> Path:
+    """The modules of the page, where Python finds them."""
+    for content in re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL):
+        name = content.partition("\n")[0].removeprefix("# ")
+        (tmp_path / name).write_text(content)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def command_with(text: str) -> list[str]:
+    """Returns the overrides of the page's command that holds a text."""
+    (found,) = [command for command in COMMANDS if any(text in word for word in command)]
+    return found
+
+
+def shortened(overrides: list[str], folder: Path) -> list[str]:
+    """Returns overrides for one small iteration."""
+    small = {"run.num_iterations": "1", "eval.num_problems": "8", "generation.max_new_tokens": "20"}
+    return [*overrides, *(f"{key}={value}" for key, value in small.items()), f"run.dir={folder / 'run'}"]
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_of_the_page_composes(command):
+    config = compose_math(command)
+    words = config.data.form == "natural"
+    assert config.generation.max_new_tokens == (512 if words else 52)
+    assert config.algorithm.lr <= (1e-5 if config.policy.folder else 1e-4)
+
+
+def test_the_pages_reward_earns_what_it_says(plug_ins, tmp_path):
+    config = tiny_math(*shortened(command_with("short_and_right"), tmp_path))
+    summary = train_math(config)
+    (row,) = untimed_rows(tmp_path / "run")
+    assert 0 <= row["rollout/accuracy"] <= row["rollout/reward"] <= 1
+    assert 0 < summary["before"]["reward"] <= 1
+    assert summary["after"]["reward"] >= summary["accuracy_after"]
+    function = reward_function(config.reward)
+    with Judge(FORMS["compact"], function=function, format_reward=0.25) as judge:
+        texts = ["#6", "7+8=15;15-9=6;" + "=" * 24 + "#6", "#7", "#6"]
+        verdicts = judge.judge(texts, [SIX] * 4, [True, True, True, False])
+    assert verdicts.raw.tolist() == [1.0, 0.5, 0.0, 0.0]
+    assert verdicts.correct.tolist() == [True, False, False, False]
+    assert verdicts.rewards.tolist() == [1.25, 0.75, 0.25, 0.0]
+
+
+def test_the_pages_reward_reads_a_column(plug_ins, tmp_path):
+    rows = [row | {"tolerance": 100.0} for row in gsm8k_rows(0, 60)]
+    file = write_rows(tmp_path / "measured.jsonl", rows)
+    model = model_folder(tmp_path / "model", "qwen2")
+    overrides = [w.replace("measured.jsonl", file) for w in command_with("within_tolerance")]
+    overrides = [w.replace("models/qwen", str(model)) for w in overrides]
+    config = tiny_math(*shortened(overrides, tmp_path), "algorithm.tokens_per_microbatch=1024")
+    train_math(config)
+    assert (tmp_path / "run/summary.json").exists()
+    (problem,) = problem_source(config.data, 0).batch(Split.train, 0, 1)
+    function = reward_function(config.reward)
+    assert function is not None
+    assert problem.columns == {"tolerance": 100.0}
+    assert function("so #### 3", problem) == 1.0
+    assert function("so #### 300", problem) == function("so three", problem) == 0.0
+
+
+def test_the_pages_problems_are_trained_on(plug_ins, tmp_path):
+    overrides = [w.replace("runs/math/checkpoints/latest", str(warm(tiny_math()))) for w in command_with("Doubles")]
+    config = tiny_math(*shortened(overrides, tmp_path))
+    assert ReasoningJob(config).name == "math-Doubles-grpo"
+    train_math(config)
+    questions = re.findall(r"^\| `([0-9]+)\+\1=` \|", (tmp_path / "run/samples.md").read_text(), re.MULTILINE)
+    assert len(questions) == 8
+    assert {int(number) % 10 for number in questions} == {9}
+
+
+def test_the_pages_prompt_reaches_the_model(tmp_path):
+    template = CHAT + "{% if enable_thinking %}<think>{% endif %}"
+    model = model_folder(tmp_path / "model", "qwen2")
+    tokenizer = CausalLM.load(model).tokenizer
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(model)
+    overrides = [w.replace("models/qwen", str(model)) for w in command_with("enable_thinking")]
+    config = compose_math(overrides).policy
+    policy = CausalLM.from_config(config, model, seed=0)
+    asked = "<|begin|>system\nThink in short steps.<|end|>\n<|begin|>user\n1+1?<|end|>\n<|begin|>assistant\n"
+    assert policy.encode("1+1?") == tokenizer(asked, add_special_tokens=False)["input_ids"]
+    config.chat_template_args, config.system_prompt = {"enable_thinking": True}, None
+    policy = CausalLM.from_config(config, model, seed=0)
+    asked = "<|begin|>user\n1+1?<|end|>\n<|begin|>assistant\n<think>"
+    assert policy.encode("1+1?") == tokenizer(asked, add_special_tokens=False)["input_ids"]
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize(
+    ("target", "parts"),
+    [
+        ("score", ["it is a dotted path", "use <module>.<function>"]),
+        ("no_such_module.score", ["no_such_module cannot be imported", "PYTHONPATH"]),
+        ("my_rewards.nothing", ["my_rewards has no nothing", "correct the name"]),
+        ("my_rewards.NUMBER", ["NUMBER is called with (completion, problem)", "name a function"]),
+        ("my_rewards.of_three", ["of_three is called with (completion, problem)", "change its parameters"]),
+    ],
+)
+def test_a_reward_that_cannot_be_used_is_named_before_anything_starts(plug_ins, target, parts):
+    with (plug_ins / "my_rewards.py").open("a") as file:
+        file.write("\nNUMBER = 3\n\ndef of_three(a, b, c): return 1.0\n")
+    with pytest.raises(ConfigError) as caught:
+        ReasoningJob(tiny_math(f"reward._target_={target}")).require_checkpoint(None)
+    assert [p for p in (f"reward._target_ is {target!r}", *parts) if p not in str(caught.value)] == [], caught.value
+
+
+@pytest.mark.parametrize("returned", [None, "right", float("nan"), float("inf")])
+def test_a_reward_is_a_finite_number(returned):
+    with (
+        pytest.raises(
+            ConfigError, match=r"reward\._target_ returned .* for a completion of '7\+8-9=', .* finite number"
+        ),
+        Judge(FORMS["compact"], function=lambda completion, problem: returned) as judge,
+    ):
+        judge.judge(["#6"], [SIX])
+
+
+def test_a_source_has_the_methods_of_one(plug_ins):
+    (plug_ins / "my_problems.py").write_text("def numbers(config, seed): return [1, 2]\n")
+    with pytest.raises(
+        ConfigError, match=r"data\._target_ is 'my_problems.numbers', but it returned a list: return an"
+    ):
+        problem_source(DataConfig(_target_="my_problems.numbers"), 0)
+
+
+def test_columns_are_those_of_a_row(tmp_path):
+    file = write_rows(tmp_path / "a.jsonl", gsm8k_rows(0, 2))
+    with pytest.raises(
+        DataError, match=r"data\.columns is 'unit', but .*a\.jsonl, line 1 has only 'question', 'answer'"
+    ):
+        problem_source(DataConfig(level="", files={"all": file}, columns=["unit"]), 0)
+    with pytest.raises(ConfigError, match=r"data\.columns is \['unit'\], but generated problems have no columns"):
+        DataConfig(columns=["unit"])
+    with pytest.raises(ConfigError, match=r"data\._target_ is 'a\.b', but problems come from files or"):
+        DataConfig(files={"all": file}, _target_="a.b")
+
+
+def test_a_chat_is_refused_where_no_template_could_write_it(tmp_path):
+    model = model_folder(tmp_path / "model", "qwen2")
+    config = LanguagePolicyConfig(folder=str(model), chat_template_args={"enable_thinkin": False})
+    with pytest.raises(
+        ConfigError, match=r"chat_template_args is .* does not read enable_thinkin: use names that stand"
+    ):
+        CausalLM.from_config(config, model, seed=0)
+    with pytest.raises(
+        ConfigError, match=r"policy\.system_prompt is 'Be brief\.', but the tokenizer has no chat template"
+    ):
+        CausalLM.from_config(LanguagePolicyConfig(system_prompt="Be brief."), None, seed=0)
+    with pytest.raises(
+        ConfigError, match=r"chat_template_args is .*tokenize.*given by the program: leave out tokenize"
+    ):
+        LanguagePolicyConfig(chat_template_args={"tokenize": True})
+
+
+# ------------------------------------------------------------------------------------------------------------- workers
+@pytest.mark.ray
+def test_workers_import_the_reward_by_its_name(plug_ins, ray_session):
+    (plug_ins / "my_rewards.py").write_text("def score(completion, problem): return 0.5 + len(problem.answer) / 100\n")
+    config = tiny_math("reward._target_=my_rewards.score", "algorithm.mask_truncated=true")
+    plan = config.plan.trees
+    (metrics,) = iterate_math(config, math_executor(config, plan, 1, ray_session), 1)
+    ended = 1 - metrics["rollout/truncated"]
+    assert 0.51 * ended <= metrics["rollout/reward"] <= 0.53 * ended
+    assert metrics["rollout/accuracy"] == 0
