@@ -83,7 +83,7 @@ class RunFolder:
         """Writes a small file so that readers see the old one or the new one, never half of it."""
         target = self.path / name
         partial = target.with_name(f".{name}.partial")
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
         os.replace(partial, target)
         return target
 
