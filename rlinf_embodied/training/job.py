@@ -136,8 +136,10 @@ class Job(Protocol):
         """Returns the graph; every copy of the policy starts from that folder."""
         ...
 
-    def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
-        """Returns the folder that a new run starts from."""
+    def starting_policy(
+        self, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
+    ) -> Path:
+        """Returns the folder that a new run starts from: what is made is cached, below `spare` if that is read-only."""
         ...
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluating:
