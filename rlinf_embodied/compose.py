@@ -290,7 +290,9 @@ def _readable(text: str) -> str:
         value = _parsed(text).value()
     except ConfigError:
         value = ()  # no text: Hydra does not know a sign
-    return text if value is None or isinstance(value, str) else f"{key}={QuotedString(path, Quote.single).with_quotes()}"
+    return (
+        text if value is None or isinstance(value, str) else f"{key}={QuotedString(path, Quote.single).with_quotes()}"
+    )
 
 
 def _check_choice(group: str, value: object, schema: type) -> None:

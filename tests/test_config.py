@@ -239,7 +239,21 @@ def test_a_plan_file_is_an_override(tmp_path: Path):
     assert compose_train(["plan=collocated"]).plan.file is None
 
 
-ODD_NAMES = ["a b", "größe", "日本", "a,b", "a=b (1)", "[x] {y}", "it's", 'say "x"', "a#b&c", "007", "true", "a\\b's", "x'"]
+ODD_NAMES = [
+    "a b",
+    "größe",
+    "日本",
+    "a,b",
+    "a=b (1)",
+    "[x] {y}",
+    "it's",
+    'say "x"',
+    "a#b&c",
+    "007",
+    "true",
+    "a\\b's",
+    "x'",
+]
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)

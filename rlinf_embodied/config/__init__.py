@@ -14,6 +14,7 @@ and what to do next.  Sections are handed to the component they belong to; nobod
 """
 
 from rlinf_embodied.config.commands import (
+    FREE_ON_RESUME,
     EmulationConfig,
     EvaluateAnswersConfig,
     EvaluateConfig,
@@ -48,6 +49,7 @@ from rlinf_embodied.config.reasoning import (
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig
 
 __all__ = [
+    "FREE_ON_RESUME",
     "AlgorithmConfig",
     "AlgorithmName",
     "AnswerEvalConfig",

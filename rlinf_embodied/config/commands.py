@@ -19,6 +19,15 @@ from rlinf_embodied.config.reasoning import (
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 
+# What may change when a run goes on (training/resume.py): how long it trains, where and how fast it runs, what is
+# looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
+# algorithm, generation, reward and warm start are those of its first iteration.
+FREE_ON_RESUME = (
+    *("resume", "plan.", "cluster.", "checkpoint.", "eval.", "wandb.", "samples."),
+    *("run.dir", "run.num_iterations", "run.until_success", "run.dry", "run.wandb"),
+    *("warm_start.cache_dir", "reward.num_workers", "generation.vllm.gpu_memory_utilization"),
+)
+
 
 @dataclass(kw_only=True, slots=True)
 class TrainConfig:
@@ -33,7 +42,7 @@ class TrainConfig:
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    resume: str = "auto"  # auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint
+    resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
 
     def __post_init__(self) -> None:
         env, algorithm = self.env, self.algorithm
@@ -83,7 +92,7 @@ class MathConfig:
     warm_start: FineTuningConfig = field(default_factory=FineTuningConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    resume: str = "auto"  # auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint
+    resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
 
     def __post_init__(self) -> None:
         generation, algorithm = self.generation, self.algorithm
