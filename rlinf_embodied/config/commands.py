@@ -16,8 +16,9 @@ from rlinf_embodied.config.reasoning import (
     GenerationConfig,
     ReasoningAlgorithmConfig,
     RewardConfig,
+    SamplesConfig,
 )
-from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
+from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig, WandbConfig
 
 # What may change when a run goes on (training/resume.py): how long it trains, where and how fast it runs, what is
 # looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
@@ -42,6 +43,7 @@ class TrainConfig:
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
     resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
 
     def __post_init__(self) -> None:
@@ -91,7 +93,9 @@ class MathConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     warm_start: FineTuningConfig = field(default_factory=FineTuningConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
     resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
 
     def __post_init__(self) -> None:

@@ -120,6 +120,10 @@ class EmbodiedJob:
         progress.global_step += int(metrics["rollout/env_steps"])
         return result, metrics
 
+    def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
+        """Returns nothing: what this policy does is seen in videos."""
+        return []
+
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers (the actor's workers do) and the episodes that go on (the env's hold them)."""
         tick = Tick(progress.iteration)

@@ -135,9 +135,21 @@ class GenerationReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """A completion for people to read, as Sample("3+4=", "7", "3+4=8", 0.0, 0.0)."""
+
+    prompt: str
+    answer: str
+    completion: str
+    reward: float
+    correct: float  # 1 or 0
+
+
+@dataclass(frozen=True, slots=True)
 class RewardReport:
     """What the driver learns of rewards, by block."""
 
     correct: dict[int, tuple[tuple[bool, ...], ...]]  # K tuples of G
     rewards: dict[int, float]  # sums
     formatted: dict[int, int]
+    shown: tuple[tuple[tuple[int, int], Sample], ...] = ()  # ((block, row), sample)

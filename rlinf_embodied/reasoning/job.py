@@ -19,7 +19,7 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_state
-from rlinf_embodied.reasoning.batch import Prompt, Sampling
+from rlinf_embodied.reasoning.batch import Prompt, RewardReport, Sampling
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation import require_context
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
@@ -152,6 +152,11 @@ class ReasoningJob:
         progress.counts[_PROBLEMS] = used + rounds * self.config.algorithm.prompts_per_iteration
         progress.global_step += int(metrics["rollout/tokens"])
         return result, metrics
+
+    def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
+        """Returns the completions of the first prompts, in their order, every `samples.every` iterations."""
+        shown = [item for report in result.all_of("reward", RewardReport) for item in report.shown]
+        return [asdict(sample) for _, sample in sorted(shown, key=lambda item: item[0])]
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers of actor and critic."""

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from rlinf_embodied.algorithms.rewards import overlong_penalty
-from rlinf_embodied.config import RewardConfig
+from rlinf_embodied.config import RewardConfig, SamplesConfig
 from rlinf_embodied.data.text_forms import text_form
-from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards
+from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards, Sample
 from rlinf_embodied.reasoning.judge import Judge
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 
@@ -24,6 +24,7 @@ class RewardStageConfig:
     reward: RewardConfig
     form: str
     max_new_tokens: int
+    samples: SamplesConfig
 
 
 class RewardStage:
@@ -49,11 +50,29 @@ class RewardStage:
         correct: dict[int, tuple[tuple[bool, ...], ...]] = {}
         sums: dict[int, float] = {}
         formatted: dict[int, int] = {}
+        shown: list[tuple[tuple[int, int], Sample]] = []
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
             made[block], formatted[block] = self._rewards(completions)
             correct[block] = tuple(tuple(row) for row in made[block].correct.tolist())
             sums[block] = float(made[block].rewards.sum())
-        return Output(made, RewardReport(correct, sums, formatted))
+            if self._shows(tick):
+                shown += self._shown(block, completions, made[block])
+        return Output(made, RewardReport(correct, sums, formatted, tuple(shown)))
+
+    def _shows(self, tick: Tick) -> bool:
+        every = self._config.samples.every
+        return every > 0 and tick.iteration % every == 0 and tick.round == 0
+
+    def _shown(self, block: int, completions: Completions, rewards: Rewards) -> list[tuple[tuple[int, int], Sample]]:
+        """Returns the completions of those prompts of a block that are among the first of all blocks."""
+        prompts, size = rewards.rewards.shape
+        number = min(prompts, max(0, self._config.samples.num_prompts - block * prompts)) * size
+        earned, right = rewards.rewards.flatten().tolist(), rewards.correct.flatten().tolist()
+        problems = [completions.problems[row // size] for row in range(number)]
+        return [
+            ((block, row), Sample(p.question, p.answer, completions.texts[row], earned[row], float(right[row])))
+            for row, p in enumerate(problems)
+        ]
 
     def _rewards(self, completions: Completions) -> tuple[Rewards, int]:
         size = len(completions.groups[0].lengths)

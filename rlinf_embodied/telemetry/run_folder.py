@@ -1,7 +1,7 @@
 """The run folder, one contract for people and scripts.
 
-config.yaml  manifest.json  profile.json  plan.json  transports.json  metrics.jsonl  summary.json  trace.json
-videos/  checkpoints/  .lock
+config.yaml  manifest.json  profile.json  plan.json  transports.json  metrics.jsonl  samples.jsonl  summary.json
+trace.json  videos/  checkpoints/  .lock
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import CheckpointConfig, ClusterConfig, PlanConfig, RunConfig
+from rlinf_embodied.config import CheckpointConfig, ClusterConfig, PlanConfig, RunConfig, WandbConfig
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
@@ -25,6 +25,7 @@ class JobConfig(Protocol):
     cluster: ClusterConfig
     run: RunConfig
     checkpoint: CheckpointConfig
+    wandb: WandbConfig
     resume: str
 
 
@@ -154,6 +155,10 @@ class Job(Protocol):
 
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
         """Runs one iteration, adds to `progress` what it counted, and returns what came back and its metrics."""
+        ...
+
+    def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
+        """Returns what the policy wrote in an iteration for people to read, a row each; mostly nothing."""
         ...
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:

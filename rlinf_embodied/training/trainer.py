@@ -105,7 +105,7 @@ class Trainer:
         self._startup.mark("session")
         assert is_dataclass(config)
         try:
-            writer = MetricsWriter(self._folder.path, wandb=config.run.wandb, config=asdict(config))
+            writer = MetricsWriter(self._folder.path, config.wandb if config.run.wandb else None, asdict(config))
             try:
                 with LiveView(config.run.num_iterations, self._job.title, self._job.columns) as view:
                     if self._resumption is not None:
@@ -257,6 +257,7 @@ class Trainer:
                 metrics |= self._evaluate(running, number, view, f"at {number}").metrics()
             self._check(running, metrics, view)
             writer.write(progress.global_step, number, metrics)
+            writer.write_samples(progress.global_step, number, self._job.samples(result))
             view.update(number, metrics)
             due = config.checkpoint.every and number % config.checkpoint.every == 0
             if due or not self._goes_on():

@@ -191,6 +191,19 @@ def test_it_trains_and_says_so(straight, tmp_path) -> None:
     assert plot_curve(straight()).read_bytes().startswith(b"\x89PNG")
 
 
+def test_some_completions_can_be_read_while_it_trains(straight, tmp_path) -> None:
+    chosen = ["samples.every=2", "samples.num_prompts=3", "plan=disaggregated", "cluster.num_devices=2"]
+    summary = train_math(four(tmp_path, *chosen))
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1] * 12 + [3] * 12  # 3 prompts, 4 completions each; 2 to a block
+    assert [row["prompt"] == rows[0]["prompt"] for row in rows[:5]] == [True] * 4 + [False]
+    assert {row["correct"] for row in rows} == {0.0, 1.0}
+    assert all(row["correct"] == row["reward"] for row in rows)
+    assert summary["weights_sha256"] == json.loads((straight() / "summary.json").read_text())["weights_sha256"]
+    train_math(four(tmp_path / "none", "samples.every=0", "run.num_iterations=1"))
+    assert not (tmp_path / "none/samples.jsonl").exists()
+
+
 def test_evaluations_on_the_way_do_not_change_the_run(straight, tmp_path) -> None:
     summary = train_math(four(tmp_path, "eval.every=1", "eval.num_samples=3", "cluster.num_devices=2"))
     expected = json.loads((straight() / "summary.json").read_text())
