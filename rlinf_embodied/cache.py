@@ -10,6 +10,7 @@ from pathlib import Path
 from rlinf_embodied.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
+_PROBE_BYTES = 1 << 20  # a full disk still takes an empty file
 _VARIABLE, _DEFAULT = "RLINF_EMBODIED_CACHE", "~/.cache/rlinf_embodied"
 
 
@@ -30,7 +31,7 @@ def cache_root(configured: str = _DEFAULT) -> Path:
 
 
 def writable_place(cached: Path, spare: Path | None) -> Path:
-    """Returns where a result goes that is about to be made: into the cache, or below `spare` where that is read-only.
+    """Returns where a result goes that is about to be made: into the cache, below `spare` if that takes nothing.
 
     Raises:
         ConfigError: the cache cannot be written, and there is no `spare`.
@@ -39,8 +40,9 @@ def writable_place(cached: Path, spare: Path | None) -> Path:
         return cached
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=cached.parent):
-            return cached
+        with tempfile.TemporaryFile(dir=cached.parent) as probe:
+            probe.write(bytes(_PROBE_BYTES))
+        return cached
     except OSError as error:
         if spare is None:
             raise ConfigError(

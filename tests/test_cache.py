@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,13 @@ def test_what_the_cache_holds_is_used_though_nothing_can_be_added(tmp_path, monk
     assert writable_place(tmp_path / "clone", None) == tmp_path / "clone"
     with pytest.raises(ConfigError, match="Read-only file system"):
         writable_place(tmp_path / "other", None)
+
+
+def test_a_full_disk_takes_an_empty_file_but_no_clone(tmp_path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as a disk on which so much is left
+    try:
+        with pytest.raises(ConfigError, match="would be lost"):
+            writable_place(tmp_path / "cache/x", None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

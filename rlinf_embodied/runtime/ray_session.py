@@ -16,9 +16,10 @@ import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import ray
+
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
@@ -219,7 +220,7 @@ def start_ray(object_store_bytes: int | None = None) -> str | None:
                 logging_level=logging.ERROR,
                 configure_logging=True,
             )
-            return str(started.address_info["session_dir"])
+            return str(cast(Any, started).address_info["session_dir"])
         except Exception as error:  # Ray has no class for it
             ray.shutdown()
             if _SLOW_START not in str(error) or attempt + 1 == _START_ATTEMPTS:

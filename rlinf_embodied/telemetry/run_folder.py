@@ -96,11 +96,18 @@ class RunFolder:
         return self.path / "videos"
 
     def write_text(self, name: str, text: str) -> Path:
-        """Writes a small file so that readers see the old one or the new one, never half of it."""
+        """Writes a small file so that readers see the old one or the new one, never half of it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         target = self.path / name
         partial = target.with_name(f".{name}.partial")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, target)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, target)
+        except OSError as error:  # a full disk names no file
+            raise OSError(error.errno, error.strerror, str(target)) from error
         return target
 
     def write_json(self, name: str, content: object) -> Path:
