@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 import ray
-
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
