@@ -43,7 +43,7 @@ def table(config: TrainConfig) -> int:
     try:
         with LiveView(0, "language") as view:
             cluster = cluster_at_hand(config.cluster)
-            clone = warm_start(stage, session, cluster, view.progress)
+            clone = warm_start(stage, session, cluster, view.progress, folder.path)
     finally:
         session.close()
     policy = load_policy(config.policy, str(clone), "cpu").policy

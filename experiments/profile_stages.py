@@ -35,13 +35,13 @@ def profile(config: TrainConfig | MathConfig) -> None:
     session = make_session(config.cluster)
     try:
         with LiveView(1, f"{job.name} · profile") as view:
-            start = job.starting_policy(session, cluster, view.progress)
+            start = job.starting_policy(session, cluster, view.progress, folder.path)
             session.clear()
             workflow = job.workflow(str(start))
-            found, path = measured_profile(job, cluster, workflow, session, view.progress)
+            found, path = measured_profile(job, cluster, workflow, session, view.progress, folder.path)
             folder.write_text("profile.json", path.read_text(encoding="utf-8"))
             view.note(text_table(found.rows(), f"{found.name} on {cluster.description}, seconds and MB:"))
-            view.note(f"{folder.path / 'profile.json'}, cached as {path}")
+            view.note(f"{folder.path / 'profile.json'}, kept as {path}")
     finally:
         session.close()
 

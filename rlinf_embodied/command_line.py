@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the work failed, 2 the input was wrong, 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -108,6 +109,8 @@ MAIN_OVERRIDES = {
 }
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_NO_TEMPORARY = "No usable temporary directory"
 _COMPUTING = (TrainConfig, MathConfig, EvaluateConfig)  # commands whose numbers are to be the same everywhere
 
 
@@ -182,6 +185,16 @@ def main(
     except USAGE_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in _FULL and _NO_TEMPORARY not in str(error):
+            raise
+        where = error.filename or "a file of this run"
+        print(
+            f"error: {where} cannot be written ({error.strerror}): free space on the disks of run.dir, the cache and "
+            "temporary files (TMPDIR moves those), then give the same command again",
+            file=sys.stderr,
+        )
+        sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -19,7 +19,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -43,6 +43,11 @@ EVALUATE_GROUPS = ("env", "cluster", "run")
 ANSWERS_GROUPS = ("cluster", "run")
 PLANNING_GROUPS = ("run",)
 PLAN_SUFFIXES = (".yaml", ".yml", ".json")
+# keys whose values are places of files: a name may hold anything, with quotes around it or without
+PATH_KEYS = (
+    *("run.dir", "resume", "checkpoint", "plan", "plan.file", "plan.profile", "policy.folder", "out"),
+    *("warm_start.checkpoint", "warm_start.demonstrations", "warm_start.teacher", "warm_start.cache_dir"),
+)
 _SWITCHES = {"run.exact": {True: "exact", False: "off"}}  # enumerations that also take true and false
 
 # what files under configs/ may compute from other keys
@@ -112,7 +117,7 @@ def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
 
 def _saved_sections(overrides: Sequence[str]) -> dict[str, typing.Any]:
     """Returns what evaluation.json of the checkpoint says; {} where there is none that can be read."""
-    named = [_parsed(text).value() for text in overrides if text.startswith("checkpoint=")]
+    named = [_parsed(_readable(text)).value() for text in overrides if text.startswith("checkpoint=")]
     try:
         return dict(json.loads((Path(str(named[-1])) / "evaluation.json").read_text(encoding="utf-8")))
     except (IndexError, OSError, ValueError, TypeError):
@@ -226,7 +231,8 @@ def _compose(
     for resolver_name, resolver in _RESOLVERS.items():
         OmegaConf.register_new_resolver(resolver_name, resolver, replace=True)
     try:
-        stored = [_stored_plan(text, schema) if "plan" in groups else text for text in overrides]
+        readable = [_readable(text) for text in overrides]
+        stored = [_stored_plan(text, schema) if "plan" in groups else text for text in readable]
         checked = [_placed(_checked(text, schema, groups), schema, groups) for text in stored]
         # Hydra takes any key that is also a folder under configs/ for a group; where it is a plain key it is set last
         named = {text: _parsed(text).key_or_group for text in checked}
@@ -281,6 +287,22 @@ def _parsed(text: str) -> Override:
         ) from error
 
 
+def _readable(text: str) -> str:
+    """Returns an override that Hydra can read: a path with signs that mean something to Hydra is quoted."""
+    key, assigned, path = text.partition("=")
+    if not assigned or not (key in PATH_KEYS or key.startswith("data.files.")):
+        return text
+    if "${" in path:
+        raise ConfigError(f"{key} is {path!r}, but '${{' begins a reference to another key: rename the file or folder")
+    try:
+        value = _parsed(text).value()
+    except ConfigError:
+        value = ()  # no text: Hydra does not know a sign
+    return (
+        text if value is None or isinstance(value, str) else f"{key}={QuotedString(path, Quote.single).with_quotes()}"
+    )
+
+
 def _check_choice(group: str, value: object, schema: type) -> None:
     """Raises where a group has no such choice; those of the store (plan files, checkpoints) count as well."""
     names = choices(group, schema)
@@ -318,8 +340,8 @@ def _did_you_mean(word: str, names: Sequence[str], prefix: str = "") -> str:
 
 def _stored_plan(text: str, schema: type) -> str:
     """Makes a plan file a choice of the group: `plan=my/tree.yaml` is stored and becomes `plan=file_tree`."""
-    value = text.removeprefix("plan=").strip("'\"")
-    if value == text or not (value.endswith(PLAN_SUFFIXES) or "/" in value):
+    value = _parsed(text).value() if text.startswith("plan=") else None
+    if not isinstance(value, str) or not (value.endswith(PLAN_SUFFIXES) or "/" in value):
         return text
     path = Path(value).expanduser()
     data = read_mapping(path)
@@ -334,7 +356,7 @@ def _stored_plan(text: str, schema: type) -> str:
         node = OmegaConf.merge(OmegaConf.structured(PlanConfig), data)
     except OmegaConfBaseException as error:
         raise _explained(error, PlanConfig, str(path)) from error
-    name = "file_" + "".join(c if c.isalnum() else "_" for c in path.stem)
+    name = "file_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in path.stem)
     ConfigStore.instance().store(group=_folder("plan", schema), name=name, node=node)
     return f"plan={name}"
 

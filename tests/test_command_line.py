@@ -1,5 +1,6 @@
 """Scripts answer on the right stream and leave with true exit codes."""
 
+import errno
 import sys
 
 import pytest
@@ -95,3 +96,28 @@ def test_help_lists_every_choice_of_every_group(schema, groups):
 def test_help_exits_with_0_before_anything_is_checked(monkeypatch, capsys):
     assert exit_code(monkeypatch, train_main, never, "env=nonsense", "--help") == 0
     assert capsys.readouterr().out.startswith("usage: python script.py")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "runs/x/config.yaml"),
+            "runs/x/config.yaml cannot be written",
+        ),
+        (OSError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "(No usable temporary directory"),
+    ],
+)
+def test_a_full_disk_is_one_line_with_what_to_do(monkeypatch, capsys, error, says):
+    def work(config):
+        raise error
+
+    assert exit_code(monkeypatch, train_main, work) == 1
+    printed = capsys.readouterr().err
+    assert says in printed
+    assert "free space" in printed
+    assert printed.count("\n") == 1
+    error.errno, error.strerror = errno.EACCES, "Permission denied"
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    with pytest.raises(OSError, match="Permission denied"):
+        train_main(work)

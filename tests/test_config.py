@@ -131,7 +131,7 @@ BAD_INPUT = [
     ("hydra.run.dir=x", ["hydra.run.dir is unknown"]),
     ("~env.num_envs", ["deletes env.num_envs", "env.num_envs=<value>"]),
     ("env.num_envs", ["'env.num_envs' cannot be read", "key=value"]),
-    ("run.dir=[", ["cannot be read", "quote"]),
+    ("env.task=[", ["cannot be read", "quote"]),
     ("env.chunk=1,2", ["several values", "env.chunk=[a,b]"]),
     ("env.num_envs=abc", ["env.num_envs is 'abc'", "int", "use a whole number"]),
     ("env.num_envs=1.5", ["env.num_envs is 1.5", "int", "use a whole number"]),
@@ -268,6 +268,50 @@ def test_a_plan_file_is_an_override(tmp_path: Path):
     config = compose_train([f"plan={path}"])
     assert (config.plan.name, config.plan.file, config.plan.trees) == ("my plan", str(path), trees)
     assert compose_train(["plan=collocated"]).plan.file is None
+
+
+ODD_NAMES = [
+    "a b",
+    "größe",
+    "日本",
+    "a,b",
+    "a=b (1)",
+    "[x] {y}",
+    "it's",
+    'say "x"',
+    "a#b&c",
+    "007",
+    "true",
+    "a\\b's",
+    "x'",
+]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_path_may_hold_any_sign(tmp_path: Path, name: str):
+    folder = tmp_path / name
+    folder.mkdir()
+    trees = [{"min_devices": 2, "tree": {"leaf": {"stage": "actor", "devices": "all"}}}]
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"trees": trees}))
+    paths = {"run.dir": folder, "resume": folder / "x", "warm_start.checkpoint": folder, "plan.profile": folder}
+    config = compose_train([*(f"{key}={path}" for key, path in paths.items()), f"plan={folder / name}.yaml"])
+    assert (config.run.dir, config.warm_start.checkpoint, config.plan.profile) == (str(folder),) * 3
+    assert (config.resume, config.plan.file) == (str(folder / "x"), str(folder / f"{name}.yaml"))
+    assert compose_evaluate([f"checkpoint={folder}", "env=point_reach"]).checkpoint == str(folder)
+    files = compose_math([f"data.files.all={folder}", f"policy.folder={folder}"]).data.files
+    assert dict(files) == {"all": str(folder)}
+    assert compose_train([f"warm_start.teacher={name}"]).warm_start.teacher == name
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_path_may_be_quoted(tmp_path: Path, quote: str):
+    (tmp_path / "my plan.yaml").write_text("trees: [{min_devices: 1, tree: {leaf: {stage: actor, devices: all}}}]")
+    given = {"run.dir": tmp_path / "größe (1)", "plan": tmp_path / "my plan.yaml"}
+    config = compose_train([f"{key}={quote}{path}{quote}" for key, path in given.items()])
+    assert (config.run.dir, config.plan.file) == (str(given["run.dir"]), str(given["plan"]))
+    assert compose_train(["run.dir=null"]).run.dir is None
+    with pytest.raises(ConfigError, match=r"run.dir is '/x/\$\{a\}', .* another key: rename the file or folder"):
+        compose_train(["run.dir=/x/${a}"])
 
 
 def test_the_plan_json_of_a_run_is_a_plan_file(tmp_path: Path):

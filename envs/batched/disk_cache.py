@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-_FALLBACK = "~/.cache/rlinf_embodied"
-
-
-def cache_folder() -> Path:
-    """Returns the folder RLINF_EMBODIED_CACHE, or ~/.cache/rlinf_embodied."""
-    return Path(os.environ.get("RLINF_EMBODIED_CACHE", _FALLBACK)).expanduser()
+from rlinf_embodied.cache import cache_root
+from rlinf_embodied.errors import ConfigError
 
 
 def cached(name: str, write: Callable[[Path], None]) -> Path:
     """Returns the path of a cached file or folder; `write` makes it where it is missing.
 
     It is written aside and renamed, so that processes that start together never see half of it.  Where the cache cannot
-    be written (a read-only home), it is made anew in a temporary folder.
+    be written (a read-only home, none at all), it is made anew in a temporary folder.
     """
-    final = cache_folder() / name
-    if final.exists():
-        return final
     try:
+        final = cache_root() / name
+        if final.exists():
+            return final
         final.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(dir=final.parent)) / final.name
-    except OSError:
-        aside = Path(tempfile.mkdtemp()) / final.name
+    except (OSError, ConfigError):
+        aside = Path(tempfile.mkdtemp()) / Path(name).name
         write(aside)
         return aside
     try:

@@ -3,9 +3,9 @@
     env.py        the section `env`
     learning.py   the sections `policy`, `algorithm`, `warm_start`
     language.py   the sections `data`, `policy` of the reasoning workflow
-    reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval` of the reasoning workflow
+    reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval`, `samples` of that workflow
     machine.py    the sections `plan`, `cluster`
-    run.py        the sections `run`, `eval`, `checkpoint`
+    run.py        the sections `run`, `wandb`, `eval`, `checkpoint`
     commands.py   what each command reads, section by section; the checks that span several
     checks.py     the form of every check
 
@@ -14,6 +14,7 @@ and what to do next.  Sections are handed to the component they belong to; nobod
 """
 
 from rlinf_embodied.config.commands import (
+    FREE_ON_RESUME,
     EmulationConfig,
     EvaluateAnswersConfig,
     EvaluateConfig,
@@ -42,12 +43,14 @@ from rlinf_embodied.config.reasoning import (
     ReasoningAlgorithmConfig,
     ReasoningName,
     RewardConfig,
+    SamplesConfig,
     Sharding,
     VllmConfig,
 )
-from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig
+from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig, WandbConfig
 
 __all__ = [
+    "FREE_ON_RESUME",
     "AlgorithmConfig",
     "AlgorithmName",
     "AnswerEvalConfig",
@@ -80,10 +83,12 @@ __all__ = [
     "Reward",
     "RewardConfig",
     "RunConfig",
+    "SamplesConfig",
     "Sharding",
     "TinyLMConfig",
     "TrainConfig",
     "TransportMode",
     "VllmConfig",
+    "WandbConfig",
     "WarmStartConfig",
 ]

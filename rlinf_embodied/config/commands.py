@@ -16,8 +16,18 @@ from rlinf_embodied.config.reasoning import (
     GenerationConfig,
     ReasoningAlgorithmConfig,
     RewardConfig,
+    SamplesConfig,
 )
-from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
+from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig, WandbConfig
+
+# What may change when a run goes on (training/resume.py): how long it trains, where and how fast it runs, what is
+# looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
+# algorithm, generation, reward and warm start are those of its first iteration.
+FREE_ON_RESUME = (
+    *("resume", "plan.", "cluster.", "checkpoint.", "eval.", "wandb.", "samples."),
+    *("run.dir", "run.num_iterations", "run.until_success", "run.dry", "run.wandb"),
+    *("warm_start.cache_dir", "reward.num_workers", "generation.vllm.gpu_memory_utilization"),
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,7 +43,8 @@ class TrainConfig:
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    resume: str = "auto"  # auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
 
     def __post_init__(self) -> None:
         env, algorithm = self.env, self.algorithm
@@ -99,8 +110,10 @@ class MathConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     warm_start: FineTuningConfig = field(default_factory=FineTuningConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    resume: str = "auto"  # auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
 
     def __post_init__(self) -> None:
         generation, algorithm = self.generation, self.algorithm

@@ -1,4 +1,4 @@
-"""The sections `generation`, `reward`, `algorithm`, `warm_start` and `eval` of the reasoning workflow."""
+"""The sections `generation`, `reward`, `algorithm`, `warm_start`, `eval` and `samples` of the reasoning workflow."""
 
 from __future__ import annotations
 
@@ -256,3 +256,15 @@ class AnswerEvalConfig:
         for name in ("num_samples", "every", "num_shown"):
             value = getattr(self, name)
             require(value >= 0, f"eval.{name}", value, "it must not be negative", "use 0 for none")
+
+
+@dataclass(kw_only=True, slots=True)
+class SamplesConfig:
+    """What the policy writes while it is trained: some completions, for people to read."""
+
+    every: int = 10  # iterations between them, from the first one on; 0: none
+    num_prompts: int = 2  # the first ones of an iteration, with all their completions
+
+    def __post_init__(self) -> None:
+        require(self.every >= 0, "samples.every", self.every, "it must not be negative", "use 0 for none")
+        require(self.num_prompts >= 1, "samples.num_prompts", self.num_prompts, "it must be at least 1", "use 2")

@@ -1,4 +1,4 @@
-"""The sections `run`, `eval` and `checkpoint`: one run, and what it leaves behind."""
+"""The sections `run`, `wandb`, `eval` and `checkpoint`: one run, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RunConfig:
     until_success: float | None = None  # stop earlier: once so many episodes of a check end solved (eval.check_*)
     exact: Exactness = Exactness.portable  # the same seed gives the same weights under every plan (CPU)
     dry: bool = False  # print the resolved config and stop
-    wandb: bool = False
+    wandb: bool = False  # log to Weights & Biases, too (the section wandb)
 
     def __post_init__(self) -> None:
         number = self.num_iterations
@@ -39,6 +39,23 @@ class RunConfig:
         target, rule = self.until_success, "it is a share of episodes, in (0, 1]"
         require(target is None or 0 < target <= 1, "run.until_success", target, rule, "use 0.97, or null")
         require(0 <= self.seed < 2**31, "run.seed", self.seed, "it lies in [0, 2^31)", "use 0")
+
+
+@dataclass(kw_only=True, slots=True)
+class WandbConfig:
+    """What Weights & Biases calls the run, where run.wandb=true."""
+
+    project: str = "rlinf_embodied"
+    name: str | None = None  # None: that of the run folder
+    id: str | None = None  # the same id goes on with the same curves; None: W&B draws one
+    resume: str | None = None  # where the id is known there: allow, must, never or auto; None: as W&B does by itself
+
+    def __post_init__(self) -> None:
+        known = (None, "allow", "must", "never", "auto")
+        rule = "it is allow, must, never or auto"
+        require(self.resume in known, "wandb.resume", self.resume, rule, "use allow, or null")
+        found = self.resume not in ("allow", "must") or self.id is not None
+        require(found, "wandb.resume", self.resume, "it looks for wandb.id, which is null", "give wandb.id=<id>")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -78,9 +78,11 @@ class EmbodiedJob:
         """See Job."""
         return training_workflow(self.config, policy_folder)
 
-    def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
+    def starting_policy(
+        self, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
+    ) -> Path:
         """Returns the checkpoint that is given, a clone of demonstrations, or a new policy."""
-        return starting_policy(self.config, session, cluster, progress)
+        return starting_policy(self.config, session, cluster, progress, spare)
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
         """See Job."""
@@ -119,6 +121,10 @@ class EmbodiedJob:
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
         """See Job; there are none."""
+        return []
+
+    def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
+        """Returns nothing: what this policy does is seen in videos."""
         return []
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from rlinf_embodied import portable
+from rlinf_embodied.cache import cache_root, writable_place
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage
@@ -33,7 +33,7 @@ PLAN = [{"tree": {"leaf": {"stage": "warm_start", "devices": "all"}}}]
 
 def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
     """Returns where the clone of this configuration is cached: keyed by all that it is a function of."""
-    root = Path(os.environ.get("RLINF_EMBODIED_CACHE", config.warm_start.cache_dir)).expanduser()
+    root = cache_root(config.warm_start.cache_dir)
     libraries = ("torch", "mani_skill", "sapien", "transformers")
     key = {
         "version": _VERSION,
@@ -57,22 +57,29 @@ def _relevant(env: EnvConfig) -> dict[str, object]:
 
 
 def starting_policy(
-    config: TrainConfig, session: Session, cluster: Cluster, progress: Callable[[str, int, int, str], None]
+    config: TrainConfig,
+    session: Session,
+    cluster: Cluster,
+    progress: Callable[[str, int, int, str], None],
+    spare: Path | None = None,
 ) -> Path:
-    """Returns the checkpoint that a training starts from: the given one, a clone, or a new policy."""
+    """Returns the checkpoint that a training starts from: the given one, a clone, or a new policy.
+
+    What is made is kept in the cache; below `spare` where that cannot be written.
+    """
     if config.warm_start.checkpoint is not None:
         return Path(config.warm_start.checkpoint)
     stage = WarmStartStageConfig(
         (config.env,), config.policy, config.warm_start, config.run.seed, source_of(config.warm_start)
     )
     if config.warm_start.from_nothing:
-        return new_policy(stage, session, cluster)
-    return warm_start(stage, session, cluster, progress)
+        return new_policy(stage, session, cluster, spare)
+    return warm_start(stage, session, cluster, progress, spare)
 
 
-def new_policy(config: WarmStartStageConfig, session: Session, cluster: Cluster) -> Path:
+def new_policy(config: WarmStartStageConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
     """Returns the folder of a policy that has learned nothing; what it standardises its inputs with is measured."""
-    folder = cache_folder(config, cluster.kind == "cpu")
+    folder = writable_place(cache_folder(config, cluster.kind == "cpu"), spare)
     if (folder / "config.json").exists():
         return folder
     stage = StageSpec("warm_start", f"{NewPolicyStage.__module__}.NewPolicyStage", config)
@@ -87,6 +94,7 @@ def warm_start(
     session: Session,
     cluster: Cluster,
     progress: Callable[[str, int, int, str], None],
+    spare: Path | None = None,
 ) -> Path:
     """Returns the folder of the cloned policy, made now or found in the cache.
 
@@ -95,8 +103,12 @@ def warm_start(
         session: where the work runs.
         cluster: its devices; up to NUM_DATA_BLOCKS of them are used.
         progress: called with (what, done, total, remark).
+        spare: the clone goes below it where the cache cannot be written.
+
+    Raises:
+        ConfigError: the cache cannot be written, and there is no `spare`.
     """
-    folder = cache_folder(config, cluster.kind == "cpu")
+    folder = writable_place(cache_folder(config, cluster.kind == "cpu"), spare)
     if (folder / "config.json").exists():
         _LOG.info("warm start: cached clone in %s", folder)
         return folder

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster, processor
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.iteration import Finishes
@@ -68,7 +69,7 @@ def fingerprint(cluster: Cluster, parts: Mapping[str, object]) -> dict[str, str]
 
 def cached_path(root: str, name: str, key: Mapping[str, str]) -> Path:
     """Returns where the profile of a fingerprint is kept; RLINF_EMBODIED_CACHE moves `root`."""
-    folder = Path(os.environ.get("RLINF_EMBODIED_CACHE", root)).expanduser() / "profiles"
+    folder = cache_root(root) / "profiles"
     digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
     return folder / f"{name}-{digest}.json"
 

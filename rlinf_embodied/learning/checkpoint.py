@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -73,6 +74,7 @@ def save(
         partial.mkdir()
         policy_writer(partial)
         _write_state(partial, tensors, state)
+        _open_to_all(partial)
         _seal(partial, step, 1 + max((manifest.sequence for _, manifest in _complete(root)), default=0))
         _install(partial, target)
     except (OSError, SafetensorError) as error:
@@ -97,11 +99,22 @@ def write_whole(folder: Path, write: Callable[[Path], object]) -> None:
     partial = folder.with_name(folder.name + f".partial-{os.getpid()}")
     try:
         write(partial)
+        _open_to_all(partial)
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _open_to_all(folder: Path) -> None:
+    """Gives files and folders the modes that the umask allows: safetensors writes for its owner alone."""
+    probe = folder / ".mode"
+    probe.mkdir()
+    allowed = stat.S_IMODE(probe.stat().st_mode)
+    probe.rmdir()
+    for path in folder.rglob("*"):
+        path.chmod(allowed if path.is_dir() else allowed & 0o666)
 
 
 def _write_state(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, object]) -> None:
@@ -202,6 +215,32 @@ def find_latest(root: Path) -> Path | None:
     return found[-1][0] if found else None
 
 
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest checkpoint that can be used, and what is wrong with those behind it."""
+
+    path: Path | None
+    unusable: tuple[str, ...]  # for example ("step_000004 is incomplete (no manifest.json)",)
+
+
+def newest_undamaged(root: Path) -> Newest:
+    """Returns the checkpoint below `root` that was written last of those of which every byte is as it was written."""
+    with contextlib.suppress(OSError):  # a reader may lack the right to write
+        _take_back(root)
+    unusable, chosen = {}, None
+    for path, manifest in reversed(_complete(root)):
+        wrong = next(filter(None, (_damage(path, manifest, name) for name in manifest.files)), "")
+        if not wrong:
+            chosen = path
+            break
+        unusable[path.name] = wrong
+    for path in root.glob("step_*"):
+        found = _manifest_of(path)
+        if isinstance(found, str) and (chosen is None or path.name > chosen.name):
+            unusable[path.name] = found
+    return Newest(chosen, tuple(f"{name} {wrong}" for name, wrong in sorted(unusable.items())))
+
+
 def verify(path: Path) -> Manifest:
     """Checks that a checkpoint is ours, complete and undamaged, every byte of it.
 
@@ -215,75 +254,74 @@ def verify(path: Path) -> Manifest:
 
 
 def load_state(path: Path) -> dict[str, object]:
-    """Returns the plain values of a checkpoint after checking all of it.
+    """Returns the plain values of a checkpoint after checking them; `verify` checks the rest.
 
     Raises:
-        CheckpointError: see `verify`.
+        CheckpointError: the checkpoint is not complete, or these values are damaged.
     """
-    verify(path)
+    _verify_file(path, _read_manifest(path), _STATE)
     return json.loads((path / _STATE).read_text(encoding="utf-8"))
 
 
-def holds(path: Path, name: str) -> bool:
-    """Returns whether a checkpoint has a group of tensors.
+def load_tensors(path: Path, name: str) -> dict[str, Tensor]:
+    """Returns a group of tensors of a checkpoint that was verified, on CPU; {} if it has no such group.
 
     Raises:
         CheckpointError: the checkpoint is not complete.
     """
-    return f"{_TENSORS}/{name}.safetensors" in _read_manifest(path).files
-
-
-def load_tensors(path: Path, name: str) -> dict[str, Tensor]:
-    """Returns a group of tensors of a checkpoint, on CPU; {} if the checkpoint has no such group.
-
-    Raises:
-        CheckpointError: the checkpoint is not complete, or this file is damaged.
-    """
-    manifest = _read_manifest(path)
     relative = f"{_TENSORS}/{name}.safetensors"
-    if relative not in manifest.files:
-        return {}
-    _verify_file(path, manifest, relative)
-    return load_file(path / relative)
+    return load_file(path / relative) if relative in _read_manifest(path).files else {}
 
 
 def _complete(root: Path) -> list[tuple[Path, Manifest]]:
     """Returns the complete checkpoints below a root, oldest first."""
-    found = []
-    for path in root.glob("step_*"):
-        with contextlib.suppress(CheckpointError):
-            found.append((path, _read_manifest(path)))
-    return sorted(found, key=lambda item: item[1].sequence)
+    found = [(path, _manifest_of(path)) for path in root.glob("step_*")]
+    return sorted(((p, m) for p, m in found if isinstance(m, Manifest)), key=lambda item: item[1].sequence)
 
 
 def _read_manifest(path: Path) -> Manifest:
+    found = _manifest_of(path)
+    if isinstance(found, str):
+        raise CheckpointError(f"checkpoint {path} {found}: {_instead(path)}")
+    return found
+
+
+def _manifest_of(path: Path) -> Manifest | str:
+    """Returns what manifest.json says, or what is wrong with the checkpoint."""
     if not path.is_dir():
-        raise CheckpointError(f"checkpoint {path} does not exist or is no folder: {_instead(path)}")
+        return "does not exist or is no folder"
     try:
         data = (path / _MANIFEST).read_bytes()
         seal = (path / _COMPLETE).read_text(encoding="utf-8").strip()
     except OSError as error:
-        missing = Path(str(error.filename)).name
+        name = Path(str(error.filename)).name
         ours = (path / _MANIFEST).exists() or (path / _STATE).exists()
-        what = "is incomplete" if ours else "is not a training checkpoint of this project"
-        raise CheckpointError(f"checkpoint {path} {what} (no {missing}): {_instead(path)}") from error
+        missing = f"no {name}" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
+        return f"{'is incomplete' if ours else 'is not a training checkpoint of this project'} ({missing})"
     if hashlib.sha256(data).hexdigest() != seal:
-        raise CheckpointError(f"checkpoint {path} is damaged ({_MANIFEST} was changed): {_instead(path)}")
+        return f"is damaged ({_MANIFEST} was changed)"
     content = cast(dict, json.loads(data))
     if content.get("format") != _FORMAT:
-        raise CheckpointError(
-            f"checkpoint {path} has the format {content.get('format')!r}, but {_FORMAT!r} is needed: load it with the "
-            "version that wrote it"
+        return (
+            f"has the format {content.get('format')!r}, but {_FORMAT!r} is needed (that of the version that wrote it)"
         )
     return Manifest(content["step"], content["sequence"], content["files"])
 
 
 def _verify_file(path: Path, manifest: Manifest, name: str) -> None:
+    wrong = _damage(path, manifest, name)
+    if wrong:
+        raise CheckpointError(f"checkpoint {path} {wrong}: {_instead(path)}")
+
+
+def _damage(path: Path, manifest: Manifest, name: str) -> str:
+    """Returns what is wrong with a file, "" if nothing is."""
     file, expected = path / name, manifest.files[name]
     if not file.is_file():
-        raise CheckpointError(f"checkpoint {path} is damaged ({name} is missing): {_instead(path)}")
+        return f"is damaged ({name} is missing)"
     if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
-        raise CheckpointError(f"checkpoint {path} is damaged (the checksum of {name} differs): {_instead(path)}")
+        return f"is damaged (the checksum of {name} differs)"
+    return ""
 
 
 def _instead(path: Path) -> str:

@@ -11,10 +11,10 @@ import tempfile
 from hashlib import sha256
 from pathlib import Path
 
+from rlinf_embodied.cache import cache_root
 from rlinf_embodied.errors import ConfigError
 
 SOURCE = Path(__file__).with_name("kernels.c")
-_FALLBACK = "~/.cache/rlinf_embodied"
 # No contraction: a fused operation is written where one is meant, so neither compiler nor vector width shows in a bit.
 _FLAGS = ("-std=gnu11", "-O3", "-mavx2", "-mfma", "-ffp-contract=off", "-fno-math-errno")
 _LINKED = ("-fvisibility=hidden", "-shared", "-fPIC")
@@ -46,14 +46,14 @@ def compiled() -> Path:
 
 
 def _kept(name: str, command: list[str]) -> Path:
-    """Returns the file in the cache; in a temporary folder where the cache cannot be written."""
-    root = Path(os.environ.get("RLINF_EMBODIED_CACHE", _FALLBACK)).expanduser() / "portable"
-    if (root / name).exists():
-        return root / name
+    """Returns the file in the cache; in a temporary folder where there is none that can be written."""
     try:
+        root = cache_root() / "portable"
+        if (root / name).exists():
+            return root / name
         root.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=root))
-    except OSError:
+    except (OSError, ConfigError):
         root = folder = Path(tempfile.mkdtemp(prefix="rlinf-portable-"))
     subprocess.run([*command, "-o", str(folder / name), str(SOURCE), "-ldl"], capture_output=True, check=True)
     os.replace(folder / name, root / name)

@@ -135,6 +135,17 @@ class GenerationReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """A completion for people to read, as Sample("3+4=", "7", "3+4=8", 0.0, 0.0)."""
+
+    prompt: str
+    answer: str
+    completion: str
+    reward: float
+    correct: float  # 1 or 0
+
+
+@dataclass(frozen=True, slots=True)
 class RewardReport:
     """What the driver learns of rewards, by block."""
 
@@ -142,3 +153,4 @@ class RewardReport:
     uniform: dict[int, tuple[bool, ...]]  # K: whether the group's completions are all alike in the raw metric
     rewards: dict[int, float]  # sums
     formatted: dict[int, int]
+    shown: tuple[tuple[tuple[int, int], Sample], ...] = ()  # ((block, row), sample)

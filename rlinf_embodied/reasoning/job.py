@@ -9,7 +9,7 @@ from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import MathConfig, ReasoningName
+from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.data.text_forms import text_form
@@ -18,9 +18,8 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces import LanguagePolicy
-from rlinf_embodied.learning.checkpoint import holds, load_state
-from rlinf_embodied.reasoning.batch import Prompt, Sampling
-from rlinf_embodied.reasoning.critic_stage import MODULE as CRITIC
+from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.reasoning.batch import Prompt, RewardReport, Sampling
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation import require_context
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
@@ -82,9 +81,7 @@ class ReasoningJob:
         """
         config = self.config
         if checkpoint is not None:
-            self._require_same(checkpoint)
-            self._require_critic(checkpoint)
-            self._reference = str(load_state(checkpoint)["reference"])
+            self._reference = self._reference_of(checkpoint)
             self._require_reference()
         given = checkpoint or config.policy.folder or config.warm_start.checkpoint
         if config.warm_start.checkpoint is not None and checkpoint is None:
@@ -93,24 +90,10 @@ class ReasoningJob:
         self._require_problems()
         self._require_context(None if given is None else str(Path(given).expanduser()))
 
-    def _require_same(self, checkpoint: Path) -> None:
-        before = trained_on(checkpoint)
-        for name in ("data", "policy"):
-            there, here = asdict(getattr(before, name)), asdict(getattr(self.config, name))
-            different = [key for key in here if there[key] != here[key]]
-            if different:
-                key = different[0]
-                raise CheckpointError(
-                    f"resume is {str(checkpoint)!r}, but that policy was trained under other conditions: {name}.{key} "
-                    f"is {there[key]!r} there and {here[key]!r} here. Use its own settings, or another run.dir"
-                )
-
-    def _require_critic(self, checkpoint: Path) -> None:
-        if self.config.algorithm.name is ReasoningName.ppo and not holds(checkpoint, CRITIC):
-            raise CheckpointError(
-                f"resume is {str(checkpoint)!r}, but that checkpoint holds no critic, and algorithm.name is ppo: use "
-                "its own algorithm, or start from its weights (warm_start.checkpoint) in another run.dir"
-            )
+    def _reference_of(self, checkpoint: Path) -> str:
+        """Returns where the policy is that a run started from: inside its folder it moves with that."""
+        saved = Path(str(load_state(checkpoint)["reference"]))
+        return str(saved if saved.is_absolute() else checkpoint.resolve().parents[1] / saved)
 
     def _require_reference(self) -> None:
         if self.config.algorithm.kl_coef and not Path(self._reference, "config.json").exists():
@@ -151,9 +134,11 @@ class ReasoningJob:
         """See Job."""
         return training_workflow(self.config, policy_folder, self._reference)
 
-    def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
+    def starting_policy(
+        self, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
+    ) -> Path:
         """Returns the folder that is given, or that of a fine-tuned small model."""
-        folder = starting_policy(self.config, session, cluster, progress)
+        folder = starting_policy(self.config, session, cluster, progress, spare)
         self._reference = str(folder.resolve())
         return folder
 
@@ -214,12 +199,20 @@ class ReasoningJob:
             "context allows"
         ]
 
+    def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
+        """Returns the completions of the first prompts, in their order, every `samples.every` iterations."""
+        shown = [item for report in result.all_of("reward", RewardReport) for item in report.shown]
+        return [asdict(sample) for _, sample in sorted(shown, key=lambda item: item[0])]
+
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers of actor and critic."""
         tick = Tick(progress.iteration)
         critic = "critic" in executor.workflow.stages
         tensors = executor.call("critic", "export_state", tick)[0] if critic else {}
-        state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": self._reference}
+        reference, own = Path(self._reference), root.resolve().parent
+        if reference.is_relative_to(own):
+            reference = reference.relative_to(own)
+        state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": str(reference)}
         keep = self.config.checkpoint.keep
         executor.call("actor", "save", tick, (str(root), progress.iteration, keep, state, tensors))
 

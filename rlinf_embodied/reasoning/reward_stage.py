@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,9 +11,9 @@ import torch
 
 from rlinf_embodied.algorithms.advantages import groups_with_spread
 from rlinf_embodied.algorithms.rewards import overlong_penalty
-from rlinf_embodied.config import RewardConfig
+from rlinf_embodied.config import RewardConfig, SamplesConfig
 from rlinf_embodied.data.text_forms import text_form
-from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards
+from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards, Sample
 from rlinf_embodied.reasoning.judge import Judge, Verdicts, reward_function
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 
@@ -25,6 +25,7 @@ class RewardStageConfig:
     reward: RewardConfig
     form: str
     max_new_tokens: int
+    samples: SamplesConfig
 
 
 class RewardStage:
@@ -52,6 +53,7 @@ class RewardStage:
         uniform: dict[int, tuple[bool, ...]] = {}
         sums: dict[int, float] = {}
         formatted: dict[int, int] = {}
+        shown: list[tuple[tuple[int, int], Sample]] = []
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
             made[block], verdicts = self._rewards(completions)
             shape = made[block].raw.shape
@@ -59,7 +61,26 @@ class RewardStage:
             uniform[block] = tuple((~groups_with_spread(made[block].raw)).tolist())
             formatted[block] = int(verdicts.formatted.sum())
             sums[block] = float(made[block].rewards.sum())
-        return Output(made, RewardReport(correct, uniform, sums, formatted))
+            if self._shows(tick):
+                shown += self._shown(block, completions, made[block], correct[block])
+        return Output(made, RewardReport(correct, uniform, sums, formatted, tuple(shown)))
+
+    def _shows(self, tick: Tick) -> bool:
+        every = self._config.samples.every
+        return every > 0 and tick.iteration % every == 0 and tick.round == 0
+
+    def _shown(
+        self, block: int, completions: Completions, rewards: Rewards, correct: Sequence[Sequence[bool]]
+    ) -> list[tuple[tuple[int, int], Sample]]:
+        """Returns the completions of those prompts of a block that are among the first of all blocks."""
+        prompts, size = rewards.rewards.shape
+        number = min(prompts, max(0, self._config.samples.num_prompts - block * prompts)) * size
+        earned, right = rewards.rewards.flatten().tolist(), [value for row in correct for value in row]
+        problems = [completions.problems[row // size] for row in range(number)]
+        return [
+            ((block, row), Sample(p.question, p.answer, completions.texts[row], earned[row], float(right[row])))
+            for row, p in enumerate(problems)
+        ]
 
     def _rewards(self, completions: Completions) -> tuple[Rewards, Verdicts]:
         size = len(completions.groups[0].lengths)

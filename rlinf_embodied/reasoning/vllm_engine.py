@@ -20,7 +20,6 @@ Written against vLLM's documentation and tested with a stand-in of the same inte
 from __future__ import annotations
 
 import os
-import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,8 +39,10 @@ from rlinf_embodied.interfaces import LanguagePolicy
 from rlinf_embodied.randomness import words
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Sampling
 from rlinf_embodied.reasoning.generation import require_context
+from rlinf_embodied.runtime.own_folder import OwnFolder
 
 _NEVER = -100.0  # the least logit bias that vLLM takes: e^-100 is no chance at all
+_MODEL = "model"  # in a folder of this process
 # vLLM sends a function to its engine's process only where this says that it may; both processes are ours
 _SENDS_FUNCTIONS = "VLLM_ALLOW_INSECURE_SERIALIZATION"
 
@@ -51,7 +52,7 @@ class _Engine:
     llm: Any  # vllm.LLM; the package need not be there
     module: weakref.ref[nn.Module]  # of the policy that it was made from
     version: int  # of the weights that it holds
-    folder: tempfile.TemporaryDirectory[str]  # that it was made from
+    folder: OwnFolder  # that it was made from
 
 
 _ENGINES: list[_Engine] = []  # of this process: none or one, as each holds a share of the GPU
@@ -116,10 +117,10 @@ def _engine(vllm: ModuleType, policy: LanguagePolicy, version: int, settings: Vl
         return held.llm
     del held
     _ENGINES.clear()  # gives its memory back before the next one takes it
-    folder = tempfile.TemporaryDirectory(prefix="rlinf-vllm-")
-    policy.save(Path(folder.name))
+    folder = OwnFolder()
+    policy.save(folder.path / _MODEL)
     llm = vllm.LLM(
-        model=folder.name,
+        model=str(folder.path / _MODEL),
         skip_tokenizer_init=True,  # tokens go in, tokens come out
         dtype=settings.dtype,
         gpu_memory_utilization=settings.gpu_memory_utilization,
@@ -132,9 +133,12 @@ def _engine(vllm: ModuleType, policy: LanguagePolicy, version: int, settings: Vl
 
 
 def _update(llm: Any, policy: LanguagePolicy) -> None:
-    with tempfile.TemporaryDirectory(prefix="rlinf-vllm-") as folder:
-        policy.save(Path(folder))
-        llm.apply_model(partial(load_folder, folder))
+    folder = OwnFolder()
+    try:
+        policy.save(folder.path / _MODEL)
+        llm.apply_model(partial(load_folder, str(folder.path / _MODEL)))
+    finally:
+        folder.cleanup()
     llm.reset_prefix_cache()  # what it holds is of the old weights
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from dataclasses import asdict
 from pathlib import Path
 
 from rlinf_embodied import portable
+from rlinf_embodied.cache import cache_root, writable_place
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
@@ -29,12 +29,17 @@ _STEPS_PER_CALL = 50
 _OF_OTHER_MODELS = ("critic_target", "lora", "precision", "system_prompt", "chat_template_args")  # of `policy`
 
 
-def starting_policy(config: MathConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
-    """Returns the folder that a training starts from: a given one, or that of a model that is fine-tuned now."""
+def starting_policy(
+    config: MathConfig, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
+) -> Path:
+    """Returns the folder that a training starts from: a given one, or that of a model that is fine-tuned now.
+
+    That one is kept in the cache; below `spare` where the cache cannot be written.
+    """
     given = config.policy.folder or config.warm_start.checkpoint
     if given is not None:
         return Path(given).expanduser()
-    folder = cache_folder(config, cluster.kind == "cpu")
+    folder = writable_place(cache_folder(config, cluster.kind == "cpu"), spare)
     if (folder / "config.json").exists():
         _LOG.info("warm start: cached model in %s", folder)
         return folder
@@ -45,7 +50,7 @@ def starting_policy(config: MathConfig, session: Session, cluster: Cluster, prog
 
 def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
     """Returns where the fine-tuned model of this configuration is cached: keyed by all that it is a function of."""
-    root = Path(os.environ.get("RLINF_EMBODIED_CACHE", config.warm_start.cache_dir)).expanduser()
+    root = cache_root(config.warm_start.cache_dir)
     settings = {k: v for k, v in asdict(config.warm_start).items() if k not in ("cache_dir", "checkpoint")}
     libraries = ("torch", "transformers")
     key = {

@@ -86,7 +86,7 @@ def _stages(
     together = config.blocks_together
     prompts = PromptStageConfig(data, seed, config.prompts_per_block, together)
     generated = GenerationStageConfig(held, generation, algorithm.group_size, data.form)
-    rewarded = RewardStageConfig(config.reward, data.form, generation.max_new_tokens)
+    rewarded = RewardStageConfig(config.reward, data.form, generation.max_new_tokens, config.samples)
     learns = {"collective": True, "granularities": () if streams else (WHOLE,)}
     known = {
         "prompts": StageSpec("prompts", f"{_PACKAGE}.prompt_stage.PromptStage", prompts),

@@ -13,11 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
@@ -30,6 +29,7 @@ from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, WorkerHost, WorkerSpec
+from rlinf_embodied.runtime.own_folder import OwnFolder
 from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.socket_group import SocketGroup
 
@@ -108,9 +108,11 @@ class RaySession:
         self._actors: dict[int, ActorHandle] = {}
         self._waiting: dict[object, str] = {}
         self._owns_ray = not ray.is_initialized()
-        self._folder = tempfile.TemporaryDirectory(prefix="rlinf-")
+        self._folder = OwnFolder()
         if self._owns_ray:
-            start_ray(object_store_bytes)
+            session_folder = start_ray(object_store_bytes)
+            if session_folder is not None:
+                self._folder.owns_ray(session_folder)
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         """See Session."""
@@ -132,7 +134,7 @@ class RaySession:
         """See Session; a collective stage gets a process group with a rendezvous of its own."""
         rendezvous = None
         if spec.collective and len(contexts) > 1:
-            rendezvous = f"file://{self._folder.name}/{spec.name}-{uuid.uuid4().hex}"
+            rendezvous = f"file://{self._folder.path}/{spec.name}-{uuid.uuid4().hex}"
         refs = []
         for context in contexts:
             context.shared = {}
@@ -197,19 +199,19 @@ class RaySession:
             ray.shutdown()
 
 
-def start_ray(object_store_bytes: int | None = None) -> None:
-    """Starts Ray in this process, quietly, or joins the cluster that RAY_ADDRESS names."""
+def start_ray(object_store_bytes: int | None = None) -> str | None:
+    """Starts Ray in this process, quietly, and returns its folder; or joins the cluster that RAY_ADDRESS names."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default, 15, yields every core to whatever else runs
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # no actor with variables of its own can use them
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # every receipt is fetched, so every error is raised
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        return
+        return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     for attempt in range(_START_ATTEMPTS):
         try:
-            ray.init(
+            started = ray.init(
                 num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
                 include_dashboard=False,
                 object_store_memory=object_store_bytes or _DEFAULT_STORE_BYTES,
@@ -217,7 +219,7 @@ def start_ray(object_store_bytes: int | None = None) -> None:
                 logging_level=logging.ERROR,
                 configure_logging=True,
             )
-            return
+            return str(cast(Any, started).address_info["session_dir"])
         except Exception as error:  # Ray has no class for it
             ray.shutdown()
             if _SLOW_START not in str(error) or attempt + 1 == _START_ATTEMPTS:

@@ -1,7 +1,7 @@
 """The run folder, one contract for people and scripts.
 
-config.yaml  manifest.json  profile.json  plan.json  transports.json  metrics.jsonl  summary.json  trace.json
-videos/  checkpoints/
+config.yaml  manifest.json  profile.json  plan.json  transports.json  metrics.jsonl  samples.jsonl  summary.json
+trace.json  videos/  checkpoints/  .lock
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.process_lock import ProcessLock
 
 _PACKAGES = ("torch", "ray", "mani_skill", "sapien", "gymnasium", "timm", "transformers", "numpy", "hydra-core")
 
@@ -48,21 +49,36 @@ def git_revision() -> str | None:
 class RunFolder:
     """Paths and small files of one run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, locked: bool = False) -> None:
         """Makes the folder.
 
+        Args:
+            path: of the folder.
+            locked: whether nobody else may have it so, until `unlock` or the end of the process.
+
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: it cannot be written, or another process has it locked.
         """
         self.path = path
+        self._lock = ProcessLock(path / ".lock")
         try:
             path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path):
                 pass
+            holder = self._lock.take() if locked else None
         except OSError as error:
             raise ConfigError(
                 f"run.dir is {str(path)!r}, but it cannot be written ({error.strerror}): use another run.dir"
             ) from error
+        if holder is not None:
+            raise ConfigError(
+                f"run.dir is {str(path)!r}, but another run writes it ({holder}): wait for its end, or use another "
+                "run.dir"
+            )
+
+    def unlock(self) -> None:
+        """Lets others have the folder."""
+        self._lock.release()
 
     @property
     def checkpoints(self) -> Path:
@@ -80,11 +96,18 @@ class RunFolder:
         return self.path / "videos"
 
     def write_text(self, name: str, text: str) -> Path:
-        """Writes a small file so that readers see the old one or the new one, never half of it."""
+        """Writes a small file so that readers see the old one or the new one, never half of it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         target = self.path / name
         partial = target.with_name(f".{name}.partial")
-        partial.write_text(text)
-        os.replace(partial, target)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, target)
+        except OSError as error:  # a full disk names no file
+            raise OSError(error.errno, error.strerror, str(target)) from error
         return target
 
     def write_json(self, name: str, content: object) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import CheckpointConfig, ClusterConfig, PlanConfig, RunConfig
+from rlinf_embodied.config import CheckpointConfig, ClusterConfig, PlanConfig, RunConfig, WandbConfig
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
@@ -25,6 +25,7 @@ class JobConfig(Protocol):
     cluster: ClusterConfig
     run: RunConfig
     checkpoint: CheckpointConfig
+    wandb: WandbConfig
     resume: str
 
 
@@ -136,8 +137,10 @@ class Job(Protocol):
         """Returns the graph; every copy of the policy starts from that folder."""
         ...
 
-    def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
-        """Returns the folder that a new run starts from."""
+    def starting_policy(
+        self, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
+    ) -> Path:
+        """Returns the folder that a new run starts from: what is made is cached, below `spare` if that is read-only."""
         ...
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluating:
@@ -157,6 +160,10 @@ class Job(Protocol):
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
         """Returns what a person should know about an iteration beside its numbers; asked for once per iteration."""
+        ...
+
+    def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
+        """Returns what the policy wrote in an iteration for people to read, a row each; mostly nothing."""
         ...
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:

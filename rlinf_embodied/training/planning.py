@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rlinf_embodied.cache import writable_place
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.profiler import (
     ShowProgress,
@@ -70,16 +71,21 @@ def _median(values: list[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def _cache(job: Job, cluster: Cluster) -> tuple[Path, dict[str, str]]:
-    """Returns where the profile of a job is cached, and the fingerprint that it must have."""
+def _cache(job: Job, cluster: Cluster, spare: Path | None) -> tuple[Path, dict[str, str]]:
+    """Returns where the profile of a job is kept, and the fingerprint that it must have; `spare` as for the clone."""
     config = job.config
     parts = job.planning_parts() | {"exact": config.run.exact.value, "session": config.cluster.session}
     key = fingerprint(cluster, parts)
-    return cached_path(job.cache_dir, job.name, key), key
+    return writable_place(cached_path(job.cache_dir, job.name, key), spare), key
 
 
 def measured_profile(
-    job: Job, cluster: Cluster, workflow: Workflow, session: Session, progress: ShowProgress
+    job: Job,
+    cluster: Cluster,
+    workflow: Workflow,
+    session: Session,
+    progress: ShowProgress,
+    spare: Path | None = None,
 ) -> tuple[Profile, Path]:
     """Measures the stages of a job and caches the profile; returns it and where it lies.
 
@@ -89,8 +95,12 @@ def measured_profile(
         workflow: its graph; the stages are built and forgotten.
         session: without stages of use: its workers are left without any.
         progress: called with (what, done, total, remark).
+        spare: the profile goes below it where the cache cannot be written.
+
+    Raises:
+        ConfigError: the cache cannot be written, and there is no `spare`.
     """
-    path, key = _cache(job, cluster)
+    path, key = _cache(job, cluster, spare)
     budget_s = job.config.plan.profile_budget_s
     profile, data = measure(workflow, session, cluster, job.name, key, progress, budget_s)
     store_profile(path, data)
@@ -138,18 +148,18 @@ class Planning:
             ConfigError: plan.profile cannot be read, or lacks a stage.
             PlanError: no plan fits; says what is short.
         """
-        plan, why = self._chosen(workflow, session, progress)
+        plan, why = self._chosen(workflow, session, folder.path, progress)
         if self._pricer is not None:
-            folder.write_text("profile.json", self._profile_path().read_text(encoding="utf-8"))
+            folder.write_text("profile.json", self._profile_path(folder.path).read_text(encoding="utf-8"))
         predicted = predict(self._pricer, plan) if self._pricer is not None else None
         self._begin(plan, predicted, iteration)
         self.write(folder)
         return plan, why
 
-    def _chosen(self, workflow: Workflow, session: Session, progress: ShowProgress) -> tuple[Plan, str]:
+    def _chosen(self, workflow: Workflow, session: Session, spare: Path, progress: ShowProgress) -> tuple[Plan, str]:
         config = self._config.plan
         if self._forced is not None:
-            profile = self._known_profile()
+            profile = self._known_profile(spare)
             if profile is not None:
                 self._price(profile, workflow)
             return self._forced, f"plan {self._forced.name}: forced" + ("" if profile else ", not profiled")
@@ -157,8 +167,8 @@ class Planning:
         if reason and config.profile is None:
             plan = together(workflow, self._cluster.num_devices, "collocated")
             return plan, f"plan collocated: {reason}, so nothing is measured"
-        known = self._known_profile()
-        self._price(known or measured_profile(self._job, self._cluster, workflow, session, progress)[0], workflow)
+        parts = (self._job, self._cluster, workflow, session, progress, spare)
+        self._price(self._known_profile(spare) or measured_profile(*parts)[0], workflow)
         assert self._pricer is not None
         self._ranked, impossible = rank(self._pricer)
         best = self._ranked[0]
@@ -175,15 +185,15 @@ class Planning:
         return "there is one block" if workflow.num_blocks == 1 else ""
 
     # ------------------------------------------------------------------------------------------------------ profile
-    def _profile_path(self) -> Path:
+    def _profile_path(self, spare: Path) -> Path:
         given = self._config.plan.profile
-        return _cache(self._job, self._cluster)[0] if given is None else Path(given).expanduser()
+        return _cache(self._job, self._cluster, spare)[0] if given is None else Path(given).expanduser()
 
-    def _known_profile(self) -> Profile | None:
+    def _known_profile(self, spare: Path) -> Profile | None:
         """Returns the profile that the config names, or the cached one, or None."""
         if self._config.plan.profile is not None:
-            return load_profile(self._profile_path())
-        return cached_profile(*_cache(self._job, self._cluster))
+            return load_profile(self._profile_path(spare))
+        return cached_profile(*_cache(self._job, self._cluster, spare))
 
     def _price(self, profile: Profile, workflow: Workflow) -> None:
         self._pricer = Pricer(as_measured(workflow, profile), profile, linked(self._cluster, profile))

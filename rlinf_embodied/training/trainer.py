@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import cast
 
 from rlinf_embodied import portable
+from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Exactness
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.learning.checkpoint import find_latest, step_folder
+from rlinf_embodied.learning.checkpoint import find_latest, step_folder, verify
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session
@@ -35,7 +36,7 @@ from rlinf_embodied.telemetry.trace import Span, stage_seconds, write_trace
 from rlinf_embodied.training.interrupt import INTERRUPTED, StopRequest, stop_on_interrupt
 from rlinf_embodied.training.job import Checking, Evaluated, Evaluating, Job, Progress
 from rlinf_embodied.training.planning import Planning
-from rlinf_embodied.training.resume import checkpoint_to_resume, saved_progress
+from rlinf_embodied.training.resume import checkpoint_to_resume, require_unused, saved_progress
 
 # what a stage does beside its calls; plans price it apart from them
 _NOT_COMPUTING = (".export_weights", ".install_weights", ".offload", ".onload")
@@ -58,8 +59,8 @@ class Trainer:
         """Checks what can be checked before anything expensive starts.
 
         Raises:
-            ConfigError: the run folder cannot be written, or is in use and resume=never; run.exact=portable in a
-                process that is not pinned.
+            ConfigError: the run folder cannot be written, is another run's at this moment, is in use and resume=never,
+                or holds a run of other settings; run.exact=portable in a process that is not pinned.
             PlanError: the plan does not fit the cluster.
             CheckpointError: the checkpoint to resume from, or to start from, is missing, damaged or foreign.
         """
@@ -69,11 +70,21 @@ class Trainer:
             portable.verify()
         self._started = started or time.time()
         self._startup = StartupClock(self._started, job.first_work)
-        self._resumed = checkpoint_to_resume(self._config)
-        job.require_checkpoint(self._resumed)
-        self._cluster: Cluster = cluster_at_hand(self._config.cluster)
-        self._planning = Planning(job, self._cluster, job.workflow(""))
-        self._folder = RunFolder(Path(self._config.run.dir or f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
+        path = Path(self._config.run.dir or f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        require_unused(self._config)
+        cache_root(job.cache_dir)  # asks where home is
+        folder = RunFolder(path, locked=True) if path.is_dir() else None  # while its checkpoints are looked at, too
+        try:
+            self._resumption = checkpoint_to_resume(self._config)
+            self._resumed = None if self._resumption is None else self._resumption.path
+            job.require_checkpoint(self._resumed)
+            self._cluster: Cluster = cluster_at_hand(self._config.cluster)
+            self._planning = Planning(job, self._cluster, job.workflow(""))
+            self._folder = folder or RunFolder(path, locked=True)
+        except BaseException:
+            if folder is not None:
+                folder.unlock()
+            raise
         self._spans: list[Span] = []
         self._progress = Progress()
         self._saved: int | None = None  # the iteration of the newest checkpoint
@@ -81,6 +92,12 @@ class Trainer:
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
         """Runs the training and returns the exit code: 0, or 130 after Ctrl-C."""
+        try:
+            return self._run_locked()
+        finally:
+            self._folder.unlock()
+
+    def _run_locked(self) -> int:
         config = self._config
         self._folder.write_text("config.yaml", to_yaml(config))
         self._folder.write_manifest(config.run.seed, self._cluster)
@@ -89,9 +106,11 @@ class Trainer:
         self._startup.mark("session")
         assert is_dataclass(config)
         try:
-            writer = MetricsWriter(self._folder.path, wandb=config.run.wandb, config=asdict(config))
+            writer = MetricsWriter(self._folder.path, config.wandb if config.run.wandb else None, asdict(config))
             try:
                 with LiveView(config.run.num_iterations, self._job.title, self._job.columns) as view:
+                    if self._resumption is not None:
+                        view.note(self._resumption.note)
                     return self._run(session, writer, view)
             finally:
                 writer.close()
@@ -99,7 +118,7 @@ class Trainer:
             session.close()
 
     def _run(self, session: Session, writer: MetricsWriter, view: LiveView) -> int:
-        policy_folder = self._resumed or self._job.starting_policy(session, self._cluster, view.progress)
+        policy_folder = self._resumed or self._start_anew(session, view)
         self._startup.mark("warm start")
         plan = self._choose_plan(session, policy_folder, view)
         running = self._start(session, plan, policy_folder, self._resumed, view)
@@ -117,6 +136,9 @@ class Trainer:
             after = self._evaluate(running, self._progress.iteration, view, "after")
         self._finish(running.executor, after, view)
         return 0
+
+    def _start_anew(self, session: Session, view: LiveView) -> Path:
+        return self._job.starting_policy(session, self._cluster, view.progress, self._folder.path)
 
     def _choose_plan(self, session: Session, policy_folder: Path, view: LiveView) -> Plan:
         workflow = self._job.workflow(str(policy_folder))
@@ -160,7 +182,8 @@ class Trainer:
         self._renew(running, plan, latest, view)
 
     def _renew(self, running: _Running, plan: Plan, checkpoint: Path, view: LiveView) -> None:
-        """Builds all stages anew from a checkpoint."""
+        """Builds all stages anew from a checkpoint that this run wrote."""
+        verify(checkpoint)
         running.session.clear()
         started = self._start(running.session, plan, checkpoint, checkpoint, view)
         running.executor, running.evaluation, running.checking = started.executor, started.evaluation, started.checking
@@ -246,6 +269,7 @@ class Trainer:
             if running.checking and (number % self._job.check_every == 0 or number >= config.run.num_iterations):
                 self._check(running, metrics, view)
             writer.write(progress.global_step, number, metrics)
+            writer.write_samples(progress.global_step, number, self._job.samples(result))
             view.update(number, metrics)
             for warning in self._job.warnings(metrics):
                 view.note(f"warning: iteration {number}: {warning}")

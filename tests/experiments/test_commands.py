@@ -99,7 +99,7 @@ def test_a_dry_run_of_evaluation_shows_the_env_of_the_checkpoint(monkeypatch, ca
         (["warm_start.checkpoint=/nowhere", "run.dir={new}"], "warm_start.checkpoint is '/nowhere'"),
         (["resume=/nowhere"], "checkpoint /nowhere does not exist"),
         (["resume=never"], "resume=never"),
-        (["policy.num_bins=5"], "num_bins is 9 there and 5 here"),
+        (["policy.num_bins=5"], "policy.num_bins is 5 here and 9 there"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -116,7 +116,7 @@ def test_wrong_input_to_training_is_one_line_and_exit_code_2(
     assert says in err
     assert err.count("\n") == 1
     unlike = {name for name, data in content(finished).items() if before.get(name) != data}
-    assert unlike <= {"config.yaml", "manifest.json", "plan.json"}  # what describes the latest attempt
+    assert unlike <= {".lock", "config.yaml", "manifest.json", "plan.json"}  # what describes the latest attempt
     assert checkpoint.verify(finished / "checkpoints/latest").step == 3
 
 
@@ -188,7 +188,7 @@ def test_ctrl_c_during_training_leaves_a_checkpoint_from_which_the_same_run_goes
     assert 1 <= step < 3
     assert f"stopped after iteration {step}; resume with the same command" in printed
     assert not (tmp_path / "summary.json").exists()
-    summary = train(tiny(f"run.dir={tmp_path}"))
+    summary = train(tiny(f"run.dir={tmp_path}", *slow))
     assert summary["weights_sha256"] == json.loads((finished / "summary.json").read_text())["weights_sha256"]
     assert metric_rows(tmp_path) == metric_rows(finished)
 

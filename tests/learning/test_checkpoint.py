@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -102,17 +103,46 @@ def test_harm_is_named_together_with_what_to_use_instead(tmp_path, harm, message
     path = save(tmp_path, 2)
     harm(path)
     with pytest.raises(CheckpointError, match=message) as caught:
-        C.load_state(path)
+        C.verify(path)
     assert f"use step_000001 in {tmp_path}" in str(caught.value)
 
 
-def test_damaged_moments_are_found_without_reading_the_rest(tmp_path):
-    path = save(tmp_path, 1)
-    break_byte(path / "model.safetensors")
-    assert len(C.load_tensors(path, "policy_optimizer")) == 2
-    break_byte(path / "training_state/policy_optimizer.safetensors")
-    with pytest.raises(CheckpointError, match="damaged"):
-        C.load_tensors(path, "policy_optimizer")
+def test_the_newest_undamaged_one_is_found_and_the_others_are_named(tmp_path):
+    for step in (1, 9, 3, 4):  # resumed from an early step: 9 belongs to another history
+        save(tmp_path, step, keep=9)
+    assert C.newest_undamaged(tmp_path) == C.Newest(tmp_path / "step_000004", ())
+    break_byte(tmp_path / "step_000004/model.safetensors")
+    (tmp_path / "step_000009/COMPLETE").unlink()
+    assert C.newest_undamaged(tmp_path) == C.Newest(
+        tmp_path / "step_000003",
+        (
+            "step_000004 is damaged (the checksum of model.safetensors differs)",
+            "step_000009 is incomplete (no COMPLETE)",
+        ),
+    )
+    assert C.newest_undamaged(tmp_path / "nowhere") == C.Newest(None, ())
+
+
+def test_nothing_older_goes_before_something_newer_is_whole(tmp_path):
+    save(tmp_path, 1, keep=1)
+    with pytest.raises(CheckpointError):
+        save(tmp_path, 2, keep=1, writer=no_space)
+    assert C.newest_undamaged(tmp_path).path == tmp_path / "step_000001"
+
+
+@pytest.mark.parametrize(
+    ("umask", "file", "folder"), [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750), (0o077, 0o600, 0o700)]
+)
+def test_files_get_the_modes_that_the_umask_allows(tmp_path, umask, file, folder):
+    before = os.umask(umask)
+    try:
+        path = save(tmp_path, 1)
+        C.write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)))
+    finally:
+        os.umask(before)
+    found = [*path.rglob("*"), *(tmp_path / "clone").rglob("*")]
+    assert {stat.S_IMODE(p.stat().st_mode) for p in found if p.is_file()} == {file}
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (path / "training_state", tmp_path / "clone")} == {folder}
 
 
 def test_folders_of_others_are_refused(tmp_path):

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from policies.causal_lm import CausalLM
-from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig, ReasoningName, RewardConfig, TinyLMConfig
+from rlinf_embodied.config import (
+    LossLevel,
+    ReasoningAlgorithmConfig,
+    ReasoningName,
+    RewardConfig,
+    SamplesConfig,
+    TinyLMConfig,
+)
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.learning.update import LossSums, block_sums
 from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs, Prompt, Rewards, TokenAdvantages
@@ -255,7 +262,7 @@ def test_a_critics_advantages_and_other_log_probs_stay_with_their_completions():
 # ------------------------------------------------------------------------------------------------------------- rewards
 def test_long_completions_lose_up_to_the_penalty_over_the_last_tokens():
     config = RewardConfig(overlong_tokens=4, overlong_penalty=0.8)
-    stage = RewardStage(RewardStageConfig(config, "compact", max_new_tokens=10))
+    stage = RewardStage(RewardStageConfig(config, "compact", max_new_tokens=10, samples=SamplesConfig()))
     stage.setup(solo_context([0]))
     lengths, ended = [3, 6, 7, 9, 10, 10], [True] * 5 + [False]
     group = group_of(1, lengths, ended)

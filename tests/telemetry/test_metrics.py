@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rlinf_embodied.config import WandbConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.metrics import Max, Mean, MetricsWriter, Sum, merge_metrics, metric_values, wilson
 
@@ -107,15 +108,41 @@ def test_weights_and_biases_gets_the_same_numbers_where_asked(tmp_path, monkeypa
     log: list[object] = []
     run = types.SimpleNamespace(log=lambda data, step: log.append((step, data)), finish=lambda: log.append("finished"))
     fake = types.ModuleType("wandb")
-    fake.init = lambda **kwargs: log.append(kwargs["config"]) or run
+    fake.init = lambda **given: log.append(given) or run
+    fake.Table = lambda columns, data: (columns, data)
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    writer = MetricsWriter(tmp_path, wandb=True, config={"seed": 1})
+    writer = MetricsWriter(tmp_path, WandbConfig(project="p", name="n", id="17", resume="must"), {"seed": 1})
     writer.write(5, 1, {"charts/SPS": 2.0, "losses/entropy": math.inf})
+    writer.write_samples(5, 1, [{"prompt": "1+1=", "reward": 1.0}, {"prompt": "1+2=", "reward": 0.0}])
+    writer.write_samples(5, 1, [])
     writer.close()
-    assert log == [{"seed": 1}, (5, {"charts/SPS": 2.0}), "finished"]
+    named = {"project": "p", "name": "n", "id": "17", "resume": "must", "dir": str(tmp_path), "config": {"seed": 1}}
+    table = (["prompt", "reward"], [["1+1=", 1.0], ["1+2=", 0.0]])
+    assert log == [named, (5, {"charts/SPS": 2.0}), (5, {"samples": table}), "finished"]
+    MetricsWriter(tmp_path, WandbConfig())
+    default = {"project": "rlinf_embodied", "name": tmp_path.name, "id": None, "resume": None}
+    assert log[-1] == default | {"dir": str(tmp_path), "config": {}}
+
+
+def test_weights_and_biases_goes_on_with_a_run_only_where_it_is_named():
+    with pytest.raises(ConfigError, match=r"wandb.resume is 'must', but it looks for wandb.id, .* give wandb.id=<id>"):
+        WandbConfig(resume="must")
+    with pytest.raises(ConfigError, match=r"wandb.resume is 'yes', but it is allow, must"):
+        WandbConfig(resume="yes", id="17")
+
+
+def test_samples_are_those_of_an_uninterrupted_run(tmp_path):
+    for first in (1, 2):  # resumed before the second iteration
+        writer = MetricsWriter(tmp_path)
+        for iteration in range(first, 4):
+            writer.write(iteration, iteration, {})
+            writer.write_samples(iteration, iteration, [{"completion": f"größe\u2028{first}"}])
+        writer.close()
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text("utf-8").split("\n") if line]
+    assert [(row["iteration"], row["completion"][-1]) for row in rows] == [(1, "1"), (2, "2"), (3, "2")]
 
 
 def test_weights_and_biases_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"run.wandb is true, but wandb is not installed: pip install"):
-        MetricsWriter(tmp_path, wandb=True)
+        MetricsWriter(tmp_path, WandbConfig())

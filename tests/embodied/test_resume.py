@@ -1,0 +1,207 @@
+"""A run goes on from its newest whole checkpoint and says so, stays the run that it is, and has its folder alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import metric_rows, tiny, train
+from stopped_runs import straight_runs
+
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.training import trainer as trainer_module
+from rlinf_embodied.training.trainer import Trainer as JobTrainer
+
+
+def Trainer(config: TrainConfig) -> JobTrainer:  # noqa: N802 - stands for the class
+    return JobTrainer(EmbodiedJob(config))
+
+
+def four(folder: Path, *overrides: str) -> TrainConfig:
+    """Four iterations, a checkpoint after every second."""
+    short = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]
+    return tiny(f"run.dir={folder}", *short, *overrides)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    """The folder of an uninterrupted run."""
+    return straight_runs(tmp_path_factory, lambda folder, _: train(four(folder)), "ppo")()
+
+
+@pytest.fixture
+def copied(straight, tmp_path) -> Path:
+    """The same at another place."""
+    return shutil.copytree(straight, tmp_path / "moved", symlinks=True)
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """Fails if a session is opened."""
+
+    def refuse(config):
+        raise AssertionError("a session was opened")
+
+    monkeypatch.setattr(trainer_module, "make_session", refuse)
+
+
+def break_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def digest(folder: Path) -> str:
+    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
+
+
+# ------------------------------------------------------------------------------------------------------- the same run
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            ["run.seed=7", "algorithm.lr=1e-5"],
+            "algorithm.lr is 1e-05 here and 0.001 there; run.seed is 7 here and 3 there",
+        ),
+        (["run.exact=exact"], "run.exact is 'exact' here and 'portable' there"),
+        (["env.obs_size=32"], "env.obs_size is 32 here and 16 there"),
+        (["env.options.slow_s=0.5"], "env.options.slow_s is 0.5 here and 'not given' there"),
+        (["policy.num_bins=11"], "policy.num_bins is 11 here and 9 there"),
+        (["warm_start.head_epochs=3"], "warm_start.head_epochs is 3 here and 16 there"),
+        (["warm_start.checkpoint=x"], "warm_start.checkpoint is 'x' here and None there"),
+        (["env=maniskill_pick"], "env.task is 'PickCube-v1' here and 'PointReach-v0' there"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_a_run_is_cannot_change_on_the_way(straight, nothing_starts, overrides, says) -> None:
+    before = (straight / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError) as caught:
+        Trainer(four(straight, *overrides))
+    named = ["another run.dir", "resume=never", f"warm_start.checkpoint={straight / 'checkpoints/step_000004'}"]
+    assert [part for part in (says, *named) if part not in str(caught.value)] == [], str(caught.value)
+    assert (straight / "config.yaml").read_bytes() == before
+    with pytest.raises(ConfigError):
+        Trainer(four(straight.parent / "new", f"resume={straight / 'checkpoints/latest'}", *overrides))
+    assert not (straight.parent / "new").exists()
+
+
+def test_how_long_where_and_what_is_looked_at_may_change(copied) -> None:
+    changed = ["run.num_iterations=5", "plan=disaggregated", "cluster.num_devices=2", "checkpoint.keep=1"]
+    changed += ["eval.every=1", "warm_start.cache_dir=elsewhere", "run.until_success=1.0"]
+    assert train(four(copied, *changed))["iterations"] == 5
+
+
+def test_a_checkpoint_of_an_older_version_lacks_keys_and_two_ways_to_write_a_place_are_one(copied) -> None:
+    given = four(copied, f"warm_start.checkpoint={copied}/a/../b")
+    state = checkpoint.load_state(copied / "checkpoints/latest")
+    text = str(state["config"]).replace("checkpoint: null", f"checkpoint: {copied}/b").replace("  hold_steps: 10\n", "")
+    shutil.rmtree(copied / "checkpoints")
+    write = {"policy_writer": lambda folder: shutil.copytree(Path(__file__).parent, folder / "x"), "tensors": {}}
+    checkpoint.save(copied / "checkpoints", 4, state=state | {"config": text}, **write)
+    from rlinf_embodied.training.resume import checkpoint_to_resume
+
+    assert checkpoint_to_resume(given) is not None
+
+
+# -------------------------------------------------------------------------------------------------------- which one
+def test_it_is_said_where_a_run_goes_on_also_at_another_place(copied, straight, capsys) -> None:
+    train(four(copied))
+    assert f"going on from {copied / 'checkpoints/step_000004'}: iteration 4 of 4 is done, written 20" in (
+        capsys.readouterr().out
+    )
+    assert digest(copied) == digest(straight)
+
+
+def test_every_byte_is_hashed_once(copied, monkeypatch) -> None:
+    hashed: list[str] = []
+    original = checkpoint._sha256
+    monkeypatch.setattr(checkpoint, "_sha256", lambda path: (hashed.append(path.name), original(path))[1])
+    train(four(copied))
+    assert hashed.count("model.safetensors") == 1
+    assert hashed.count("policy_optimizer.safetensors") == 1
+
+
+HARM = {
+    "the checksum of model.safetensors differs": lambda path: break_byte(path / "model.safetensors"),
+    "the checksum of training_state/policy_optimizer.safetensors differs": lambda path: break_byte(
+        path / "training_state/policy_optimizer.safetensors"
+    ),
+    "the checksum of state.json differs": lambda path: break_byte(path / "state.json"),
+    "no manifest.json": lambda path: (path / "manifest.json").unlink(),
+    "no COMPLETE": lambda path: (path / "COMPLETE").unlink(),
+}
+
+
+@pytest.mark.parametrize("reason", list(HARM))
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(copied, nothing_starts, reason) -> None:
+    HARM[reason](copied / "checkpoints/step_000004")
+    for chosen in ([], [f"resume={copied / 'checkpoints/latest'}"]):
+        trainer = Trainer(four(copied, *chosen))
+        assert trainer._resumed == copied / "checkpoints/step_000002"
+        assert trainer._resumption is not None
+        first, last = trainer._resumption.note.splitlines()
+        assert first.startswith("step_000004 is ")
+        assert first.endswith(f"({reason}): it is not used, the one before it is")
+        assert "iteration 2 of 4" in last
+        del trainer
+    with pytest.raises(CheckpointError, match=r"step_000004 is .*use step_000002"):
+        Trainer(four(copied, f"resume={copied / 'checkpoints/step_000004'}"))
+
+
+def test_what_is_learned_again_ends_as_before(copied, straight) -> None:
+    break_byte(copied / "checkpoints/step_000004/model.safetensors")
+    train(four(copied))
+    assert digest(copied) == digest(straight)
+    assert metric_rows(copied) == metric_rows(straight)
+
+
+def test_checkpoints_of_which_none_can_be_used_are_not_begun_over(copied, nothing_starts) -> None:
+    (copied / "checkpoints/step_000002/manifest.json").unlink()
+    break_byte(copied / "checkpoints/step_000004/model.safetensors")
+    before = sorted((copied / "checkpoints").rglob("*"))
+    with pytest.raises(CheckpointError) as caught:
+        Trainer(four(copied))
+    parts = [
+        "none can be used: step_000002 is incomplete (no manifest.json); step_000004 is damaged",
+        "another run.dir",
+    ]
+    assert [part for part in parts if part not in str(caught.value)] == []
+    assert sorted((copied / "checkpoints").rglob("*")) == before
+
+
+# -------------------------------------------------------------------------------------------------------- one at a time
+HOLD = (
+    "import sys, time; from pathlib import Path; from rlinf_embodied.telemetry.run_folder import RunFolder\n"
+    "folder = RunFolder(Path(sys.argv[1]), locked=True); print('held', flush=True); time.sleep(600)"
+)
+
+
+def test_a_folder_has_one_run_at_a_time_and_is_free_once_that_is_killed(copied, nothing_starts) -> None:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(copied)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match=rf"another run writes it \(process {process.pid} on .* since 20.*\): wait"):
+        Trainer(four(copied))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    Trainer(four(copied))
+
+
+def test_a_run_that_is_over_or_was_refused_leaves_its_folder_free(copied, tmp_path) -> None:
+    with pytest.raises(ConfigError) as first:
+        Trainer(four(copied, "run.seed=9"))
+    running = Trainer(four(copied))
+    with pytest.raises(ConfigError, match=rf"another run writes it \(process {os.getpid()} on "):
+        Trainer(four(copied))
+    assert running.run() == 0
+    assert Trainer(four(copied)).run() == 0
+    assert "run.seed is 9" in str(first.value)
