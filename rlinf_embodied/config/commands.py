@@ -27,6 +27,7 @@ FREE_ON_RESUME = (
     *("resume", "plan.", "cluster.", "checkpoint.", "eval.", "wandb.", "samples."),
     *("run.dir", "run.num_iterations", "run.until_success", "run.dry", "run.wandb"),
     *("warm_start.cache_dir", "reward.num_workers", "generation.vllm.gpu_memory_utilization"),
+    "algorithm.max_idle_iterations",
 )
 
 

@@ -182,8 +182,8 @@ class ReasoningJob:
                 f"group had completions to tell apart (of the last iteration's {100 * right:.0f} % were right, and "
                 f"{100 * cut:.0f} % were cut off at generation.max_new_tokens="
                 f"{self.config.generation.max_new_tokens}). Use {longer}problems that are sometimes solved (data), a "
-                "larger algorithm.group_size, or another policy; what was learnt is in the newest checkpoint, from "
-                "which the same run.dir goes on"
+                "larger algorithm.group_size, or another policy; what was learnt is in the newest checkpoint, with "
+                "which another run begins by warm_start.checkpoint=<run.dir>/checkpoints/latest"
             )
         progress.counts[_IDLE] = number
 

@@ -144,7 +144,8 @@ def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_p
     assert weights_sha256(CausalLM.load(tmp_path / "checkpoints/latest").module.state_dict()) == start
     with pytest.raises(DataError, match="the last 3 iterations"):  # the count goes on, too
         Trainer(four(tmp_path, *cut)).run()
-    assert train_math(four(tmp_path))["weights_sha256"] != start
+    learnt = f"warm_start.checkpoint={tmp_path / 'checkpoints/latest'}"
+    assert train_math(four(tmp_path / "new", learnt))["weights_sha256"] != start
     assert "warning" not in capsys.readouterr().out.partition("evaluation after")[2]
 
 
