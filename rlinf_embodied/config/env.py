@@ -106,14 +106,6 @@ class EnvConfig:
             f"it lies in [0, env.horizon={self.horizon}]",
             f"use {min(10, self.horizon)}, 1 to end episodes once the task is solved, or 0 to never end them early",
         )
-        needed = self.horizon // self.chunk
-        require(
-            self.auto_reset or self.chunks_per_rollout >= needed,
-            "env.chunks_per_rollout",
-            self.chunks_per_rollout,
-            f"without partial resets a rollout holds one whole episode, {needed} chunk-steps",
-            f"set env.chunks_per_rollout={needed} or env.auto_reset=true",
-        )
 
     @property
     def num_blocks(self) -> int:
