@@ -63,7 +63,8 @@ class ReasoningJob:
         self.name = f"math-{source}-{config.algorithm.name}"
         self.title = f"{source} · {config.algorithm.name}"
         self.eval_every = config.eval.every
-        self.goal, self.check_every = None, 1
+        self.goal: float | None = None  # it runs its iterations
+        self.check_every = 1
         self.cache_dir = config.warm_start.cache_dir
         self._warned_of_cuts = False  # by the last iteration
         self._reference = ""  # folder that the divergence is measured from, once it is known
