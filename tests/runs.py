@@ -73,9 +73,19 @@ def tiny(*overrides: str) -> TrainConfig:
     return compose_train(tiny_overrides(*overrides))
 
 
+def four(folder: Path, *overrides: str) -> TrainConfig:
+    """Four iterations, a checkpoint after every second."""
+    short = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]
+    return tiny(f"run.dir={folder}", *short, *overrides)
+
+
+def trainer_of(config: TrainConfig) -> Trainer:
+    return Trainer(EmbodiedJob(config))
+
+
 def train(config: TrainConfig, code: int = 0) -> dict:
     """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
-    assert Trainer(EmbodiedJob(config)).run() == code
+    assert trainer_of(config).run() == code
     path = Path(config.run.dir or "") / "summary.json"
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -11,25 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import metric_rows, tiny, train
+from runs import four, metric_rows, train, trainer_of
 from stopped_runs import straight_runs
 
-from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.training import trainer as trainer_module
-from rlinf_embodied.training.trainer import Trainer as JobTrainer
-
-
-def Trainer(config: TrainConfig) -> JobTrainer:  # noqa: N802 - stands for the class
-    return JobTrainer(EmbodiedJob(config))
-
-
-def four(folder: Path, *overrides: str) -> TrainConfig:
-    """Four iterations, a checkpoint after every second."""
-    short = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]
-    return tiny(f"run.dir={folder}", *short, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +72,12 @@ def digest(folder: Path) -> str:
 def test_what_a_run_is_cannot_change_on_the_way(straight, nothing_starts, overrides, says) -> None:
     before = (straight / "config.yaml").read_bytes()
     with pytest.raises(ConfigError) as caught:
-        Trainer(four(straight, *overrides))
+        trainer_of(four(straight, *overrides))
     named = ["another run.dir", "resume=never", f"warm_start.checkpoint={straight / 'checkpoints/step_000004'}"]
     assert [part for part in (says, *named) if part not in str(caught.value)] == [], str(caught.value)
     assert (straight / "config.yaml").read_bytes() == before
     with pytest.raises(ConfigError):
-        Trainer(four(straight.parent / "new", f"resume={straight / 'checkpoints/latest'}", *overrides))
+        trainer_of(four(straight.parent / "new", f"resume={straight / 'checkpoints/latest'}", *overrides))
     assert not (straight.parent / "new").exists()
 
 
@@ -145,7 +132,7 @@ HARM = {
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(copied, nothing_starts, reason) -> None:
     HARM[reason](copied / "checkpoints/step_000004")
     for chosen in ([], [f"resume={copied / 'checkpoints/latest'}"]):
-        trainer = Trainer(four(copied, *chosen))
+        trainer = trainer_of(four(copied, *chosen))
         assert trainer._resumed == copied / "checkpoints/step_000002"
         assert trainer._resumption is not None
         first, last = trainer._resumption.note.splitlines()
@@ -154,7 +141,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(copied,
         assert "iteration 2 of 4" in last
         del trainer
     with pytest.raises(CheckpointError, match=r"step_000004 is .*use step_000002"):
-        Trainer(four(copied, f"resume={copied / 'checkpoints/step_000004'}"))
+        trainer_of(four(copied, f"resume={copied / 'checkpoints/step_000004'}"))
 
 
 def test_what_is_learned_again_ends_as_before(copied, straight) -> None:
@@ -169,7 +156,7 @@ def test_checkpoints_of_which_none_can_be_used_are_not_begun_over(copied, nothin
     break_byte(copied / "checkpoints/step_000004/model.safetensors")
     before = sorted((copied / "checkpoints").rglob("*"))
     with pytest.raises(CheckpointError) as caught:
-        Trainer(four(copied))
+        trainer_of(four(copied))
     parts = [
         "none can be used: step_000002 is incomplete (no manifest.json); step_000004 is damaged",
         "another run.dir",
@@ -190,18 +177,18 @@ def test_a_folder_has_one_run_at_a_time_and_is_free_once_that_is_killed(copied, 
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     with pytest.raises(ConfigError, match=rf"another run writes it \(process {process.pid} on .* since 20.*\): wait"):
-        Trainer(four(copied))
+        trainer_of(four(copied))
     process.send_signal(signal.SIGKILL)
     process.wait()
-    Trainer(four(copied))
+    trainer_of(four(copied))
 
 
 def test_a_run_that_is_over_or_was_refused_leaves_its_folder_free(copied, tmp_path) -> None:
     with pytest.raises(ConfigError) as first:
-        Trainer(four(copied, "run.seed=9"))
-    running = Trainer(four(copied))
+        trainer_of(four(copied, "run.seed=9"))
+    running = trainer_of(four(copied))
     with pytest.raises(ConfigError, match=rf"another run writes it \(process {os.getpid()} on "):
-        Trainer(four(copied))
+        trainer_of(four(copied))
     assert running.run() == 0
-    assert Trainer(four(copied)).run() == 0
+    assert trainer_of(four(copied)).run() == 0
     assert "run.seed is 9" in str(first.value)

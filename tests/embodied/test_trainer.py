@@ -11,30 +11,18 @@ from pathlib import Path
 
 import pytest
 import stopped_runs
-from runs import GRPO, clone, metric_rows, tiny, train
+from runs import GRPO, clone, four, metric_rows, tiny, train, trainer_of
 from stopped_runs import straight_runs
 
 from rlinf_embodied.compose import load
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult
-from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError, SimulatorError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.training import trainer as trainer_module
-from rlinf_embodied.training.trainer import Trainer as JobTrainer
 
 VARIANTS = {"ppo": [], "ppo, carried over": ["env.carry_over=true"], "grpo": GRPO}
-
-
-def Trainer(config: TrainConfig) -> JobTrainer:  # noqa: N802 - stands for the class
-    return JobTrainer(EmbodiedJob(config))
-
-
-def four(folder: Path, *overrides: str) -> TrainConfig:
-    """Four iterations, a checkpoint after every second."""
-    short = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]
-    return tiny(f"run.dir={folder}", *short, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +87,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(monkeypatch, tmp_path) -> None:
 
     monkeypatch.setattr(job_module, "run_iteration", run)
     with pytest.raises(KeyboardInterrupt):
-        Trainer(four(tmp_path)).run()
+        trainer_of(four(tmp_path)).run()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -107,7 +95,7 @@ def test_a_run_that_died_goes_on_from_its_last_checkpoint(straight, monkeypatch,
     with monkeypatch.context() as patch:
         interrupt_in(patch, 3, error=SimulatorError("the simulator is gone"))
         with pytest.raises(SimulatorError):
-            Trainer(four(tmp_path)).run()
+            trainer_of(four(tmp_path)).run()
     assert len(metric_rows(tmp_path)) == 3  # the third iteration was written after the checkpoint
     train(four(tmp_path))
     same_end(tmp_path, straight())
@@ -238,7 +226,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_resume_never_refuses_a_used_folder_and_leaves_it_as_it_was(straight, nothing_starts) -> None:
     before = content(straight())
     with pytest.raises(ConfigError, match=r"run.dir is .* holds another run and resume=never: use another run.dir"):
-        Trainer(four(straight(), "resume=never")).run()
+        trainer_of(four(straight(), "resume=never")).run()
     assert content(straight()) == before
 
 
@@ -253,23 +241,23 @@ def test_resume_from_what_is_no_checkpoint_is_refused(straight, tmp_path, nothin
     }
     for path, reason in cases.items():
         with pytest.raises(CheckpointError, match=reason):
-            Trainer(four(tmp_path / "run", f"resume={path}"))
+            trainer_of(four(tmp_path / "run", f"resume={path}"))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_clone_to_start_from_has_to_be_there_and_to_fit(tmp_path, nothing_starts) -> None:
     with pytest.raises(CheckpointError, match=r"warm_start.checkpoint is .*nowhere.* give a checkpoint folder"):
-        Trainer(four(tmp_path / "run", f"warm_start.checkpoint={tmp_path / 'nowhere'}"))
+        trainer_of(four(tmp_path / "run", f"warm_start.checkpoint={tmp_path / 'nowhere'}"))
     with pytest.raises(CheckpointError, match=r"warm_start.checkpoint is .*obs_size is 16 there and 32 here"):
-        Trainer(four(tmp_path / "run", f"warm_start.checkpoint={clone(tiny())}", "env.obs_size=32"))
+        trainer_of(four(tmp_path / "run", f"warm_start.checkpoint={clone(tiny())}", "env.obs_size=32"))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_plan_that_does_not_fit_is_refused_before_anything_starts(tmp_path, nothing_starts) -> None:
     with pytest.raises(PlanError, match=r"needs at least 2 devices, but cluster.num_devices is 1"):
-        Trainer(four(tmp_path, "plan=disaggregated"))
+        trainer_of(four(tmp_path, "plan=disaggregated"))
     with pytest.raises(PlanError, match="gives env 5 devices, but there are only 4 blocks"):
-        Trainer(four(tmp_path, "plan=collocated", "cluster.num_devices=5"))
+        trainer_of(four(tmp_path, "plan=collocated", "cluster.num_devices=5"))
 
 
 def test_a_full_disk_costs_the_checkpoint_under_way_only(straight, monkeypatch, tmp_path) -> None:
@@ -283,7 +271,7 @@ def test_a_full_disk_costs_the_checkpoint_under_way_only(straight, monkeypatch, 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", full)
         with pytest.raises(CheckpointError, match=r"step_000004 could not be written .*No space left .* free space"):
-            Trainer(four(tmp_path)).run()
+            trainer_of(four(tmp_path)).run()
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["latest", "step_000002"]
     assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 2
