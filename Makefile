@@ -47,7 +47,7 @@ vulkan: | $(STAMP)
 	@$(BIN)/python experiments/setup_vulkan.py
 
 demo: $(STAMP) vulkan
-	$(BIN)/python experiments/train_vla.py env=maniskill_pick algorithm=ppo_small_steps run=demo run.dir=runs/demo $(DEMO_ARGS)
+	$(BIN)/python experiments/train_vla.py env=maniskill_pick algorithm=ppo_finetune run=demo run.dir=runs/demo $(DEMO_ARGS)
 
 # Ray tests share one cluster and use the cores themselves, so they run in one process after the others, whose failures
 # are not the last word.

@@ -48,7 +48,7 @@ OWN = {
     "table": "",  # an earlier out=<file>: print its table, run nothing
 }
 RECIPES: dict[str, list[str]] = {
-    "pick": ["env=maniskill_pick", "algorithm=ppo_small_steps", "run=demo"],
+    "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo"],
     "region": ["env=maniskill_pick", "run.num_iterations=40", "warm_start.region=[0.03,1,0.03,1]"],
     "grpo": ["env=maniskill_pick", "algorithm=grpo", "run.num_iterations=40", "warm_start.region=[0.03,1,0.03,1]"],
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
