@@ -14,7 +14,7 @@ from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.learning import learner
+from rlinf_embodied.learning.optimizer import FlatOptimizer
 from rlinf_embodied.reasoning.batch import Completions, GenerationReport, PromptSet
 from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
 from rlinf_embodied.reasoning.objective import Objective
@@ -147,7 +147,7 @@ def test_the_report_counts_what_was_generated():
 def events(monkeypatch) -> list[tuple[str, int]]:
     """What the learner's worker does to which block, in the order of the calls that it gets."""
     seen: list[tuple[str, int]] = []
-    run, passes, step = RewardStage.run, Objective.passes, learner.step_from
+    run, passes, step = RewardStage.run, Objective.passes, FlatOptimizer.step
 
     def rewarded(self, tick, inputs):
         seen.extend(("reward", block) for block in inputs)
@@ -163,7 +163,7 @@ def events(monkeypatch) -> list[tuple[str, int]]:
 
     monkeypatch.setattr(RewardStage, "run", rewarded)
     monkeypatch.setattr(Objective, "passes", learned)
-    monkeypatch.setattr(learner, "step_from", stepped)
+    monkeypatch.setattr(FlatOptimizer, "step", stepped)
     return seen
 
 
