@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from math_runs import iterate_math, math_executor, tiny_math, warm
+from math_runs import TWO_STEPS, iterate_math, math_executor, tiny_math, warm
 from runs import cluster, digest
 
 from policies.lean_decoding import LeanDecoder
@@ -182,6 +182,25 @@ def test_without_streaming_all_blocks_arrive_first(events):
     executor = math_executor(config, config.plan.trees, 2, SerialSession())
     iterate_math(config, executor, 1)
     assert events == [(what, block) for what in ("reward", "gradient") for block in BLOCKS] + [("step", -1)]
+
+
+@pytest.mark.parametrize(("overrides", "epochs"), [([], 1), (TWO_STEPS, 2)], ids=["one step", "several steps"])
+def test_every_epoch_reads_all_that_was_sampled_once(monkeypatch, overrides, epochs):
+    """Groups that are all right or all wrong are left out of the loss, not of the metrics."""
+    seen: dict[int, list[int]] = {block: [] for block in BLOCKS}
+    watched, passes = [], Objective.passes
+
+    def learned(self, block, rows, index, device):
+        assert len(rows) == 8, "the completions of a block"
+        watched.append(rows.num_watched)
+        seen[block] += index.tolist()
+        return passes(self, block, rows, index, device)
+
+    monkeypatch.setattr(Objective, "passes", learned)
+    config = tiny_math(*overrides)
+    iterate_math(config, math_executor(config, config.plan.trees, 1, SerialSession()), 1)
+    assert max(watched) > 0
+    assert {block: sorted(rows) for block, rows in seen.items()} == dict.fromkeys(BLOCKS, sorted([*range(8)] * epochs))
 
 
 @pytest.mark.ray

@@ -29,6 +29,7 @@ from rlinf_embodied.runtime.host import Tick, solo_context
 
 TEMPERATURE, LONGEST = 0.8, 12
 PROMPTS, COMPLETIONS = (3, 9, 1, 6, 4, 5), (8, 2, 12, 1, 7, 12)  # lengths
+BOUNDED = {"kl_coef": 0.2, "clip_high": 0.25, "dual_clip": 1.3, "max_log_ratio": 0.3}
 EVERYTHING = {"entropy_coef": 0.03, "kl_coef": 0.2, "importance_cap": 1.1, "clip_low": 0.1, "clip_high": 0.3}
 
 
@@ -79,13 +80,16 @@ def plain_loss(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorit
             every = scores.log_softmax(0)
             log_prob, entropy = every[token - 1], -(every.exp() * every).sum()
             old = log_prob.detach() if rows.proximal is None else rows.proximal[i, t].double()
-            ratio, advantage = (log_prob - old).exp(), float(rows.advantages[i, t])
+            most = algorithm.max_log_ratio
+            ratio, advantage = (log_prob - old).clamp(-most, most).exp(), float(rows.advantages[i, t])
             clipped = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
             loss = -torch.minimum(ratio * advantage, clipped * advantage)
+            if algorithm.dual_clip is not None and advantage < 0:
+                loss = loss.clamp(max=-algorithm.dual_clip * advantage)
             if algorithm.importance_cap is not None:
                 loss = loss * min(math.exp(float(old - rows.behaviour[i, t])), algorithm.importance_cap)
             if rows.reference is not None:
-                apart = rows.reference[i, t].double() - log_prob
+                apart = (rows.reference[i, t].double() - log_prob).clamp(-most, most)
                 loss = loss + algorithm.kl_coef * (apart.exp() - 1 - apart)
             of_row.append(loss - algorithm.entropy_coef * entropy)
         level, total = algorithm.loss_level, torch.stack(of_row).sum()
@@ -100,7 +104,9 @@ def gradient(loss: Tensor, policy: CausalLM) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------------------- loss
 @pytest.mark.parametrize("level", LossLevel)
-@pytest.mark.parametrize("options", [{"importance_cap": None}, EVERYTHING], ids=["clipped", "everything"])
+@pytest.mark.parametrize(
+    "options", [{"importance_cap": None}, EVERYTHING, BOUNDED], ids=["clipped", "everything", "bounded"]
+)
 @pytest.mark.parametrize("proximal", [True, False], ids=["several steps", "one step"])
 def test_its_gradient_is_that_of_the_definition(policy, level, options, proximal):
     algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **options)

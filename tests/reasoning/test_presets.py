@@ -148,7 +148,7 @@ def dr_grpo(groups: list[list[Row]], batch: Batch) -> Tensor:
 
 
 def rloo(groups: list[list[Row]], batch: Batch) -> Tensor:
-    """2402.14740, the RLOO estimator: 1/k sum_i (R_i - mean of the others) grad log pi(y_i), a completion being one action."""
+    """2402.14740: 1/k sum_i (R_i - mean of the others) grad log pi(y_i); a completion is one action."""
     terms = []
     for k, group in enumerate(groups):
         for i, row in enumerate(group):
