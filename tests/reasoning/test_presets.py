@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -77,8 +77,8 @@ def found_gradient(policy: CausalLM, algorithm: ReasoningAlgorithmConfig, batch:
     made = batch.round(several, algorithm.kl_coef > 0, algorithm.name == "ppo")
     rows = training_rows([made], algorithm, MIXED if algorithm.dynamic_sampling else None)
     parameters = policy.parameters()
-    cap = ReasoningAlgorithmConfig(**(asdict(algorithm) | {"importance_cap": None}))  # the sampler is the policy itself
-    passes = Objective(policy, cap, 1.0, LONGEST, {}).passes(0, rows, torch.arange(len(rows)), "cpu")
+    alone = replace(algorithm, importance_cap=None)  # the sampler is the policy itself
+    passes = Objective(policy, alone, 1.0, LONGEST, {}).passes(0, rows, torch.arange(len(rows)), "cpu")
     total = block_sums(passes, parameters, len(STATISTICS))
     size = sum(p.numel() for p in parameters)
     return total[:size] / total[size]
