@@ -90,19 +90,21 @@ class TimedActor(ActorStage):
             self._turn += 1
             for reduction in order:
                 self._reducer = self._reducers[reduction]
+                for learner in self._learners.values():
+                    learner.reducer = self._reducer
                 seconds[reduction.value] = self._timed_update(tick, inputs)
         return Output(dict.fromkeys(inputs), seconds)
 
     def _timed_update(self, tick: Tick, inputs: Mapping[int, list[object]]) -> float:
         weights = {name: value.clone() for name, value in self._policy.module.state_dict().items()}
-        optimizers = [o for o in (self._optimizer, self._value_optimizer) if o is not None]
-        states, version = [optimizer.export_state() for optimizer in optimizers], self._shared.version
+        learners, version = list(self._learners.values()), self._shared.version
+        states = [learner._optimizer.export_state() for learner in learners]  # of every worker, not of the first alone
         start = time.perf_counter()
         super().run(tick, inputs)
         seconds = time.perf_counter() - start
         self._policy.module.load_state_dict(weights)
-        for optimizer, state in zip(optimizers, states, strict=True):
-            optimizer.import_state(state)
+        for learner, state in zip(learners, states, strict=True):
+            learner.import_state(state)
         self._shared.version = version
         return seconds
 

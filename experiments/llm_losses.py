@@ -27,7 +27,7 @@ from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import ReasoningAlgorithmConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
-from rlinf_embodied.learning.update import block_sums
+from rlinf_embodied.learning.gradients import block_sums
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs
 from rlinf_embodied.reasoning.judge import Judge
@@ -111,10 +111,9 @@ def _difference(work: Work, policy: CausalLM, made: Round, shift: float, changes
 def _our_loss(policy: CausalLM, algorithm: ReasoningAlgorithmConfig, work: Work, made: Round) -> tuple[float, Tensor]:
     """Returns the mean loss and its gradient [D] as the actor forms them."""
     rows = training_rows([made], algorithm, None)
-    assert rows is not None
     objective, parameters = Objective(policy, algorithm, work.temperature, work.new_tokens, {}), policy.parameters()
     passes = objective.passes(0, rows, torch.arange(len(rows)), "cpu")
-    total = block_sums((one.run() for one in passes), parameters, len(STATISTICS))
+    total = block_sums(passes, parameters, len(STATISTICS))
     size = sum(parameter.numel() for parameter in parameters)
     mean = total / total[size]
     return float(mean[size + 1 + STATISTICS.index("loss")]), mean[:size]

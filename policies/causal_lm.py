@@ -185,13 +185,15 @@ class CausalLM:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     # ----------------------------------------------------------------------------------------------------------- model
-    def log_probs(self, batch: TokenBatch, temperature: float, with_entropy: bool = True) -> TokenLogProbs:
+    def log_probs(
+        self, batch: TokenBatch, temperature: float, with_entropy: bool = True, entropy_gradient: bool = True
+    ) -> TokenLogProbs:
         """Returns log-probs (and entropy) of the completions' tokens, float32 [B, R], differentiable; 0 elsewhere."""
         start = int(batch.prompt_lengths.min()) - 1
         logits = self._masked(self._logits(batch.tokens[:, :-1], start))
         targets = batch.tokens[:, start + 1 :]
         if with_entropy:
-            log_probs, entropy = token_log_probs_and_entropy(logits, targets, temperature)
+            log_probs, entropy = token_log_probs_and_entropy(logits, targets, temperature, entropy_gradient)
         else:
             log_probs, entropy = token_log_probs(logits, targets, temperature), None
         mask = batch.mask

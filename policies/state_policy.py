@@ -92,9 +92,11 @@ class StatePolicy:
         tokens = likeliest_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
         return PolicyOutput(self.module.centres[tokens], tokens, token_log_probs(logits, tokens, temperature))
 
-    def evaluate(self, features: Features, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def evaluate(
+        self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Returns (log_probs, entropy), both float32 [B, C, A], of given tokens, differentiable."""
-        return log_probs_and_entropy(self.module.logits(features["state"]), tokens, temperature)
+        return log_probs_and_entropy(self.module.logits(features["state"]), tokens, temperature, entropy_gradient)
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q], the clock included."""

@@ -151,9 +151,11 @@ class TinyVLA:
         actions = tokens.to(torch.float32) * (2.0 / (self.spec.num_bins - 1)) - 1.0
         return PolicyOutput(actions, tokens, token_log_probs(logits, tokens, temperature))
 
-    def evaluate(self, features: Features, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def evaluate(
+        self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Returns (log_probs, entropy), both float32 [B, C, A], of given tokens, differentiable."""
-        return log_probs_and_entropy(self._logits(self._hidden(features)), tokens, temperature)
+        return log_probs_and_entropy(self._logits(self._hidden(features)), tokens, temperature, entropy_gradient)
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q].

@@ -243,8 +243,13 @@ class Policy(Protocol):
         """Samples by inverting the cumulative distribution at `noise` [B, C, A] in (0, 1); None takes the likeliest."""
         ...
 
-    def evaluate(self, features: Features, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Returns (log_probs, entropy), both float32 [B, C, A], of given tokens, differentiable."""
+    def evaluate(
+        self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Returns (log_probs, entropy), both float32 [B, C, A], of given tokens, differentiable.
+
+        Without `entropy_gradient` the entropy is a number to look at, and costs no memory until the backward pass.
+        """
         ...
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
@@ -407,8 +412,13 @@ class LanguagePolicy(Protocol):
         """Returns the text of tokens, special ones left out."""
         ...
 
-    def log_probs(self, batch: TokenBatch, temperature: float, with_entropy: bool = True) -> TokenLogProbs:
-        """Returns log-probs of the completions' tokens at a temperature, differentiable."""
+    def log_probs(
+        self, batch: TokenBatch, temperature: float, with_entropy: bool = True, entropy_gradient: bool = True
+    ) -> TokenLogProbs:
+        """Returns log-probs of the completions' tokens at a temperature, differentiable, and so is the entropy.
+
+        Without `entropy_gradient` the entropy is a number to look at, and costs no memory until the backward pass.
+        """
         ...
 
     def decoder(self, num_slots: int, width: int) -> Decoder:

@@ -15,16 +15,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from rlinf_embodied.learning.gradients import LossSums, Pass, Passes
 from rlinf_embodied.learning.groups import Group, SoloGroup
-from rlinf_embodied.learning.learner import AdamSettings, Learner, Pass, Passes, ReplicatedLearner
+from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner, Step
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.sharded import ShardedLearner
-from rlinf_embodied.learning.update import LossSums
 from rlinf_embodied.runtime.process_group import TorchGroup
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROWS = (7, 3, 0, 1)  # of each block: workers make unequal numbers of passes
 PER_PASS = 2
+STATISTICS = ("loss", "rows")
 
 
 class Net(nn.Module):
@@ -57,7 +58,7 @@ def net(seed: int = 0) -> Net:
 
 
 def passes_of(model: Net, scale: float = 1.0) -> Passes:
-    """Returns passes over rows of `ROWS`, two rows each; row r weighs 1 + r % 2."""
+    """Returns passes over rows of `ROWS`, two rows each; row r weighs 1 + r % 2, and those of row 4 do not train."""
     draw = torch.Generator().manual_seed(1)
     tokens = [torch.randint(0, 5, (rows, 4), generator=draw) for rows in ROWS]
     targets = [torch.randn(rows, 4, 5, generator=draw) for rows in ROWS]
@@ -73,7 +74,7 @@ def passes_of(model: Net, scale: float = 1.0) -> Passes:
             loss = scale * (weights * errors).sum()
             return LossSums(loss, weights.sum(), torch.stack([loss.detach(), torch.tensor(float(len(index)))]))
 
-        return Pass(float(weights.sum()), run)
+        return Pass(float(weights.sum()), run, trains=4 not in index.tolist())
 
     return passes
 
@@ -95,22 +96,22 @@ def replicated(model: Net, job: Job) -> ReplicatedLearner:
     """Returns the learner that nothing is sharded by, alone."""
     settings = AdamSettings(0.0, (0.9, 0.99), job.max_grad_norm)
     reducer = ExactReducer(SoloGroup(), [0] * len(job.owners))
-    return ReplicatedLearner(model.trained(), settings, 2, reducer)
+    return ReplicatedLearner(model.trained(), settings, STATISTICS, reducer)
 
 
-def take_steps(learner: Learner, model: Net, job: Job, rank: int, steps: range) -> list[tuple[Tensor, float | None]]:
+def take_steps(learner: Learner, model: Net, job: Job, rank: int, steps: range) -> list[Step]:
     """Takes steps of a job with the blocks that a rank owns."""
     passes, found = passes_of(model, job.scale), []
     rows = {block: torch.arange(ROWS[block]) for block, owner in enumerate(job.owners) if owner == rank}
     for number in steps:
         learner.start()
         learner.lr = job.steps[number]
-        found.append(learner.step(rows, passes, lambda statistics, weight, n=number: n in job.veto))
+        found.append(learner.step(rows, passes, lambda step, n=number: n in job.veto))
         learner.publish()
     return found
 
 
-def alone(job: Job) -> tuple[dict[str, Tensor], list[tuple[Tensor, float | None]], dict[str, Tensor]]:
+def alone(job: Job) -> tuple[dict[str, Tensor], list[Step], dict[str, Tensor]]:
     """Returns weights, what each step said, and the optimizer's state, from one process that shards nothing."""
     model = net()
     model.load_state_dict(job.start.get("weights", model.state_dict()))
@@ -130,7 +131,8 @@ class Worker:
         self.view.load_state_dict(job.start.get("weights", self.view.state_dict()))
         self.model = copy.deepcopy(self.view)
         self.learner = ShardedLearner(
-            *(self.model, self.model.trained, self.view, AdamSettings(0.0, (0.9, 0.99), job.max_grad_norm), 2),
+            *(self.model, self.model.trained, self.view),
+            *(AdamSettings(0.0, (0.9, 0.99), job.max_grad_norm), STATISTICS),
             idle=lambda: self.model(torch.zeros(1, 1, dtype=torch.long)).sum() * 0.0,
             group=group,
             device="cpu",

@@ -49,7 +49,7 @@ def test_bad_input_is_one_line_on_the_error_stream(monkeypatch, capsys):
 
 def test_the_reasoning_workflow_has_choices_of_its_own(monkeypatch, capsys):
     assert exit_code(monkeypatch, math_main, never, "algorithm=ppp") == 2
-    known = "dapo, dr_grpo, grpo, grpo_annealed, ppo, rloo"
+    known = "dapo, dr_grpo, grpo, grpo_annealed, grpo_token, ppo, rloo"
     assert f"did you mean algorithm=ppo? choose from {known}" in capsys.readouterr().err
     assert exit_code(monkeypatch, math_main, never, "run.dry=true", "algorithm=rloo") == 0
     printed = yaml.safe_load(capsys.readouterr().out)

@@ -1,6 +1,6 @@
 """Advantages: generalised advantage estimation per env step or chunk, group-relative advantages, global normalisation.
 
-Axes: H chunk-steps, C actions per chunk, T = H * C env steps, B rows, K groups, G members of a group, E episodes.
+Axes: H chunk-steps, C actions per chunk, T = H * C env steps, B rows, K groups, G members of a group.
 """
 # ruff: noqa: F722, UP037 - jaxtyping's axes are strings, not forward references
 
@@ -159,29 +159,9 @@ def leave_one_out_advantages(returns: Float[Tensor, "K G"]) -> Float[Tensor, "K 
     return (returns - returns.mean(dim=1, keepdim=True)) * (size / (size - 1))
 
 
-def group_advantages_by_id(
-    returns: Float[Tensor, " E"], group_ids: Int[Tensor, " E"], eps: float = 1e-6
-) -> Float[Tensor, " E"]:
-    """Returns `group_advantages` for groups of unequal size (episodes of a failed env are missing)."""
-    advantages = torch.zeros_like(returns)
-    for group in group_ids.unique().tolist():
-        members = group_ids == group
-        advantages[members] = group_advantages(returns[members][None], eps)[0]
-    return advantages
-
-
 def groups_with_spread(raw_metric: Shaped[Tensor, "K G"]) -> Bool[Tensor, " K"]:
     """Returns which groups differ in the raw task metric; the others teach nothing (DAPO, arXiv 2503.14476, 3.2)."""
     return (raw_metric != raw_metric[:, :1]).any(dim=1)
-
-
-def episode_weights(valid: Bool[Tensor, "T B"]) -> Float[Tensor, "T B"]:
-    """Returns weights that sum to 1 over the valid steps of each row: a long episode weighs as much as a short one.
-
-    For rollouts of one episode per row; rows without a valid step get 0.
-    """
-    length = valid.sum(0, keepdim=True).clamp(min=1)
-    return valid.to(torch.float32) / length
 
 
 # -------------------------------------------------------------------------------------------------------- normalisation

@@ -27,16 +27,23 @@ def token_log_probs(
 
 
 def token_log_probs_and_entropy(
-    logits: Float[Tensor, "*axes V"], tokens: Int[Tensor, "*axes"], temperature: float
+    logits: Float[Tensor, "*axes V"],
+    tokens: Int[Tensor, "*axes"],
+    temperature: float,
+    entropy_gradient: bool = True,
 ) -> tuple[Float[Tensor, "*axes"], Float[Tensor, "*axes"]]:
-    """Returns (log p(token), entropy in nats), sharing one softmax; same bits as the single functions."""
+    """Returns (log p(token), entropy -sum_v p_v log p_v in nats), sharing one softmax.
+
+    Args:
+        logits: unnormalised log-probabilities; a value with -inf adds nothing to the entropy.
+        tokens: whose log-probs are asked for.
+        temperature: divides the logits.
+        entropy_gradient: false where the entropy is only looked at: V values per token less are kept for the backward
+            pass, several times over.
+    """
     every = log_softmax(logits, temperature)
-    return every.gather(-1, tokens[..., None])[..., 0], _entropy(every)
-
-
-def token_entropy(logits: Float[Tensor, "*axes V"], temperature: float) -> Float[Tensor, "*axes"]:
-    """Returns -sum_v p_v log p_v in nats; values with logit -inf count as 0."""
-    return _entropy(log_softmax(logits, temperature))
+    entropy = _entropy(every if entropy_gradient else every.detach())
+    return every.gather(-1, tokens[..., None])[..., 0], entropy
 
 
 def _entropy(every: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ weight or advantage may lack trailing axes of the ratio (a coarser credit level)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -57,14 +58,19 @@ def policy_loss(
     clip_low: float,
     clip_high: float,
     weights: Float[Tensor, "..."] | None = None,
+    *,
+    dual_clip: float | None = None,
+    max_log_ratio: float = math.inf,
 ) -> PolicyLoss:
     """Returns the clipped policy objective.
 
-        r = exp(log pi - log pi_old)
+        r = exp(clip(log pi - log pi_old, -max_log_ratio, max_log_ratio))
         loss = -sum w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
         approx_kl = mean (r - 1) - log r        clipfrac = mean [r outside of the clip range]
 
-    (PPO, arXiv 1707.06347, eq. 7; the two-sided range of DAPO, arXiv 2503.14476, eq. 10.)
+    (PPO, arXiv 1707.06347, eq. 7; the two-sided range of DAPO, arXiv 2503.14476, eq. 10.)  With `dual_clip` the min is
+    at least dual_clip A where A < 0 (Ye et al., arXiv 1912.09729, eq. 5): a likely action that sampling hardly knew
+    would otherwise pull without bound.
 
     Args:
         log_probs: log pi at the ratio's level (`log_probs.to_level`), with gradient.
@@ -74,6 +80,8 @@ def policy_loss(
         clip_low: how far r may fall below 1.
         clip_high: how far r may rise above 1.
         weights: w of each entry, for example so that each trajectory weighs the same; None: 1.
+        dual_clip: largest r that counts where A < 0, above 1; None: any.
+        max_log_ratio: largest |log r| that counts, so that no r overflows.
 
     Raises:
         ObjectiveError: advantages, mask or weights are finer than the ratio.
@@ -84,28 +92,37 @@ def policy_loss(
     if weights is not None:
         kept_weights = torch.where(mask, align(weights, shape, "weights"), 0.0)
     kept_advantages = torch.where(mask, align(advantages, shape, "advantages"), 0.0)
-    log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0)
+    difference = torch.where(mask, log_probs - old_log_probs, 0.0)
+    log_ratio = difference.clamp(-max_log_ratio, max_log_ratio)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     surrogate = torch.minimum(ratio * kept_advantages, clipped * kept_advantages)
+    if dual_clip is not None:
+        bounded = torch.maximum(surrogate, dual_clip * kept_advantages)
+        surrogate = torch.where(kept_advantages < 0, bounded, surrogate)
     with torch.no_grad():
         count = mask.sum()
         kl = ((ratio - 1) - log_ratio).sum()
         outside = ((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).sum()
-        largest = log_ratio.abs().max() if log_ratio.numel() else log_ratio.sum()
+        largest = difference.abs().max() if difference.numel() else difference.sum()
     loss = -(kept_weights * surrogate).sum()
     return PolicyLoss(loss, kept_weights.sum(), (kl, count), (outside, count), largest)
 
 
 def reference_kl(
-    log_probs: Float[Tensor, "*axes"], reference: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
+    log_probs: Float[Tensor, "*axes"],
+    reference: Float[Tensor, "*axes"],
+    mask: Bool[Tensor, "*axes"],
+    max_log_ratio: float = math.inf,
 ) -> Float[Tensor, "*axes"]:
     """Returns rho - 1 - log rho with rho = exp(reference - log_probs) for each entry, 0 where the mask leaves it out.
+
+    |log rho| counts up to `max_log_ratio`, so that no rho overflows.
 
     An estimate of KL(pi || reference) from samples of pi that is never negative (k3 of Schulman 2020, "Approximating KL
     divergence"; GRPO, arXiv 2402.03300, eq. 4).
     """
-    log_ratio = torch.where(mask, reference - log_probs, 0.0)
+    log_ratio = torch.where(mask, reference - log_probs, 0.0).clamp(-max_log_ratio, max_log_ratio)
     return log_ratio.exp() - 1 - log_ratio
 
 

@@ -89,11 +89,11 @@ class TrainConfig:
             "use 1000000",
         )
         require(
-            algorithm.reduction is Reduction.exact or not self.run.exact.holds,
+            algorithm.reduction is not Reduction.fast or not self.run.exact.holds,
             "algorithm.reduction",
             algorithm.reduction.value,
             "run.exact=true needs sums in a fixed order",
-            "set run.exact=false or algorithm.reduction=exact",
+            "set run.exact=false or algorithm.reduction=auto",
         )
 
 
@@ -140,11 +140,11 @@ class MathConfig:
             f"use {_largest(block, generation.rows_together, self.num_rows)}, or another number of prompts",
         )
         require(
-            algorithm.reduction is Reduction.exact or not self.run.exact.holds,
+            algorithm.reduction is not Reduction.fast or not self.run.exact.holds,
             "algorithm.reduction",
             algorithm.reduction.value,
             "run.exact=true needs sums in a fixed order",
-            "set run.exact=false or algorithm.reduction=exact",
+            "set run.exact=false or algorithm.reduction=auto",
         )
         require(
             generation.engine is not Engine.vllm or not self.run.exact.holds,

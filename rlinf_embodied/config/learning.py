@@ -65,8 +65,22 @@ class Level(StrEnum):
 class Reduction(StrEnum):
     """How gradients are summed over workers."""
 
+    auto = "auto"  # exact on a CPU, fast on an accelerator
     exact = "exact"  # along one fixed binary tree over blocks: the same bits for every plan and worker count
     fast = "fast"  # all-reduce
+
+
+def require_ratio_bounds(clip_high: float, dual_clip: float | None, max_log_ratio: float) -> None:
+    """Checks what bounds importance ratios beside the clip range.
+
+    Raises:
+        ConfigError: a bound is of no use.
+    """
+    rule = f"it bounds ratios behind 1 + algorithm.clip_high={clip_high:g}"
+    above = dual_clip is None or dual_clip > 1 + clip_high
+    require(above, "algorithm.dual_clip", dual_clip, rule, "use 3.0, or null for no bound")
+    rule = "beyond 80 a float32 overflows, and at 0 nothing is learned"
+    require(0 < max_log_ratio <= 80, "algorithm.max_log_ratio", max_log_ratio, rule, "use 20.0")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,6 +91,10 @@ class AlgorithmConfig:
     ratio_level: Level = Level.action  # log-probs are summed up to this level before a ratio is formed
     clip_low: float = 0.2
     clip_high: float = 0.2
+    dual_clip: float | None = (
+        None  # largest ratio that counts where the advantage is negative, for example 3; None: any
+    )
+    max_log_ratio: float = 20.0  # largest |log ratio| that counts: e^20 is half a billion
     epochs: int = 4
     num_minibatches: int = 5  # a minibatch is one slice of every block
     lr: float = 1.5e-4
@@ -84,7 +102,7 @@ class AlgorithmConfig:
     max_grad_norm: float = 0.5
     entropy_coef: float = 0.0
     target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it
-    reduction: Reduction = Reduction.exact
+    reduction: Reduction = Reduction.auto
     # PPO
     gamma: float = 0.99  # per env step; with less, haste is worth more than a lasting success
     gae_lambda: float = 0.97  # per env step
@@ -109,6 +127,7 @@ class AlgorithmConfig:
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm"):
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+        require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio)
         for name in ("gamma", "gae_lambda"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 0.97 or so")

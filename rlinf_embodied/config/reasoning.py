@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.config.learning import Reduction
+from rlinf_embodied.config.learning import Reduction, require_ratio_bounds
 
 
 class Engine(StrEnum):
@@ -97,11 +97,12 @@ class ReasoningName(StrEnum):
 
 
 class LossLevel(StrEnum):
-    """What weighs the same in the policy's loss."""
+    """What the policy's loss is a mean over."""
 
     token = "token"  # every token of the minibatch (DAPO, arXiv 2503.14476)
     sequence = "sequence"  # every completion, by the mean over its tokens (GRPO, arXiv 2402.03300)
     constant = "constant"  # the sum over tokens, over a fixed length (Dr. GRPO, arXiv 2503.20783)
+    sum = "sum"  # every completion, by the sum over its tokens: its log-prob is one number (RLOO, arXiv 2402.14740)
 
 
 class Sharding(StrEnum):
@@ -113,7 +114,10 @@ class Sharding(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class ReasoningAlgorithmConfig:
-    """GRPO and what it became (Dr. GRPO, DAPO, RLOO), and PPO with a critic of its own."""
+    """GRPO and what it became (Dr. GRPO, DAPO, RLOO), and PPO with a critic of its own.
+
+    What a named algorithm is stands whole in configs/reasoning/algorithm/<name>.yaml.
+    """
 
     name: ReasoningName = ReasoningName.grpo
     prompts_per_iteration: int = 32
@@ -127,6 +131,10 @@ class ReasoningAlgorithmConfig:
     mask_truncated: bool = False  # completions that were cut off leave the loss
     clip_low: float = 0.2
     clip_high: float = 0.28
+    dual_clip: float | None = (
+        None  # largest ratio that counts where the advantage is negative, for example 3; None: any
+    )
+    max_log_ratio: float = 20.0  # largest |log ratio| that counts: e^20 is half a billion
     epochs: int = 1
     num_minibatches: int = 1  # a minibatch is one slice of every block
     lr: float = 1e-4  # of the small model; of a folder's 1e-6, of its adapters 1e-5 (configs/train_llm_math.yaml)
@@ -138,7 +146,7 @@ class ReasoningAlgorithmConfig:
     kl_coef: float = 0.0  # towards the starting policy
     importance_cap: float | None = 2.0  # of the weights that correct generation's log-probs; None: no correction
     tokens_per_microbatch: int = 1024  # padding included; what a core's cache holds of a small model, more for GPUs
-    reduction: Reduction = Reduction.exact
+    reduction: Reduction = Reduction.auto
     sharding: Sharding = Sharding.none  # of the actor; a critic is never sharded
     # PPO
     gamma: float = 1.0
@@ -162,6 +170,7 @@ class ReasoningAlgorithmConfig:
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+        require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio)
         for name in (
             "kl_coef",
             "max_refills",

@@ -7,41 +7,53 @@ columns of every block -> advantages -> global mean and deviation -> critic epoc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlinf_embodied.algorithms.log_probs import mask_at_level, to_level, weights_at_level
 from rlinf_embodied.algorithms.losses import (
-    explained_variance,
     explained_variance_sums,
     masked_sum,
     policy_loss,
     require_unit_ratio,
     value_loss,
 )
-from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Level, Reduction
+from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Level
 from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
 from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
-from rlinf_embodied.embodied.policy_sums import PolicySums
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces import Policy, RunningEpisode
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
-from rlinf_embodied.learning.optimizer import FlatOptimizer, linear_decay
-from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, Reducer
+from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner
+from rlinf_embodied.learning.optimizer import linear_decay
+from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.learning.update import LossSums, minibatch_step, slices
+from rlinf_embodied.learning.update import (
+    POLICY_STATISTICS,
+    VALUE_STATISTICS,
+    Fitted,
+    Shuffle,
+    exceeds_kl,
+    fit,
+    minibatches,
+    policy_metrics,
+    value_metrics,
+)
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.runtime.tensor_wire import to_device
 
+POLICY, VALUE = "policy_optimizer", "value_optimizer"  # in a checkpoint
 _RATIO_LIMIT = {"cpu": 1e-5, "cuda": 1e-2}  # of |log ratio| at unchanged weights; a GPU's kernels depend on the batch
 
 
@@ -73,7 +85,7 @@ class ActorStage:
         self._algorithm = config.algorithm
 
     def setup(self, context: StageContext) -> None:
-        """Loads the policy (or takes its worker's copy) and makes the optimizers.
+        """Loads the policy (or takes its worker's copy) and makes the learners.
 
         Raises:
             ObjectiveError: the policy has nothing to train.
@@ -84,21 +96,24 @@ class ActorStage:
         self._shared.enter("actor")
         self._policy = self._shared.policy
         self._rank, self._device = context.group.rank, context.device
-        exact = algorithm.reduction is Reduction.exact
-        self._reducer: Reducer = (ExactReducer if exact else FastReducer)(context.group, context.owners)
+        self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         if not self._policy.policy_parameters():
             raise ObjectiveError("policy_parameters() is empty: the policy loss would train nothing; check policy.*")
-        self._optimizer = FlatOptimizer(
-            self._policy.policy_parameters(), algorithm.lr, eps=1e-5, max_grad_norm=algorithm.max_grad_norm
-        )
-        self._value_optimizer: FlatOptimizer | None = None
-        if algorithm.name is AlgorithmName.ppo:
-            self._value_optimizer = FlatOptimizer(
-                self._policy.value_parameters(),
-                algorithm.value_lr,
-                eps=1e-5,
-                max_grad_norm=algorithm.value_max_grad_norm,
+        self._learners: dict[str, Learner] = {
+            POLICY: self._learner(
+                self._policy.policy_parameters(), algorithm.lr, algorithm.max_grad_norm, POLICY_STATISTICS
             )
+        }
+        if algorithm.name is AlgorithmName.ppo:
+            self._learners[VALUE] = self._learner(
+                self._policy.value_parameters(), algorithm.value_lr, algorithm.value_max_grad_norm, VALUE_STATISTICS
+            )
+
+    def _learner(
+        self, parameters: Sequence[nn.Parameter], lr: float, max_grad_norm: float, statistics: Sequence[str]
+    ) -> Learner:
+        settings = AdamSettings(lr, (0.9, 0.999), max_grad_norm, eps=1e-5)
+        return ReplicatedLearner(parameters, settings, statistics, self._reducer)
 
     # -------------------------------------------------------------------------------------------------------- update
     def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
@@ -133,63 +148,48 @@ class ActorStage:
                 "the weights were not installed"
             )
 
-    def _rows(
-        self, tick: Tick, blocks: Mapping[int, TrainingBlock], purpose: str, epoch: int
-    ) -> list[dict[int, Tensor]]:
-        """Row indices of each minibatch of an epoch, by block."""
-        parts = self._algorithm.num_minibatches
-        seed = self._config.held.seed
-        cut = {b: slices(seed, purpose, tick.iteration, epoch, b, len(t), parts) for b, t in blocks.items()}
-        return [{block: pieces[k] for block, pieces in cut.items()} for k in range(parts)]
+    def _minibatches(
+        self, tick: Tick, blocks: Mapping[int, TrainingBlock], purpose: str, epochs: int
+    ) -> Iterator[dict[int, Tensor]]:
+        sizes = {block: len(samples) for block, samples in blocks.items()}
+        shuffle = Shuffle(self._config.held.seed, purpose, tick.iteration)
+        return minibatches(shuffle, sizes, self._algorithm.num_minibatches, epochs)
 
     def _fit_value(self, tick: Tick, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
         """Runs the critic's epochs on fixed targets."""
-        assert self._value_optimizer is not None
+        batches = self._minibatches(tick, blocks, "value", self._algorithm.value_epochs)
+        fitted = fit(self._learners[VALUE], batches, lambda block, index: self._value_pass(blocks[block].rows(index)))
+        return value_metrics(fitted, self._reducer.sum_blocks({b: _explained_sums(t) for b, t in blocks.items()}))
 
-        def loss(block: int, index: Tensor) -> tuple[LossSums]:
-            rows = blocks[block].rows(index)
-            assert rows.returns is not None
-            values = self._policy.value(rows.features, rows.privileged)
-            terms = value_loss(values, rows.returns, rows.valid, rows.values, self._algorithm.value_clip)
-            count = terms.count.to(torch.float32)
-            return (LossSums(terms.loss, count, terms.loss.detach().reshape(1)),)
+    def _value_pass(self, rows: TrainingBlock) -> list[Pass]:
+        return [Pass(float(rows.valid.sum()), partial(self._value_sums, rows))]
 
-        total, count = 0.0, 0.0
-        for epoch in range(self._algorithm.value_epochs):
-            for rows in self._rows(tick, blocks, "value", epoch):
-                sums, weight, _ = minibatch_step(rows, loss, self._value_optimizer, 1, self._reducer)
-                total, count = total + float(sums[0]), count + weight
-        explained = self._reducer.sum_blocks({b: _explained_sums(t) for b, t in blocks.items()})
-        return {
-            "losses/value_loss": total / max(count, 1.0),
-            "losses/explained_variance": explained_variance(explained),
-        }
+    def _value_sums(self, rows: TrainingBlock) -> LossSums:
+        assert rows.returns is not None
+        values = self._policy.value(rows.features, rows.privileged)
+        terms = value_loss(values, rows.returns, rows.valid, rows.values, self._algorithm.value_clip)
+        return LossSums(terms.loss, terms.count.to(torch.float32), terms.loss.detach().reshape(1))
 
     def _fit_policy(self, tick: Tick, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
         """Runs the policy's epochs until they are over or a minibatch exceeds the target KL."""
-        algorithm = self._algorithm
+        algorithm, learner = self._algorithm, self._learners[POLICY]
         self._check_ratio_of_first(tick, blocks)
         if algorithm.name is AlgorithmName.ppo and tick.iteration < algorithm.critic_warmup_iterations:
             return {"losses/initial_log_ratio": self._initial_log_ratio}
-        self._optimizer.lr = linear_decay(
-            tick.iteration, self._config.num_iterations, algorithm.lr, algorithm.lr_end_fraction
-        )
-        sums = PolicySums()
-        for epoch in range(algorithm.epochs):
-            for rows in self._rows(tick, blocks, "policy", epoch):
-                statistics, weight, norm = minibatch_step(
-                    rows, lambda b, i: self._policy_loss(blocks[b], i), self._optimizer, 6, self._reducer, self._too_far
-                )
-                if norm is not None:
-                    sums.add(statistics, weight, norm)
-                elif weight > 0:  # otherwise there are fewer samples than minibatches, and this one is empty
-                    return self._policy_metrics(sums, stopped=True)
-        return self._policy_metrics(sums, stopped=False)
+        learner.lr = linear_decay(tick.iteration, self._config.num_iterations, algorithm.lr, algorithm.lr_end_fraction)
+        batches = self._minibatches(tick, blocks, "policy", algorithm.epochs)
+        passes = lambda block, index: self._policy_pass(blocks[block].rows(index))  # noqa: E731
+        return self._policy_metrics(fit(learner, batches, passes, exceeds_kl(algorithm.target_kl)))
 
-    def _policy_loss(self, block: TrainingBlock, index: Tensor) -> tuple[LossSums]:
-        rows, algorithm = block.rows(index), self._algorithm
-        level = algorithm.ratio_level
-        log_probs, entropy = self._policy.evaluate(rows.features, rows.tokens, self._config.held.policy.temperature)
+    def _policy_pass(self, rows: TrainingBlock) -> list[Pass]:
+        return [Pass(float(rows.weights.sum()), partial(self._policy_sums, rows))]
+
+    def _policy_sums(self, rows: TrainingBlock) -> LossSums:
+        algorithm, level = self._algorithm, self._algorithm.ratio_level
+        log_probs, entropy = self._policy.evaluate(
+            *(rows.features, rows.tokens, self._config.held.policy.temperature),
+            entropy_gradient=algorithm.entropy_coef != 0,
+        )
         tokens = log_probs.shape[-1]
         counted = rows.weights > 0
         terms = policy_loss(
@@ -200,26 +200,26 @@ class ActorStage:
             algorithm.clip_low,
             algorithm.clip_high,
             weights_at_level(rows.weights, level, tokens),
+            dual_clip=algorithm.dual_clip,
+            max_log_ratio=algorithm.max_log_ratio,
         )
         per_action = entropy.sum(-1)
-        loss = terms.loss - algorithm.entropy_coef * (rows.weights * per_action).sum()
+        loss = terms.loss
+        if algorithm.entropy_coef:
+            loss = loss - algorithm.entropy_coef * (rows.weights * per_action).sum()
         kl, count = terms.approx_kl
         outside, _ = terms.clipfrac
         statistics = [terms.loss, kl, outside, count, masked_sum(per_action, counted) / tokens, counted.sum()]
-        return (LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics])),)
-
-    def _too_far(self, statistics: Tensor, weight: float) -> bool:
-        limit = self._algorithm.target_kl
-        return limit is not None and float(statistics[1]) / max(float(statistics[3]), 1.0) > limit
+        return LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics]))
 
     @torch.no_grad()
     def _check_ratio_of_first(self, tick: Tick, blocks: Mapping[int, TrainingBlock]) -> None:
         """Measures max |log ratio| per token on each block's first minibatch with samples, before any step."""
         size = self._config.held.block_size
-        minibatches = self._rows(tick, blocks, "policy", 0)
+        batches = list(self._minibatches(tick, blocks, "policy", 1))
         largest = {}
         for block in blocks:
-            index = next((rows[block] for rows in minibatches if len(rows[block])), minibatches[0][block])
+            index = next((rows[block] for rows in batches if len(rows[block])), batches[0][block])
             difference = torch.zeros(1)
             for part in index.split(size) if len(index) else ():
                 # in calls of the rollout's size: a row's last bits depend on the size of its batch
@@ -231,28 +231,28 @@ class ActorStage:
         self._initial_log_ratio = max(float(v[0]) for v in self._reducer.gather_blocks(largest).values())
         require_unit_ratio(self._initial_log_ratio, _RATIO_LIMIT[self._device.split(":")[0]])
 
-    def _policy_metrics(self, sums: PolicySums, stopped: bool) -> dict[str, float]:
-        return sums.means() | {
-            "losses/stopped_by_kl": float(stopped),
+    def _policy_metrics(self, fitted: Fitted) -> dict[str, float]:
+        return policy_metrics(fitted) | {
+            "losses/policy_steps": float(len(fitted.norms)),
+            "losses/stopped_by_kl": float(fitted.stopped),
             "losses/initial_log_ratio": self._initial_log_ratio,
-            "charts/learning_rate": self._optimizer.lr,
+            "charts/learning_rate": self._learners[POLICY].lr,
         }
 
     # ------------------------------------------------------------------------------------------------ context switch
     def offload(self, tick: Tick) -> None:
-        """Leaves the device's memory with the optimizers' state; the weights stay if the rollout uses them."""
+        """Leaves the device's memory with the learners' state; the weights stay if the rollout uses them."""
         self._shared.leave("actor")
-        self._move_optimizers("cpu")
+        self._move_learners("cpu")
 
     def onload(self, tick: Tick) -> None:
         """Comes back."""
         self._shared.enter("actor")
-        self._move_optimizers(self._device)
+        self._move_learners(self._device)
 
-    def _move_optimizers(self, device: str) -> None:
-        for optimizer in (self._optimizer, self._value_optimizer):
-            if optimizer is not None:
-                optimizer.move_state(device)
+    def _move_learners(self, device: str) -> None:
+        for learner in self._learners.values():
+            learner.move_state(device)
 
     # --------------------------------------------------------------------------------------------- weights and state
     def export_weights(self, tick: Tick) -> WeightsMessage:
@@ -265,12 +265,10 @@ class ActorStage:
 
     def save(self, tick: Tick, argument: tuple[str, int, int, dict[str, object], dict[int, list]]) -> None:
         """Writes a checkpoint (the first worker does): (root, step, keep, JSON state, what the env carries over)."""
+        tensors = {name: learner.export_state() for name, learner in self._learners.items()}  # all take part
         if self._rank != 0:
             return
         root, step, keep, state, carry_over = argument
-        tensors = {"policy_optimizer": self._optimizer.export_state()}
-        if self._value_optimizer is not None:
-            tensors["value_optimizer"] = self._value_optimizer.export_state()
         if carry_over:
             tensors["carry_over"] = flatten_carry_over(carry_over)
         state = state | {"version": self._shared.version, "blocks": sorted(carry_over)}
@@ -282,10 +280,9 @@ class ActorStage:
         save(Path(root), step, policy_writer=write_policy, tensors=tensors, state=state, keep=keep)
 
     def load(self, tick: Tick, folder: str) -> None:
-        """Restores optimizers and version; the weights were loaded with the policy."""
-        self._optimizer.import_state(load_tensors(Path(folder), "policy_optimizer"))
-        if self._value_optimizer is not None:
-            self._value_optimizer.import_state(load_tensors(Path(folder), "value_optimizer"))
+        """Restores learners and version; the weights were loaded with the policy."""
+        for name, learner in self._learners.items():
+            learner.import_state(load_tensors(Path(folder), name))
         self._shared.version = tick.iteration
 
     def load_carry_over(self, tick: Tick, folder: str) -> dict[int, list[RunningEpisode | None]]:

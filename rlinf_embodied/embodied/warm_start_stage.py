@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -25,9 +26,11 @@ from rlinf_embodied.embodied.teacher import Teacher
 from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces import Features, Observation, Policy, VectorEnv
-from rlinf_embodied.learning.optimizer import FlatOptimizer, one_cycle
+from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
+from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.reduce import ExactReducer
-from rlinf_embodied.learning.update import Loss, LossSums, minibatch_step, slices
+from rlinf_embodied.learning.update import Shuffle, minibatches
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.runtime.host import StageContext, Tick
 from rlinf_embodied.targets import load_target
@@ -243,7 +246,8 @@ class WarmStartStage:
             self._cache_features()
         self._parts = max(1, sum(self._sizes.values()) // batch)
         parameters = self._policy.imitation_parameters(whole)
-        self._optimizer = FlatOptimizer(parameters, lr, weight_decay=1e-2, max_grad_norm=1.0)
+        settings = AdamSettings(lr, (0.9, 0.999), max_grad_norm=1.0, weight_decay=1e-2)
+        self._learner = ReplicatedLearner(parameters, settings, ("loss",), self._reducer)
         self._total, self._done, self._lr = epochs * self._parts, 0, lr
         return self._parts
 
@@ -263,36 +267,33 @@ class WarmStartStage:
     def fit_epoch(self, tick: Tick) -> float:
         """Runs one epoch of minibatches; returns the mean loss per chunk."""
         phase = "whole" if self._whole else "head"
-        cut = {
-            b: slices(self._config.seed, f"clone/{phase}", tick.iteration, 0, b, len(d), self._parts)
-            for b, d in self._blocks_data.items()
-        }
+        shuffle = Shuffle(self._config.seed, f"clone/{phase}", tick.iteration)
+        sizes = {block: len(data) for block, data in self._blocks_data.items()}
         total, count = 0.0, 0.0
-        for k in range(self._parts):
-            rows = {block: parts[k] for block, parts in cut.items()}
-            self._optimizer.lr = one_cycle(self._done, self._total, self._lr)
-            statistics, weight, _ = minibatch_step(rows, self._loss(tick), self._optimizer, 1, self._reducer)
-            total, count, self._done = total + float(statistics[0]), count + weight, self._done + 1
+        for rows in minibatches(shuffle, sizes, self._parts):
+            self._learner.lr = one_cycle(self._done, self._total, self._lr)
+            made = self._learner.step(rows, partial(self._passes, tick))
+            total, count, self._done = total + made.sums["loss"], count + made.weight, self._done + 1
         return total / count
 
-    def _loss(self, tick: Tick) -> Loss:
-        def loss(block: int, index: Tensor) -> tuple[LossSums]:
-            data = self._blocks_data[block]
-            targets = {} if data.object_positions is None else {"object_position": data.object_positions[index]}
-            shape = tuple(data.observation.proprio.shape[1:])
-            drawn = normal(self._config.seed, "jitter", tick.iteration, block, index.numpy(), shape=shape)
-            jitter = torch.from_numpy(drawn) * _PROPRIO_JITTER
-            if self._whole:
-                observation = data.observation.rows(index.tolist())
-                observation = replace(observation, proprio=observation.proprio + jitter)
-                features = self._policy.encode_trainable(observation)
-            else:
-                features = {name: value[index] for name, value in self._features[block].items()}
-                features = features | {"proprio": features["proprio"] + jitter}
-            value = self._policy.imitation_loss(features, data.actions[index], targets if self._whole else {})
-            return (LossSums(value, torch.tensor(float(len(index))), value.detach().reshape(1)),)
+    def _passes(self, tick: Tick, block: int, index: Tensor) -> list[Pass]:
+        return [Pass(float(len(index)), partial(self._loss, tick, block, index))]
 
-        return loss
+    def _loss(self, tick: Tick, block: int, index: Tensor) -> LossSums:
+        data = self._blocks_data[block]
+        targets = {} if data.object_positions is None else {"object_position": data.object_positions[index]}
+        shape = tuple(data.observation.proprio.shape[1:])
+        drawn = normal(self._config.seed, "jitter", tick.iteration, block, index.numpy(), shape=shape)
+        jitter = torch.from_numpy(drawn) * _PROPRIO_JITTER
+        if self._whole:
+            observation = data.observation.rows(index.tolist())
+            observation = replace(observation, proprio=observation.proprio + jitter)
+            features = self._policy.encode_trainable(observation)
+        else:
+            features = {name: value[index] for name, value in self._features[block].items()}
+            features = features | {"proprio": features["proprio"] + jitter}
+        value = self._policy.imitation_loss(features, data.actions[index], targets if self._whole else {})
+        return LossSums(value, torch.tensor(float(len(index))), value.detach().reshape(1))
 
     def save(self, tick: Tick, folder: str) -> None:
         """Writes the clone (the first worker does)."""

@@ -1,7 +1,10 @@
-"""Who makes optimizer steps: a learner takes blocks' rows and makes one step of the loss's mean over all workers.
+"""The one learner of both workflows: it takes blocks' rows and makes one optimizer step of the loss's mean.
 
-    ReplicatedLearner (here)       every worker holds all weights; sums of gradients over blocks, along one fixed tree
-    ShardedLearner (sharded.py)    every worker holds a slice of weights and moments; torch's FSDP2
+    Pass (gradients.py)     what a workflow says: a part of a block's rows, its loss as a sum, weight, statistics
+    ReplicatedLearner       every worker holds all weights; sums of gradients over blocks, along one fixed tree
+    ShardedLearner          (sharded.py) every worker holds a slice of weights and moments; torch's FSDP2
+    Step                    what came of it, the same in every worker
+    fit (update.py)         the steps of an iteration: epochs of minibatches until they are over or one is vetoed
 
 All workers of a group make the same calls in the same order.
 """
@@ -9,41 +12,48 @@ All workers of a group make the same calls in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor, nn
 
+from rlinf_embodied.learning.gradients import Passes, block_sums
 from rlinf_embodied.learning.optimizer import FlatOptimizer
-from rlinf_embodied.learning.reduce import Reducer
-from rlinf_embodied.learning.update import LossSums, block_sums, split_sums, step_from
+from rlinf_embodied.learning.reduce import BlockSum, Reducer
 
 
 @dataclass(frozen=True, slots=True)
 class AdamSettings:
-    """Adam's constants, as AdamSettings(1e-4, (0.9, 0.99), 1.0)."""
+    """Adam's constants, as AdamSettings(1e-4, (0.9, 0.99), 1.0); see FlatOptimizer."""
 
     lr: float
     betas: tuple[float, float]
     max_grad_norm: float
+    eps: float = 1e-8
+    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """A forward pass that is still to be made, with what it will add to the loss's denominator."""
+class Step:
+    """What came of a minibatch, as Step({"loss": 3.5}, 7.0, 0.2): sums over all blocks of all workers."""
 
-    weight: float
-    run: Callable[[], LossSums]
+    sums: Mapping[str, float]  # the learner's statistics by name
+    weight: float  # the denominator of the loss; 0: nothing to learn from
+    norm: float | None = None  # of the gradient before clipping; None: no step was made
 
 
-Passes = Callable[[int, Tensor], Sequence[Pass]]  # (block, row indices [R]) -> passes over parts of these rows
-Veto = Callable[[Tensor, float], bool]  # (statistics [S], weight): whether the step is left out
+Veto = Callable[[Step], bool]  # whether a step that could be made is left out
 
 
 class Learner(Protocol):
-    """A policy's optimizer over all workers; `lr` may be set at any time and counts from the next step on."""
+    """The optimizer of some parameters over all workers; `lr` may be set at any time, for the next step on."""
 
     lr: float
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Names of what passes add up beside the loss, in their order."""
+        ...
 
     def start(self) -> None:
         """Begins an iteration: forgets what one that failed has left."""
@@ -53,12 +63,8 @@ class Learner(Protocol):
         """Takes note of a block of the next step as soon as it is there; a learner may compute its part right now."""
         ...
 
-    def step(self, rows: Mapping[int, Tensor], passes: Passes, veto: Veto | None = None) -> tuple[Tensor, float | None]:
+    def step(self, rows: Mapping[int, Tensor], passes: Passes, veto: Veto | None = None) -> Step:
         """Makes one step over rows of the worker's own blocks, unless `veto` or an empty minibatch forbids it.
-
-        Returns:
-            (statistics [S], summed over all blocks of all workers; norm of the gradient before clipping, None where no
-            step was made).
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
@@ -78,7 +84,7 @@ class Learner(Protocol):
         ...
 
     def export_state(self) -> dict[str, Tensor]:
-        """Returns a copy of the optimizer's state as FlatOptimizer writes it; workers but the first may return {}."""
+        """Returns a copy of the optimizer's state as FlatOptimizer writes it; {} in workers but the first."""
         ...
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
@@ -94,7 +100,7 @@ class ReplicatedLearner:
     """All weights in every worker, which makes the same step as all others; other stages read the very same weights."""
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], settings: AdamSettings, num_statistics: int, reducer: Reducer
+        self, parameters: Sequence[nn.Parameter], settings: AdamSettings, statistics: Sequence[str], reducer: Reducer
     ) -> None:
         """Starts with moments of zero.
 
@@ -102,32 +108,44 @@ class ReplicatedLearner:
             ObjectiveError: see FlatOptimizer.
         """
         self._optimizer = FlatOptimizer(
-            parameters, settings.lr, betas=settings.betas, max_grad_norm=settings.max_grad_norm
+            parameters,
+            settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            max_grad_norm=settings.max_grad_norm,
         )
-        self.lr = settings.lr
-        self._num_statistics, self._reducer = num_statistics, reducer
-        self._ready: dict[int, Tensor] = {}  # by block
+        self.lr, self.reducer = settings.lr, reducer
+        self.statistics = tuple(statistics)
+        self._size = sum(p.numel() for p in self._optimizer.parameters)
+        self.start()
 
     def start(self) -> None:
         """See Learner."""
-        self._ready = {}
+        self._sum: BlockSum | None = None
+        self._added: set[int] = set()
 
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
         """See Learner; a block's gradient depends on nothing but the block, so it is computed while others come in."""
-        self._ready[block] = self._sums(block, rows, passes)
+        if self._sum is None:
+            self._sum = self.reducer.start_sum()
+        made = passes(block, rows) if len(rows) else ()
+        self._sum.add(block, block_sums(made, self._optimizer.parameters, len(self.statistics)))
+        self._added.add(block)
 
-    def step(self, rows: Mapping[int, Tensor], passes: Passes, veto: Veto | None = None) -> tuple[Tensor, float | None]:
+    def step(self, rows: Mapping[int, Tensor], passes: Passes, veto: Veto | None = None) -> Step:
         """See Learner."""
-        ready, self._ready = self._ready, {}
-        sums = {b: ready.pop(b) if b in ready else self._sums(b, index, passes) for b, index in rows.items()}
-        total = split_sums(self._reducer.sum_blocks(sums), self._optimizer.parameters)
+        for block in sorted(set(rows) - self._added):  # in the order in which the fewest gradients are kept
+            self.add(block, rows[block], passes)
+        assert self._sum is not None, "a worker owns a block"
+        total = self._sum.total()
+        self.start()
+        weight, *sums = total[self._size :].tolist()
+        found = Step(dict(zip(self.statistics, sums, strict=True)), weight)
+        if weight == 0 or (veto is not None and veto(found)):
+            return found
         self._optimizer.lr = self.lr
-        statistics, _, norm = step_from(total, self._optimizer, veto)
-        return statistics, norm
-
-    def _sums(self, block: int, rows: Tensor, passes: Passes) -> Tensor:
-        parts = (one.run() for one in passes(block, rows))
-        return block_sums(parts, self._optimizer.parameters, self._num_statistics)
+        return replace(found, norm=self._optimizer.step(total[: self._size] / weight))
 
     def publish(self) -> None:
         """See Learner: they are."""
@@ -140,8 +158,8 @@ class ReplicatedLearner:
         self._optimizer.move_state(device)
 
     def export_state(self) -> dict[str, Tensor]:
-        """See Learner; every worker returns it."""
-        return self._optimizer.export_state()
+        """See Learner."""
+        return self._optimizer.export_state() if self.reducer.rank == 0 else {}
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
         """See Learner."""

@@ -61,7 +61,7 @@ class FlatOptimizer:
         """Makes one step and returns the gradient's norm before clipping.
 
         Args:
-            gradient: float32 [D], as `flatten_gradients` orders it; left as it is.
+            gradient: float32 [D], in the order of the parameters; left as it is.
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
@@ -142,11 +142,6 @@ def _require_trainable(parameters: Sequence[nn.Parameter]) -> None:
         )
     if len({id(parameter) for parameter in parameters}) < len(parameters):
         raise ObjectiveError("a parameter is listed twice, so it would make two steps: list each parameter once")
-
-
-def flatten_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Returns the gradients as one vector [D], zeros where a parameter has none."""
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).detach().reshape(-1) for p in parameters])
 
 
 def linear_decay(iteration: int, num_iterations: int, lr: float, end_fraction: float, warmup: int = 0) -> float:

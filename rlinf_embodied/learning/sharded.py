@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import cast
 
@@ -34,11 +35,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlinf_embodied.errors import ConfigError, ObjectiveError
+from rlinf_embodied.learning.gradients import Pass, Passes
 from rlinf_embodied.learning.groups import Group
-from rlinf_embodied.learning.learner import AdamSettings, Pass, Passes, Veto
+from rlinf_embodied.learning.learner import AdamSettings, Step, Veto
 from rlinf_embodied.learning.optimizer import require_state
 
-_EPS = 1e-8  # as FlatOptimizer's
 _MOMENTS = {"mean": "exp_avg", "square": "exp_avg_sq"}  # in a checkpoint -> in torch's optimizer
 
 
@@ -87,6 +88,15 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
         sharded.set_force_sum_reduction_for_comms(True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    """What all workers know before a step: a pass is everybody's, so all make as many as the one with the most."""
+
+    weight: float  # the loss's denominator
+    trained: int  # passes with a gradient
+    watched: int  # passes without one
+
+
 class ShardedLearner:
     """FSDP2 behind the Learner protocol; every method but `start`, `add`, `adopt` and the moves is a collective."""
 
@@ -96,7 +106,7 @@ class ShardedLearner:
         parameters: Callable[[], Sequence[nn.Parameter]],
         view: nn.Module,
         settings: AdamSettings,
-        num_statistics: int,
+        statistics: Sequence[str],
         *,
         idle: Callable[[], Tensor],
         group: Group,
@@ -109,7 +119,7 @@ class ShardedLearner:
             parameters: returns what is trained, of `module` as it then is, in the order of the checkpoint.
             view: another copy, which other stages read.
             settings: of Adam.
-            num_statistics: S.
+            statistics: names of what passes add up beside the loss.
             idle: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
             group: the workers.
             device: torch's name.
@@ -118,7 +128,7 @@ class ShardedLearner:
             ConfigError: the group's members are threads of one process.
         """
         self.lr = settings.lr
-        self._max_norm, self._num_statistics = settings.max_grad_norm, num_statistics
+        self.statistics, self._max_norm = tuple(statistics), settings.max_grad_norm
         self._group, self._device, self._idle = group, device, idle
         self._mesh = device_mesh(group, device)
         shard(module, self._mesh)
@@ -127,7 +137,11 @@ class ShardedLearner:
         named = [(name, p) for name, p in module.named_parameters() if id(p) in chosen]
         self._names, self._parameters = [n for n, _ in named], [p for _, p in named]
         self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=settings.lr, betas=settings.betas, eps=_EPS, weight_decay=0.0
+            self._parameters,
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
         )
         for parameter in self._parameters:  # before the first step too, so that states are exported alike
             zeros = {key: torch.zeros_like(parameter) for key in _MOMENTS.values()}
@@ -141,25 +155,43 @@ class ShardedLearner:
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
         """See Learner; nothing is done yet, as a pass is everybody's and its share of the mean is not known."""
 
-    def step(self, rows: Mapping[int, Tensor], passes: Passes, veto: Veto | None = None) -> tuple[Tensor, float | None]:
+    def step(self, rows: Mapping[int, Tensor], passes: Passes, veto: Veto | None = None) -> Step:
         """See Learner."""
-        own = [one for block, index in rows.items() for one in passes(block, index)]
-        weight, rounds = self._agreed(own)
-        statistics = self._accumulated(own, rounds if weight else 0, weight)
-        if weight == 0 or (veto is not None and veto(statistics, weight)):
+        own = [one for block, index in rows.items() if len(index) for one in passes(block, index)]
+        agreed = self._agreed(own)
+        statistics = self._watched([one for one in own if not one.trains], agreed.watched)
+        if agreed.weight:
+            trained = [one for one in own if one.trains]
+            statistics = statistics + self._accumulated(trained, agreed.trained, agreed.weight)
+        sums = self._group.all_reduce(statistics).tolist()
+        found = Step(dict(zip(self.statistics, sums, strict=True)), agreed.weight)
+        if found.weight == 0 or (veto is not None and veto(found)):
             self._optimizer.zero_grad()
-            return statistics, None
-        return statistics, self._apply()
+            return found
+        return replace(found, norm=self._apply())
 
-    def _agreed(self, own: Sequence[Pass]) -> tuple[float, int]:
-        """Returns the loss's denominator over all workers, and how many passes each of them makes."""
-        mine = torch.tensor([sum(one.weight for one in own), len(own)], dtype=torch.float64)
+    def _agreed(self, own: Sequence[Pass]) -> _Agreed:
+        numbers = [sum(one.weight for one in own), sum(one.trains for one in own), sum(not one.trains for one in own)]
+        mine = torch.tensor(numbers, dtype=torch.float64)
         every = torch.stack([part[0] for part in self._group.exchange([mine], [1] * self._group.size)])
-        return float(every[:, 0].sum()), int(every[:, 1].max())
+        return _Agreed(float(every[:, 0].sum()), int(every[:, 1].max()), int(every[:, 2].max()))
+
+    @torch.no_grad()
+    def _watched(self, own: Sequence[Pass], rounds: int) -> Tensor:
+        """Makes the passes without a gradient, and returns their statistics' sums, [S]."""
+        total = torch.zeros(len(self.statistics), device=self._device)
+        for number in range(rounds):
+            if number < len(own):
+                total += own[number].run().statistics
+            else:
+                self._idle()
+        if rounds:
+            self._module.reshard()  # there is no backward pass that would do it
+        return total
 
     def _accumulated(self, own: Sequence[Pass], rounds: int, weight: float) -> Tensor:
-        """Adds up gradients of the mean loss, and returns the statistics' sums over all workers, [S]."""
-        total = torch.zeros(self._num_statistics, device=self._device)
+        """Adds up gradients of the mean loss, and returns this worker's sums of the statistics, [S]."""
+        total = torch.zeros(len(self.statistics), device=self._device)
         for number in range(rounds):
             last = number == rounds - 1
             self._module.set_requires_gradient_sync(last)
@@ -171,7 +203,7 @@ class ShardedLearner:
             else:
                 loss = self._idle()
             loss.backward()
-        return self._group.all_reduce(total)
+        return total
 
     @torch.no_grad()
     def _apply(self) -> float:

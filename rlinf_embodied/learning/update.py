@@ -1,103 +1,117 @@
-"""Epochs of minibatches over blocks: a minibatch is one slice of every block, its gradient one sum over all blocks.
+"""The update of an iteration: epochs of minibatches over blocks, until they are over or one of them is vetoed.
 
-    worker 0: blocks 0 1     worker 1: blocks 2 3          per minibatch:
-       |  slice k of each       |  slice k of each         1. each worker: summed loss and gradient of its slices
+    worker 0: blocks 0 1     worker 1: blocks 2 3          per minibatch (learner.py):
+       |  slice k of each       |  slice k of each         1. each worker: passes over its slices, summed gradients
        +------- Reducer --------+                          2. sums over all blocks, along one fixed tree
        |                        |                          3. divide by the summed weight, clip, step: the same
     same step                same step                        everywhere, so weights stay equal without a broadcast
 
-Slices are cut from a permutation within the block, keyed by (seed, purpose, iteration, epoch, block), so that they do
-not depend on who holds the block.  Losses are sums; means are formed here, from global counts.
+What a workflow brings is how a block's rows become passes (features or tokens, which loss terms), and a veto.  Slices
+are cut from a permutation within the block, keyed by (seed, purpose, iteration, epoch, block), so that they do not
+depend on who holds the block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlinf_embodied.learning.optimizer import FlatOptimizer
-from rlinf_embodied.learning.reduce import Reducer
+from rlinf_embodied.algorithms.losses import explained_variance
+from rlinf_embodied.learning.gradients import Passes
+from rlinf_embodied.learning.learner import Learner, Step, Veto
 from rlinf_embodied.randomness import permutation
 
+# what the passes of a policy add up, over everything that was sampled; a workflow may add to it
+POLICY_STATISTICS = ("loss", "approx_kl", "clipped", "ratios", "entropy", "choices")
+VALUE_STATISTICS = ("loss",)
 
+
+# --------------------------------------------------------------------------------------------------------- minibatches
 @dataclass(frozen=True, slots=True)
-class LossSums:
-    """What a slice adds: the loss to differentiate (a sum), the weight it counts with, and statistics to add up."""
+class Shuffle:
+    """What the order of rows is keyed by, as Shuffle(0, "policy", 17)."""
 
-    loss: Tensor  # scalar
-    weight: Tensor  # scalar, the denominator of the loss
-    statistics: Tensor  # [S], sums
-
-
-Loss = Callable[[int, Tensor], Iterable[LossSums]]  # (block, row indices [R]) -> sums over parts of these rows
+    seed: int
+    purpose: str
+    iteration: int
 
 
-def slices(seed: int, purpose: str, iteration: int, epoch: int, block: int, size: int, parts: int) -> list[Tensor]:
-    """Returns `parts` nearly equal slices of a permutation of a block's `size` samples, int64."""
-    order = torch.from_numpy(permutation(seed, purpose, iteration, epoch, block, size=size))
-    return [order[size * k // parts : size * (k + 1) // parts] for k in range(parts)]
+def slices(shuffle: Shuffle, epoch: int, block: int, size: int, parts: int) -> list[Tensor]:
+    """Returns `parts` nearly equal slices of a permutation of a block's `size` rows, int64."""
+    order = permutation(shuffle.seed, shuffle.purpose, shuffle.iteration, epoch, block, size=size)
+    return [torch.from_numpy(order)[size * k // parts : size * (k + 1) // parts] for k in range(parts)]
 
 
-def block_sums(parts: Iterable[LossSums], parameters: Sequence[nn.Parameter], num_statistics: int) -> Tensor:
-    """Returns what a block adds to a minibatch, [D + 1 + S]: gradient of its summed loss, weight, statistics.
-
-    Each part is differentiated before the next one is asked for, so that only one is in memory.
-    """
-    size = sum(p.numel() for p in parameters)
-    total = torch.zeros(size + 1 + num_statistics, device=parameters[0].device)
-    for part in parts:
-        gradients = torch.autograd.grad(part.loss, list(parameters), allow_unused=True)
-        flat = [
-            (torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in zip(parameters, gradients, strict=True)
-        ]
-        total += torch.cat([*flat, part.weight.detach().reshape(1), part.statistics.detach()])
-    return total
+def minibatches(shuffle: Shuffle, sizes: Mapping[int, int], parts: int, epochs: int = 1) -> Iterator[dict[int, Tensor]]:
+    """Yields the row indices of each minibatch by block: one slice of every block, `parts` of them per epoch."""
+    for epoch in range(epochs):
+        cut = {block: slices(shuffle, epoch, block, size, parts) for block, size in sizes.items()}
+        for k in range(parts):
+            yield {block: pieces[k] for block, pieces in cut.items()}
 
 
-def gradient_sums(
-    rows: Mapping[int, Tensor], loss: Loss, parameters: Sequence[nn.Parameter], num_statistics: int, reducer: Reducer
-) -> tuple[Tensor, float, Tensor]:
-    """Returns (gradient of the summed loss [D], summed weight, summed statistics [S]) over the slices of all blocks."""
-    per_block = {
-        block: block_sums(loss(block, index) if len(index) else (), parameters, num_statistics)
-        for block, index in rows.items()
+# --------------------------------------------------------------------------------------------------------------- steps
+@dataclass(slots=True)
+class Fitted:
+    """Sums over the steps of an update."""
+
+    sums: dict[str, float]  # by the name of the statistic
+    weight: float = 0.0
+    norms: list[float] = field(default_factory=list)  # of the gradient before clipping, of each step that was made
+    stopped: bool = False  # by a veto
+
+    def add(self, step: Step) -> None:
+        """Adds what came of a minibatch."""
+        for name, value in step.sums.items():
+            self.sums[name] += value
+        self.weight += step.weight
+        self.norms += [] if step.norm is None else [step.norm]
+
+    def mean(self, name: str, count: str) -> float:
+        """Returns one statistic over another, which counts; 0 where there was nothing to count."""
+        return self.sums[name] / max(self.sums[count], 1.0)
+
+    @property
+    def loss(self) -> float:
+        """The statistic "loss" over the loss's own denominator."""
+        return self.sums["loss"] / max(self.weight, 1e-8)
+
+
+def fit(learner: Learner, batches: Iterable[Mapping[int, Tensor]], passes: Passes, veto: Veto | None = None) -> Fitted:
+    """Makes a step per minibatch until they are over or one is vetoed, which then counts in no sum."""
+    fitted = Fitted(dict.fromkeys(learner.statistics, 0.0))
+    for rows in batches:
+        step = learner.step(rows, passes, veto)
+        if step.norm is None and step.weight > 0:
+            fitted.stopped = True
+            break
+        fitted.add(step)
+    return fitted
+
+
+def exceeds_kl(limit: float | None) -> Veto:
+    """Returns the veto against a minibatch whose approximate KL lies above a limit; None: nothing does."""
+
+    def veto(step: Step) -> bool:
+        return limit is not None and step.sums["approx_kl"] / max(step.sums["ratios"], 1.0) > limit
+
+    return veto
+
+
+def policy_metrics(fitted: Fitted) -> dict[str, float]:
+    """Returns what every policy update reports; each mean has its own denominator."""
+    return {
+        "losses/policy_loss": fitted.loss,
+        "losses/approx_kl": fitted.mean("approx_kl", "ratios"),
+        "losses/clipfrac": fitted.mean("clipped", "ratios"),
+        "losses/entropy": fitted.mean("entropy", "choices"),
+        "losses/grad_norm": sum(fitted.norms) / max(len(fitted.norms), 1),
     }
-    return split_sums(reducer.sum_blocks(per_block), parameters)
 
 
-def split_sums(total: Tensor, parameters: Sequence[nn.Parameter]) -> tuple[Tensor, float, Tensor]:
-    """Returns (gradient [D], weight, statistics [S]) from sums of `block_sums` over blocks."""
-    size = sum(p.numel() for p in parameters)
-    return total[:size], float(total[size]), total[size + 1 :]
-
-
-def minibatch_step(
-    rows: Mapping[int, Tensor],
-    loss: Loss,
-    optimizer: FlatOptimizer,
-    num_statistics: int,
-    reducer: Reducer,
-    veto: Callable[[Tensor, float], bool] | None = None,
-) -> tuple[Tensor, float, float | None]:
-    """Makes one optimizer step, unless `veto(statistics, weight)` or an empty minibatch forbids it.
-
-    Returns:
-        (statistics [S], weight, norm of the gradient before clipping; None where no step was made).
-    """
-    sums = gradient_sums(rows, loss, optimizer.parameters, num_statistics, reducer)
-    return step_from(sums, optimizer, veto)
-
-
-def step_from(
-    sums: tuple[Tensor, float, Tensor],
-    optimizer: FlatOptimizer,
-    veto: Callable[[Tensor, float], bool] | None = None,
-) -> tuple[Tensor, float, float | None]:
-    """Makes one optimizer step from (gradient, weight, statistics); see `minibatch_step`."""
-    gradient, weight, statistics = sums
-    if weight == 0 or (veto is not None and veto(statistics, weight)):
-        return statistics, weight, None
-    return statistics, weight, optimizer.step(gradient / weight)
+def value_metrics(fitted: Fitted, explained: Tensor) -> dict[str, float]:
+    """Returns what every critic's update reports; `explained` are `explained_variance_sums` over all blocks."""
+    return {"losses/value_loss": fitted.loss, "losses/explained_variance": explained_variance(explained)}

@@ -10,7 +10,7 @@ own, from which the worker's copy is filled at the end of an update (learning/sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -19,16 +19,17 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.losses import require_unit_ratio
-from rlinf_embodied.config import Engine, MathConfig, Precision, ReasoningName, Reduction, Sharding
+from rlinf_embodied.config import Engine, MathConfig, Precision, ReasoningName, Sharding
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
-from rlinf_embodied.learning.learner import AdamSettings, Learner, Pass, ReplicatedLearner
+from rlinf_embodied.learning.gradients import Pass
+from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner, Step
 from rlinf_embodied.learning.optimizer import linear_decay
-from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, Reducer
+from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.sharded import ShardedLearner
-from rlinf_embodied.learning.update import slices
+from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, idle_loss
@@ -69,23 +70,22 @@ class ActorStage(LanguageStage):
         super().__init__(config.held)
         self._config, self._algorithm = config.config, config.config.algorithm
         self._inputs = config.inputs
-        self._rows: dict[int, TrainingRows | None] = {}
+        self._rows: dict[int, TrainingRows] = {}
         self._updated = False  # since the weights were loaded
 
     def setup(self, context: StageContext) -> None:
-        """Loads the policy (or takes its worker's copy) and makes the optimizer."""
+        """Loads the policy (or takes its worker's copy) and makes the learner."""
         super().setup(context)
         algorithm = self._algorithm
         self._rank = context.group.rank
-        exact = algorithm.reduction is Reduction.exact
-        self._reducer: Reducer = (ExactReducer if exact else FastReducer)(context.group, context.owners)
+        self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         self._policy, self._learner = (
             self._replicated() if algorithm.sharding is Sharding.none else self._sharded(context)
         )
 
     def _replicated(self) -> tuple[LanguagePolicy, Learner]:
         policy = self._shared.policy
-        return policy, ReplicatedLearner(policy.parameters(), self._settings(), len(STATISTICS), self._reducer)
+        return policy, ReplicatedLearner(policy.parameters(), self._settings(), STATISTICS, self._reducer)
 
     def _sharded(self, context: StageContext) -> tuple[LanguagePolicy, Learner]:
         """Returns a policy whose weights are spread over the stage's workers; the worker's copy is for other stages."""
@@ -99,7 +99,7 @@ class ActorStage(LanguageStage):
         held, view = self._held, self._shared.policy.module
         policy = load_policy(held.policy, held.folder, held.seed, "cpu").policy
         learner = ShardedLearner(
-            *(policy.module, policy.parameters, view, self._settings(), len(STATISTICS)),
+            *(policy.module, policy.parameters, view, self._settings(), STATISTICS),
             idle=lambda: idle_loss(policy, context.device),
             group=context.group,
             device=context.device,
@@ -119,6 +119,7 @@ class ActorStage(LanguageStage):
         """
         if tick.chunk == 0:
             self._rows, self._objective = {}, self._new_objective()
+            self._differences: tuple[float, float] | None = None
             self._learner.start()
         ppo = self._algorithm.name is ReasoningName.ppo
         warming = ppo and tick.iteration < self._algorithm.critic_warmup_iterations
@@ -130,7 +131,7 @@ class ActorStage(LanguageStage):
         if tick.chunk < tick.num_chunks - 1:
             return Output(made, ActorReport({}, self._shared.version))
         metrics = {} if warming else self._update(tick)
-        metrics["rollout/useful_groups"] = self._total({b: r.num_groups if r else 0 for b, r in self._rows.items()})
+        metrics["rollout/useful_groups"] = self._total({b: r.num_groups for b, r in self._rows.items()})
         self._rows = {}
         self._shared.version = tick.iteration + 1
         return Output(made, ActorReport(metrics, self._shared.version))
@@ -139,7 +140,7 @@ class ActorStage(LanguageStage):
         generation = self._config.generation
         return Objective(self._policy, self._algorithm, generation.temperature, generation.max_new_tokens, largest={})
 
-    def _rows_of(self, tick: Tick, block: int, payloads: list[object]) -> TrainingRows | None:
+    def _rows_of(self, tick: Tick, block: int, payloads: list[object]) -> TrainingRows:
         rounds = _rounds([to_device(payload, self._device) for payload in payloads], self._inputs)
         versions = {r.completions.version for r in rounds}
         versions |= {part.version for r in rounds for part in (r.proximal,) if part is not None}
@@ -155,15 +156,10 @@ class ActorStage(LanguageStage):
         return training_rows(rounds, self._algorithm, kept)
 
     def _begin(self, block: int) -> None:
-        self._learner.add(block, self._every_row(block), self._passes)
-
-    def _every_row(self, block: int) -> Tensor:
-        rows = self._rows[block]
-        return torch.arange(0 if rows is None else len(rows))
+        self._learner.add(block, torch.arange(len(self._rows[block])), self._passes)
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
-        rows = self._rows[block]
-        return [] if rows is None else self._objective.passes(block, rows, index, self._device)
+        return self._objective.passes(block, self._rows[block], index, self._device)
 
     def _update(self, tick: Tick) -> dict[str, float]:
         algorithm = self._algorithm
@@ -172,30 +168,39 @@ class ActorStage(LanguageStage):
             *(max(0, tick.iteration - late), self._config.run.num_iterations - late),
             *(algorithm.lr, algorithm.lr_end_fraction, algorithm.lr_warmup_iterations),
         )
-        self._differences = (0.0, 0.0)
         self._updated = True
-        made = self._steps(tick)
+        fitted = fit(self._learner, self._minibatches(tick), self._passes, self._compared)
         self._learner.publish()
-        total = torch.stack([statistics.cpu() for statistics, _ in made]).sum(0)
-        return self._metrics(total, [norm for _, norm in made if norm is not None])
+        if self._differences is None:  # nothing was trained on
+            self._compare()
+        return self._metrics(fitted)
 
-    def _steps(self, tick: Tick) -> list[tuple[Tensor, float | None]]:
-        """Returns (statistics, norm) of each step."""
-        if self._algorithm.num_steps == 1:
-            rows = {block: self._every_row(block) for block in self._rows}
-            return [self._learner.step(rows, self._passes, self._check_first)]
-        parts, seed, made = self._algorithm.num_minibatches, self._held.seed, []
-        for epoch in range(self._algorithm.epochs):
-            sizes = {block: 0 if rows is None else len(rows) for block, rows in self._rows.items()}
-            cut = {b: slices(seed, "policy", tick.iteration, epoch, b, n, parts) for b, n in sizes.items()}
-            for k in range(parts):
-                rows = {block: pieces[k] for block, pieces in cut.items()}
-                first = all(norm is None for _, norm in made)  # those without rows compare nothing
-                made.append(self._learner.step(rows, self._passes, self._check_first if first else None))
-        return made
+    def _minibatches(self, tick: Tick) -> Iterable[Mapping[int, Tensor]]:
+        """Returns the rows of each step: slices of those that are trained on, with slices of those looked at."""
+        algorithm, blocks = self._algorithm, self._rows
+        if algorithm.num_steps == 1:
+            return [{block: torch.arange(len(rows)) for block, rows in blocks.items()}]
+        shuffled = lambda purpose, sizes: minibatches(  # noqa: E731
+            Shuffle(self._held.seed, purpose, tick.iteration), sizes, algorithm.num_minibatches, algorithm.epochs
+        )
+        trained = shuffled("policy", {block: rows.num_trained for block, rows in blocks.items()})
+        watched = shuffled("watched", {block: rows.num_watched for block, rows in blocks.items()})
+        return self._together(trained, watched)
 
-    def _check_first(self, statistics: Tensor, weight: float) -> bool:
-        """Measures what differs between passes over the same completions at the same weights; forbids nothing.
+    def _together(
+        self, trained: Iterable[Mapping[int, Tensor]], watched: Iterable[Mapping[int, Tensor]]
+    ) -> Iterator[dict[int, Tensor]]:
+        for first, second in zip(trained, watched, strict=True):
+            yield {b: torch.cat([rows, self._rows[b].num_trained + second[b]]) for b, rows in first.items()}
+
+    def _compared(self, step: Step) -> bool:
+        """Compares log-probs before the first step, and vetoes none."""
+        if self._differences is None:
+            self._compare()
+        return False
+
+    def _compare(self) -> None:
+        """Measures what differs between passes over the same completions at the same weights.
 
         Raises:
             ObjectiveError: it is more than rounding, on a CPU in float32.
@@ -207,31 +212,28 @@ class ActorStage(LanguageStage):
             if self._config.generation.engine is Engine.transformers:  # others round as they like
                 require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
             require_unit_ratio(self._differences[1], _LARGEST_RATIO)
-        return False
 
     def _total(self, numbers: Mapping[int, int]) -> float:
         own = {block: torch.tensor([float(number)]) for block, number in numbers.items()}
         return sum(float(value[0]) for value in self._reducer.gather_blocks(own).values())
 
-    def _metrics(self, total: Tensor, norms: Sequence[float]) -> dict[str, float]:
-        sums = dict(zip(STATISTICS, total.tolist(), strict=True))
-        tokens = max(sums["tokens"], 1.0)
-        mean = lambda name: sums[name] / tokens  # noqa: E731
-        return {
-            "losses/policy_loss": sums["loss"] / max(sums["weight"], 1.0),
-            "losses/approx_kl": mean("approx_kl"),
-            "losses/clipfrac": mean("clipped"),
-            "losses/entropy": mean("entropy"),
-            "losses/grad_norm": sum(norms) / max(len(norms), 1),
-            "losses/mismatch_mean": mean("mismatch"),
-            "losses/mismatch_max": self._differences[0],
-            "losses/initial_log_ratio": self._differences[1],
-            "losses/mismatch_kl": mean("mismatch_kl"),
-            "losses/mismatch_ratio": mean("ratio"),
-            "losses/importance_capped": mean("capped"),
-            "charts/learning_rate": self._learner.lr,
-            "charts/optimizer_steps": float(len(norms)),
-        } | ({"losses/reference_kl": mean("kl")} if self._algorithm.kl_coef else {})
+    def _metrics(self, fitted: Fitted) -> dict[str, float]:
+        assert self._differences is not None
+        mean = lambda name: fitted.mean(name, "ratios")  # noqa: E731
+        return (
+            policy_metrics(fitted)
+            | {
+                "losses/mismatch_mean": mean("mismatch"),
+                "losses/mismatch_max": self._differences[0],
+                "losses/initial_log_ratio": self._differences[1],
+                "losses/mismatch_kl": mean("mismatch_kl"),
+                "losses/mismatch_ratio": mean("ratio"),
+                "losses/importance_capped": mean("capped"),
+                "charts/learning_rate": self._learner.lr,
+                "charts/optimizer_steps": float(len(fitted.norms)),
+            }
+            | ({"losses/reference_kl": mean("kl")} if self._algorithm.kl_coef else {})
+        )
 
     # ------------------------------------------------------------------------------------------------ context switch
     def offload(self, tick: Tick) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -19,15 +20,16 @@ from rlinf_embodied.algorithms.advantages import (
     squared_deviations,
     std_of,
 )
-from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, value_loss
-from rlinf_embodied.config import LanguagePolicyConfig, ReasoningAlgorithmConfig, Reduction
-from rlinf_embodied.interfaces import TokenBatch, ValueModel
+from rlinf_embodied.algorithms.losses import explained_variance_sums, value_loss
+from rlinf_embodied.config import LanguagePolicyConfig, ReasoningAlgorithmConfig
+from rlinf_embodied.interfaces import ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
-from rlinf_embodied.learning.optimizer import FlatOptimizer
-from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, Reducer
-from rlinf_embodied.learning.update import LossSums, minibatch_step, slices
+from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
+from rlinf_embodied.learning.reduce import make_reducer
+from rlinf_embodied.learning.update import VALUE_STATISTICS, Shuffle, fit, minibatches, value_metrics
 from rlinf_embodied.reasoning.batch import Completions, Rewards, TokenAdvantages
-from rlinf_embodied.reasoning.packing import Sequences, microbatches
+from rlinf_embodied.reasoning.packing import Sequences, microbatches, pack
 from rlinf_embodied.reasoning.policy_folder import load_policy
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.runtime.tensor_wire import to_device
@@ -75,7 +77,7 @@ class CriticStage:
         self._config, self._algorithm = config, config.algorithm
 
     def setup(self, context: StageContext) -> None:
-        """Makes a critic from the policy's trunk, and its optimizer."""
+        """Makes a critic from the policy's trunk, and its learner."""
         config, algorithm = self._config, self._algorithm
         kind = cast(type[ValueModel], load_target(config.policy.critic_target))
         policy = load_policy(config.policy, config.folder, config.seed, "cpu").policy
@@ -83,14 +85,10 @@ class CriticStage:
         self._critic = kind.from_policy(policy)
         self._critic.module.to(context.device)
         self._device = context.device
-        exact = algorithm.reduction is Reduction.exact
-        self._reducer: Reducer = (ExactReducer if exact else FastReducer)(context.group, context.owners)
-        self._optimizer = FlatOptimizer(
-            self._critic.parameters(),
-            algorithm.value_lr,
-            betas=(0.9, algorithm.beta2),
-            max_grad_norm=algorithm.value_max_grad_norm,
-        )
+        self._rank = context.group.rank
+        self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
+        settings = AdamSettings(algorithm.value_lr, (0.9, algorithm.beta2), algorithm.value_max_grad_norm)
+        self._learner = ReplicatedLearner(self._critic.parameters(), settings, VALUE_STATISTICS, self._reducer)
 
     def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the TokenAdvantages of each block, standardised over all of them, and then fits the values."""
@@ -134,32 +132,23 @@ class CriticStage:
 
     # ----------------------------------------------------------------------------------------------------------- update
     def _fit(self, tick: Tick, blocks: Mapping[int, _Rows]) -> dict[str, float]:
-        algorithm, seed = self._algorithm, self._config.seed
-        total, count = 0.0, 0.0
-        for epoch in range(algorithm.value_epochs):
-            parts = algorithm.num_minibatches
-            cut = {
-                b: slices(seed, "value", tick.iteration, epoch, b, len(r.sequences), parts) for b, r in blocks.items()
-            }
-            for k in range(parts):
-                rows = {block: pieces[k] for block, pieces in cut.items()}
-                loss = lambda block, index: self._loss(blocks[block], index.tolist())  # noqa: E731
-                sums, weight, _ = minibatch_step(rows, loss, self._optimizer, 1, self._reducer)
-                total, count = total + float(sums[0]), count + weight
-        explained = self._reducer.sum_blocks(
-            {b: explained_variance_sums(r.values, r.returns, r.mask) for b, r in blocks.items()}
-        )
-        return {
-            "losses/value_loss": total / max(count, 1.0),
-            "losses/explained_variance": explained_variance(explained),
-        }
+        algorithm, shuffle = self._algorithm, Shuffle(self._config.seed, "value", tick.iteration)
+        sizes = {block: len(rows.sequences) for block, rows in blocks.items()}
+        batches = minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.value_epochs)
+        fitted = fit(self._learner, batches, lambda block, index: self._passes(blocks[block], index.tolist()))
+        explained = {b: explained_variance_sums(r.values, r.returns, r.mask) for b, r in blocks.items()}
+        return value_metrics(fitted, self._reducer.sum_blocks(explained))
 
-    def _loss(self, rows: _Rows, index: Sequence[int]) -> Iterator[LossSums]:
-        chosen, budget = rows.sequences.select(index), self._algorithm.tokens_per_microbatch
-        for numbers, batch in microbatches(chosen, budget, self._pad_id, self._device):
-            yield self._microbatch_loss(rows, [index[number] for number in numbers], batch)
+    def _passes(self, rows: _Rows, index: Sequence[int]) -> list[Pass]:
+        chosen, budget, made = rows.sequences.select(index), self._algorithm.tokens_per_microbatch, []
+        for numbers in pack(chosen.lengths(), budget):
+            places = [index[number] for number in numbers]
+            weight = float(sum(len(rows.sequences.completions[place]) for place in places))
+            made.append(Pass(weight, partial(self._loss, rows, places)))
+        return made
 
-    def _microbatch_loss(self, rows: _Rows, index: Sequence[int], batch: TokenBatch) -> LossSums:
+    def _loss(self, rows: _Rows, index: Sequence[int]) -> LossSums:
+        batch = rows.sequences.batch(index, self._pad_id).to(self._device)
         mask = batch.mask
         cut = lambda table: table[list(index), : mask.shape[1]]  # noqa: E731
         terms = value_loss(
@@ -171,19 +160,21 @@ class CriticStage:
     def offload(self, tick: Tick) -> None:
         """Leaves the device's memory."""
         self._critic.module.to("cpu")
-        self._optimizer.move_state("cpu")
+        self._learner.move_state("cpu")
 
     def onload(self, tick: Tick) -> None:
         """Comes back."""
         self._critic.module.to(self._device)
-        self._optimizer.move_state(self._device)
+        self._learner.move_state(self._device)
 
     def export_state(self, tick: Tick) -> dict[str, dict[str, Tensor]]:
-        """Returns what a checkpoint holds of the critic: groups of tensors by name."""
+        """Returns what a checkpoint holds of the critic: groups of tensors by name; {} in workers but the first."""
+        if self._rank != 0:
+            return {}
         module = {name: tensor.detach().cpu() for name, tensor in self._critic.module.state_dict().items()}
-        return {OPTIMIZER: self._optimizer.export_state(), MODULE: module}
+        return {OPTIMIZER: self._learner.export_state(), MODULE: module}
 
     def load(self, tick: Tick, folder: str) -> None:
-        """Restores weights and optimizer."""
+        """Restores weights and learner."""
         self._critic.module.load_state_dict(load_tensors(Path(folder), MODULE))
-        self._optimizer.import_state(load_tensors(Path(folder), OPTIMIZER))
+        self._learner.import_state(load_tensors(Path(folder), OPTIMIZER))

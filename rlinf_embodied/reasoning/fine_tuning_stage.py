@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,9 @@ from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.data.text_forms import text_form
 from rlinf_embodied.interfaces import TokenBatch
-from rlinf_embodied.learning.optimizer import FlatOptimizer
+from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.reduce import ExactReducer
-from rlinf_embodied.learning.update import LossSums, minibatch_step
 from rlinf_embodied.randomness import permutation, uniform
 from rlinf_embodied.reasoning.packing import Sequences, pack
 from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
@@ -37,20 +37,20 @@ class FineTuningStage:
         self._config = config
 
     def setup(self, context: StageContext) -> None:
-        """Makes the model, the examples of this worker's blocks, and the optimizer."""
+        """Makes the model, the examples of this worker's blocks, and the learner."""
         config, settings = self._config, self._config.warm_start
         whole = replace(config.policy, lora=LoraSettings(rank=0))  # adapters of random weights would learn little
         self._policy = load_policy(whole, None, config.run.seed, context.device).policy
         self._device, self._rank = context.device, context.group.rank
-        self._reducer = ExactReducer(context.group, context.owners)
         self._examples = {block: self._drawn(block) for block in context.blocks}
-        self._optimizer = FlatOptimizer(
-            self._policy.parameters(),
+        adam = AdamSettings(
             settings.lr,
-            betas=(settings.betas[0], settings.betas[1]),
+            (settings.betas[0], settings.betas[1]),
+            settings.max_grad_norm,
             weight_decay=settings.weight_decay,
-            max_grad_norm=settings.max_grad_norm,
         )
+        reducer = ExactReducer(context.group, context.owners)
+        self._learner = ReplicatedLearner(self._policy.parameters(), adam, ("loss",), reducer)
         self._order: tuple[int, dict[int, np.ndarray]] = -1, {}
 
     def _drawn(self, block: int) -> Sequences:
@@ -69,10 +69,10 @@ class FineTuningStage:
         """Makes the steps [first, last) and returns the mean loss per token."""
         settings, total, count = self._config.warm_start, 0.0, 0.0
         for step in range(*steps):
-            self._optimizer.lr = cosine_with_warmup(step, settings.steps, settings.lr, settings.warmup_steps)
+            self._learner.lr = cosine_with_warmup(step, settings.steps, settings.lr, settings.warmup_steps)
             rows = {block: self._rows(block, step) for block in self._examples}
-            statistics, weight, _ = minibatch_step(rows, self._loss, self._optimizer, 1, self._reducer)
-            total, count = total + float(statistics[0]), count + weight
+            made = self._learner.step(rows, self._passes)
+            total, count = total + made.sums["loss"], count + made.weight
         return total / count
 
     def _rows(self, block: int, step: int) -> Tensor:
@@ -86,13 +86,18 @@ class FineTuningStage:
             self._order[1][block] = permutation(seed, "fine-tuning", epoch, block, size=examples)
         return torch.from_numpy(self._order[1][block][place * part : (place + 1) * part])
 
-    def _loss(self, block: int, index: Tensor) -> Iterator[LossSums]:
+    def _passes(self, block: int, index: Tensor) -> list[Pass]:
         chosen = self._examples[block].select(index.tolist())
-        for rows in _parts(chosen.lengths()):
-            batch: TokenBatch = chosen.batch(rows, self._policy.spec.pad_id).to(self._device)
-            found = self._policy.log_probs(batch, 1.0, with_entropy=False)
-            loss = -found.log_probs.sum()
-            yield LossSums(loss, batch.mask.sum().to(torch.float32), loss.detach().reshape(1))
+        return [
+            Pass(float(sum(len(chosen.completions[row]) for row in rows)), partial(self._loss, chosen, rows))
+            for rows in _parts(chosen.lengths())
+        ]
+
+    def _loss(self, chosen: Sequences, rows: list[int]) -> LossSums:
+        batch: TokenBatch = chosen.batch(rows, self._policy.spec.pad_id).to(self._device)
+        found = self._policy.log_probs(batch, 1.0, with_entropy=False)
+        loss = -found.log_probs.sum()
+        return LossSums(loss, batch.mask.sum().to(torch.float32), loss.detach().reshape(1))
 
     def save(self, tick: Tick, folder: str) -> None:
         """Writes the policy (the first worker does)."""

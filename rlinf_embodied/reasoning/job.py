@@ -9,7 +9,7 @@ from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import MathConfig
+from rlinf_embodied.config import MathConfig, ReasoningName
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.data.text_forms import text_form
@@ -67,6 +67,7 @@ class ReasoningJob:
         self.check_every = 1
         self.cache_dir = config.warm_start.cache_dir
         self._warned_of_cuts = False  # by the last iteration
+        self._warned_of_form = False
         self._reference = ""  # folder that the divergence is measured from, once it is known
 
     def planning_parts(self) -> dict[str, object]:
@@ -189,7 +190,22 @@ class ReasoningJob:
         progress.counts[_IDLE] = number
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        """See Job; says that most completions are cut off when that begins, not in every iteration."""
+        """See Job; each is said when it begins to be true, not in every iteration."""
+        found = [] if self._warned_of_form else self._form_is_dropped()
+        self._warned_of_form = True
+        return found + self._many_are_cut(metrics)
+
+    def _form_is_dropped(self) -> list[str]:
+        algorithm, reward = self.config.algorithm, self.config.reward
+        if not reward.format_reward or not algorithm.drop_uniform_groups or algorithm.name is ReasoningName.ppo:
+            return []
+        return [
+            f"reward.format_reward is {reward.format_reward:g}, but algorithm.drop_uniform_groups=true goes by right "
+            "and wrong alone: groups that differ only in their form leave the batch, so that form is learned from the "
+            "others; to learn it from all set algorithm.drop_uniform_groups=false and algorithm.dynamic_sampling=false"
+        ]
+
+    def _many_are_cut(self, metrics: Mapping[str, float]) -> list[str]:
         cut, told = metrics["rollout/truncated"], self._warned_of_cuts
         self._warned_of_cuts = cut > _MANY_CUT
         if told or not self._warned_of_cuts:

@@ -13,25 +13,13 @@ from rlinf_embodied.algorithms.losses import policy_loss, reference_kl
 from rlinf_embodied.algorithms.off_policy import mismatch, truncated_token_weights
 from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig
 from rlinf_embodied.interfaces import LanguagePolicy, TokenBatch
-from rlinf_embodied.learning.learner import Pass
-from rlinf_embodied.learning.update import LossSums
+from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.update import POLICY_STATISTICS
 from rlinf_embodied.reasoning.packing import pack
 from rlinf_embodied.reasoning.training_rows import TrainingRows
 
-# what is summed beside the loss: over sequences' tokens, where nothing else is said
-STATISTICS = (
-    "loss",
-    "weight",
-    "approx_kl",
-    "clipped",
-    "tokens",
-    "entropy",
-    "mismatch",
-    "mismatch_kl",
-    "ratio",
-    "capped",
-    "kl",
-)
+# what is summed beside the loss, over all tokens that were sampled
+STATISTICS = (*POLICY_STATISTICS, "mismatch", "mismatch_kl", "ratio", "capped", "kl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,74 +35,83 @@ class Objective:
     def passes(self, block: int, rows: TrainingRows, index: Tensor, device: str) -> list[Pass]:
         """Returns the microbatches of some rows of a block, none of them computed yet.
 
-        Rows that pull the policy nowhere are not passed through it; they count in the loss's denominator (the first
-        pass adds them), as long as there is another row to count with.
+        Rows that pull the policy nowhere are passed through it without a gradient: those of the loss count in its
+        denominator, and all of them in the metrics.
         """
         every = index.tolist()
-        chosen = self._pulling(rows, every) or every[:1]
-        idle = self._weight(rows, every) - self._weight(rows, chosen)
-        made = []
-        for numbers in pack(rows.sequences.select(chosen).lengths(), self.algorithm.tokens_per_microbatch):
-            places, extra = [chosen[number] for number in numbers], 0.0 if made else idle
-            run = partial(self._sums, block, rows, places, device, extra)
-            made.append(Pass(self._weight(rows, places) + extra, run))
-        return made
+        pulling = self._pulling(rows, every)
+        watched = sorted(set(every) - set(pulling))
+        return [
+            Pass(self._weight(rows, places), partial(self._sums, block, rows, places, device), trains)
+            for chosen, trains in ((pulling, True), (watched, False))
+            for places in self._packed(rows, chosen)
+        ]
+
+    def _packed(self, rows: TrainingRows, index: Sequence[int]) -> list[list[int]]:
+        lengths = rows.sequences.select(index).lengths()
+        return [[index[number] for number in part] for part in pack(lengths, self.algorithm.tokens_per_microbatch)]
 
     def _pulling(self, rows: TrainingRows, index: Sequence[int]) -> list[int]:
         """Returns the rows whose loss has a gradient."""
+        of_loss = [row for row in index if row < rows.num_trained]
         if self.algorithm.entropy_coef or self.algorithm.kl_coef:
-            return list(index)
+            return of_loss
         moved = (rows.advantages != 0).any(dim=1).tolist()
-        return [row for row in index if moved[row]]
+        return [row for row in of_loss if moved[row]]
 
-    def _sums(self, block: int, rows: TrainingRows, index: Sequence[int], device: str, idle: float) -> LossSums:
+    def _sums(self, block: int, rows: TrainingRows, index: Sequence[int], device: str) -> LossSums:
         batch = rows.sequences.batch(index, self.policy.spec.pad_id).to(device)
         algorithm, mask = self.algorithm, batch.mask
         width = mask.shape[1]
         cut = lambda table: table[list(index), :width].to(mask.device)  # noqa: E731
-        found = self.policy.log_probs(batch, self.temperature)
+        found = self.policy.log_probs(batch, self.temperature, entropy_gradient=algorithm.entropy_coef != 0)
         assert found.entropy is not None
         log_probs, behaviour = found.log_probs, cut(rows.behaviour)
         # with one step per iteration the weights are those that sampled: the ratio is 1, and this pass says pi_old
         old = log_probs.detach() if rows.proximal is None else cut(rows.proximal)
-        weights = self._weights(batch, mask)
-        weight = mask.new_tensor(self._weight(rows, index) + idle, dtype=torch.float32)
+        weights = self._weights(batch, mask, [row < rows.num_trained for row in index])
         corrected = weights
         if algorithm.importance_cap is not None:
             corrected = weights * truncated_token_weights(old, behaviour, mask, algorithm.importance_cap)
         terms = policy_loss(
-            log_probs, old, cut(rows.advantages), mask, algorithm.clip_low, algorithm.clip_high, corrected
+            *(log_probs, old, cut(rows.advantages), mask, algorithm.clip_low, algorithm.clip_high, corrected),
+            dual_clip=algorithm.dual_clip,
+            max_log_ratio=algorithm.max_log_ratio,
         )
-        loss = terms.loss - algorithm.entropy_coef * (weights * found.entropy).sum()
+        loss = terms.loss
+        if algorithm.entropy_coef:
+            loss = loss - algorithm.entropy_coef * (weights * found.entropy).sum()
         kl = torch.zeros_like(log_probs)
         if rows.reference is not None:
-            kl = reference_kl(log_probs, cut(rows.reference), mask)
+            kl = reference_kl(log_probs, cut(rows.reference), mask, algorithm.max_log_ratio)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
         apart = mismatch(old, behaviour + cut(rows.log_mass), mask)
         differences = torch.stack([apart.abs_max.float(), terms.max_abs_log_ratio.detach()]).cpu()
         self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
         capped = (mask & (old - behaviour > _log(algorithm.importance_cap))).sum()
         statistics = [
-            *(terms.loss, weight, terms.approx_kl[0], terms.clipfrac[0], terms.clipfrac[1]),
-            (found.entropy * mask).sum(),
+            *(terms.loss, terms.approx_kl[0], terms.clipfrac[0], terms.clipfrac[1]),
+            *((found.entropy * mask).sum(), mask.sum()),
             *(apart.abs_sum, apart.kl_sum, apart.ratio_sum, capped, kl.sum()),
         ]
+        weight = mask.new_tensor(self._weight(rows, index), dtype=torch.float32)
         return LossSums(loss, weight, torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics]))
 
-    def _weights(self, batch: TokenBatch, mask: Tensor) -> Tensor:
-        """Returns the weight of each token in the loss, [B, R]."""
+    def _weights(self, batch: TokenBatch, mask: Tensor, counts: Sequence[bool]) -> Tensor:
+        """Returns the weight of each token in the loss, [B, R]; 0 in rows that do not count."""
+        weights = (mask & torch.tensor(counts, device=mask.device)[:, None]).to(torch.float32)
         if self.algorithm.loss_level is LossLevel.sequence:
-            counts = (batch.lengths - batch.prompt_lengths)[:, None].clamp(min=1)
-            return mask.to(torch.float32) / counts
-        return mask.to(torch.float32)
+            return weights / (batch.lengths - batch.prompt_lengths)[:, None].clamp(min=1)
+        return weights
 
     def _weight(self, rows: TrainingRows, index: Sequence[int]) -> float:
         """Returns what some rows add to the loss's denominator."""
-        if self.algorithm.loss_level is LossLevel.sequence:
-            return float(len(index))
+        counted = [row for row in index if row < rows.num_trained]
+        if self.algorithm.loss_level in (LossLevel.sequence, LossLevel.sum):
+            return float(len(counted))
         if self.algorithm.loss_level is LossLevel.constant:
-            return float(len(index) * self.max_new_tokens)
-        return float(sum(len(rows.sequences.completions[row]) for row in index))
+            return float(len(counted) * self.max_new_tokens)
+        return float(sum(len(rows.sequences.completions[row]) for row in counted))
 
 
 def idle_loss(policy: LanguagePolicy, device: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""What an actor trains on: the completions of a block that count, with their advantages and log-probs."""
+"""What an actor trains on: the completions of a block, which of them count, and their advantages and log-probs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """B completions; tables are float32 [B, R], anything behind a row's length."""
+    """B completions, those that are trained on first; tables are float32 [B, R], anything behind a row's length."""
 
     sequences: Sequences
     behaviour: Tensor  # log-probs of the distribution that was sampled from
@@ -35,16 +35,36 @@ class TrainingRows:
     advantages: Tensor
     proximal: Tensor | None
     reference: Tensor | None
-    num_groups: int
+    num_trained: int  # the rows behind are looked at only: metrics are of all that was sampled
+    num_groups: int  # that are trained on
 
     def __len__(self) -> int:
         return len(self.sequences)
 
+    @property
+    def num_watched(self) -> int:
+        """Rows that are looked at only."""
+        return len(self) - self.num_trained
+
+    def select(self, rows: Sequence[int], num_trained: int, num_groups: int) -> TrainingRows:
+        """Returns these rows, in this order, of which the first `num_trained` are trained on."""
+        take = lambda table: None if table is None else table[list(rows)]  # noqa: E731
+        return TrainingRows(
+            sequences=self.sequences.select(rows),
+            behaviour=self.behaviour[list(rows)],
+            log_mass=self.log_mass[list(rows)],
+            advantages=self.advantages[list(rows)],
+            proximal=take(self.proximal),
+            reference=take(self.reference),
+            num_trained=num_trained,
+            num_groups=num_groups,
+        )
+
 
 def training_rows(
     rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, kept: Collection[tuple[int, int]] | None
-) -> TrainingRows | None:
-    """Returns the rows of a block, None if there are none.
+) -> TrainingRows:
+    """Returns all completions of a block, those that are trained on in the order of rounds and groups.
 
     Args:
         rounds: all rounds of the block.
@@ -52,11 +72,26 @@ def training_rows(
         kept: (round, group within the block) of what counts; None: every group, or those that differ where uniform
             ones are dropped.
     """
+    every = _joined([_rows(round_, algorithm) for round_ in rounds])
     if kept is None:
         kept = [(number, group) for number, r in enumerate(rounds) for group in _useful(r, algorithm)]
-    parts = [_rows(round_, [g for n, g in kept if n == number], algorithm) for number, round_ in enumerate(rounds)]
-    found = [part for part in parts if part is not None]
-    return _joined(found) if found else None
+    places = _places(rounds)
+    ended = [bool(e) for r in rounds for group in r.completions.groups for e in group.ended]
+    counts = lambda row: ended[row] or not algorithm.mask_truncated  # noqa: E731
+    chosen = [[row for row in places[key] if counts(row)] for key in sorted(kept, key=lambda key: key[0])]
+    trained = [row for group in chosen for row in group]
+    watched = sorted(set(range(len(every))) - set(trained))
+    return every.select(trained + watched, len(trained), sum(bool(group) for group in chosen))
+
+
+def _places(rounds: Sequence[Round]) -> dict[tuple[int, int], range]:
+    """Returns which rows each (round, group) has once all rounds are joined."""
+    found, start = {}, 0
+    for number, round_ in enumerate(rounds):
+        for k, group in enumerate(round_.completions.groups):
+            found[number, k] = range(start, start + len(group.lengths))
+            start += len(group.lengths)
+    return found
 
 
 def _useful(round_: Round, algorithm: ReasoningAlgorithmConfig) -> list[int]:
@@ -67,25 +102,21 @@ def _useful(round_: Round, algorithm: ReasoningAlgorithmConfig) -> list[int]:
     return [group for group in every if spread[group]]
 
 
-def _rows(round_: Round, groups: Sequence[int], algorithm: ReasoningAlgorithmConfig) -> TrainingRows | None:
-    chosen = [round_.completions.groups[group] for group in groups]
-    size = len(round_.completions.groups[0].lengths)
-    ended = [bool(e) for group in chosen for e in group.ended]
-    places = [group * size + member for group in groups for member in range(size)]
-    rows = [i for i in range(len(places)) if ended[i] or not algorithm.mask_truncated]
-    if not rows:
-        return None
-    sequences = Sequences.of(chosen)
+def _rows(round_: Round, algorithm: ReasoningAlgorithmConfig) -> TrainingRows:
+    """Returns all completions of a round."""
+    groups = round_.completions.groups
+    sequences = Sequences.of(groups)
     longest = max(map(len, sequences.completions))
-    table = lambda parts: torch.cat([_widened(part, longest) for part in parts])[rows]  # noqa: E731
-    of_block = lambda whole: _widened(whole.log_probs, longest)[places][rows] if whole else None  # noqa: E731
+    table = lambda parts: torch.cat([_widened(part, longest) for part in parts])  # noqa: E731
+    of_block = lambda whole: _widened(whole.log_probs, longest) if whole else None  # noqa: E731
     return TrainingRows(
-        sequences=sequences.select(rows),
-        behaviour=table([group.log_probs for group in chosen]),
-        log_mass=table([group.log_mass for group in chosen]),
-        advantages=_advantages(round_, algorithm, longest)[places][rows],
+        sequences=sequences,
+        behaviour=table([group.log_probs for group in groups]),
+        log_mass=table([group.log_mass for group in groups]),
+        advantages=_advantages(round_, algorithm, longest),
         proximal=of_block(round_.proximal),
         reference=of_block(round_.reference),
+        num_trained=len(sequences),
         num_groups=len(groups),
     )
 
@@ -120,5 +151,6 @@ def _joined(parts: Sequence[TrainingRows]) -> TrainingRows:
         advantages=table("advantages"),
         proximal=optional("proximal"),
         reference=optional("reference"),
+        num_trained=sum(part.num_trained for part in parts),
         num_groups=sum(part.num_groups for part in parts),
     )

@@ -202,25 +202,9 @@ def test_group_advantages_have_no_mean_and_unit_deviation():
     assert A.group_advantages(torch.tensor([[7.0]])).tolist() == [[0.0]]
 
 
-def test_groups_by_id_equal_groups_by_row_and_may_differ_in_size():
-    returns = torch.tensor([1.0, 3.0, 0.0, 5.0, 2.0, 9.0])
-    ids = torch.tensor([4, 2, 4, 2, 2, 7])
-    advantages = A.group_advantages_by_id(returns, ids)
-    torch.testing.assert_close(advantages[ids == 4], A.group_advantages(torch.tensor([[1.0, 0.0]]))[0])
-    torch.testing.assert_close(advantages[ids == 2], A.group_advantages(torch.tensor([[3.0, 5.0, 2.0]]))[0])
-    assert advantages[5] == 0
-
-
 def test_groups_without_spread_in_the_raw_metric_are_named():
     raw = torch.tensor([[True, True], [True, False], [False, False]])
     assert A.groups_with_spread(raw).tolist() == [False, True, False]
-
-
-def test_each_episode_weighs_the_same():
-    valid = torch.tensor([[True, True, False], [True, False, False], [True, False, False], [True, False, False]])
-    weights = A.episode_weights(valid)
-    assert weights.sum(0).tolist() == [1.0, 1.0, 0.0]
-    assert weights[0].tolist() == [0.25, 1.0, 0.0]
 
 
 @settings(deadline=None, max_examples=30)

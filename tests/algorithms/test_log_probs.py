@@ -18,17 +18,28 @@ def test_log_probs_and_entropy_are_those_of_a_categorical_at_the_temperature():
     logits, tokens = torch.randn(4, 3, 7, generator=draw), torch.randint(7, (4, 3), generator=draw)
     reference = Categorical(logits=logits / 0.6)
     torch.testing.assert_close(P.token_log_probs(logits, tokens, 0.6), reference.log_prob(tokens))
-    torch.testing.assert_close(P.token_entropy(logits, 0.6), reference.entropy())
     log_probs, entropy = P.token_log_probs_and_entropy(logits, tokens, 0.6)
+    torch.testing.assert_close(entropy, reference.entropy())
     assert torch.equal(log_probs, P.token_log_probs(logits, tokens, 0.6))
-    assert torch.equal(entropy, P.token_entropy(logits, 0.6))
+
+
+def test_an_entropy_that_is_only_looked_at_has_the_same_bits_and_no_graph():
+    draw = torch.Generator().manual_seed(1)
+    logits = torch.randn(5, 7, generator=draw, requires_grad=True)
+    tokens = torch.randint(7, (5,), generator=draw)
+    (log_probs, entropy), (seen_log_probs, seen) = (
+        P.token_log_probs_and_entropy(logits, tokens, 0.6, entropy_gradient) for entropy_gradient in (True, False)
+    )
+    assert torch.equal(log_probs, seen_log_probs)
+    assert torch.equal(entropy, seen)
+    assert (entropy.requires_grad, seen.requires_grad, seen_log_probs.requires_grad) == (True, False, True)
 
 
 def test_a_forbidden_value_adds_no_entropy_and_no_nan_gradient():
     logits = torch.tensor([0.0, 0.0, -math.inf], requires_grad=True)
-    entropy = P.token_entropy(logits, 1.0)
+    log_prob, entropy = P.token_log_probs_and_entropy(logits, torch.tensor(0), 1.0)
     assert entropy.item() == pytest.approx(math.log(2))
-    (entropy + P.token_log_probs(logits, torch.tensor(0), 1.0)).backward()
+    (entropy + log_prob).backward()
     assert torch.isfinite(logits.grad).all()
 
 

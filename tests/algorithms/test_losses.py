@@ -53,6 +53,41 @@ def test_the_clip_stops_the_gradient_only_where_the_step_would_go_further(ratio,
     assert log_probs.grad.item() == pytest.approx(gradient)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    # behind c = 3 the loss of an action with A < 0 is -c A, a constant; all else is as without
+    [
+        (2.9, -2.0, 5.8, 5.8),
+        (3.1, -2.0, 6.0, 0.0),
+        (50.0, -2.0, 6.0, 0.0),
+        (50.0, 2.0, -2.4, 0.0),
+        (0.5, -2.0, 1.6, 0.0),
+    ],
+)
+def test_a_dual_clip_bounds_the_loss_where_the_advantage_is_negative(ratio, advantage, loss, gradient):
+    log_probs = torch.tensor([math.log(ratio)], requires_grad=True)
+    rows = (log_probs, torch.zeros(1), torch.tensor([advantage]), torch.ones(1, dtype=torch.bool), 0.2, 0.2)
+    found = L.policy_loss(*rows, dual_clip=3.0).loss
+    found.backward()
+    assert found.item() == pytest.approx(loss, rel=1e-5)
+    assert log_probs.grad.item() == pytest.approx(gradient, rel=1e-5)
+    if ratio > 3 and advantage < 0:
+        assert L.policy_loss(*rows).loss.item() == pytest.approx(-ratio * advantage, rel=1e-5)
+
+
+@pytest.mark.parametrize("difference", [200.0, -200.0, 20.5])
+def test_a_log_ratio_beyond_the_limit_overflows_nothing_and_has_no_gradient(difference):
+    log_probs = torch.tensor([difference, 0.1], requires_grad=True)
+    zeros, mask = torch.zeros(2), torch.ones(2, dtype=torch.bool)
+    found = L.policy_loss(log_probs, zeros, torch.tensor([-1.0, -1.0]), mask, 0.2, 0.2, max_log_ratio=20.0)
+    kl = L.reference_kl(log_probs, zeros, mask, max_log_ratio=20.0).sum()
+    (found.loss + kl).backward()
+    assert math.isfinite(found.loss.item() + kl.item() + found.approx_kl[0].item())
+    assert log_probs.grad[0] == 0
+    assert log_probs.grad[1].item() == pytest.approx(math.exp(0.1) + 1 - math.exp(-0.1), rel=1e-5)
+    assert found.max_abs_log_ratio == abs(difference), "what is reported is what there is"
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2**31), st.lists(st.integers(1, 6), min_size=1, max_size=4))
 def test_microbatches_add_up_to_the_whole_batch(seed, sizes):

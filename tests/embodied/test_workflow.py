@@ -7,11 +7,9 @@ import json
 import av
 import numpy as np
 import pytest
-import torch
 from runs import GRPO, tiny
 
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
-from rlinf_embodied.embodied.policy_sums import PolicySums
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.embodied.workflow import GroupJudge, episode_means, training_workflow
@@ -61,20 +59,6 @@ def test_means_are_over_episodes() -> None:
     ]
     assert episode_means(episodes) == {"success_once": 0.5, "return": 3.5}
     assert episode_means([]) == {}
-
-
-def test_policy_metrics_are_means_with_their_own_denominators() -> None:
-    sums = PolicySums()
-    # loss, sum of KL, ratios outside, ratios, sum of entropies, actions
-    sums.add(torch.tensor([-2.0, 0.5, 1.0, 10.0, 6.0, 3.0]), weight=4.0, norm=1.0)
-    sums.add(torch.tensor([-1.0, 0.1, 2.0, 20.0, 2.0, 5.0]), weight=2.0, norm=3.0)
-    means = sums.means()
-    assert means["losses/policy_loss"] == pytest.approx(-3 / 6)
-    assert means["losses/approx_kl"] == pytest.approx(0.6 / 30)
-    assert means["losses/clipfrac"] == pytest.approx(3 / 30)
-    assert means["losses/entropy"] == pytest.approx(8 / 8)
-    assert (means["losses/grad_norm"], means["losses/policy_steps"]) == (2.0, 2.0)
-    assert set(PolicySums().means().values()) == {0.0}  # nothing is divided by nothing
 
 
 # ------------------------------------------------------------------------------------------------------------ pictures

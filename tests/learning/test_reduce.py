@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rlinf_embodied.config import Reduction
 from rlinf_embodied.errors import HangError
 from rlinf_embodied.learning.groups import Group, SoloGroup, ThreadGroup
-from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
+from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, make_reducer
 
 
 def on_threads(size: int, work: Callable[[Group], object], timeout_s: float = 20.0) -> list[object]:
@@ -68,6 +70,65 @@ def test_the_brackets_of_the_tree_are_those_of_the_picture():
     assert torch.equal(ExactReducer(SoloGroup(), [0] * 5).sum_blocks(blocks), expected)
     from_left = sum(blocks[k] for k in range(5))
     assert not torch.equal(from_left, expected), "these numbers would not show another order"
+
+
+@pytest.mark.parametrize("num_blocks", [5, 64, 100])
+def test_a_sum_of_blocks_that_come_one_by_one_keeps_a_logarithm_of_them(num_blocks):
+    """In order, the tree holds a tensor per set bit of the number of blocks so far, and the one that comes in."""
+    blocks = make_blocks(num_blocks)
+    for kind, most in ((ExactReducer, num_blocks.bit_length() + 1), (FastReducer, 2)):
+        reducer, alive, largest = kind(SoloGroup(), [0] * num_blocks), weakref.WeakSet(), 0
+        total = reducer.start_sum()
+        for block, tensor in blocks.items():
+            own = tensor.clone()
+            alive.add(own)
+            total.add(block, own)
+            del own
+            largest = max(largest, len(alive))
+        assert largest <= most
+        result = total.total()
+        if kind is ExactReducer:
+            assert torch.equal(result, reducer.sum_blocks(blocks))
+
+
+@settings(deadline=None, max_examples=60)
+@given(ownerships(), st.randoms())
+def test_blocks_may_come_in_any_order(owners, shuffled):
+    blocks = make_blocks(len(owners))
+    alone = ExactReducer(SoloGroup(), [0] * len(owners)).sum_blocks(blocks)
+    orders = [[b for b, owner in enumerate(owners) if owner == rank] for rank in range(max(owners) + 1)]
+    for order in orders:
+        shuffled.shuffle(order)
+
+    def work(group: Group) -> Tensor:
+        total = ExactReducer(group, owners).start_sum()
+        for block in orders[group.rank]:
+            total.add(block, blocks[block].clone())
+        return total.total()
+
+    for result in on_threads(max(owners) + 1, work):
+        assert isinstance(result, Tensor), result
+        assert torch.equal(result, alone)
+
+
+def test_a_sum_ends_only_when_every_own_block_is_there():
+    total = ExactReducer(SoloGroup(), [0, 0]).start_sum()
+    total.add(1, torch.ones(1))
+    with pytest.raises(AssertionError, match=r"owns blocks \[0, 1\] but passes \[1\]"):
+        total.total()
+
+
+@pytest.mark.parametrize(
+    ("choice", "device", "kind"),
+    [
+        (Reduction.auto, "cpu", ExactReducer),
+        (Reduction.auto, "cuda:0", FastReducer),
+        (Reduction.exact, "cuda:0", ExactReducer),
+        (Reduction.fast, "cpu", FastReducer),
+    ],
+)
+def test_sums_are_exact_on_a_cpu_and_fast_on_an_accelerator_unless_said_otherwise(choice, device, kind):
+    assert type(make_reducer(choice, SoloGroup(), [0], device)) is kind
 
 
 def test_only_roots_of_whole_subtrees_travel():

@@ -11,6 +11,7 @@ from sharding import Job, Worker, alone, net, take_steps, together
 
 from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
+from rlinf_embodied.learning.learner import Step
 
 
 @pytest.fixture
@@ -62,13 +63,15 @@ def three(tmp_path_factory):
 def test_steps_equal_those_of_one_process_that_shards_nothing(request, processes):
     workers = [jobs["through"] for jobs in request.getfixturevalue(processes)]
     weights, steps, moments = alone(Job(owners=(0,) * 4, **UNEVEN))
-    assert steps[1][1] is None
-    assert steps[0][1] > Job(owners=()).max_grad_norm > steps[-1][1]  # clipped, and not clipped
+    norms = [step.norm for step in steps]
+    assert norms[1] is None
+    assert norms[0] > Job(owners=()).max_grad_norm > norms[-1]  # clipped, and not clipped
     for worker in workers:
         assert_close(worker["weights"], weights)
-        for (statistics, norm), (expected, expected_norm) in zip(worker["found"], steps, strict=True):
-            torch.testing.assert_close(statistics, expected, rtol=1e-5, atol=1e-6)
-            assert norm == (None if expected_norm is None else pytest.approx(expected_norm, rel=1e-5))
+        for found, expected in zip(worker["found"], steps, strict=True):
+            assert found.weight == expected.weight
+            assert found.sums == pytest.approx(expected.sums, rel=1e-5, abs=1e-6)
+            assert found.norm == (None if expected.norm is None else pytest.approx(expected.norm, rel=1e-5))
         assert all(torch.equal(worker["weights"][name], workers[0]["weights"][name]) for name in weights)
     assert_close(workers[0]["moments"], moments)
     assert workers[0]["moments"]["steps"].item() == 3
@@ -107,7 +110,7 @@ def test_a_single_worker_makes_the_same_steps(solo):
     found = take_steps(worker.learner, worker.model, job, 0, range(3))
     assert_close(worker.view.state_dict(), weights)
     assert_close(worker.learner.export_state(), moments)
-    assert [norm for _, norm in found] == pytest.approx([norm for _, norm in steps], rel=1e-5)
+    assert [step.norm for step in found] == pytest.approx([step.norm for step in steps], rel=1e-5)
 
 
 def test_weights_are_adopted_from_the_view_frozen_ones_too_and_trained_ones_are_published_to_it(solo):
@@ -139,8 +142,8 @@ def test_a_step_that_is_not_finite_changes_nothing(solo):
 
 def test_an_empty_minibatch_makes_no_step(solo):
     worker = Worker(Job(owners=(0,) * 4), 0, solo)
-    statistics, norm = worker.learner.step({2: torch.arange(0)}, lambda block, index: [])
-    assert (statistics.tolist(), norm) == ([0.0, 0.0], None)
+    step = worker.learner.step({2: torch.arange(0)}, lambda block, index: [])
+    assert step == Step({"loss": 0.0, "rows": 0.0}, 0.0)
 
 
 def test_moments_of_other_parameters_are_refused(solo):

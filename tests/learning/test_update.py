@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
-from rlinf_embodied.learning.optimizer import FlatOptimizer
+from rlinf_embodied.learning.gradients import LossSums, Pass, Passes, block_sums
+from rlinf_embodied.learning.groups import Group, SoloGroup, ThreadGroup
+from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner, Step
 from rlinf_embodied.learning.reduce import ExactReducer
-from rlinf_embodied.learning.update import LossSums, gradient_sums, minibatch_step, slices
+from rlinf_embodied.learning.update import Shuffle, exceeds_kl, fit, minibatches, policy_metrics, slices
 
 SIZES = {0: 5, 1: 0, 2: 8, 3: 3}
+STATISTICS = ("loss", "rows")
 
 
 @pytest.fixture
@@ -30,90 +32,186 @@ def data() -> dict[int, Tensor]:
     return {block: torch.randn(size, 4, generator=draw) for block, size in SIZES.items()}
 
 
-def loss_of(model: nn.Linear, columns: dict[int, Tensor]):
-    def loss(block: int, index: Tensor) -> Iterator[LossSums]:
-        for part in index.split(3):  # a block may come in parts
-            errors = (model(columns[block][part]) - 1.0).square()
-            yield LossSums(errors.sum(), torch.tensor(float(len(part))), errors.detach().sum().reshape(1))
+def passes_of(model: nn.Linear) -> Passes:
+    columns = data()
 
-    return loss
+    def sums(rows: Tensor) -> LossSums:
+        errors = (model(rows) - 1.0).square().sum()
+        return LossSums(
+            errors, torch.tensor(float(len(rows))), torch.stack([errors.detach(), torch.tensor(float(len(rows)))])
+        )
+
+    def passes(block: int, index: Tensor) -> list[Pass]:  # a block may come in parts
+        return [Pass(float(len(part)), partial(sums, columns[block][part])) for part in index.split(3)]
+
+    return passes
+
+
+def learner_of(model: nn.Linear, group: Group | None = None, owners: tuple[int, ...] = (0,) * 4) -> ReplicatedLearner:
+    settings = AdamSettings(0.1, (0.9, 0.999), 1e9)
+    return ReplicatedLearner(list(model.parameters()), settings, STATISTICS, ExactReducer(group or SoloGroup(), owners))
 
 
 def all_rows() -> dict[int, Tensor]:
     return {block: torch.arange(size) for block, size in SIZES.items()}
 
 
-def test_gradients_of_blocks_add_up_to_that_of_the_joint_batch(model) -> None:
-    reducer = ExactReducer(SoloGroup(), [0] * 4)
-    parameters = list(model.parameters())
-    gradient, weight, statistics = gradient_sums(all_rows(), loss_of(model, data()), parameters, 1, reducer)
-    joint = (model(torch.cat([*data().values()])) - 1.0).square().sum()
-    expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(joint, parameters)])
-    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-5)
-    assert weight == 16
-    assert float(statistics[0]) == pytest.approx(float(joint.detach()), rel=1e-5)
+def flat(model: nn.Linear) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+# -------------------------------------------------------------------------------------------------------------- a step
+def test_a_step_is_one_of_adam_on_the_mean_of_the_joint_batch(model) -> None:
+    expected = nn.Linear(4, 1)
+    expected.load_state_dict(model.state_dict())
+    step = learner_of(model).step(all_rows(), passes_of(model))
+    loss = (expected(torch.cat([*data().values()])) - 1.0).square().sum()
+    (loss / 16).backward()
+    norm = torch.nn.utils.clip_grad_norm_(expected.parameters(), 1e9)
+    torch.optim.AdamW(expected.parameters(), 0.1, weight_decay=0.0).step()
+    assert step.weight == step.sums["rows"] == 16
+    assert step.sums["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert step.norm == pytest.approx(float(norm), rel=1e-5)
+    torch.testing.assert_close(flat(model), flat(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("arrival", [[2, 0, 3, 1], [0, 1]])
+def test_blocks_that_were_added_as_they_came_make_the_same_step(model, arrival: list[int]) -> None:
+    other = nn.Linear(4, 1)
+    other.load_state_dict(model.state_dict())
+    at_once, streamed = learner_of(model), learner_of(other)
+    for _ in range(2):
+        expected = at_once.step(all_rows(), passes_of(model))
+        streamed.start()
+        for block in arrival:
+            streamed.add(block, all_rows()[block], passes_of(other))
+        assert streamed.step(all_rows(), passes_of(other)) == expected
+    assert torch.equal(flat(model), flat(other))
+
+
+def test_what_a_failed_iteration_added_is_forgotten(model) -> None:
+    learner, rows = learner_of(model), all_rows()
+    learner.add(0, rows[0], passes_of(model))
+    learner.start()
+    assert learner.step(rows, passes_of(model)).weight == 16
 
 
 def test_workers_get_the_bits_of_one_and_stay_equal(model) -> None:
-    owners = [0, 1, 0, 1]
+    owners = (0, 1, 0, 1)
     groups = ThreadGroup.make(2, timeout_s=30)
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
-    def worker(rank: int) -> Tensor:
+    def worker(rank: int) -> tuple[Tensor, list[Step], dict[str, Tensor]]:
         own = nn.Linear(4, 1)
-        own.load_state_dict(model.state_dict())
+        own.load_state_dict(start)
         rows = {b: index for b, index in all_rows().items() if owners[b] == rank}
-        optimizer = FlatOptimizer(list(own.parameters()), 0.1)
-        for _ in range(3):
-            minibatch_step(rows, loss_of(own, data()), optimizer, 1, ExactReducer(groups[rank], owners))
-        return torch.cat([p.detach().reshape(-1) for p in own.parameters()])
+        learner = learner_of(own, groups[rank], owners)
+        steps = [learner.step(rows, passes_of(own)) for _ in range(3)]
+        return flat(own), steps, learner.export_state()
 
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(worker, range(2))
-    optimizer = FlatOptimizer(list(model.parameters()), 0.1)
-    for _ in range(3):
-        minibatch_step(all_rows(), loss_of(model, data()), optimizer, 1, ExactReducer(SoloGroup(), [0] * 4))
-    alone = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    assert torch.equal(first, second)
-    assert torch.equal(first, alone)
-
-
-def test_a_step_uses_the_mean_gradient_over_all_blocks(model) -> None:
-    reducer = ExactReducer(SoloGroup(), [0] * 4)
-    gradient, weight, _ = gradient_sums(all_rows(), loss_of(model, data()), list(model.parameters()), 1, reducer)
-    optimizer = FlatOptimizer(list(model.parameters()), 0.1)
-    _, _, norm = minibatch_step(all_rows(), loss_of(model, data()), optimizer, 1, reducer)
-    assert norm == pytest.approx(float((gradient / weight).norm()), rel=1e-5)
+    alone = learner_of(model)
+    steps = [alone.step(all_rows(), passes_of(model)) for _ in range(3)]
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[0], flat(model))
+    assert first[1] == second[1] == steps
+    assert {name: t.tolist() for name, t in first[2].items()} == {
+        n: t.tolist() for n, t in alone.export_state().items()
+    }
+    assert second[2] == {}, "a checkpoint needs the state of one worker, so that no other copies it"
 
 
 @pytest.mark.parametrize("reason", ["veto", "nothing"])
 def test_no_step_is_made_where_it_is_forbidden_or_there_is_nothing_to_learn_from(model, reason: str) -> None:
-    before = [p.detach().clone() for p in model.parameters()]
+    before = flat(model)
     rows = all_rows() if reason == "veto" else {block: torch.arange(0) for block in SIZES}
     seen = []
 
-    def veto(statistics: Tensor, weight: float) -> bool:
-        seen.append((float(statistics[0]), weight))
+    def veto(step: Step) -> bool:
+        seen.append(step)
         return True
 
-    optimizer = FlatOptimizer(list(model.parameters()), 0.1)
-    reducer = ExactReducer(SoloGroup(), [0] * 4)
-    statistics, weight, norm = minibatch_step(rows, loss_of(model, data()), optimizer, 1, reducer, veto)
-    assert norm is None
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert seen == ([(float(statistics[0]), weight)] if reason == "veto" else [])
+    step = learner_of(model).step(rows, passes_of(model), veto)
+    assert step.norm is None
+    assert torch.equal(flat(model), before)
+    assert seen == ([step] if reason == "veto" else [])
 
 
 def test_parameters_that_a_loss_does_not_reach_get_zeros() -> None:
     used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
-    loss = lambda block, index: [LossSums((used * 2).sum(), torch.tensor(1.0), torch.zeros(1))]  # noqa: E731
-    rows = {0: torch.arange(1)}
-    gradient, _, _ = gradient_sums(rows, loss, [unused, used], 1, ExactReducer(SoloGroup(), [0]))
-    assert gradient.tolist() == [0, 0, 0, 2, 2]
+    one = Pass(1.0, lambda: LossSums((used * 2).sum(), torch.tensor(1.0), torch.zeros(1)))
+    assert block_sums([one], [unused, used], 1).tolist() == [0, 0, 0, 2, 2, 1, 0]
+
+
+def test_a_pass_that_does_not_train_adds_its_weight_and_statistics_alone() -> None:
+    parameter, graphs = nn.Parameter(torch.ones(2)), []
+
+    def run() -> LossSums:
+        loss = (parameter * 3).sum()
+        graphs.append(loss.requires_grad)
+        return LossSums(loss, torch.tensor(2.0), torch.tensor([7.0]))
+
+    assert block_sums([Pass(2.0, run, trains=False)], [parameter], 1).tolist() == [0, 0, 2, 7]
+    assert block_sums([Pass(2.0, run), Pass(2.0, run, trains=False)], [parameter], 1).tolist() == [3, 3, 4, 14]
+    assert graphs == [False, True, False]
+
+
+# ----------------------------------------------------------------------------------------------------------- an update
+def test_an_update_makes_a_step_per_minibatch_and_adds_up_what_came_of_it(model) -> None:
+    other = nn.Linear(4, 1)
+    other.load_state_dict(model.state_dict())
+    fitted = fit(learner_of(model), minibatches(SHUFFLE, SIZES, 3, 2), passes_of(model))
+    learner = learner_of(other)
+    steps = [learner.step(rows, passes_of(other)) for rows in minibatches(SHUFFLE, SIZES, 3, 2)]
+    assert torch.equal(flat(model), flat(other))
+    assert (len(fitted.norms), fitted.weight, fitted.stopped) == (6, 32, False)
+    assert fitted.norms == [step.norm for step in steps]
+    assert fitted.sums["loss"] == pytest.approx(sum(step.sums["loss"] for step in steps))
+    assert fitted.loss == pytest.approx(fitted.sums["loss"] / 32)
+
+
+def test_an_update_ends_with_a_veto_and_passes_over_empty_minibatches(model) -> None:
+    rows, nothing = all_rows(), {block: torch.arange(0) for block in SIZES}
+    seen = []
+
+    def third(step: Step) -> bool:
+        seen.append(step)
+        return len(seen) == 3
+
+    fitted = fit(learner_of(model), [rows, nothing, rows, rows, rows], passes_of(model), third)
+    assert (len(seen), len(fitted.norms), fitted.weight, fitted.stopped) == (3, 2, 32, True)
+
+
+def test_the_kl_of_a_minibatch_is_a_mean_over_its_ratios() -> None:
+    step = Step({"approx_kl": 0.6, "ratios": 10.0}, 5.0)
+    assert [exceeds_kl(limit)(step) for limit in (None, 0.05, 0.07)] == [False, True, False]
+
+
+def test_metrics_of_a_policy_have_their_own_denominators(model) -> None:
+    learner = learner_of(model)
+    learner.statistics = ("loss", "approx_kl", "clipped", "ratios", "entropy", "choices")
+    values = torch.tensor([-3.0, 0.5, 2.0, 10.0, 8.0, 5.0])
+    one = Pass(6.0, lambda: LossSums(flat_sum(model), torch.tensor(6.0), values))
+    found = policy_metrics(fit(learner, [{b: torch.arange(1) for b in SIZES}] * 2, lambda block, rows: [one]))
+    norm = found.pop("losses/grad_norm")
+    assert norm == pytest.approx(5**0.5 / 6)  # of five ones in each of four blocks, over 4 x 6
+    assert found == pytest.approx(
+        {"losses/policy_loss": -0.5, "losses/approx_kl": 0.05, "losses/clipfrac": 0.2, "losses/entropy": 1.6}
+    )
+
+
+def flat_sum(model: nn.Linear) -> Tensor:
+    return torch.stack([p.sum() for p in model.parameters()]).sum()
+
+
+# --------------------------------------------------------------------------------------------------------- minibatches
+SHUFFLE = Shuffle(7, "policy", 3)
 
 
 @given(size=st.integers(0, 40), parts=st.integers(1, 9), epoch=st.integers(0, 5), block=st.integers(0, 5))
 def test_slices_partition_a_block_evenly(size: int, parts: int, epoch: int, block: int) -> None:
-    cut = slices(7, "policy", 3, epoch, block, size, parts)
+    cut = slices(SHUFFLE, epoch, block, size, parts)
     assert len(cut) == parts
     assert sorted(torch.cat(cut).tolist()) == list(range(size))
     lengths = [len(part) for part in cut]
@@ -121,8 +219,17 @@ def test_slices_partition_a_block_evenly(size: int, parts: int, epoch: int, bloc
 
 
 def test_slices_differ_by_seed_purpose_iteration_epoch_and_block() -> None:
-    keys = [(7, "policy", 3, 1, 0), (8, "policy", 3, 1, 0), (7, "value", 3, 1, 0)]
-    keys += [(7, "policy", 4, 1, 0), (7, "policy", 3, 2, 0), (7, "policy", 3, 1, 1)]
+    keys = [(SHUFFLE, 1, 0), (Shuffle(8, "policy", 3), 1, 0), (Shuffle(7, "value", 3), 1, 0)]
+    keys += [(Shuffle(7, "policy", 4), 1, 0), (SHUFFLE, 2, 0), (SHUFFLE, 1, 1)]
     orders = {tuple(torch.cat(slices(*key, 50, 5)).tolist()) for key in keys}
     assert len(orders) == len(keys)
     assert tuple(torch.cat(slices(*keys[0], 50, 2)).tolist()) in orders  # the number of slices only moves the cuts
+
+
+def test_an_epoch_sees_every_row_of_every_block_once() -> None:
+    batches = list(minibatches(SHUFFLE, SIZES, 3, 2))
+    assert len(batches) == 6
+    for epoch in (batches[:3], batches[3:]):
+        for block, size in SIZES.items():
+            assert sorted(torch.cat([rows[block] for rows in epoch]).tolist()) == list(range(size))
+    assert [b[2].tolist() for b in batches[:3]] != [b[2].tolist() for b in batches[3:]]

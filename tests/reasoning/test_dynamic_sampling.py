@@ -126,9 +126,8 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
 
     def rows(self, tick, block, payloads):
         made = rows_of(self, tick, block, payloads)
-        if made is not None:
-            decode = self._shared.policy.decode
-            trained.extend((block, decode(prompt)) for prompt in made.sequences.prompts)
+        decode = self._shared.policy.decode
+        trained.extend((block, decode(prompt)) for prompt in made.sequences.prompts[: made.num_trained])
         return made
 
     monkeypatch.setattr(PromptStage, "run", given)

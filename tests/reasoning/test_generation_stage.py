@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from math_runs import iterate_math, math_executor, tiny_math, warm
+from math_runs import TWO_STEPS, iterate_math, math_executor, tiny_math, warm
 from runs import cluster, digest
 
 from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.learning import learner
+from rlinf_embodied.learning.optimizer import FlatOptimizer
 from rlinf_embodied.reasoning.batch import Completions, GenerationReport, PromptSet
 from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
 from rlinf_embodied.reasoning.objective import Objective
@@ -147,7 +147,7 @@ def test_the_report_counts_what_was_generated():
 def events(monkeypatch) -> list[tuple[str, int]]:
     """What the learner's worker does to which block, in the order of the calls that it gets."""
     seen: list[tuple[str, int]] = []
-    run, passes, step = RewardStage.run, Objective.passes, learner.step_from
+    run, passes, step = RewardStage.run, Objective.passes, FlatOptimizer.step
 
     def rewarded(self, tick, inputs):
         seen.extend(("reward", block) for block in inputs)
@@ -163,7 +163,7 @@ def events(monkeypatch) -> list[tuple[str, int]]:
 
     monkeypatch.setattr(RewardStage, "run", rewarded)
     monkeypatch.setattr(Objective, "passes", learned)
-    monkeypatch.setattr(learner, "step_from", stepped)
+    monkeypatch.setattr(FlatOptimizer, "step", stepped)
     return seen
 
 
@@ -182,6 +182,25 @@ def test_without_streaming_all_blocks_arrive_first(events):
     executor = math_executor(config, config.plan.trees, 2, SerialSession())
     iterate_math(config, executor, 1)
     assert events == [(what, block) for what in ("reward", "gradient") for block in BLOCKS] + [("step", -1)]
+
+
+@pytest.mark.parametrize(("overrides", "epochs"), [([], 1), (TWO_STEPS, 2)], ids=["one step", "several steps"])
+def test_every_epoch_reads_all_that_was_sampled_once(monkeypatch, overrides, epochs):
+    """Groups that are all right or all wrong are left out of the loss, not of the metrics."""
+    seen: dict[int, list[int]] = {block: [] for block in BLOCKS}
+    watched, passes = [], Objective.passes
+
+    def learned(self, block, rows, index, device):
+        assert len(rows) == 8, "the completions of a block"
+        watched.append(rows.num_watched)
+        seen[block] += index.tolist()
+        return passes(self, block, rows, index, device)
+
+    monkeypatch.setattr(Objective, "passes", learned)
+    config = tiny_math(*overrides)
+    iterate_math(config, math_executor(config, config.plan.trees, 1, SerialSession()), 1)
+    assert max(watched) > 0
+    assert {block: sorted(rows) for block, rows in seen.items()} == dict.fromkeys(BLOCKS, sorted([*range(8)] * epochs))
 
 
 @pytest.mark.ray

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,7 @@ from rlinf_embodied.config import (
     TinyLMConfig,
 )
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.learning.update import LossSums, block_sums
+from rlinf_embodied.learning.gradients import block_sums
 from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs, Prompt, Rewards, TokenAdvantages
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective
 from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
@@ -30,6 +29,7 @@ from rlinf_embodied.runtime.host import Tick, solo_context
 
 TEMPERATURE, LONGEST = 0.8, 12
 PROMPTS, COMPLETIONS = (3, 9, 1, 6, 4, 5), (8, 2, 12, 1, 7, 12)  # lengths
+BOUNDED = {"kl_coef": 0.2, "clip_high": 0.25, "dual_clip": 1.3, "max_log_ratio": 0.3}
 EVERYTHING = {"entropy_coef": 0.03, "kl_coef": 0.2, "importance_cap": 1.1, "clip_low": 0.1, "clip_high": 0.3}
 
 
@@ -53,21 +53,20 @@ def rows_of(policy: CausalLM, proximal: bool = True) -> TrainingRows:
         advantages=torch.randn(len(PROMPTS), 1, generator=draw).expand(-1, LONGEST),
         proximal=old if proximal else None,
         reference=now + noise(0.4),
+        num_trained=len(PROMPTS),
         num_groups=2,
     )
-
-
-def sums_of(objective: Objective, block: int, rows: TrainingRows, index: Tensor) -> Iterator[LossSums]:
-    return (one.run() for one in objective.passes(block, rows, index, "cpu"))
 
 
 def found_sums(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorithmConfig) -> tuple[Tensor, dict]:
     """Returns the gradient of the mean loss [D] and the statistics, as the actor forms them."""
     objective = Objective(policy, algorithm, TEMPERATURE, LONGEST, {})
     parameters = policy.parameters()
-    total = block_sums(sums_of(objective, 0, rows, torch.arange(len(rows))), parameters, len(STATISTICS))
+    passes = objective.passes(0, rows, torch.arange(len(rows)), "cpu")
+    total = block_sums(passes, parameters, len(STATISTICS))
     size = sum(p.numel() for p in parameters)
-    return total[:size] / total[size], dict(zip(STATISTICS, total[size + 1 :].tolist(), strict=True))
+    assert sum(one.weight for one in passes) == pytest.approx(total[size].item())
+    return total[:size] / total[size], dict(zip(("weight", *STATISTICS), total[size:].tolist(), strict=True))
 
 
 def plain_loss(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorithmConfig) -> Tensor:
@@ -81,18 +80,21 @@ def plain_loss(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorit
             every = scores.log_softmax(0)
             log_prob, entropy = every[token - 1], -(every.exp() * every).sum()
             old = log_prob.detach() if rows.proximal is None else rows.proximal[i, t].double()
-            ratio, advantage = (log_prob - old).exp(), float(rows.advantages[i, t])
+            most = algorithm.max_log_ratio
+            ratio, advantage = (log_prob - old).clamp(-most, most).exp(), float(rows.advantages[i, t])
             clipped = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
             loss = -torch.minimum(ratio * advantage, clipped * advantage)
+            if algorithm.dual_clip is not None and advantage < 0:
+                loss = loss.clamp(max=-algorithm.dual_clip * advantage)
             if algorithm.importance_cap is not None:
                 loss = loss * min(math.exp(float(old - rows.behaviour[i, t])), algorithm.importance_cap)
             if rows.reference is not None:
-                apart = rows.reference[i, t].double() - log_prob
+                apart = (rows.reference[i, t].double() - log_prob).clamp(-most, most)
                 loss = loss + algorithm.kl_coef * (apart.exp() - 1 - apart)
             of_row.append(loss - algorithm.entropy_coef * entropy)
         level, total = algorithm.loss_level, torch.stack(of_row).sum()
         sums.append(total / len(of_row) if level is LossLevel.sequence else total)
-        weights += {LossLevel.token: len(of_row), LossLevel.sequence: 1, LossLevel.constant: LONGEST}[level]
+        weights += {"token": len(of_row), "sequence": 1, "constant": LONGEST, "sum": 1}[level]
     return torch.stack(sums).sum() / weights
 
 
@@ -102,7 +104,9 @@ def gradient(loss: Tensor, policy: CausalLM) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------------------- loss
 @pytest.mark.parametrize("level", LossLevel)
-@pytest.mark.parametrize("options", [{"importance_cap": None}, EVERYTHING], ids=["clipped", "everything"])
+@pytest.mark.parametrize(
+    "options", [{"importance_cap": None}, EVERYTHING, BOUNDED], ids=["clipped", "everything", "bounded"]
+)
 @pytest.mark.parametrize("proximal", [True, False], ids=["several steps", "one step"])
 def test_its_gradient_is_that_of_the_definition(policy, level, options, proximal):
     algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **options)
@@ -111,11 +115,11 @@ def test_its_gradient_is_that_of_the_definition(policy, level, options, proximal
     expected = gradient(plain_loss(policy, rows, algorithm), policy)
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-4)
     assert expected.abs().max() > 1e-2
-    assert statistics["tokens"] == sum(COMPLETIONS)
+    assert statistics["ratios"] == sum(COMPLETIONS)
     if proximal:
-        assert 0.1 < statistics["clipped"] / statistics["tokens"] < 0.9
+        assert 0.1 < statistics["clipped"] / statistics["ratios"] < 0.9
     if options is EVERYTHING:
-        assert 0.1 < statistics["capped"] / statistics["tokens"] < 0.9
+        assert 0.1 < statistics["capped"] / statistics["ratios"] < 0.9
 
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
@@ -152,14 +156,58 @@ def test_completions_without_an_advantage_count_in_the_mean_alone(policy, level,
     none = replace(rows, advantages=torch.zeros_like(rows.advantages))
     found, statistics = found_sums(policy, none, ReasoningAlgorithmConfig(loss_level=level))
     assert not found.any()
-    assert statistics["weight"] == {"token": sum(COMPLETIONS), "sequence": 6, "constant": 6 * LONGEST}[level]
+    assert statistics["weight"] == {"token": sum(COMPLETIONS), "sequence": 6, "constant": 6 * LONGEST, "sum": 6}[level]
+
+
+@pytest.mark.parametrize("level", LossLevel)
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+def test_completions_that_are_looked_at_only_count_in_the_metrics_alone(policy, level, options):
+    algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **options)
+    whole = rows_of(policy)
+    few, many = whole.select(range(4), 4, 1), replace(whole, num_trained=4)
+    (expected, of_few), (found, of_all) = found_sums(policy, few, algorithm), found_sums(policy, many, algorithm)
+    assert torch.equal(found, expected)
+    assert (of_all["loss"], of_all["weight"]) == (of_few["loss"], of_few["weight"])
+    _, everything = found_sums(policy, whole, algorithm)
+    for name in ("ratios", "choices", "clipped"):
+        assert of_few[name] < of_all[name] == everything[name]
+    for name in ("entropy", "approx_kl", "mismatch", "mismatch_kl", "ratio", "capped", "kl"):
+        assert of_all[name] == pytest.approx(everything[name], rel=1e-4)
+
+
+def test_metrics_are_over_completions_without_an_advantage_too(policy):
+    """A token without an advantage has an entropy, and a ratio that may be clipped, as any other."""
+    rows, algorithm = rows_of(policy), ReasoningAlgorithmConfig(tokens_per_microbatch=40)
+    _, every = found_sums(policy, rows, algorithm)
+    half = replace(rows, advantages=rows.advantages * torch.tensor([0.0, 1, 0, 1, 0, 0])[:, None])
+    _, found = found_sums(policy, half, algorithm)
+    assert found["ratios"] == found["choices"] == sum(COMPLETIONS)
+    for name in ("entropy", "clipped", "mismatch", "mismatch_kl", "ratio"):
+        assert found[name] == pytest.approx(every[name], rel=1e-4)
+
+
+@pytest.mark.parametrize(("coefficient", "kept"), [(0.0, False), (0.03, True)])
+def test_the_entropys_graph_is_there_only_where_it_is_pulled_at(policy, coefficient, kept, monkeypatch):
+    seen = []
+    log_probs = CausalLM.log_probs
+
+    def looked(self, *arguments, **named):
+        found = log_probs(self, *arguments, **named)
+        assert found.entropy is not None
+        seen.append((found.log_probs.requires_grad, found.entropy.requires_grad))
+        return found
+
+    rows = rows_of(policy)
+    monkeypatch.setattr(CausalLM, "log_probs", looked)
+    found_sums(policy, rows, ReasoningAlgorithmConfig(entropy_coef=coefficient))
+    assert set(seen) == {(True, kept)}
 
 
 def test_parts_of_a_block_add_up(policy):
     algorithm, rows = ReasoningAlgorithmConfig(**EVERYTHING), rows_of(policy)
     objective, parameters = Objective(policy, algorithm, TEMPERATURE, LONGEST, {}), policy.parameters()
     sums = lambda *index: block_sums(  # noqa: E731
-        sums_of(objective, 0, rows, torch.tensor(index)), parameters, len(STATISTICS)
+        objective.passes(0, rows, torch.tensor(index), "cpu"), parameters, len(STATISTICS)
     )
     torch.testing.assert_close(sums(4, 0, 2) + sums(5, 3, 1), sums(*range(6)), atol=1e-5, rtol=1e-5)
 
@@ -167,8 +215,8 @@ def test_parts_of_a_block_add_up(policy):
 def test_it_measures_how_far_generation_and_older_weights_are_from_it(policy):
     rows = rows_of(policy)
     objective = Objective(policy, ReasoningAlgorithmConfig(), TEMPERATURE, LONGEST, {})
-    for _ in sums_of(objective, 7, rows, torch.arange(6)):
-        pass
+    for one in objective.passes(7, rows, torch.arange(6), "cpu"):
+        one.run()
     mask = torch.arange(LONGEST) < torch.tensor(COMPLETIONS)[:, None]
     now = all_log_probs(policy, rows.sequences, TEMPERATURE, 1000).log_probs
     assert rows.proximal is not None
@@ -196,24 +244,34 @@ FIRST = round_of([[True, False], [True, True]], [[3, 1], [2, 2]], [[True, True],
 SECOND = round_of([[False, True], [False, False]], [[1, 5], [4, 4]], [[True, False], [True, True]], 3)
 
 
-def test_groups_that_do_not_differ_leave_the_batch():
+def of_prompts(rows: TrainingRows) -> tuple[list[int], list[int]]:
+    """Returns the prompts of what is trained on, and of what is looked at only."""
+    every = [prompt[0] for prompt in rows.sequences.prompts]
+    return every[: rows.num_trained], every[rows.num_trained :]
+
+
+def test_groups_that_do_not_differ_leave_the_loss():
     rows = training_rows([FIRST], ReasoningAlgorithmConfig(group_size=2), None)
-    assert rows is not None
-    assert (rows.sequences.prompts, rows.num_groups) == (((1,), (1,)), 1)
+    assert (of_prompts(rows), rows.num_groups) == (([1, 1], [2, 2]), 1)
     every = training_rows([FIRST], ReasoningAlgorithmConfig(group_size=2, drop_uniform_groups=False), None)
-    assert every is not None
-    assert every.num_groups == 2
+    assert (of_prompts(every), every.num_groups) == (([1, 1, 2, 2], []), 2)
     assert every.advantages[2:].abs().max() == 0
     uniform = round_of([[True, True]], [[1, 1]], [[True, True]], 1)
-    assert training_rows([uniform], ReasoningAlgorithmConfig(group_size=2), None) is None
+    none = training_rows([uniform], ReasoningAlgorithmConfig(group_size=2), None)
+    assert (of_prompts(none), none.num_groups) == (([], [1, 1]), 0)
+
+
+def test_groups_are_told_apart_by_being_right_whatever_their_form_earned():
+    shaped = Round(FIRST.completions, Rewards(torch.tensor([[1.0, 1.0], [1.0, 1.2]]), FIRST.rewards.raw))
+    rows = training_rows([shaped], ReasoningAlgorithmConfig(group_size=2), None)
+    assert of_prompts(rows) == ([1, 1], [2, 2])
 
 
 def test_rounds_are_joined_in_order_with_the_groups_that_were_chosen():
     rows = training_rows([FIRST, SECOND], ReasoningAlgorithmConfig(group_size=2), [(1, 0), (0, 0)])
-    assert rows is not None
-    assert rows.sequences.prompts == ((1,), (1,), (3,), (3,))
-    assert rows.sequences.completions == ((10, 10, 10), (11,), (30,), (31,) * 5)
-    assert rows.behaviour.shape == rows.advantages.shape == (4, 5)
+    assert of_prompts(rows) == ([1, 1, 3, 3], [2, 2, 4, 4])
+    assert rows.sequences.completions[:4] == ((10, 10, 10), (11,), (30,), (31,) * 5)
+    assert rows.behaviour.shape == rows.advantages.shape == (8, 5)
     assert rows.behaviour[3].tolist() == pytest.approx([-0.31] * 5)
     assert rows.behaviour[0].tolist() == pytest.approx([-0.1, -0.1, -0.1, 0, 0])
     assert rows.num_groups == 2
@@ -222,10 +280,10 @@ def test_rounds_are_joined_in_order_with_the_groups_that_were_chosen():
 def test_completions_that_were_cut_off_leave_the_loss_but_not_the_baseline():
     algorithm = ReasoningAlgorithmConfig(group_size=2, mask_truncated=True, scale_by_std=False)
     rows = training_rows([SECOND], algorithm, None)
-    assert rows is not None
-    assert rows.sequences.completions == ((30,),)
+    assert rows.sequences.completions[: rows.num_trained] == ((30,),)
     assert float(rows.advantages[0, 0]) == -0.5  # the one that was cut off was right
-    assert training_rows([round_of([[True, False]], [[1, 1]], [[False] * 2], 1)], algorithm, None) is None
+    cut = training_rows([round_of([[True, False]], [[1, 1]], [[False] * 2], 1)], algorithm, None)
+    assert (cut.num_trained, cut.num_watched, cut.num_groups) == (0, 2, 0)
 
 
 def test_advantages_are_those_of_the_algorithm():
@@ -242,7 +300,6 @@ def test_advantages_are_those_of_the_algorithm():
         kind = ReasoningName.rloo if name == "rloo" else ReasoningName.grpo
         algorithm = ReasoningAlgorithmConfig(name=kind, group_size=4, scale_by_std=name == "grpo")
         rows = training_rows([done], algorithm, None)
-        assert rows is not None
         assert rows.advantages.shape == (4, 3)
         torch.testing.assert_close(rows.advantages, torch.tensor(values)[:, None].expand(4, 3), atol=1e-5, rtol=0)
 
@@ -252,11 +309,10 @@ def test_a_critics_advantages_and_other_log_probs_stay_with_their_completions():
     done = Round(
         FIRST.completions, FIRST.rewards, LogProbs(tables[0], 0), LogProbs(tables[1], 0), TokenAdvantages(tables[2])
     )
-    rows = training_rows([done], ReasoningAlgorithmConfig(group_size=2), [(0, 1)])  # widths 5, the rows need 2
-    assert rows is not None
+    rows = training_rows([done], ReasoningAlgorithmConfig(group_size=2), [(0, 1)])  # widths 5, the rows need 3
     for found, table in zip((rows.proximal, rows.reference, rows.advantages), tables, strict=True):
         assert found is not None
-        assert torch.equal(found, table[2:, :2])
+        assert torch.equal(found, table[[2, 3, 0, 1], :3])
 
 
 # ------------------------------------------------------------------------------------------------------------- rewards

@@ -1,0 +1,54 @@
+"""What a block adds to a minibatch: the gradient of its summed loss, the weight it counts with, and statistics.
+
+Losses are sums; means are formed by the learner, from global weights.  A block's part comes in passes, each of them
+differentiated before the next one is asked for, so that the activations of only one are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class LossSums:
+    """What a pass adds: the loss to differentiate (a sum), the weight it counts with, and statistics to add up."""
+
+    loss: Tensor  # scalar
+    weight: Tensor  # scalar, the denominator of the loss
+    statistics: Tensor  # [S], sums
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A forward pass that is still to be made, with what it will add to the loss's denominator."""
+
+    weight: float
+    run: Callable[[], LossSums]
+    trains: bool = True  # false: it is made for its weight and statistics, without a gradient
+
+
+Passes = Callable[[int, Tensor], Sequence[Pass]]  # (block, row indices [R]) -> passes over parts of these rows
+
+
+def block_sums(passes: Iterable[Pass], parameters: Sequence[nn.Parameter], num_statistics: int) -> Tensor:
+    """Returns what a block adds to a minibatch, [D + 1 + S]: gradient of its summed loss, weight, statistics."""
+    size = sum(p.numel() for p in parameters)
+    total = torch.zeros(size + 1 + num_statistics, device=parameters[0].device)
+    for one in passes:
+        with torch.set_grad_enabled(one.trains):
+            part = one.run()
+        if one.trains:
+            total[:size] += _flat_gradient(part.loss, parameters)
+        total[size:] += torch.cat([part.weight.detach().reshape(1), part.statistics.detach()])
+    return total
+
+
+def _flat_gradient(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Returns the gradient [D], 0 for parameters that the loss does not reach."""
+    gradients = torch.autograd.grad(loss, list(parameters), allow_unused=True)
+    parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+    return torch.cat([part.reshape(-1) for part in parts])
