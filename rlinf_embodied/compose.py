@@ -35,6 +35,7 @@ from rlinf_embodied.config import (
     TrainConfig,
 )
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.targets import load_target
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 TRAIN_GROUPS = ("env", "policy", "algorithm", "plan", "cluster", "run")
@@ -42,12 +43,13 @@ MATH_GROUPS = ("data", "policy", "warm_start", "algorithm", "plan", "cluster", "
 EVALUATE_GROUPS = ("env", "cluster", "run")
 ANSWERS_GROUPS = ("cluster", "run")
 PLANNING_GROUPS = ("run",)
-PLAN_SUFFIXES = (".yaml", ".yml", ".json")
+FILE_SUFFIXES = (".yaml", ".yml", ".json")  # of a file that stands where a choice of a group could
 # keys whose values are places of files: a name may hold anything, with quotes around it or without
 PATH_KEYS = (
-    *("run.dir", "resume", "checkpoint", "plan", "plan.file", "plan.profile", "policy.folder", "out"),
+    *("run.dir", "resume", "checkpoint", "env", "plan", "plan.file", "plan.profile", "policy.folder", "out"),
     *("warm_start.checkpoint", "warm_start.demonstrations", "warm_start.teacher", "warm_start.cache_dir"),
 )
+_KNOWN = {"env.task": "envs.expert_tasks.EXPERT_TASKS"}  # good values of what files leave open, as a dotted path
 _SWITCHES = {"run.exact": {True: "exact", False: "off"}}  # enumerations that also take true and false
 
 # what files under configs/ may compute from other keys
@@ -233,7 +235,9 @@ def _compose(
     try:
         readable = [_readable(text) for text in overrides]
         stored = [_stored_plan(text, schema) if "plan" in groups else text for text in readable]
+        stored = [_stored_env(text) if "env" in groups else text for text in stored]
         checked = [_placed(_checked(text, schema, groups), schema, groups) for text in stored]
+        _require_filled(checked, schema, groups)
         # Hydra takes any key that is also a folder under configs/ for a group; where it is a plain key it is set last
         named = {text: _parsed(text).key_or_group for text in checked}
         taken = {*groups, *(_folder(group, schema) for group in groups)}
@@ -311,7 +315,8 @@ def _check_choice(group: str, value: object, schema: type) -> None:
         stored = stored.get(part, {})
     if isinstance(value, str) and (value in names or f"{value}.yaml" in stored):
         return
-    hint = f"one of configs/{_folder(group, schema)}" + (", or a path to a .yaml file" if group == "plan" else "")
+    files = ", or a path to a .yaml file" if group in ("plan", "env") else ""
+    hint = f"one of configs/{_folder(group, schema)}{files}"
     generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""
     raise ConfigError(
         f"{group} is {value!r}, but it must be {hint}:{_did_you_mean(str(value), names, f'{group}=')} "
@@ -338,27 +343,71 @@ def _did_you_mean(word: str, names: Sequence[str], prefix: str = "") -> str:
     return f" did you mean {prefix}{close[0]}?" if close else ""
 
 
+def _file_of(text: str, group: str) -> Path | None:
+    """Returns the file that is given where a choice of a group could stand, None where there is none."""
+    value = _parsed(text).value() if text.startswith(f"{group}=") else None
+    if not isinstance(value, str) or not (value.endswith(FILE_SUFFIXES) or "/" in value):
+        return None
+    return Path(value).expanduser()
+
+
+def _stored_env(text: str) -> str:
+    """Makes a file a choice of the group: `env=my/robot.yaml` is stored and becomes `env=file_robot`."""
+    path = _file_of(text, "env")
+    if path is None:
+        return text
+    try:
+        node = OmegaConf.merge(OmegaConf.structured(EnvConfig), read_mapping(path))
+    except OmegaConfBaseException as error:
+        raise _explained(error, EnvConfig, str(path)) from error
+    return _store_file("env", "env", path, node)
+
+
+def _store_file(group: str, folder: str, path: Path, node: object) -> str:
+    name = "file_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in path.stem)
+    ConfigStore.instance().store(group=folder, name=name, node=node)
+    return f"{group}={name}"
+
+
+def _require_filled(overrides: Sequence[str], schema: type, groups: Sequence[str]) -> None:
+    """Checks that what a chosen file leaves open (`???`) is given: Hydra would take the schema's default for it.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    given = {_parsed(text).key_or_group for text in overrides}
+    for text in overrides:
+        group, _, choice = text.partition("=")
+        path = CONFIG_DIR / _folder(group, schema) / f"{choice}.yaml"
+        if group not in groups or not path.is_file():
+            continue
+        for key, value in read_mapping(path).items():
+            if value == "???" and f"{group}.{key}" not in given:
+                known = typing.cast("Sequence[str]", load_target(_KNOWN[f"{group}.{key}"]))
+                raise ConfigError(
+                    f"{group}.{key} is not given, but {text} stands for any: give {group}.{key}=<name>, for example "
+                    f"one of those with a scripted expert: {', '.join(known)}"
+                )
+
+
 def _stored_plan(text: str, schema: type) -> str:
     """Makes a plan file a choice of the group: `plan=my/tree.yaml` is stored and becomes `plan=file_tree`."""
-    value = _parsed(text).value() if text.startswith("plan=") else None
-    if not isinstance(value, str) or not (value.endswith(PLAN_SUFFIXES) or "/" in value):
+    path = _file_of(text, "plan")
+    if path is None:
         return text
-    path = Path(value).expanduser()
     data = read_mapping(path)
     if "tree" in data and "trees" not in data:  # the form of <run.dir>/plan.json: one tree for one number of devices
         data = {"name": data.get("name"), "trees": [stored_tree(data)]}
     data = {**data, "name": data.get("name") or path.stem, "file": str(path.resolve())}
     if not data.get("trees"):
         raise ConfigError(
-            f"plan is {value!r}, but the file has no `trees`: see configs/plan/collocated.yaml for the form"
+            f"plan is {str(path)!r}, but the file has no `trees`: see configs/plan/collocated.yaml for the form"
         )
     try:
         node = OmegaConf.merge(OmegaConf.structured(PlanConfig), data)
     except OmegaConfBaseException as error:
         raise _explained(error, PlanConfig, str(path)) from error
-    name = "file_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in path.stem)
-    ConfigStore.instance().store(group=_folder("plan", schema), name=name, node=node)
-    return f"plan={name}"
+    return _store_file("plan", _folder("plan", schema), path, node)
 
 
 def stored_tree(data: Mapping[str, object]) -> dict[str, object]:
