@@ -99,14 +99,15 @@ def compose_evaluate(overrides: Sequence[str], env: EnvConfig | None = None) -> 
 
 
 def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
-    """Returns the evaluation config where `checkpoint=<dir>` names one of the reasoning workflow, else None.
+    """Returns the evaluation config where `checkpoint=<dir>` names a language model, else None.
 
-    Sections that are not overridden are those of the checkpoint.
+    Sections that are not overridden are those of a checkpoint of the reasoning workflow; for a plain folder of
+    Hugging Face they are what such a model needs: problems in sentences, and 512 new tokens.
 
     Raises:
         ConfigError: as for `compose_train`.
     """
-    saved = _saved_sections(overrides)
+    saved = _saved_sections(overrides) or _plain_sections(overrides)
     if saved.get("workflow") != "reasoning":
         return None
     try:
@@ -117,11 +118,25 @@ def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
     return _compose("evaluate_answers", EvaluateAnswersConfig, ANSWERS_GROUPS, overrides, node)
 
 
+def _plain_sections(overrides: Sequence[str]) -> dict[str, typing.Any]:
+    """Returns sections for a causal language model as save_pretrained writes it; {} where the folder holds none."""
+    kinds = _checkpoint_json(overrides, "config.json").get("architectures") or []
+    if not any("ForCausalLM" in str(kind) or "LMHead" in str(kind) for kind in kinds):
+        return {}
+    asked = any(text.startswith(("data.files.", "data._target_=")) for text in overrides)
+    data = {"form": "natural"} | ({"level": ""} if asked else {})
+    return {"workflow": "reasoning", "data": data, "policy": {}, "generation": {"max_new_tokens": 512}, "reward": {}}
+
+
 def _saved_sections(overrides: Sequence[str]) -> dict[str, typing.Any]:
     """Returns what evaluation.json of the checkpoint says; {} where there is none that can be read."""
+    return _checkpoint_json(overrides, "evaluation.json")
+
+
+def _checkpoint_json(overrides: Sequence[str], name: str) -> dict[str, typing.Any]:
     named = [_parsed(_readable(text)).value() for text in overrides if text.startswith("checkpoint=")]
     try:
-        return dict(json.loads((Path(str(named[-1])) / "evaluation.json").read_text(encoding="utf-8")))
+        return dict(json.loads((Path(str(named[-1])).expanduser() / name).read_text(encoding="utf-8")))
     except (IndexError, OSError, ValueError, TypeError):
         return {}
 
