@@ -467,7 +467,8 @@ def _example(kind: object) -> str:
     if names is not None:
         return " or ".join(names)
     if is_dataclass(kind):
-        return "a choice of the group, or <section>.<key>=<value>"
+        names = ", ".join(entry.name for entry in fields(typing.cast(type, kind)))
+        return f"<section>.<key>=<value> with one of its keys ({names}), or a choice where it is a group"
     origin = typing.get_origin(kind)
     if origin in (list, dict):
         return "a list such as [a,b]" if origin is list else "keys and values such as {a: 1}"

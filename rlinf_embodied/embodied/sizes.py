@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -27,7 +27,7 @@ _SIZES = {
     "proprio_dim": "proprioception",
     "privileged_dim": "the state that a critic sees",
 }
-_DECIDES_SIZES = ("_target_", "task", "control_mode", "robot", "cameras", "options")
+_DECIDES_SIZES = ("_target_", "task", "control_mode", "robot", "options")
 
 
 class EnvSizesStage:
@@ -39,7 +39,8 @@ class EnvSizesStage:
 
     def setup(self, context: StageContext) -> EnvSpec:
         """Returns the facts about the env, which is gone then."""
-        env = make_env(for_demonstrations(self._config), 1, context.device)
+        bare = replace(self._config, cameras=[])  # pictures have a size of their own, which the fingerprint compares
+        env = make_env(for_demonstrations(bare), 1, context.device)
         env.close()
         return env.spec
 
