@@ -32,12 +32,16 @@ from rlinf_embodied.errors import ConfigError
 
 ALL_CHOICES = [(group, name) for group in TRAIN_GROUPS for name in choices(group)]
 MATH_CHOICES = [(group, name) for group in MATH_GROUPS for name in choices(group, MathConfig)]
-NEEDS = {"jsonl": ["data.files.all=x.jsonl", "policy.folder=x"], "folder": ["policy.folder=x"]}  # have no default
+NEEDS = {  # have no default
+    "jsonl": ["data.files.all=x.jsonl", "policy.folder=x"],
+    "folder": ["policy.folder=x"],
+    "maniskill": ["env.task=PickCube-v1"],
+}
 
 
 @pytest.mark.parametrize(("group", "name"), ALL_CHOICES, ids=lambda part: part)
 def test_every_choice_composes(group, name):
-    config = compose_train([f"{group}={name}"])
+    config = compose_train([f"{group}={name}", *NEEDS.get(name, [])])
     assert isinstance(config, TrainConfig)
     assert config.env.num_blocks * config.env.block_size == config.env.num_envs
 
@@ -62,7 +66,7 @@ def test_every_choice_of_the_reasoning_workflow_composes(group, name):
 @pytest.mark.parametrize("group", EVALUATE_GROUPS)
 def test_evaluation_takes_the_choices_of_its_groups(group):
     for name in choices(group):
-        assert isinstance(compose_evaluate(["policy=expert", f"{group}={name}"]), EvaluateConfig)
+        assert isinstance(compose_evaluate(["policy=expert", f"{group}={name}", *NEEDS.get(name, [])]), EvaluateConfig)
 
 
 def test_the_default_is_the_demo():
