@@ -34,7 +34,7 @@ class EpisodeEnv:
         self._instruction = (instruction,) * simulator.num_rows
         n, device = simulator.num_rows, simulator.device
         self._no_actions = torch.zeros(n, simulator.action_dim, device=device)
-        self._state = simulator.measure(self._no_actions)
+        self._state = self._measured(self._no_actions)
         self._running = torch.zeros(n, dtype=torch.bool, device=device)
         self._steps = torch.zeros(n, dtype=torch.long, device=device)
         self._return = torch.zeros(n, device=device)
@@ -146,8 +146,9 @@ class EpisodeEnv:
         if self._sim.expert is None:
             raise SimulatorError(
                 f"env.task={self.spec.task} with env.control_mode={self._config.control_mode} has no scripted expert: "
-                "use warm_start.demonstrations, warm_start.teacher or warm_start.checkpoint (docs/warm_start.md), or a "
-                "task, control mode and robot of envs/experts.py"
+                "use warm_start.demonstrations, warm_start.teacher or warm_start.checkpoint, begin with random weights "
+                "(warm_start.from_nothing=true, as policy=state does; docs/warm_start.md), or take a task, control "
+                "mode and robot of envs/experts.py"
             )
         return self._sim.expert()
 
@@ -176,7 +177,7 @@ class EpisodeEnv:
     def _begin(self, rows: list[int], seeds: Sequence[int]) -> None:
         """Resets rows and their episodes' accounts."""
         self._sim.reset(rows, seeds)
-        self._state = self._sim.measure(self._no_actions)
+        self._state = self._measured(self._no_actions)
         index = torch.as_tensor(rows, device=self._running.device)
         self._running[index] = True
         self._steps[index] = 0
@@ -198,19 +199,23 @@ class EpisodeEnv:
         self._history[mask, self._steps[mask]] = actions[mask]
         self._sim.step(actions, rows)
         self._unseen.update(rows)
-        self._state = state = self._sim.measure(actions)
+        self._state = state = self._measured(actions)
         self._steps += mask
         self._held = torch.where(mask, (self._held + 1) * state.success, self._held)
         self._return += torch.where(mask, state.reward, 0.0)
         self._solved_once |= state.success & mask
         lasts = mask & (self._held >= max(1, self._config.hold_steps))
-        terminated = lasts | (state.fail & mask) if self._config.hold_steps else nothing
+        fails = nothing if state.fail is None else state.fail & mask
+        terminated = lasts | fails if self._config.hold_steps else nothing
         truncated = mask & (self._steps >= self.spec.horizon) & ~terminated
         ends_solved = (terminated | truncated) & state.success
         reward = torch.where(mask, self._shaped_reward(state, ends_solved), 0.0)
         self._last_reward = torch.where(mask, state.reward, self._last_reward)
         self._keep_frames(rows)
         return _Outcome(reward, terminated, truncated, state.success & mask)
+
+    def _measured(self, actions: Tensor) -> Measurement:
+        return self._sim.measure(actions).checked(self._sim.num_rows, self._sim)
 
     def _shaped_reward(self, state: Measurement, ends_solved: Tensor) -> Tensor:
         """Returns what training sees [N]; `_last_reward` is still that before this step."""
@@ -248,7 +253,8 @@ class EpisodeEnv:
         """Returns the critic's state [N, Q]: the task's, time in the episode and phase in the chunk, in [-1, 1]."""
         time = self._steps / self._config.horizon * 2 - 1
         phase = (self._steps % self._config.chunk) / self._config.chunk * 2 - 1
-        return torch.cat([self._state.privileged, time[:, None], phase[:, None]], 1)
+        known = self._state.proprio if self._state.privileged is None else self._state.privileged
+        return torch.cat([known, time[:, None], phase[:, None]], 1)
 
     def _observe(self) -> Observation:
         """Returns the observation of all rows; running rows that changed are rendered, frozen ones are black."""

@@ -1,4 +1,7 @@
-"""What an episode needs of a simulator: N rows that can be reset, stepped, measured and rendered."""
+"""What an episode needs of a simulator: N rows that can be reset, stepped and measured, and perhaps rendered.
+
+An env of one's own is a `Simulator` behind envs.episodes.EpisodeEnv, which makes episodes of it: docs/own_env.md.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,70 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rlinf_embodied.errors import SimulatorError
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """The state of B rows after a step or reset."""
 
     reward: Tensor  # float32 [B], the task's own, not shaped
-    success: Tensor  # bool [B]
-    fail: Tensor  # bool [B]
-    proprio: Tensor  # float32 [B, P]
-    privileged: Tensor  # float32 [B, Q - 2], without the two time features
+    success: Tensor  # bool [B], the task is solved now
+    proprio: Tensor  # float32 [B, P], what the robot may know
+    fail: Tensor | None = None  # bool [B], the episode cannot be solved any more and ends; None: that never happens
+    privileged: Tensor | None = None  # float32 [B, Q - 2], all that the simulator knows; None: no more than `proprio`
 
     @staticmethod
     def concatenate(parts: Sequence[Measurement]) -> Measurement:
         """Returns the rows of all parts, in order."""
-        fields = ("reward", "success", "fail", "proprio", "privileged")
-        return Measurement(**{name: torch.cat([getattr(part, name) for part in parts]) for name in fields})
+        given = [name for name in _FORMS if getattr(parts[0], name) is not None]
+        return Measurement(**{name: torch.cat([getattr(part, name) for part in parts]) for name in given})
+
+    def checked(self, num_rows: int, simulator: object) -> Measurement:
+        """Returns itself.
+
+        Raises:
+            SimulatorError: a field is no tensor, or of another dtype or shape than it says above; names the field.
+        """
+        for name, (dtype, axes) in _FORMS.items():
+            value = getattr(self, name)
+            if (value is None and name in _OPTIONAL) or _fits(value, dtype, axes, num_rows):
+                continue
+            seen = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            wanted = f"{dtype} [{num_rows}{', D' * (axes - 1)}]"
+            raise SimulatorError(
+                f"{type(simulator).__name__}.measure returned {name} as {seen.removeprefix('torch.')}, but "
+                f"{wanted.removeprefix('torch.')} is needed: use torch.as_tensor(..., dtype={dtype}) with a row for "
+                "each of the env's"
+            )
+        return self
+
+
+_FORMS = {  # dtype and number of axes
+    "reward": (torch.float32, 1),
+    "success": (torch.bool, 1),
+    "proprio": (torch.float32, 2),
+    "fail": (torch.bool, 1),
+    "privileged": (torch.float32, 2),
+}
+_OPTIONAL = ("fail", "privileged")
+
+
+def _fits(value: object, dtype: torch.dtype, axes: int, num_rows: int) -> bool:
+    return isinstance(value, Tensor) and value.dtype is dtype and value.ndim == axes and len(value) == num_rows
 
 
 class Simulator(Protocol):
-    """N rows of a task, without any notion of an episode."""
+    """N rows of a task, without any notion of an episode.
+
+    A class that inherits from this writes num_rows, action_dim, reset, step and measure, and what else it can do.
+    """
 
     num_rows: int
-    backend: str
-    device: torch.device
     action_dim: int
-    expert: Callable[[], Tensor] | None  # the scripted expert's action for every row [N, A]
+    backend: str = "own"
+    device: torch.device = torch.device("cpu")
+    expert: Callable[[], Tensor] | None = None  # the scripted expert's action for every row [N, A]
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """Brings each of these rows to the initial state of its seed."""
@@ -49,17 +90,24 @@ class Simulator(Protocol):
         ...
 
     def pictures(self, rows: Sequence[int]) -> Tensor:
-        """Returns what the policy's cameras see, uint8 [len(rows), K, S, S, 3]."""
-        ...
+        """Returns what the policy's cameras see, uint8 [len(rows), K, S, S, 3].
+
+        Raises:
+            SimulatorError: the simulator draws none, and env.cameras asks for some.
+        """
+        raise SimulatorError(
+            f"env.cameras asks for pictures, but {type(self).__name__} draws none: set env.cameras=[] (policy=state "
+            "does so), or write its method `pictures`"
+        )
 
     def object_positions(self) -> Tensor | None:
         """Returns where the object to handle is, float32 [N, 3] in metres, None for a task without one."""
-        ...
+        return None
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        """Returns a picture uint8 [size, size, 3] of each of these rows for a video."""
-        ...
+        """Returns a picture uint8 [size, size, 3] of each of these rows for a video; {} where nothing can be filmed."""
+        return {}
 
     def close(self) -> None:
         """Frees the simulator."""
-        ...
+        return

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from setup_vulkan import manual_instructions, nvidia_hint, probe_rendering, read_system
+
+from rlinf_embodied.telemetry.tables import terminal_width, wrapped
 
 GIB = 2**30
 LEAST_MEMORY_BYTES = 3 * GIB  # two workers with a simulator, and the driver
@@ -51,11 +50,24 @@ print(json.dumps({"tasks": len(REGISTERED_ENVS)}))
 """
 
 
+MUJOCO_PROBE = """
+import json, os
+os.environ["MUJOCO_GL"] = "{backend}"
+import mujoco
+model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><light/><geom size='1'/></worldbody></mujoco>")
+renderer = mujoco.Renderer(model, 8, 8)
+renderer.update_scene(mujoco.MjData(model))
+renderer.render()
+print(json.dumps({{"backend": "{backend}"}}))
+"""
+
+
 class State(StrEnum):
     """How a finding bears on a run."""
 
     ok = "ok"
     slow = "slow"  # a run works, but slower than it could
+    limited = "limited"  # a run works, but for what the line names
     broken = "broken"  # a run fails
 
 
@@ -143,6 +155,26 @@ def check_maniskill() -> Finding:
     return Finding("ManiSkill", State.ok, f"{version} on SAPIEN {sapien}, {seen['tasks']} tasks")
 
 
+def check_mujoco() -> Finding:
+    """Returns the backend of OpenGL with which MuJoCo draws pictures; its physics needs none."""
+    version, chosen = importlib.metadata.version("mujoco"), os.environ.get("MUJOCO_GL")
+    for backend in [chosen] if chosen else ["egl", "osmesa"]:
+        if not ask(MUJOCO_PROBE.format(backend=backend), timeout_s=60.0)[1]:
+            how = "" if chosen else f"set MUJOCO_GL={backend} for runs that film MuJoCo envs"
+            return Finding("MuJoCo", State.ok, f"{version}, draws with {backend}", how)
+    tried = f"MUJOCO_GL={chosen}" if chosen else "EGL and OSMesa"
+    fix = "apt-get install libegl1 libosmesa6, or set MUJOCO_GL to what is there; envs without cameras need nothing"
+    return Finding("MuJoCo", State.limited, f"{version}, draws no pictures ({tried} failed)", fix)
+
+
+def check_baselines() -> Finding:
+    """Returns whether Stable-Baselines3 is here, which tests and benchmarks compare with."""
+    try:
+        return Finding("Baselines", State.ok, f"stable-baselines3 {importlib.metadata.version('stable-baselines3')}")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("Baselines", State.limited, "stable-baselines3 is not installed", "make setup")
+
+
 def check_ray() -> Finding:
     """Returns whether a Ray cluster starts here and answers a call."""
     seen, error = ask(RAY_PROBE)
@@ -195,17 +227,25 @@ def examine() -> list[Finding]:
     findings = [check_python(), check_libraries(), check_threads(), check_memory(), check_disk()]
     if any(finding.part == "Libraries" and finding.state is State.broken for finding in findings):
         return findings
-    return [*findings, *check_torch(), check_vulkan(), check_maniskill(), check_ray()]
+    return [
+        *findings,
+        *check_torch(),
+        check_vulkan(),
+        check_maniskill(),
+        check_mujoco(),
+        check_baselines(),
+        check_ray(),
+    ]
 
 
 def show(findings: list[Finding]) -> None:
-    """Prints the findings as a table."""
-    colours = {State.ok: "green", State.slow: "yellow", State.broken: "red"}
-    table = Table("part", "state", "found", "what to do", show_lines=False)
+    """Prints a line for each finding, and below it what to do."""
+    part = max(len(finding.part) for finding in findings)
     for finding in findings:
-        colour = colours[finding.state]
-        table.add_row(finding.part, f"[{colour}]{finding.state}[/{colour}]", escape(finding.found), escape(finding.fix))
-    Console().print(table)
+        head = f"{finding.part:<{part}}  {finding.state:<7}  "
+        print(wrapped(head, finding.found, terminal_width()))
+        if finding.fix:
+            print(wrapped(" " * (len(head) - 4) + "->  ", finding.fix, terminal_width()))
 
 
 def main() -> int:

@@ -10,14 +10,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from rlinf_embodied.command_line import emulation_main
 from rlinf_embodied.config import EmulationConfig
 from rlinf_embodied.flow.catalogue import workflow_for
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.planning_inputs import find_cluster, find_named_plans, find_profile
+from rlinf_embodied.telemetry.tables import described_table, terminal_width
 
 
 def emulate(config: EmulationConfig) -> None:
@@ -28,24 +26,19 @@ def emulate(config: EmulationConfig) -> None:
     from rlinf_embodied.execution.emulation import Emulator, row
     from rlinf_embodied.runtime.ray_session import RaySession
 
-    console = Console()
     session = RaySession()
     try:
         emulator = Emulator(pricer, session)
         done = []
         for plan in plans:
-            console.print(f"EMULATED {plan.name}: predicted {emulator.predicted_s(plan):.2f} s ...", highlight=False)
+            print(f"EMULATED {plan.name}: predicted {emulator.predicted_s(plan):.2f} s ...", flush=True)
             done.append(emulator.run(plan, config.run.num_iterations, config.time_scale))
     finally:
         session.close()
     rows = [row(result) for result in done]
     title = f"EMULATED {pricer.workflow.name} on {cluster.name} ({cluster.description}), profile {profile.name}"
-    table = Table(title=title, caption="seconds per iteration of the emulated cluster; late: this machine's own part")
-    for column in rows[0]:
-        table.add_column(column, overflow="fold", justify="left" if column in ("plan", "devices") else "right")
-    for line in rows:
-        table.add_row(*line.values())
-    console.print(table)
+    print(described_table(rows, ("plan", "devices"), title, terminal_width()))
+    print("seconds per iteration of the emulated cluster; late: this machine's own part")
     if config.out:
         body = {"emulated": True, "profile": profile.name, "cluster": cluster.name, "rows": rows}
         body["plans"] = [result.to_dict() for result in done]

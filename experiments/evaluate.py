@@ -1,8 +1,9 @@
 """Evaluates a checkpoint on what is held out: episodes, with videos, or problems, with a table of answers.
 
-python experiments/evaluate.py checkpoint=runs/demo/checkpoints/latest eval.num_episodes=100 eval.record_video=true
+python experiments/evaluate.py checkpoint=runs/demo/checkpoints/latest eval.num_episodes=100
 python experiments/evaluate.py policy=expert env=maniskill_push
 python experiments/evaluate.py checkpoint=runs/math/checkpoints/latest eval.num_problems=1000 eval.num_samples=8
+python experiments/evaluate.py checkpoint=models/qwen data.files.all=gsm8k.jsonl      a Hugging Face folder as it is
 """
 
 from rlinf_embodied.command_line import evaluate_main

@@ -9,16 +9,14 @@ Writes plan.json (for plan=<file>), plan.png (a Gantt chart of the simulated ite
 import json
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from rlinf_embodied.command_line import planning_main
 from rlinf_embodied.config import PlanningConfig
 from rlinf_embodied.flow.catalogue import linked, workflow_for
-from rlinf_embodied.flow.explain import Infeasible, Ranked, rank, rows
+from rlinf_embodied.flow.explain import LONG_COLUMNS, Infeasible, Ranked, rank, rows
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import simulate
 from rlinf_embodied.planning_inputs import find_cluster, find_profile
+from rlinf_embodied.telemetry.tables import described_table, terminal_width
 from rlinf_embodied.telemetry.trace import write_gantt, write_trace
 
 DRAWN_DEVICES = 16  # a chart with more rows cannot be read
@@ -43,16 +41,10 @@ def show(ranked: list[Ranked], impossible: list[Infeasible], pricer: Pricer) -> 
     title = (
         f"{pricer.workflow.name} on {cluster.name} ({cluster.description}), profile {pricer.profile.name}: predicted"
     )
-    table = Table(title=title, caption="a > b by turns, a >> b by turns with offloading, a || b side by side")
-    lines = rows(ranked)
-    for column in lines[0]:
-        table.add_column(column, overflow="fold", justify="right" if column[0] in "s" else "left")
-    for line in lines:
-        table.add_row(*line.values())
-    console = Console()
-    console.print(table)
+    print(described_table(rows(ranked), LONG_COLUMNS, title, terminal_width()))
+    print("a > b by turns, a >> b by turns with offloading, a || b side by side")
     for entry in impossible:
-        console.print(f"{entry.mode}: {entry.reason}", highlight=False)
+        print(f"{entry.mode}: {entry.reason}")
 
 
 def write(folder: Path, ranked: list[Ranked], impossible: list[Infeasible], pricer: Pricer) -> None:

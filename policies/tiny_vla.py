@@ -247,7 +247,10 @@ class TinyVLA:
 
 def _check(config: PolicyConfig, env: EnvSpec) -> None:
     if not env.cameras:
-        raise ConfigError(f"env.cameras is empty, but policy.name={config.name} sees: name at least one camera")
+        raise ConfigError(
+            f"env.cameras is empty, but policy.name={config.name} sees: name at least one camera, or "
+            "use policy=state, which acts on the state"
+        )
     if config.critic is Critic.privileged and env.privileged_dim == 0:
         raise ConfigError(
             f"policy.critic is {config.critic.value}, but {env.task} shows no privileged state: "

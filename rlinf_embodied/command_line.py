@@ -9,6 +9,7 @@ import errno
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
 from rlinf_embodied import portable
@@ -82,10 +83,11 @@ MAIN_OVERRIDES = {
     },
     EvaluateConfig: {
         "checkpoint=<dir>": "what to evaluate, for example runs/demo/checkpoints/latest; its workflow decides the rest",
+        "data.files.all=problems.jsonl": "of a language model: other problems; a plain Hugging Face folder does, too",
         "eval.num_samples=8": "of a language model: answers per problem, for pass@k (with eval.num_problems)",
         "policy=expert": "the scripted expert instead of a checkpoint; or policy=random",
         "eval.num_episodes=100": "held-out episodes",
-        "eval.record_video=true": "film the first eval.num_videos episodes",
+        "eval.record_video=false": "no videos; else the first eval.num_videos episodes are filmed",
         "eval.greedy=false": "sample at the policy's temperature",
         "allow_mismatch=true": "evaluate although the checkpoint was made under other conditions",
         "run.dir=runs/evaluation": "where eval_info.json and the videos go",
@@ -146,7 +148,26 @@ def evaluate_main(entry: Callable[[EvaluateConfig | EvaluateAnswersConfig], int 
 
 
 def _compose_evaluation(overrides: Sequence[str]) -> EvaluateConfig | EvaluateAnswersConfig:
-    return compose_answers(overrides) or compose_evaluate(overrides)
+    answers = compose_answers(overrides)
+    if answers is None:
+        _require_folder(overrides)
+    return answers or compose_evaluate(overrides)
+
+
+def _require_folder(overrides: Sequence[str]) -> None:
+    """Checks that the checkpoint is there: its workflow decides which keys are known.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    for text in overrides:
+        key, _, value = text.partition("=")
+        folder = Path(value.strip("'\"")).expanduser()
+        if key == "checkpoint" and not folder.is_dir():
+            raise ConfigError(
+                f"checkpoint is {str(folder)!r}, but there is no such folder: give a checkpoint folder, for example "
+                "<run.dir>/checkpoints/latest, or a Hugging Face folder of a causal language model"
+            )
 
 
 def planning_main(entry: Callable[[PlanningConfig], int | None]) -> NoReturn:

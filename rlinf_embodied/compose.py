@@ -35,6 +35,7 @@ from rlinf_embodied.config import (
     TrainConfig,
 )
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.targets import load_target
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 TRAIN_GROUPS = ("env", "policy", "algorithm", "plan", "cluster", "run")
@@ -42,12 +43,13 @@ MATH_GROUPS = ("data", "policy", "warm_start", "algorithm", "plan", "cluster", "
 EVALUATE_GROUPS = ("env", "cluster", "run")
 ANSWERS_GROUPS = ("cluster", "run")
 PLANNING_GROUPS = ("run",)
-PLAN_SUFFIXES = (".yaml", ".yml", ".json")
+FILE_SUFFIXES = (".yaml", ".yml", ".json")  # of a file that stands where a choice of a group could
 # keys whose values are places of files: a name may hold anything, with quotes around it or without
 PATH_KEYS = (
-    *("run.dir", "resume", "checkpoint", "plan", "plan.file", "plan.profile", "policy.folder", "out"),
+    *("run.dir", "resume", "checkpoint", "env", "plan", "plan.file", "plan.profile", "policy.folder", "out"),
     *("warm_start.checkpoint", "warm_start.demonstrations", "warm_start.teacher", "warm_start.cache_dir"),
 )
+_KNOWN = {"env.task": "envs.expert_tasks.EXPERT_TASKS"}  # good values of what files leave open, as a dotted path
 _SWITCHES = {"run.exact": {True: "exact", False: "off"}}  # enumerations that also take true and false
 
 # what files under configs/ may compute from other keys
@@ -97,14 +99,15 @@ def compose_evaluate(overrides: Sequence[str], env: EnvConfig | None = None) -> 
 
 
 def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
-    """Returns the evaluation config where `checkpoint=<dir>` names one of the reasoning workflow, else None.
+    """Returns the evaluation config where `checkpoint=<dir>` names a language model, else None.
 
-    Sections that are not overridden are those of the checkpoint.
+    Sections that are not overridden are those of a checkpoint of the reasoning workflow; for a plain folder of
+    Hugging Face they are what such a model needs: problems in sentences, and 512 new tokens.
 
     Raises:
         ConfigError: as for `compose_train`.
     """
-    saved = _saved_sections(overrides)
+    saved = _saved_sections(overrides) or _plain_sections(overrides)
     if saved.get("workflow") != "reasoning":
         return None
     try:
@@ -115,11 +118,25 @@ def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
     return _compose("evaluate_answers", EvaluateAnswersConfig, ANSWERS_GROUPS, overrides, node)
 
 
+def _plain_sections(overrides: Sequence[str]) -> dict[str, typing.Any]:
+    """Returns sections for a causal language model as save_pretrained writes it; {} where the folder holds none."""
+    kinds = _checkpoint_json(overrides, "config.json").get("architectures") or []
+    if not any("ForCausalLM" in str(kind) or "LMHead" in str(kind) for kind in kinds):
+        return {}
+    asked = any(text.startswith(("data.files.", "data._target_=")) for text in overrides)
+    data = {"form": "natural"} | ({"level": ""} if asked else {})
+    return {"workflow": "reasoning", "data": data, "policy": {}, "generation": {"max_new_tokens": 512}, "reward": {}}
+
+
 def _saved_sections(overrides: Sequence[str]) -> dict[str, typing.Any]:
     """Returns what evaluation.json of the checkpoint says; {} where there is none that can be read."""
+    return _checkpoint_json(overrides, "evaluation.json")
+
+
+def _checkpoint_json(overrides: Sequence[str], name: str) -> dict[str, typing.Any]:
     named = [_parsed(_readable(text)).value() for text in overrides if text.startswith("checkpoint=")]
     try:
-        return dict(json.loads((Path(str(named[-1])) / "evaluation.json").read_text(encoding="utf-8")))
+        return dict(json.loads((Path(str(named[-1])).expanduser() / name).read_text(encoding="utf-8")))
     except (IndexError, OSError, ValueError, TypeError):
         return {}
 
@@ -233,7 +250,9 @@ def _compose(
     try:
         readable = [_readable(text) for text in overrides]
         stored = [_stored_plan(text, schema) if "plan" in groups else text for text in readable]
+        stored = [_stored_env(text) if "env" in groups else text for text in stored]
         checked = [_placed(_checked(text, schema, groups), schema, groups) for text in stored]
+        _require_filled(checked, schema, groups)
         # Hydra takes any key that is also a folder under configs/ for a group; where it is a plain key it is set last
         named = {text: _parsed(text).key_or_group for text in checked}
         taken = {*groups, *(_folder(group, schema) for group in groups)}
@@ -311,7 +330,8 @@ def _check_choice(group: str, value: object, schema: type) -> None:
         stored = stored.get(part, {})
     if isinstance(value, str) and (value in names or f"{value}.yaml" in stored):
         return
-    hint = f"one of configs/{_folder(group, schema)}" + (", or a path to a .yaml file" if group == "plan" else "")
+    files = ", or a path to a .yaml file" if group in ("plan", "env") else ""
+    hint = f"one of configs/{_folder(group, schema)}{files}"
     generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""
     raise ConfigError(
         f"{group} is {value!r}, but it must be {hint}:{_did_you_mean(str(value), names, f'{group}=')} "
@@ -338,27 +358,71 @@ def _did_you_mean(word: str, names: Sequence[str], prefix: str = "") -> str:
     return f" did you mean {prefix}{close[0]}?" if close else ""
 
 
+def _file_of(text: str, group: str) -> Path | None:
+    """Returns the file that is given where a choice of a group could stand, None where there is none."""
+    value = _parsed(text).value() if text.startswith(f"{group}=") else None
+    if not isinstance(value, str) or not (value.endswith(FILE_SUFFIXES) or "/" in value):
+        return None
+    return Path(value).expanduser()
+
+
+def _stored_env(text: str) -> str:
+    """Makes a file a choice of the group: `env=my/robot.yaml` is stored and becomes `env=file_robot`."""
+    path = _file_of(text, "env")
+    if path is None:
+        return text
+    try:
+        node = OmegaConf.merge(OmegaConf.structured(EnvConfig), read_mapping(path))
+    except OmegaConfBaseException as error:
+        raise _explained(error, EnvConfig, str(path)) from error
+    return _store_file("env", "env", path, node)
+
+
+def _store_file(group: str, folder: str, path: Path, node: object) -> str:
+    name = "file_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in path.stem)
+    ConfigStore.instance().store(group=folder, name=name, node=node)
+    return f"{group}={name}"
+
+
+def _require_filled(overrides: Sequence[str], schema: type, groups: Sequence[str]) -> None:
+    """Checks that what a chosen file leaves open (`???`) is given: Hydra would take the schema's default for it.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    given = {_parsed(text).key_or_group for text in overrides}
+    for text in overrides:
+        group, _, choice = text.partition("=")
+        path = CONFIG_DIR / _folder(group, schema) / f"{choice}.yaml"
+        if group not in groups or not path.is_file():
+            continue
+        for key, value in read_mapping(path).items():
+            if value == "???" and f"{group}.{key}" not in given:
+                known = typing.cast("Sequence[str]", load_target(_KNOWN[f"{group}.{key}"]))
+                raise ConfigError(
+                    f"{group}.{key} is not given, but {text} stands for any: give {group}.{key}=<name>, for example "
+                    f"one of those with a scripted expert: {', '.join(known)}"
+                )
+
+
 def _stored_plan(text: str, schema: type) -> str:
     """Makes a plan file a choice of the group: `plan=my/tree.yaml` is stored and becomes `plan=file_tree`."""
-    value = _parsed(text).value() if text.startswith("plan=") else None
-    if not isinstance(value, str) or not (value.endswith(PLAN_SUFFIXES) or "/" in value):
+    path = _file_of(text, "plan")
+    if path is None:
         return text
-    path = Path(value).expanduser()
     data = read_mapping(path)
     if "tree" in data and "trees" not in data:  # the form of <run.dir>/plan.json: one tree for one number of devices
         data = {"name": data.get("name"), "trees": [stored_tree(data)]}
     data = {**data, "name": data.get("name") or path.stem, "file": str(path.resolve())}
     if not data.get("trees"):
         raise ConfigError(
-            f"plan is {value!r}, but the file has no `trees`: see configs/plan/collocated.yaml for the form"
+            f"plan is {str(path)!r}, but the file has no `trees`: see configs/plan/collocated.yaml for the form"
         )
     try:
         node = OmegaConf.merge(OmegaConf.structured(PlanConfig), data)
     except OmegaConfBaseException as error:
         raise _explained(error, PlanConfig, str(path)) from error
-    name = "file_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in path.stem)
-    ConfigStore.instance().store(group=_folder("plan", schema), name=name, node=node)
-    return f"plan={name}"
+    return _store_file("plan", _folder("plan", schema), path, node)
 
 
 def stored_tree(data: Mapping[str, object]) -> dict[str, object]:
@@ -403,7 +467,8 @@ def _example(kind: object) -> str:
     if names is not None:
         return " or ".join(names)
     if is_dataclass(kind):
-        return "a choice of the group, or <section>.<key>=<value>"
+        names = ", ".join(entry.name for entry in fields(typing.cast(type, kind)))
+        return f"<section>.<key>=<value> with one of its keys ({names}), or a choice where it is a group"
     origin = typing.get_origin(kind)
     if origin in (list, dict):
         return "a list such as [a,b]" if origin is list else "keys and values such as {a: 1}"

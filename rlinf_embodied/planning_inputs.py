@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster, described_cluster, local_cluster
-from rlinf_embodied.compose import CONFIG_DIR, PLAN_SUFFIXES, choices, read_mapping, stored_tree
+from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, read_mapping, stored_tree
 from rlinf_embodied.config import PlanningConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.explain import rank
@@ -80,7 +80,7 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int) -> list[Plan]:
     path = Path(text).expanduser()
     if text in choices("plan"):
         path = CONFIG_DIR / "plan" / f"{text}.yaml"
-    elif path.suffix not in PLAN_SUFFIXES:
+    elif path.suffix not in FILE_SUFFIXES:
         modes = [mode.value for mode in Mode if mode is not Mode.any]
         names = ", ".join(dict.fromkeys(["auto", "all", *modes, *choices("plan")]))
         raise ConfigError(f"plan is {text!r}, but it must be {names} or a path to a plan file: mend it")

@@ -22,6 +22,11 @@ settings.load_profile("no deadlines")
 install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds what tests/envs/test_env_contract.py reads."""
+    parser.addoption("--env", metavar="YAML", help="the section `env` of one's own, to be held to the contract of envs")
+
+
 def pytest_configure() -> None:
     """Hears Ctrl-C, and lets child processes hear it, even where a runner in the background has it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

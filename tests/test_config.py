@@ -18,17 +18,30 @@ from rlinf_embodied.compose import (
     load,
     to_yaml,
 )
-from rlinf_embodied.config import AlgorithmName, Backend, EnvConfig, EvaluateConfig, Exactness, MathConfig, TrainConfig
+from rlinf_embodied.config import (
+    AlgorithmName,
+    Backend,
+    EnvConfig,
+    EvaluateConfig,
+    Exactness,
+    MathConfig,
+    Reward,
+    TrainConfig,
+)
 from rlinf_embodied.errors import ConfigError
 
 ALL_CHOICES = [(group, name) for group in TRAIN_GROUPS for name in choices(group)]
 MATH_CHOICES = [(group, name) for group in MATH_GROUPS for name in choices(group, MathConfig)]
-NEEDS = {"jsonl": ["data.files.all=x.jsonl", "policy.folder=x"], "folder": ["policy.folder=x"]}  # have no default
+NEEDS = {  # have no default
+    "jsonl": ["data.files.all=x.jsonl", "policy.folder=x"],
+    "folder": ["policy.folder=x"],
+    "maniskill": ["env.task=PickCube-v1"],
+}
 
 
 @pytest.mark.parametrize(("group", "name"), ALL_CHOICES, ids=lambda part: part)
 def test_every_choice_composes(group, name):
-    config = compose_train([f"{group}={name}"])
+    config = compose_train([f"{group}={name}", *NEEDS.get(name, [])])
     assert isinstance(config, TrainConfig)
     assert config.env.num_blocks * config.env.block_size == config.env.num_envs
 
@@ -53,7 +66,7 @@ def test_every_choice_of_the_reasoning_workflow_composes(group, name):
 @pytest.mark.parametrize("group", EVALUATE_GROUPS)
 def test_evaluation_takes_the_choices_of_its_groups(group):
     for name in choices(group):
-        assert isinstance(compose_evaluate(["policy=expert", f"{group}={name}"]), EvaluateConfig)
+        assert isinstance(compose_evaluate(["policy=expert", f"{group}={name}", *NEEDS.get(name, [])]), EvaluateConfig)
 
 
 def test_the_default_is_the_demo():
@@ -123,7 +136,9 @@ BAD_INPUT = [
     ("env=manskill_pick", ["env is 'manskill_pick'", "did you mean env=maniskill_pick?", "maniskill_pick"]),
     ("plan=colocated", ["plan is 'colocated'", "did you mean plan=collocated?", "disaggregated", ".yaml file"]),
     ("algorithm=pp0", ["algorithm is 'pp0'", "did you mean algorithm=ppo?", "grpo"]),
-    ("env=3", ["env is 3", "choose from"]),
+    ("env=3", ["env is '3'", "choose from"]),
+    ("env=none.yaml", ["none.yaml cannot be read", "existing YAML file"]),
+    ("env=maniskill", ["env.task is not given", "give env.task=<name>", "PickCube-v1, PushCube-v1"]),
     ("env.num_env=1", ["env.num_env is unknown", "did you mean env.num_envs?", "horizon"]),
     ("num_envs=1", ["num_envs is unknown", "did you mean env.num_envs?"]),
     ("+env.num_env=1", ["env.num_env is unknown"]),
@@ -266,6 +281,25 @@ def test_impossible_combinations_of_grpo_are_refused():
         compose_train(["algorithm=grpo", "env.auto_reset=true"])
     with pytest.raises(ConfigError, match=r"algorithm\.min_groups is 6.*hold 4 groups"):
         compose_train(["algorithm=grpo", "env.num_envs=32"])
+
+
+def test_an_env_file_is_an_override(tmp_path: Path):
+    path = tmp_path / "my robot.yaml"
+    path.write_text("_target_: my_robot.make_env\ntask: Reach\ncameras: []\nhorizon: 60\n")
+    env = compose_train([f"env={path}", "env.horizon=80"]).env
+    assert (env._target_, env.cameras, env.horizon, env.num_envs) == ("my_robot.make_env", [], 80, 64)
+    assert compose_evaluate([f"env={path}", "policy=random"]).env.horizon == 60
+    path.write_text("_target_: my_robot.make_env\nhorizn: 60\n")
+    with pytest.raises(ConfigError, match=r"horizn is .* in .*my robot.yaml.* did you mean horizon\?"):
+        compose_train([f"env={path}"])
+
+
+def test_the_reward_follows_the_simulator():
+    assert EnvConfig().reward is Reward.dense_delta
+    assert EnvConfig(_target_="my_robot.make_env").reward is Reward.dense
+    assert EnvConfig(_target_="my_robot.make_env", reward=Reward.sparse).reward is Reward.sparse
+    assert compose_train(["env=point_reach"]).env.reward is Reward.dense_delta
+    assert compose_train(["env=maniskill_push"]).env.reward is Reward.dense_delta
 
 
 def test_a_plan_file_is_an_override(tmp_path: Path):

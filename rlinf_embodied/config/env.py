@@ -20,16 +20,20 @@ class Backend(StrEnum):
 class Reward(StrEnum):
     """What training sees as the reward of an env step."""
 
-    dense = "dense"  # ManiSkill's normalized_dense
+    auto = "auto"  # dense_delta of ManiSkill's tasks, dense of envs of one's own
+    dense = "dense"  # the task's own, of ManiSkill's tasks normalized_dense
     dense_delta = "dense_delta"  # its change in this step
     sparse = "sparse"  # nothing; only the success bonus
+
+
+MANISKILL = "envs.maniskill.make_env"
 
 
 @dataclass(kw_only=True, slots=True)
 class EnvConfig:
     """A simulator task and how episodes are run on it."""
 
-    _target_: str = "envs.maniskill.make_env"
+    _target_: str = MANISKILL  # or (env section, rows, device, render_final) -> VectorEnv of one's own, docs/own_env.md
     task: str = "PickCube-v1"  # any registered ManiSkill task id
     instruction: str | None = None  # None: the task's own sentence
     num_envs: int = 64  # rows over all workers
@@ -41,7 +45,7 @@ class EnvConfig:
     auto_reset: bool = True  # partial resets: a row whose episode ends starts the next one within the rollout
     carry_over: bool = False  # episodes still running at the end of a rollout go on in the next one
     hold_steps: int = 10  # an episode ends once the task has stayed solved for so many env steps; 0: at `horizon` only
-    reward: Reward = Reward.dense_delta
+    reward: Reward = Reward.auto
     success_bonus: float = 1.0  # added to the last reward of an episode that ends solved
     backend: Backend = Backend.auto
     control_mode: str = "pd_ee_delta_pose"
@@ -56,6 +60,8 @@ class EnvConfig:
     options: dict[str, float] = field(default_factory=dict)  # for envs of one's own, see envs/point_reach.py
 
     def __post_init__(self) -> None:
+        if self.reward is Reward.auto:
+            self.reward = Reward.dense_delta if self._target_ == MANISKILL else Reward.dense
         for name in ("num_envs", "block_size", "obs_size", "chunk", "horizon", "chunks_per_rollout"):
             value = getattr(self, name)
             require(value >= 1, f"env.{name}", value, "it must be at least 1", f"set env.{name} to a positive number")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,9 +17,11 @@ from rlinf_embodied.embodied.evaluation import (
     evaluation_env,
 )
 from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under
+from rlinf_embodied.embodied.starting_point import require_plug_ins
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 
 _PACKAGE = "rlinf_embodied.embodied.evaluation"
@@ -35,6 +38,7 @@ def evaluate_command(config: EvaluateConfig) -> int:
         assert config.checkpoint is not None
         policy = trained_under(config.checkpoint).policy
         _require_same(config, policy)
+    require_plug_ins(config.env, policy)
     folder = RunFolder(Path(config.run.dir or _default_dir(config)))
     cluster = cluster_at_hand(config.cluster)
     env = evaluation_env(config.env, min(config.eval.num_envs, config.eval.num_episodes))
@@ -43,18 +47,31 @@ def evaluate_command(config: EvaluateConfig) -> int:
         videos = str(folder.videos) if config.eval.record_video else None
         stage = _policy_stage(config, env, policy)
         acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
-        evaluation = Evaluation(env, config.eval, stage, session, cluster, config.run.seed, videos, acting)
-        result = evaluation.run(0)
+        with LiveView(1, config.env.task) as view:
+            given = (session, cluster, config.run.seed, videos, acting)
+            evaluation = Evaluation(env, config.eval, stage, *given, progress=view.progress)
+            result = evaluation.run(_step_of(config.checkpoint))
         _write(folder, config, result, evaluation.env_spec.backend)
     finally:
         session.close()
     print(f"{config.env.task}: {result}")
+    print(f"success_once: solved at any time; at_end: solved when the episode's {env.horizon} steps are over")
     print(
         f"return {result.mean_return:.2f}, "
         f"episode_len {result.episode_len:.1f}; seeds {config.eval.seed}..{config.eval.seed + len(result.episodes) - 1}"
     )
-    print(f"written to {folder.path / 'eval_info.json'}" + (f", videos in {folder.videos}" if videos else ""))
+    print(f"written to {folder.path / 'eval_info.json'}" + (f", videos in {videos}" if _filmed(folder) else ""))
     return 0
+
+
+def _filmed(folder: RunFolder) -> bool:
+    return any(folder.videos.glob("*/*.mp4"))
+
+
+def _step_of(checkpoint: str | None) -> int:
+    """Returns the iteration after which a checkpoint was written, 0 where its name does not tell; videos bear it."""
+    found = re.fullmatch(r"step_(\d+)", "" if checkpoint is None else Path(checkpoint).resolve().name)
+    return int(found[1]) if found else 0
 
 
 def _require_same(config: EvaluateConfig, policy: PolicyConfig) -> None:

@@ -24,6 +24,7 @@ from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, 
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Loop, StageSpec, Verdict, Workflow
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.interfaces import EnvSpec, EpisodeEnd, Observation
@@ -252,6 +253,7 @@ class Evaluation:
         videos: str | None,
         acting: Acting = "policy",
         target: float | None = None,
+        progress: ShowProgress | None = None,
     ) -> None:
         """Builds the stages.
 
@@ -265,7 +267,9 @@ class Evaluation:
             videos: folder for videos, None for none.
             acting: who acts.
             target: share of episodes that have to end solved; once too many did not, the rest is not run.
+            progress: called after each round with ("episodes", done, total, how many are solved).
         """
+        self._progress = progress
         self.stage, opener = policy.name, policy.name.replace("policy", "env")
         rounds = -(-evaluation.num_episodes // env.num_envs)
         self._num_episodes, self._target = evaluation.num_episodes, target
@@ -277,7 +281,7 @@ class Evaluation:
             policy.name,
             chunk_steps=env.chunks_per_rollout,
             max_rounds=rounds,
-            judge=lambda reports: Verdict(len(reports) == rounds or self._is_missed(reports)),
+            judge=lambda reports: Verdict(self._show(reports) == rounds or self._is_missed(reports)),
         )
         env_config = EvaluationEnvConfig(env, seed, eval=evaluation, videos=videos, acting=acting)
         stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", env_config), policy.name: policy}
@@ -287,6 +291,14 @@ class Evaluation:
         self._executor = Executor(workflow, resolve("evaluation", trees, devices, workflow), session, cluster)
         self._opener = opener
         self.env_spec = of_type(self._executor.facts[opener], EnvSpec)[0]
+
+    def _show(self, rounds: Sequence[Sequence[object]]) -> int:
+        """Tells how far it is; returns the number of rounds."""
+        if self._progress is not None:
+            episodes = [e for reports in rounds for report in of_type(reports, RolloutReport) for e in report.episodes]
+            solved = sum(episode.metrics["success_once"] > 0 for episode in episodes)
+            self._progress("episodes", len(episodes), self._num_episodes, f"{solved} solved")
+        return len(rounds)
 
     def _is_missed(self, rounds: Sequence[Sequence[object]]) -> bool:
         """Whether more episodes than bearable have not ended solved."""

@@ -9,7 +9,7 @@ from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import EvalConfig, TrainConfig
+from rlinf_embodied.config import EvalConfig, Reward, TrainConfig
 from rlinf_embodied.embodied.evaluation import (
     Evaluation,
     EvaluationPolicyConfig,
@@ -19,7 +19,8 @@ from rlinf_embodied.embodied.evaluation import (
 )
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
-from rlinf_embodied.embodied.starting_point import require_start
+from rlinf_embodied.embodied.sizes import require_sizes
+from rlinf_embodied.embodied.starting_point import require_plug_ins, require_start
 from rlinf_embodied.embodied.warm_start import starting_policy
 from rlinf_embodied.embodied.warm_start_source import require_source
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
@@ -33,6 +34,12 @@ from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
+
+_REWARDS = {
+    Reward.dense: "what the task gives for each step",
+    Reward.dense_delta: "how much what the task gives changed in the step",
+    Reward.sparse: "nothing for a step",
+}
 
 
 class EmbodiedJob:
@@ -63,6 +70,7 @@ class EmbodiedJob:
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; a policy that training goes on from was trained under the same conditions."""
         config = self.config
+        require_plug_ins(config.env, config.policy)
         if checkpoint is not None:
             require_conditions("resume", checkpoint, config.env, config.policy, free=())
         elif config.warm_start.checkpoint is not None:
@@ -73,6 +81,12 @@ class EmbodiedJob:
             require_start(config)
             require_source(config)
 
+    def launch_notes(self) -> list[str]:
+        """Returns what training sees as the reward."""
+        env = self.config.env
+        bonus = f", and {env.success_bonus:g} more in the last step of an episode that ends solved"
+        return [f"reward   {_REWARDS[env.reward]}{bonus} (env.reward={env.reward.value}, env.success_bonus)"]
+
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
         """See Job."""
@@ -81,7 +95,14 @@ class EmbodiedJob:
     def starting_policy(
         self, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
     ) -> Path:
-        """Returns the checkpoint that is given, a clone of demonstrations, or a new policy."""
+        """Returns the checkpoint that is given, a clone of demonstrations, or a new policy.
+
+        Raises:
+            CheckpointError: the given one is for observations or actions of other sizes.
+        """
+        if self.config.warm_start.checkpoint is not None:
+            folder = Path(self.config.warm_start.checkpoint)
+            require_sizes("warm_start.checkpoint", folder, self.config.env, session, cluster)
         return starting_policy(self.config, session, cluster, progress, spare)
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
@@ -169,7 +190,8 @@ class EmbodiedJob:
 
     def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
         """See Job."""
-        lines = [f"videos   {folder.videos}" if self.config.eval.record_video else "videos   off"]
+        filmed = folder.videos if any(folder.videos.glob("*/*.mp4")) else "none, the env cannot be filmed"
+        lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
         lines.append(f"curve    {plot_curve(folder.path)}")
         named = (("success_once", "success_once"), ("at_end", "success_at_end"))
         shown = [f"{name} {_shares(before, key)}" for name, key in named]

@@ -1,13 +1,13 @@
-"""Whether a training has a policy to start from: asked before anything heavy is imported, so that it costs nothing."""
+"""Whether a training has what it starts with, a policy and plug-ins: asked before anything heavy is imported."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import cast
 
-from rlinf_embodied.config import EnvConfig, TrainConfig
+from rlinf_embodied.config import EnvConfig, PolicyConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.targets import load_target
+from rlinf_embodied.targets import load_plug_in, load_target
 
 # envs that can say why they have no scripted expert without being built; of others it is known when they are
 _WHY_NO_EXPERT = {"envs.maniskill.make_env": "envs.expert_tasks.why_no_expert"}
@@ -34,10 +34,23 @@ def require_start(config: TrainConfig) -> None:
         "  warm_start.teacher=<dir>              a policy that learned from the simulator's state, as by\n"
         f"    {train} {same} policy=state algorithm=ppo_dense run.dir=runs/teacher\n"
         f"    {train} {same} warm_start.teacher=runs/teacher/checkpoints/latest\n"
-        "  warm_start.checkpoint=<dir>           a policy folder, for example runs/demo/checkpoints/latest\n"
+        "  warm_start.checkpoint=<dir>           a checkpoint folder of a policy for this task\n"
+        "  warm_start.from_nothing=true          random weights: right with policy=state, seldom with pictures\n"
         "  env.task=<another task>               with an expert: python experiments/train_vla.py env=maniskill_pick\n"
         "See docs/warm_start.md"
     )
+
+
+def require_plug_ins(env: EnvConfig, policy: PolicyConfig | None) -> None:
+    """Checks that an env and a policy of one's own can be imported and called.
+
+    Raises:
+        ConfigError: they cannot; names the field.
+    """
+    if env._target_ != EnvConfig()._target_:  # the project's own are right, and take seconds to import
+        load_plug_in(env._target_, "env._target_", "config", "num_envs", "device", "render_final")
+    if policy is not None and policy._target_ != PolicyConfig()._target_:
+        load_plug_in(policy._target_, "policy._target_", "config", "env", "seed")
 
 
 def why_no_expert(env: EnvConfig) -> str | None:

@@ -11,6 +11,8 @@ from rlinf_embodied.flow.planner import Found, Mode, find_plans, plan_tree
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import Simulation, simulate
 
+LONG_COLUMNS = ("plan", "devices", "why not")  # of `rows`: they need lines of their own
+
 
 @dataclass(frozen=True, slots=True)
 class Ranked:

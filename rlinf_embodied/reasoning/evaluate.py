@@ -12,8 +12,9 @@ from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
 from rlinf_embodied.reasoning.judge import reward_function
-from rlinf_embodied.reasoning.policy_folder import trained_on
+from rlinf_embodied.reasoning.policy_folder import FILE, trained_on
 from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 
 
@@ -24,16 +25,20 @@ def evaluate_command(config: EvaluateAnswersConfig) -> int:
         CheckpointError: the checkpoint is missing, foreign or damaged.
         ConfigError: reward._target_ or data._target_ cannot be used.
     """
-    trained_on(Path(config.checkpoint))
+    folder_of_policy = Path(config.checkpoint).expanduser()
+    if (folder_of_policy / FILE).exists():  # one of this project's
+        trained_on(folder_of_policy)
     reward_function(config.reward)
     problem_source(config.data, config.data.seed)
     folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
     cluster = cluster_at_hand(config.cluster)
     session = make_session(config.cluster)
     try:
-        held = LanguageStageConfig(config.policy, config.checkpoint, config.run.seed)
+        held = LanguageStageConfig(config.policy, str(folder_of_policy), config.run.seed)
         sections = (config.data, config.generation, config.reward, config.eval)
-        result = AnswerEvaluation(held, *sections, session, cluster, last_step=0).run(0)
+        with LiveView(1, str(folder_of_policy)) as view:
+            evaluation = AnswerEvaluation(held, *sections, session, cluster, last_step=0, progress=view.progress)
+            result = evaluation.run(0)
     finally:
         session.close()
     _write(folder, config, result)

@@ -21,6 +21,7 @@ from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.data.text_forms import text_form
 from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
@@ -104,16 +105,18 @@ class AnswerStage(LanguageStage):
         self._shared.leave(self._user)
 
     def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
-        """Answers the problems of each block in the mode that the tick's message names."""
+        """Answers the problems of one of its blocks: the tick's message holds the mode, and which one."""
+        mode, number = str(tick.message).split()
         self._shared.enter(self._user)
         try:
-            return self._run(Mode(str(tick.message)), inputs)
+            blocks = sorted(inputs)[int(number) : int(number) + 1]
+            return Output(dict.fromkeys(inputs), self._run(Mode(mode), blocks))
         finally:
             self._shared.leave(self._user)
 
-    def _run(self, mode: Mode, inputs: Mapping[int, list[object]]) -> Output:
+    def _run(self, mode: Mode, blocks: Sequence[int]) -> AnswerReport:
         correct, earned, shown, tokens, truncated = {}, {}, {}, 0, 0
-        for block in inputs:
+        for block in blocks:
             problems = self._problems(block)
             texts, lengths, ended = self._answers(problems, mode)
             size = len(texts) // len(problems)
@@ -127,7 +130,7 @@ class AnswerStage(LanguageStage):
         limit = self._config.eval.num_shown if mode is Mode.greedy else 0
         per_block = self._config.eval.problems_per_block
         few = {block: rows[: max(0, limit - block * per_block)] for block, rows in shown.items()}
-        return Output(dict.fromkeys(inputs), AnswerReport(correct, earned, tokens, truncated, few))
+        return AnswerReport(correct, earned, tokens, truncated, few)
 
     def _problems(self, block: int) -> list[Problem]:
         size = self._config.eval.problems_per_block
@@ -263,17 +266,25 @@ class AnswerEvaluation:
         session: Session,
         cluster: Cluster,
         last_step: int,
+        progress: ShowProgress | None = None,
     ) -> None:
-        """Builds the stage; samples are drawn at the steps 0 and `last_step` only, forced starts at 0."""
+        """Builds the stage; samples are drawn at the steps 0 and `last_step` only, forced starts at 0.
+
+        `progress` is called with (mode, problems done, problems in all, "").
+        """
+        self._progress = progress
         size = problem_source(data, data.seed).size(Split.test)
         self._eval, self._last_step, self._own_reward = evaluation, last_step, reward._target_ is not None
         number = evaluation.num_problems if size is None else min(size, evaluation.num_problems)
         config = AnswerStageConfig(held, data, generation, reward, evaluation, number)
         blocks = -(-number // evaluation.problems_per_block)
+        self._number = number
         stages = {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", config)}
         workflow = Workflow("evaluation", blocks, stages)
         devices = min(cluster.num_devices, blocks)
         self._executor = Executor(workflow, resolve("evaluation", _ON_ALL_DEVICES, devices, workflow), session, cluster)
+        owners = self._executor.plan.all_owners(workflow)[STAGE]
+        self._rounds = max(owners.count(worker) for worker in owners)
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -302,15 +313,22 @@ class AnswerEvaluation:
         self, step: int, mode: Mode
     ) -> tuple[list[tuple[bool, ...]], tuple[Span, ...], tuple[Answer, ...], tuple[int, int, float]]:
         """Returns who is right by problem, spans, answers to show, and (tokens, truncated answers, rewards)."""
-        result = self._executor.run(Tick(step, message=mode.value))
-        reports = result.all_of(STAGE, AnswerReport)
+        reports: list[AnswerReport] = []
+        spans: list[Span] = []
+        for number in range(self._rounds):
+            result = self._executor.run(Tick(step, message=f"{mode.value} {number}"))
+            reports += result.all_of(STAGE, AnswerReport)
+            spans += result.spans
+            if self._progress is not None:
+                done = sum(len(rows) for report in reports for rows in report.correct.values())
+                self._progress(f"{mode.value} answers", done, self._number, "")
         blocks = sorted((block, rows) for report in reports for block, rows in report.correct.items())
         shown = sorted((block, rows) for report in reports for block, rows in report.shown.items())
         earned = sorted(item for report in reports for item in report.earned.items())
         tokens, truncated = sum(report.tokens for report in reports), sum(report.truncated for report in reports)
         return (
             [row for _, rows in blocks for row in rows],
-            tuple(result.spans),
+            tuple(spans),
             tuple(answer for _, answers in shown for answer in answers),
             (tokens, truncated, sum(value for _, value in earned)),
         )

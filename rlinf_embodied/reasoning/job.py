@@ -74,6 +74,11 @@ class ReasoningJob:
         """Returns the sections that the stages' times depend on."""
         return {n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "reward", "algorithm")}
 
+    def launch_notes(self) -> list[str]:
+        """Returns what training sees as the reward."""
+        own = self.config.reward._target_
+        return [f"reward   {f'what {own} returns' if own else '1 for a right answer, 0 for another'} (reward.*)"]
+
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; also checks that problems can be had, and that their prompts fit the model's context.
 

@@ -125,6 +125,10 @@ class Job(Protocol):
         """Returns the parts of the config that the stages' times depend on."""
         ...
 
+    def launch_notes(self) -> list[str]:
+        """Returns lines that are shown when the run starts: what a person would otherwise have to look up."""
+        ...
+
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """Checks that training can go on from a checkpoint, or else the policy that a new run starts from.
 

@@ -26,7 +26,7 @@ from rlinf_embodied.execution.profiler import (
 )
 from rlinf_embodied.flow.catalogue import as_measured, linked
 from rlinf_embodied.flow.drift import DriftWatch, Prediction, predict, replan
-from rlinf_embodied.flow.explain import Ranked, rank, rows
+from rlinf_embodied.flow.explain import LONG_COLUMNS, Ranked, rank, rows
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.plan import Plan, resolve
 from rlinf_embodied.flow.pricing import Pricer
@@ -35,7 +35,7 @@ from rlinf_embodied.flow.profile import Profile
 from rlinf_embodied.flow.profile_file import load_profile
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.telemetry.tables import text_table
+from rlinf_embodied.telemetry.tables import described_table, terminal_width, text_table
 from rlinf_embodied.training.job import Job
 
 
@@ -172,7 +172,8 @@ class Planning:
         assert self._pricer is not None
         self._ranked, impossible = rank(self._pricer)
         best = self._ranked[0]
-        lines = [text_table(rows(self._ranked), f"plans of {workflow.name} on {self._cluster.name}, predicted:")]
+        title = f"plans of {workflow.name} on {self._cluster.name}, predicted:"
+        lines = [described_table(rows(self._ranked), LONG_COLUMNS, title, terminal_width())]
         lines += [f"{entry.mode}: {entry.reason}" for entry in impossible]
         return replace(best.plan, name=f"auto: {best.shape}"), "\n".join(lines)
 

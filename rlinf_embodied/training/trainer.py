@@ -109,6 +109,8 @@ class Trainer:
             writer = MetricsWriter(self._folder.path, config.wandb if config.run.wandb else None, asdict(config))
             try:
                 with LiveView(config.run.num_iterations, self._job.title, self._job.columns) as view:
+                    for line in self._job.launch_notes():
+                        view.note(line)
                     if self._resumption is not None:
                         view.note(self._resumption.note)
                     return self._run(session, writer, view)
@@ -280,6 +282,8 @@ class Trainer:
         if not stop.asked:
             self._return_to_best(running, view)
         elif self._saved != self._progress.iteration:  # before the first iteration too
+            self._save(running.executor)
+        if self._saved is None:  # a run of no iterations leaves the policy that others can start from
             self._save(running.executor)
 
     def _replan(

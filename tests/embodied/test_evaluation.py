@@ -253,3 +253,13 @@ def test_the_first_check_of_a_run_is_run_to_its_end_for_its_score() -> None:
     result = Evaluation(*asked, target=1.0).run(0)
     assert (len(result.episodes), result.reached) == (24, False)
     assert result.score == result.success_at_end
+
+
+def test_videos_bear_the_iteration_of_the_checkpoint_and_progress_is_told(trained, tmp_path, capsys) -> None:
+    chosen = ["eval.record_video=true", "eval.num_episodes=7", f"checkpoint={trained}/checkpoints/latest"]
+    evaluate(tmp_path, *chosen)
+    assert [path.name for path in (tmp_path / "videos").iterdir()] == ["step_2"]
+    out = capsys.readouterr().out
+    assert "episodes 4/7" in out
+    assert "episodes 7/7" in out
+    assert "at_end: solved when the episode's 12 steps are over" in out

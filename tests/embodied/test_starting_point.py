@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from runs import clone, tiny, train
 
 from envs.expert_tasks import EXPERT_TASKS, why_no_expert
 from rlinf_embodied.command_line import _compose_training
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.starting_point import require_start
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.errors import CheckpointError, ConfigError
 
 PEG = ["env=maniskill", "env.task=PegInsertionSide-v1"]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -86,3 +91,53 @@ def test_a_dry_run_says_so_too_and_imports_nothing_heavy() -> None:
 def test_training_starts_from_one_policy() -> None:
     with pytest.raises(ConfigError, match=r"warm_start.checkpoint is 'a', but warm_start.teacher is 'b'.* one of"):
         compose_train(["warm_start.checkpoint=a", "warm_start.teacher=b"])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("env._target_=my_env.make_env", r"env\._target_ is 'my_env.make_env', but my_env cannot be imported"),
+        ("env._target_=envs.point_reach.mak_env", r"env\._target_ is .* has no mak_env .*correct the name"),
+        ("env._target_=envs.expert_tasks.why_no_expert", r"is called with \(config, num_envs, device, render_final\)"),
+        ("policy._target_=policies.state_policy.StatePolcy", r"policy\._target_ is .* has no StatePolcy"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_used_is_named_before_anything_starts(given: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EmbodiedJob(tiny(given)).require_checkpoint(None)
+
+
+def test_a_policy_of_other_sizes_is_refused_before_stages_are_built(tmp_path: Path) -> None:
+    config = tiny()
+    smaller = tiny(f"warm_start.checkpoint={clone(config)}", "env.task=PointReach-v1", f"run.dir={tmp_path}/a")
+    assert train(replace(smaller, run=replace(smaller.run, num_iterations=0)))
+    folder = tmp_path / "of another"
+    shutil.copytree(clone(config), folder)
+    described = json.loads((folder / "config.json").read_text())
+    described["env"] |= {"privileged_dim": 44, "proprio_dim": 22}
+    (folder / "config.json").write_text(json.dumps(described))
+    start, run = replace(smaller.warm_start, checkpoint=str(folder)), replace(smaller.run, dir=f"{tmp_path}/b")
+    other = replace(smaller, warm_start=start, run=run)
+    with pytest.raises(CheckpointError) as caught:
+        train(other)
+    parts = [
+        f"warm_start.checkpoint is {str(folder)!r}, a policy for PointReach-v0, but PointReach-v1 has other sizes",
+        "proprioception has 22 numbers there and 4 here; the state that a critic sees has 44 numbers there and 8 here",
+        "docs/warm_start.md",
+    ]
+    assert [part for part in parts if part not in str(caught.value)] == [], caught.value
+
+
+@pytest.mark.parametrize("policy", [[], ["policy=state", "algorithm=ppo_dense", "env.chunk=4", "env.block_size=4"]])
+def test_a_run_of_no_iterations_leaves_a_starting_folder(tmp_path: Path, capsys, policy: list[str]) -> None:
+    start = ["warm_start.from_nothing=true", "run.num_iterations=0", "eval.num_episodes=2", *policy]
+    train(tiny(f"run.dir={tmp_path / 'start'}", *start))
+    printed = capsys.readouterr().out
+    assert "reward   " in printed
+    assert "and 1 more" in printed or "and 5 more" in printed
+    folder = tmp_path / "start/checkpoints/latest"
+    assert folder.resolve().name == "step_000000"
+    rest = [text for text in policy if text != "warm_start.from_nothing=true"]
+    again = ["run.num_iterations=1", f"warm_start.checkpoint={folder}", "eval.num_episodes=2", *rest]
+    config = tiny(f"run.dir={tmp_path / 'run'}", *again, "warm_start.from_nothing=false")
+    assert train(config)["iterations"] == 1

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from envs.episodes import EpisodeEnv
-from envs.simulator import Measurement
+from envs.simulator import Measurement, Simulator
 from rlinf_embodied.config import EnvConfig, Reward
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.interfaces import CLOCK_COLUMNS
 
 
 class Scripted:
@@ -31,7 +33,8 @@ class Scripted:
     def measure(self, actions: Tensor) -> Measurement:
         now = "0" if self._steps == 0 else self._solved[self._steps - 1]
         nothing = torch.zeros(1, 1)
-        return Measurement(torch.zeros(1), torch.tensor([now == "1"]), torch.tensor([now == "x"]), nothing, nothing)
+        solved, failed = (torch.tensor([now == sign]) for sign in "1x")
+        return Measurement(torch.zeros(1), solved, nothing, failed, nothing)
 
     def pictures(self, rows: Sequence[int]) -> Tensor:
         return torch.zeros(len(rows), 1, 4, 4, 3, dtype=torch.uint8)
@@ -92,3 +95,57 @@ def test_a_task_that_fails_ends_the_episode_unless_episodes_never_end_early() ->
 def test_to_stay_solved_for_longer_than_an_episode_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"env.hold_steps is 60, but it lies in \[0, env.horizon=50\]"):
         EnvConfig(hold_steps=60)
+
+
+class Bare(Simulator):
+    """No more than a simulator needs, and what it measures is given."""
+
+    num_rows, action_dim = 2, 3
+
+    def __init__(self, **measured: object) -> None:
+        good = {"reward": torch.zeros(2), "success": torch.zeros(2, dtype=torch.bool), "proprio": torch.zeros(2, 4)}
+        self._measured = good | measured
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None: ...
+
+    def step(self, actions: Tensor, rows: Sequence[int]) -> None: ...
+
+    def measure(self, actions: Tensor) -> Measurement:
+        return Measurement(**self._measured)
+
+
+TWO = EnvConfig(num_envs=2, block_size=2, horizon=10, chunks_per_rollout=2, cameras=[], _target_="my_robot.make_env")
+
+
+def test_what_a_simulator_leaves_out_has_a_default() -> None:
+    env = EpisodeEnv(TWO, Bare(), "wait", False)
+    seen = env.reset([0, 1])
+    assert seen.images is None
+    assert seen.privileged is not None
+    assert seen.privileged.shape == (2, 4 + CLOCK_COLUMNS)
+    assert env.object_positions() is None
+    env.record([0, 1])
+    results = [env.step_chunk(torch.zeros(2, 5, 3)) for _ in range(2)]
+    assert not any(result.terminated.any() for result in results)
+    assert env.take_frames() == {}
+    with pytest.raises(SimulatorError, match=r"no scripted expert: .*warm_start.from_nothing=true"):
+        env.expert_actions()
+    env.close()
+    with pytest.raises(SimulatorError, match=r"Bare draws none: set env.cameras=\[\]"):
+        EpisodeEnv(replace(TWO, cameras=["front"]), Bare(), "wait", False).reset([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("measured", "says"),
+    [
+        ({"proprio": torch.zeros(2, 4, dtype=torch.float64)}, r"proprio as float64 \[2, 4\], but float32 \[2, D\]"),
+        ({"reward": torch.zeros(2, 1)}, r"reward as float32 \[2, 1\], but float32 \[2\] is needed"),
+        ({"success": torch.zeros(2)}, r"success as float32 \[2\], but bool \[2\]"),
+        ({"proprio": [0.0]}, r"proprio as a list, but float32"),
+        ({"privileged": torch.zeros(3, 4)}, r"privileged as float32 \[3, 4\], but float32 \[2, D\]"),
+        ({"fail": torch.zeros(2, dtype=torch.long)}, r"fail as int64 \[2\], but bool \[2\]"),
+    ],
+)
+def test_a_wrong_measurement_is_named_when_the_env_is_built(measured: dict[str, object], says: str) -> None:
+    with pytest.raises(SimulatorError, match=rf"Bare\.measure returned {says}"):
+        EpisodeEnv(TWO, Bare(**measured), "wait", False)

@@ -140,6 +140,7 @@ def test_a_run_dir_that_cannot_be_written_is_wrong_input(monkeypatch, capsys, tm
         (["checkpoint={run}/checkpoints/latest", "env.obs_size=32"], "obs_size is 16 there and 32 here"),
         (["checkpoint={run}/checkpoints/latest", "env.obs_szie=32"], "did you mean env.obs_size?"),
         (["checkpoint={run}"], "there is no"),
+        (["checkpoint=/nowhere", "eval.num_samples=2"], "there is no such folder"),
     ],
 )
 def test_wrong_input_to_evaluation_is_one_line_and_exit_code_2(

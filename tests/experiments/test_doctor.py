@@ -50,3 +50,42 @@ def test_a_missing_library_is_broken(doctor, monkeypatch):
 def test_the_interpreter_must_be_a_supported_one(doctor, monkeypatch, version, state):
     monkeypatch.setattr(sys, "version_info", version)
     assert doctor.check_python().state == state
+
+
+def test_mujoco_says_how_it_draws(doctor, monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    tried = []
+
+    def only_osmesa(code, timeout_s):
+        tried.append(code)
+        return ({}, "") if '"osmesa"' in code else ({}, "no EGL here")
+
+    monkeypatch.setattr(doctor, "ask", only_osmesa)
+    found = doctor.check_mujoco()
+    assert (found.state, len(tried)) == (doctor.State.ok, 2)
+    assert "draws with osmesa" in found.found
+    assert "MUJOCO_GL=osmesa" in found.fix
+    monkeypatch.setattr(doctor, "ask", lambda code, timeout_s: ({}, "nothing"))
+    found = doctor.check_mujoco()
+    assert found.state is doctor.State.limited
+    assert "EGL and OSMesa failed" in found.found
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    assert "MUJOCO_GL=egl failed" in doctor.check_mujoco().found
+
+
+def test_baselines_are_named(doctor, monkeypatch):
+    assert doctor.check_baselines().state is doctor.State.ok
+
+    def absent(name):
+        raise doctor.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.importlib.metadata, "version", absent)
+    found = doctor.check_baselines()
+    assert (found.state, found.fix) == (doctor.State.limited, "make setup")
+
+
+def test_a_report_in_a_pipe_is_not_cut(doctor, capsys):
+    doctor.show([doctor.Finding("Libraries", doctor.State.slow, "x" * 150, "y " * 60)])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "Libraries  slow     " + "x" * 150
+    assert second.strip() == "->  " + ("y " * 60).strip()

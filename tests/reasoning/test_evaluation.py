@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from math_runs import tiny_math, train_math, warm
+from model_folders import gsm8k_rows, model_folder, write_rows
 from runs import cluster
 
 from rlinf_embodied.compose import compose_answers
@@ -131,6 +132,23 @@ def test_other_problems_may_be_asked(trained, tmp_path) -> None:
     info = evaluate(tmp_path, trained / "checkpoints/latest", *chosen)
     assert (info["data"]["level"], info["num_problems"]) == ("sum1-1-9", 4)
     assert "pass@1" not in info
+
+
+def test_a_plain_folder_of_hugging_face_is_evaluated_on_ones_own_problems(tmp_path, capsys) -> None:
+    model = model_folder(tmp_path / "model", "qwen2")
+    file = write_rows(tmp_path / "mine.jsonl", gsm8k_rows(0, 60))
+    config = compose_answers([f"checkpoint={model}", f"data.files.all={file}"])
+    assert config is not None
+    assert (config.generation.max_new_tokens, config.data.form, config.data.level) == (512, "natural", "")
+    sizes = ["eval.num_problems=3", "eval.problems_per_block=2", "eval.num_samples=0", "generation.max_new_tokens=12"]
+    info = evaluate(tmp_path / "out", model, f"data.files.all={file}", *sizes)
+    assert info["num_problems"] == 3
+    assert info["truncated"] > 0
+    out = capsys.readouterr().out
+    assert "greedy answers 3/3" in out  # progress, also where there is no terminal
+    assert "How many now?" in out
+    (model / "config.json").write_text('{"architectures": ["BertModel"]}')
+    assert compose_answers([f"checkpoint={model}"]) is None
 
 
 def test_the_script_knows_the_workflow_of_a_checkpoint(trained, monkeypatch, capsys) -> None:
