@@ -20,7 +20,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from setup_vulkan import manual_instructions, nvidia_hint, probe_rendering, read_system
+
+from experiments.setup.vulkan import manual_instructions, nvidia_hint, probe_rendering, read_system
 
 GIB = 2**30
 LEAST_MEMORY_BYTES = 3 * GIB  # two workers with a simulator, and the driver
