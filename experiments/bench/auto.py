@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.catalogue import as_measured, linked
 from rlinf_embodied.flow.drift import Prediction, predict
 from rlinf_embodied.flow.explain import rank, rows
+from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.plan import Plan, resolve
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.runtime.session import Session
@@ -82,16 +83,6 @@ class Options:
     out: str = ""
 
 
-@dataclass(slots=True)
-class Candidate:
-    """A plan of a workload: what was predicted, and what iterations took."""
-
-    plan: Plan
-    predicted: Prediction
-    seconds: list[float] = field(default_factory=list)
-    digest: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """A plan of a workload: seconds per iteration, predicted and measured."""
@@ -121,7 +112,7 @@ def composed(words: Sequence[str]) -> TrainConfig | MathConfig:
     return compose_math([word for word in words if word != REASONING]) if REASONING in words else compose_train(words)
 
 
-def run_case(overrides: Sequence[str], count: int) -> dict[str, Candidate]:
+def run_case(overrides: Sequence[str], count: int) -> dict[str, Outcome]:
     """Profiles a workload and trains it under every plan in alternation; the picked one is called auto."""
     config = composed(overrides)
     job, cluster = job_of(config), cluster_at_hand(config.cluster)
@@ -137,67 +128,64 @@ def run_case(overrides: Sequence[str], count: int) -> dict[str, Candidate]:
         pricer = Pricer(as_measured(workflow, profile), profile, linked(cluster, profile))
         ranked, _ = rank(pricer)
         print(text_table(rows(ranked)), flush=True)
-        found = candidates(overrides, pricer, replace(ranked[0].plan, name="auto"))
-        _train(job, folder, found, session, count)
+        plans = presets(overrides, pricer) | {"auto": replace(ranked[0].plan, name="auto")}
+        return _trained(job, workflow, plans, pricer, session, count)
     finally:
         session.close()
-    return found
 
 
-def candidates(overrides: Sequence[str], pricer: Pricer, auto: Plan) -> dict[str, Candidate]:
-    """Returns every preset that fits, by name, and the plan that was picked."""
+def presets(overrides: Sequence[str], pricer: Pricer) -> dict[str, Plan]:
+    """Returns every preset that fits, by name."""
     found = {}
     for name in choices("plan", type(composed(overrides))):
         preset = composed([*overrides, f"plan={name}"]).plan
         if preset.is_auto:
             continue
         try:
-            plan = resolve(name, preset.trees, pricer.cluster.num_devices, pricer.workflow)
+            found[name] = resolve(name, preset.trees, pricer.cluster.num_devices, pricer.workflow)
         except PlanError as error:
             print(f"  {name}: {error}")
-            continue
-        found[name] = Candidate(plan, predict(pricer, plan))
-    return found | {"auto": Candidate(auto, predict(pricer, auto))}
+    return found
 
 
-def _train(job: Job, folder: str, found: Mapping[str, Candidate], first: Session, count: int) -> None:
-    """Runs the candidates' iterations in turn, each with workers of its own; `first` lends its workers to one.
+def _trained(
+    job: Job, workflow: Workflow, plans: Mapping[str, Plan], pricer: Pricer, first: Session, count: int
+) -> dict[str, Outcome]:
+    """Runs the plans' iterations in turn, each with workers of its own; `first` lends its workers to one.
 
-    Every worker takes a book-keeping CPU of Ray, and there are eight at least: enough for four candidates on two
-    devices, but not for idle workers beside them.
+    Every worker takes a book-keeping CPU of Ray, and there are eight at least: enough for four plans on two devices,
+    but not for idle workers beside them.
     """
-    config = job.config
-    workflow, cluster = job.workflow(folder), cluster_at_hand(config.cluster)
+    config, cluster = job.config, cluster_at_hand(job.config.cluster)
     before = max(1, workflow.typical_iteration)  # these do not count: what is done once is done then
     sessions: list[Session] = []  # beside the first one, whose owner closes it
     executors: dict[str, Executor] = {}
     try:
-        for name, candidate in found.items():
+        for name, plan in plans.items():
             if executors:
                 sessions.append(make_session(config.cluster))
-            executors[name] = Executor(workflow, candidate.plan, sessions[-1] if sessions else first, cluster)
+            executors[name] = Executor(workflow, plan, sessions[-1] if sessions else first, cluster)
         steps = {name: iterations(config, executor, before + count) for name, executor in executors.items()}
         arms = {name: partial(seconds_of, partial(next, step)) for name, step in steps.items()}
-        for name, seconds in alternate(arms, count, warm_up=before, quiet=True).items():
-            found[name].seconds.extend(seconds)
-            found[name].digest = digest_of(executors[name])
+        seconds = alternate(arms, count, warm_up=before, quiet=True)
+        return {
+            name: outcome(predict(pricer, plan), plan, seconds[name], digest_of(executors[name]))
+            for name, plan in plans.items()
+        }
     finally:
         for session in sessions:
             session.close()
 
 
-def outcomes(found: Mapping[str, Candidate]) -> dict[str, Outcome]:
-    """Returns what is reported of each plan of a workload."""
-    return {
-        name: Outcome(
-            predicted_s=candidate.predicted.iteration_s,
-            stages_s=dict(candidate.predicted.stages_s),
-            measured_s=Spread.of(candidate.seconds),
-            tree=candidate.plan.to_dict()["tree"],
-            weights_sha256=candidate.digest,
-        )
-        for name, candidate in found.items()
-    }
+def outcome(predicted: Prediction, plan: Plan, seconds: Sequence[float], digest: str) -> Outcome:
+    """Returns what is reported of a plan."""
+    return Outcome(
+        predicted_s=predicted.iteration_s,
+        stages_s=dict(predicted.stages_s),
+        measured_s=Spread.of(seconds),
+        tree=plan.to_dict()["tree"],
+        weights_sha256=digest,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ concluded
@@ -277,7 +265,7 @@ def measure(run: Run[Options]) -> Report:
     measured = {}
     for case, words in cases.items():
         print(f"{case}: {' '.join(words)}", flush=True)
-        measured[case] = outcomes(run_case([*words, *run.overrides], own.iterations))
+        measured[case] = run_case([*words, *run.overrides], own.iterations)
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)
     return report(kept | measured, joined(run.known, earlier, list(kept)), list(measured))
 

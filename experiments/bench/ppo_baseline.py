@@ -238,7 +238,7 @@ def measure(run: Run[Options]) -> Report:
     """Runs the arms and compares them."""
     own = run.options
     if not own.ppo:
-        raise ConfigError("ppo is missing: give ppo=<examples/baselines/ppo/ppo.py of ManiSkill's repository>")
+        raise ConfigError("ppo is missing: give ppo=<ppo.py>, examples/baselines/ppo/ppo.py of ManiSkill's repository")
     arms = chosen(own.arms, ARMS, "arms")
     try:
         text = Path(own.ppo).read_text(encoding="utf-8")

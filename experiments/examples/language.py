@@ -10,7 +10,6 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from experiments.bench.harness import Table
 from rlinf_embodied.command_line import train_main
 from rlinf_embodied.config import EnvConfig, TrainConfig
 
@@ -37,6 +36,7 @@ def table(config: TrainConfig) -> int:
     from rlinf_embodied.runtime.sessions import make_session
     from rlinf_embodied.telemetry.live import LiveView
     from rlinf_embodied.telemetry.run_folder import RunFolder
+    from rlinf_embodied.telemetry.tables import markdown_table
 
     folder = RunFolder(Path(config.run.dir or f"runs/language-{time.strftime('%Y%m%d-%H%M%S')}"))
     session = make_session(config.cluster)
@@ -50,7 +50,7 @@ def table(config: TrainConfig) -> int:
     policy = load_policy(config.policy, str(clone), "cpu").policy
     rows = behaviour_table(policy, scenes(config), INSTRUCTIONS, config.eval.num_envs, config.eval.seed)
     cells = [(row.scene, row.instruction, *(f"{100 * row.shares[name]:.0f} %" for name in BEHAVIOURS)) for row in rows]
-    text = Table(("scene", "instruction", *BEHAVIOURS), cells).markdown()
+    text = markdown_table(("scene", "instruction", *BEHAVIOURS), cells)
     print(text)
     folder.write_text("language.md", text + "\n")
     folder.write_json("language.json", [asdict(row) for row in rows])

@@ -1,4 +1,4 @@
-"""Tables for terminals and log files: aligned columns of text."""
+"""Tables: aligned columns of text for terminals and log files, and Markdown for pages."""
 
 from __future__ import annotations
 
@@ -14,3 +14,9 @@ def text_table(rows: Sequence[Mapping[str, str]], title: str = "") -> str:
     line = lambda row: "  ".join(row[name].ljust(widths[name]) for name in columns).rstrip()  # noqa: E731
     head = line({name: name for name in columns})
     return "\n".join([*([title] if title else []), head, "-" * len(head), *map(line, rows)])
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows below a header in Markdown; bars within cells stay in their cells."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

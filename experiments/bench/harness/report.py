@@ -15,6 +15,7 @@ from experiments.bench.harness.statistics import Goal
 from rlinf_embodied.cluster.hardware import gpu_names, num_cores, processor
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.run_folder import git_revision, library_versions
+from rlinf_embodied.telemetry.tables import markdown_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,7 @@ class Table:
 
     def markdown(self) -> str:
         """Returns the table in Markdown."""
-        lines = [self.header, ["---"] * len(self.header), *self.rows]
-        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        return markdown_table(self.header, self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

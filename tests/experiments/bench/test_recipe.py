@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
-from experiments.bench import recipe as bench_recipe
-from experiments.bench.recipe import Options, Outcome, command, overview, page, seeds_of, verdicts
+from experiments.bench.recipe import __main__ as bench_recipe
+from experiments.bench.recipe import outcomes
+from experiments.bench.recipe.__main__ import Options, command, seeds_of
+from experiments.bench.recipe.outcomes import Outcome, overview, page, verdicts
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import WarmStartConfig
 from rlinf_embodied.errors import ConfigError
@@ -92,8 +94,8 @@ def test_fewer_demonstrations_are_seen_as_often_as_the_usual_number() -> None:
 
 def test_numbers_of_demonstrations_are_told_and_drawn_apart(tmp_path: Path) -> None:
     few = replace(OUTCOMES[0], num_demos=60)
-    assert list(bench_recipe.by_demos([*OUTCOMES, few])) == [60, 480]
-    bench_recipe.draw([*OUTCOMES, few], tmp_path / "demos.png")
+    assert list(outcomes.by_demos([*OUTCOMES, few])) == [60, 480]
+    outcomes.draw([*OUTCOMES, few], tmp_path / "demos.png")
     assert (tmp_path / "demos.png").stat().st_size > 10_000
 
 
