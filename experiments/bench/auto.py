@@ -165,7 +165,7 @@ def _trained(
             if executors:
                 sessions.append(make_session(config.cluster))
             executors[name] = Executor(workflow, plan, sessions[-1] if sessions else first, cluster)
-        steps = {name: iterations(config, executor, before + count) for name, executor in executors.items()}
+        steps = {name: iterations(job, executor, before + count) for name, executor in executors.items()}
         arms = {name: partial(seconds_of, partial(next, step)) for name, step in steps.items()}
         seconds = alternate(arms, count, warm_up=before, quiet=True)
         return {

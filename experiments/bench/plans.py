@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, alternate, chosen
-from experiments.bench.harness.trainings import digest_of, iterations, starting_folder
+from experiments.bench.harness.trainings import digest_of, iterations, job_of, starting_folder
 from rlinf_embodied.cluster.hardware import Cluster, num_cores
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
@@ -101,7 +101,7 @@ def train(config: TrainConfig, run: Run[Options]) -> dict[str, Measured]:
             cluster = Cluster("bench", "cpu", devices, num_cores(), 0)
             resolved = resolve(plan.name, plan.trees, devices, workflow)
             executors[name] = Executor(workflow, resolved, sessions[-1], cluster)
-        steps = {name: iterations(config, executor, count) for name, executor in executors.items()}
+        steps = {name: iterations(job_of(config), executor, count) for name, executor in executors.items()}
 
         def advance(name: str) -> None:
             start = time.perf_counter()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from experiments.bench.harness.trainings import digest_of, in_this_process, iterations, one_device
+from experiments.bench.harness.trainings import digest_of, in_this_process, iterations, job_of, one_device
 from rlinf_embodied.compose import compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied import workflow as embodied
@@ -87,7 +87,7 @@ class Stages:
     def add_iterations(self, name: str, config: TrainConfig | MathConfig, workflow: Workflow, trees: Sequence) -> None:
         """Trains for two iterations in this process and notes metrics that are no times, and weights."""
         with in_this_process(workflow, trees) as executor:
-            for number, (_, metrics) in enumerate(iterations(config, executor, 2)):
+            for number, (_, metrics) in enumerate(iterations(job_of(config), executor, 2)):
                 for group in ("rollout", "losses"):
                     found = [value for key, value in sorted(metrics.items()) if key.startswith(f"{group}/")]
                     self.add(f"{name} {number + 1}: {group}", found)

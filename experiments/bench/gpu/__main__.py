@@ -33,7 +33,7 @@ from torch import Tensor
 from experiments.bench.gpu.language import ADAPTERS, LARGE, SHARDED, fine_tuned, random_model, trained
 from experiments.bench.gpu.member import member
 from experiments.bench.harness import Benchmark, Report, Run, chosen, seconds_of
-from experiments.bench.harness.trainings import in_this_process, iterations, weights_of
+from experiments.bench.harness.trainings import in_this_process, iterations, job_of, weights_of
 from policies.tiny_vla import TinyVLA
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import Backend, TrainConfig
@@ -181,7 +181,7 @@ def train(config: TrainConfig) -> dict[str, object]:
         save_policy(cast(Policy, vla), Path(folder), config.env, config.policy)
         results, start = {}, time.perf_counter()
         with in_this_process(training_workflow(config, folder), config.plan.trees, "cuda") as executor:
-            for number, (_, metrics) in enumerate(iterations(config, executor, 2)):
+            for number, (_, metrics) in enumerate(iterations(job_of(config), executor, 2)):
                 results[f"iteration {number}"] = {"seconds": time.perf_counter() - start, **metrics}
                 start = time.perf_counter()
     return results
@@ -194,7 +194,7 @@ def trained_toy(kind: str) -> tuple[dict[str, Tensor], float]:
         policy = load_target(config.policy._target_)(config.policy, make_env(config.env, 1, "cpu").spec, 0)
         save_policy(cast(Policy, policy), Path(folder), config.env, config.policy)
         with in_this_process(training_workflow(config, folder), config.plan.trees, kind) as executor:
-            ratios = [metrics["losses/initial_log_ratio"] for _, metrics in iterations(config, executor, 2)]
+            ratios = [metrics["losses/initial_log_ratio"] for _, metrics in iterations(job_of(config), executor, 2)]
             return weights_of(executor), max(ratios)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from experiments.bench.harness.trainings import in_this_process, iterations, starting_folder, weights_of
+from experiments.bench.harness.trainings import in_this_process, iterations, job_of, starting_folder, weights_of
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.reasoning.workflow import training_workflow
@@ -56,7 +56,7 @@ def trained(kind: str, folder: str, overrides: tuple[str, ...] = (), count: int 
     config = compose_math([*SHORT, f"policy.folder={folder}", *overrides])
     with in_this_process(training_workflow(config, folder), config.plan.trees, kind) as executor:
         mismatch, seconds, tokens, start = 0.0, 0.0, 0.0, time.perf_counter()
-        for _, metrics in iterations(config, executor, count):
+        for _, metrics in iterations(job_of(config), executor, count):
             seconds, tokens = time.perf_counter() - start, metrics["rollout/tokens"]
             mismatch = max(mismatch, metrics["losses/mismatch_max"])
             start = time.perf_counter()

@@ -42,8 +42,10 @@ class Timing:
 
     @staticmethod
     def together(timings: Iterable[Timing]) -> Timing:
-        """Returns the work of several processes that ran at once: all of it, in the time of the slowest."""
+        """Returns the work of processes that ran at once, in the time of the slowest; with its parts if it is one."""
         several = list(timings)
+        if len(several) == 1:
+            return several[0]
         return Timing(max(t.seconds for t in several), sum(t.count for t in several))
 
 

@@ -51,11 +51,9 @@ def in_this_process(workflow: Workflow, trees: Sequence, kind: str = "cpu") -> I
         session.close()
 
 
-def iterations(
-    config: TrainConfig | MathConfig, executor: Executor, count: int
-) -> Iterator[tuple[IterationResult, dict[str, float]]]:
+def iterations(job: Job, executor: Executor, count: int) -> Iterator[tuple[IterationResult, dict[str, float]]]:
     """Yields what each of `count` iterations gave, and its metrics."""
-    job, progress = job_of(config), Progress()
+    progress = Progress()
     for _ in range(count):
         yield job.run_iteration(executor, progress)
         progress.iteration += 1

@@ -69,7 +69,7 @@ def require_trl() -> None:
 
 
 def config(own: Settings) -> GRPOConfig:
-    """Returns TRL's settings of this own."""
+    """Returns TRL's settings of this work."""
     from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
 
     rows, rest = divmod(own.prompts * own.group, own.processes * own.microbatches)

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from experiments.bench.harness.trainings import in_this_process, iterations, starting_folder
+from experiments.bench.harness.trainings import in_this_process, iterations, job_of, starting_folder
 from policies.tiny_vla import TinyVLA
 from rlinf_embodied.compose import compose_math, compose_train
 from rlinf_embodied.interfaces import EnvSpec, Observation
@@ -77,7 +77,7 @@ def language() -> Iterator[Callable[[], object]]:
     config = compose_math(["cluster=serial", "plan=collocated", "warm_start.steps=20", "warm_start.num_examples=256"])
     workflow = training_workflow(config, starting_folder(config, in_process=True))
     with in_this_process(workflow, config.plan.trees) as executor:
-        yield lambda: next(iterations(config, executor, 1))
+        yield lambda: next(iterations(job_of(config), executor, 1))
 
 
 PARTS = {"clone": clone, "ppo": ppo, "language": language}

@@ -63,7 +63,7 @@ def measure(run: Run[Options]) -> Report:
 
     def ask(number: int, piece: str, *arguments: object) -> Timing:
         asked = [worker.ask(piece, *arguments) for worker in workers[:number]]
-        return Timing.together([cast(Timing, worker.answer()) for worker in asked]) if number > 1 else asked[0].answer()
+        return Timing.together(cast(Timing, worker.answer()) for worker in asked)
 
     arms = {
         f"{mode} {control} {n}": partial(ask, 1, "steps", mode, control, n)

@@ -100,6 +100,8 @@ def test_arms_take_turns_and_every_other_round_goes_backwards():
 def test_processes_at_once_do_the_work_of_all_in_the_time_of_the_slowest():
     both = Timing.together([Timing(2.0, 10), Timing(4.0, 30)])
     assert (both.seconds, both.count, both.rate) == (4.0, 40, 10.0)
+    alone = Timing(2.0, 10, {"physics": 1.0})
+    assert Timing.together([alone]) is alone
 
 
 def test_a_worker_answers_in_turn_and_its_death_is_told():
