@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, alternate, chosen
 from experiments.bench.harness.trainings import digest_of, iterations, job_of, starting_folder
@@ -67,7 +68,7 @@ class Measured:
         self.busiest_s.append(max(by_worker.values()))
         self.rollout_env_steps.append(int(metrics["rollout/env_steps"]))
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Returns spreads; "outside_stages" is the share of the iteration that the busiest worker spent in no stage."""
         steps = zip(self.rollout_env_steps, self.iteration_s, strict=True)
         outside = zip(self.busiest_s, self.iteration_s, strict=True)
@@ -82,9 +83,9 @@ class Measured:
     def row(self) -> tuple[str, ...]:
         """Returns its cells of the table."""
         found = self.to_json()
-        stages = ", ".join(f"{key[5:-2]} {s.median:.2f}" for key, s in found["stages_s"].items())  # type: ignore[union-attr]
+        stages = ", ".join(f"{key[5:-2]} {s.median:.2f}" for key, s in found["stages_s"].items())
         seconds, speed, outside = (found[key] for key in ("iteration_s", "env_steps_per_s", "outside_stages"))
-        medians = f"{speed.median:.0f}", stages, f"{100 * outside.median:.1f} %"  # type: ignore[union-attr]
+        medians = f"{speed.median:.0f}", stages, f"{100 * outside.median:.1f} %"
         return f"{seconds:.2f}", *medians, self.digest[:12]
 
 
