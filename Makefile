@@ -37,14 +37,14 @@ $(STAMP) $(DEV_STAMP): pyproject.toml constraints.txt
 		fi; \
 		$$chosen -m venv $(VENV); \
 	fi
-	@$(BIN)/python experiments/setup_environment.py $(if $(filter %-dev,$@),--dev)
+	@$(BIN)/python -m experiments.setup.environment $(if $(filter %-dev,$@),--dev)
 	@touch $(STAMP) $@
 
 # Vulkan belongs to the machine, not to .venv: it is looked at each time, which takes half a second.
 setup: $(DEV_STAMP) vulkan
 
 vulkan: | $(STAMP)
-	@$(BIN)/python experiments/setup_vulkan.py
+	@$(BIN)/python -m experiments.setup.vulkan
 
 demo: $(STAMP) vulkan
 	$(BIN)/python experiments/train_vla.py env=maniskill_pick algorithm=ppo_finetune run=demo run.dir=runs/demo $(DEMO_ARGS)

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.metrics import moving_mean, read_metrics
+from rlinf_embodied.telemetry.tables import markdown_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,9 @@ def row(run: Run) -> dict[str, str]:
     }
 
 
-def table(runs: Sequence[Run]) -> list[str]:
+def table(runs: Sequence[Run]) -> str:
     rows = [row(run) for run in runs]
-    columns = list(rows[0])
-    lines = [columns, ["---"] * len(columns), *([line.get(column, "-") for column in columns] for line in rows)]
-    return ["| " + " | ".join(cells) + " |" for cells in lines]
+    return markdown_table(list(rows[0]), [[line.get(column, "-") for column in rows[0]] for line in rows])
 
 
 def picture(runs: Sequence[Run], target: Path) -> None:
@@ -121,7 +120,7 @@ def main(target: Path, folders: list[Path]) -> None:
     runs = [read(folder) for folder in folders]
     if len({run.reasons for run in runs}) > 1:
         raise ConfigError("the runs are of two workflows, whose numbers cannot be compared: give those of one")
-    lines = [*table(runs), ""]
+    lines = [table(runs), ""]
     for run in runs:
         hardware = run.manifest["hardware"]
         command = shlex.join(["python", *run.manifest["command"]])

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from setup_vulkan import manual_instructions, nvidia_hint, probe_rendering, read_system
-
+from experiments.setup.vulkan import manual_instructions, nvidia_hint, probe_rendering, read_system
 from rlinf_embodied.telemetry.tables import terminal_width, wrapped
 
 GIB = 2**30

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
+
+from experiments.setup import environment, vulkan
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHECKED_PACKAGES = ["rlinf_embodied.algorithms", "rlinf_embodied.interfaces"]
@@ -56,7 +57,7 @@ def _has_gpu() -> bool:
 
 def _missing_renderer() -> str:
     """Returns why SAPIEN cannot render here, an empty text if it can; under RLINF_REQUIRE_SIM=1 it must."""
-    found = load_script("setup_vulkan").probe_rendering()
+    found = vulkan.probe_rendering()
     if found.works:
         return ""
     reason = f"SAPIEN finds no Vulkan device ({found.output}): run make setup"
@@ -65,33 +66,22 @@ def _missing_renderer() -> str:
     return reason
 
 
-def load_script(name: str):
-    """Returns experiments/<name>.py as a module, without its folder on sys.path."""
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "experiments" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def setup_vulkan():
     """The script that makes rendering work."""
-    return load_script("setup_vulkan")
+    return vulkan
 
 
 @pytest.fixture(scope="session")
 def setup_environment():
     """The script that fills the virtual environment."""
-    return load_script("setup_environment")
+    return environment
 
 
 @pytest.fixture(scope="session")
 def doctor(setup_vulkan):
     """The script that examines the machine."""
-    return load_script("doctor")
+    return importlib.import_module("experiments.doctor")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,6 @@
 """How a task runs on the batched backend so that every row equals a stock single env, found out by comparing.
 
-What was compared at length (`experiments/sim_coverage.py`) for the installed versions is taken from `covered.json`;
+What was compared at length (`experiments.bench.coverage`) for the installed versions is taken from `covered.json`;
 any other task is compared for a few steps, once per machine.
 """
 

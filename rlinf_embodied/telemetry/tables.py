@@ -1,4 +1,4 @@
-"""Tables for terminals and log files: aligned columns of text."""
+"""Tables: aligned columns of text for terminals and log files, and Markdown for pages."""
 
 from __future__ import annotations
 
@@ -59,3 +59,9 @@ def wrapped(head: str, text: str, width: int | None) -> str:
 def terminal_width() -> int | None:
     """Returns the columns of the terminal that standard output is, None where it is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows below a header in Markdown; bars within cells stay in their cells."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,291 @@
+"""Is the plan that plan=auto picks the fastest one, and how good are the predictions?  Eight workloads, for real.
+
+python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [out=docs/results/auto.json]
+                                 [join=earlier.json] [overrides of train_vla.py or train_llm_math.py]
+
+For each workload: the stages are profiled anew, then every preset plan and the one that is picked train the same config
+from the same policy, iteration by iteration in alternation.  Printed, and written as JSON, Markdown and a scatter plot
+beside `out`: predicted against measured seconds per iteration of each plan, and whether the picked one is the fastest,
+or within 3 % of it, or within the spread of the measurement.  The exit code is 1 where it is neither.
+
+The first six took 16.6 minutes on two cores.  They may be measured in several runs: the report of a run with
+`join=<JSON of an earlier one>` has that one's workloads too, but for those that were measured now.  Overrides apply to
+every workload of a run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.harness import (
+    Benchmark,
+    Report,
+    Run,
+    Spread,
+    Table,
+    alternate,
+    chosen,
+    commands,
+    earlier_results,
+    joined,
+    seconds_of,
+)
+from experiments.bench.harness.trainings import digest_of, iterations, job_of
+from rlinf_embodied.cluster.hardware import cluster_at_hand
+from rlinf_embodied.compose import choices, compose_math, compose_train
+from rlinf_embodied.config import MathConfig, TrainConfig
+from rlinf_embodied.errors import ConfigError, PlanError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.catalogue import as_measured, linked
+from rlinf_embodied.flow.drift import Prediction, predict
+from rlinf_embodied.flow.explain import rank, rows
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.plan import Plan, resolve
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.telemetry.tables import text_table
+from rlinf_embodied.training.job import Job
+from rlinf_embodied.training.planning import measured_profile
+
+REASONING = "workflow=reasoning"
+WITHIN = 0.03  # of the fastest
+HEADER = ("workload", "plan", "predicted, s", "measured, s", "error", "the picked plan is")
+
+_SHORT = ("env.chunks_per_rollout=10", "warm_start.num_demos=24", "warm_start.epochs=2", "warm_start.head_epochs=4")
+_LARGE = ("policy.hidden_size=256", "policy.num_layers=4", "policy.stem_width=96")
+CASES: dict[str, tuple[str, ...]] = {
+    "pick": ("env=maniskill_pick", *_SHORT),
+    "pick_large": ("env=maniskill_pick", *_SHORT, *_LARGE),
+    # as near to state alone as a policy that sees can be: small pictures cost next to nothing
+    "pick_state": ("env=maniskill_pick", *_SHORT, "env.obs_size=16", "policy.stem_width=16", "policy.keypoints=4"),
+    # chunks of ten actions: twice the physics for each picture and each answer
+    "cpu_heavy": ("env=maniskill_pick", *_SHORT, "env.chunk=10", "env.chunks_per_rollout=5", "env.obs_size=32"),
+    "policy_heavy": ("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", *_LARGE, "env.obs_size=64"),
+    "point_reach": ("env=point_reach", "warm_start.num_demos=48", "warm_start.epochs=4", "env.chunks_per_rollout=20"),
+    "math_grpo": (REASONING, "warm_start.steps=400"),
+    "math_ppo": (REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=1"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments."""
+
+    cases: str = ""
+    iterations: int = 3
+    join: str = ""
+    out: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A plan of a workload: seconds per iteration, predicted and measured."""
+
+    predicted_s: float
+    stages_s: dict[str, float]  # predicted
+    measured_s: Spread
+    tree: object
+    weights_sha256: str
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted_s / self.measured_s.median - 1
+
+    def to_json(self) -> dict[str, object]:
+        """Returns plain values."""
+        return {**asdict(self), "error": self.error}
+
+
+Outcomes = Mapping[str, Outcome]  # of a workload's plans by name; the picked one is called auto
+
+
+# -------------------------------------------------------------------------------------------------------------- trained
+def composed(words: Sequence[str]) -> TrainConfig | MathConfig:
+    """Returns the config of a workload."""
+    return compose_math([word for word in words if word != REASONING]) if REASONING in words else compose_train(words)
+
+
+def run_case(overrides: Sequence[str], count: int) -> dict[str, Outcome]:
+    """Profiles a workload and trains it under every plan in alternation; the picked one is called auto."""
+    config = composed(overrides)
+    job, cluster = job_of(config), cluster_at_hand(config.cluster)
+    if cluster.num_devices < 2:
+        raise ConfigError("cluster.num_devices is 1, but one device has one plan: use a machine with two")
+    shown = lambda what, done, total, remark: None if done < total else print(f"  {what} {remark}".rstrip())  # noqa: E731
+    session = make_session(config.cluster)
+    try:
+        folder = str(job.starting_policy(session, cluster, shown))
+        session.clear()
+        workflow = job.workflow(folder)
+        profile, _ = measured_profile(job, cluster, workflow, session, shown)
+        pricer = Pricer(as_measured(workflow, profile), profile, linked(cluster, profile))
+        ranked, _ = rank(pricer)
+        print(text_table(rows(ranked)), flush=True)
+        plans = presets(overrides, pricer) | {"auto": replace(ranked[0].plan, name="auto")}
+        return _trained(job, workflow, plans, pricer, session, count)
+    finally:
+        session.close()
+
+
+def presets(overrides: Sequence[str], pricer: Pricer) -> dict[str, Plan]:
+    """Returns every preset that fits, by name."""
+    found = {}
+    for name in choices("plan", type(composed(overrides))):
+        preset = composed([*overrides, f"plan={name}"]).plan
+        if preset.is_auto:
+            continue
+        try:
+            found[name] = resolve(name, preset.trees, pricer.cluster.num_devices, pricer.workflow)
+        except PlanError as error:
+            print(f"  {name}: {error}")
+    return found
+
+
+def _trained(
+    job: Job, workflow: Workflow, plans: Mapping[str, Plan], pricer: Pricer, first: Session, count: int
+) -> dict[str, Outcome]:
+    """Runs the plans' iterations in turn, each with workers of its own; `first` lends its workers to one.
+
+    Every worker takes a book-keeping CPU of Ray, and there are eight at least: enough for four plans on two devices,
+    but not for idle workers beside them.
+    """
+    config, cluster = job.config, cluster_at_hand(job.config.cluster)
+    before = max(1, workflow.typical_iteration)  # these do not count: what is done once is done then
+    sessions: list[Session] = []  # beside the first one, whose owner closes it
+    executors: dict[str, Executor] = {}
+    try:
+        for name, plan in plans.items():
+            if executors:
+                sessions.append(make_session(config.cluster))
+            executors[name] = Executor(workflow, plan, sessions[-1] if sessions else first, cluster)
+        steps = {name: iterations(job, executor, before + count) for name, executor in executors.items()}
+        arms = {name: partial(seconds_of, partial(next, step)) for name, step in steps.items()}
+        seconds = alternate(arms, count, warm_up=before, quiet=True)
+        return {
+            name: outcome(predict(pricer, plan), plan, seconds[name], digest_of(executors[name]))
+            for name, plan in plans.items()
+        }
+    finally:
+        for session in sessions:
+            session.close()
+
+
+def outcome(predicted: Prediction, plan: Plan, seconds: Sequence[float], digest: str) -> Outcome:
+    """Returns what is reported of a plan."""
+    return Outcome(
+        predicted_s=predicted.iteration_s,
+        stages_s=dict(predicted.stages_s),
+        measured_s=Spread.of(seconds),
+        tree=plan.to_dict()["tree"],
+        weights_sha256=digest,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ concluded
+def read(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Outcome]:
+    """Returns the outcomes of a workload as `to_json` wrote them."""
+
+    def one(data: Mapping[str, Any]) -> Outcome:
+        values: dict[str, Any] = {key: value for key, value in data.items() if key not in ("error", "measured_s")}
+        return Outcome(measured_s=Spread(**data["measured_s"]), **values)
+
+    return {name: one(data) for name, data in plans.items()}
+
+
+def verdict(found: Outcomes) -> tuple[bool, str]:
+    """Returns whether the picked plan is the fastest (or as good as it), and how that is meant."""
+    measured = {name: outcome.measured_s for name, outcome in found.items()}
+    best = min(measured, key=lambda name: measured[name].median)
+    auto = measured["auto"]
+    if auto.median <= measured[best].median:
+        return True, "the fastest"
+    behind = auto.median / measured[best].median - 1
+    if behind <= WITHIN:
+        return True, f"{behind:.1%} behind {best}, within {WITHIN:.0%}"
+    if auto.low <= measured[best].high:
+        return True, f"{behind:.1%} behind {best}, within the spread"
+    return False, f"{behind:.1%} behind {best}"
+
+
+def lines_of(case: str, found: Outcomes) -> list[tuple[str, ...]]:
+    """Returns a row per plan."""
+    rows = []
+    for name, outcome in found.items():
+        said = verdict(found)[1] if name == "auto" else ""
+        seconds = f"{outcome.predicted_s:.2f}", f"{outcome.measured_s:.2f}"
+        rows.append((case, name, *seconds, f"{outcome.error:+.1%}", said))
+    return rows
+
+
+def summary(results: Mapping[str, Outcomes]) -> dict[str, Any]:
+    """Returns the errors over all plans and the verdicts by workload."""
+    errors = [abs(outcome.error) for found in results.values() for outcome in found.values()]
+    return {
+        "median_error": Spread.of(errors).median,
+        "worst_error": max(errors),
+        "verdicts": {case: verdict(found)[1] for case, found in results.items()},
+        "weights_equal": all(len({o.weights_sha256 for o in found.values()}) == 1 for found in results.values()),
+        "workloads": {case: {name: o.to_json() for name, o in found.items()} for case, found in results.items()},
+    }
+
+
+def draw(results: Mapping[str, Outcomes], path: Path) -> None:
+    """Draws predicted against measured seconds of every plan."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 6))
+    axes = figure.add_subplot()
+    for case, found in results.items():
+        points = [(outcome.predicted_s, outcome.measured_s.median) for outcome in found.values()]
+        axes.plot(*zip(*points, strict=True), "o", label=case, alpha=0.8)
+    low, high = axes.get_xlim()[0], max(axes.get_xlim()[1], axes.get_ylim()[1])
+    axes.plot([low, high], [low, high], color="0.5", lw=1)
+    axes.fill_between([low, high], [0.88 * low, 0.88 * high], [1.12 * low, 1.12 * high], color="0.9", zorder=0)
+    axes.set(xscale="log", yscale="log", xlabel="predicted, s per iteration", ylabel="measured, s per iteration")
+    axes.set_title("band: 12 %")
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def measure(run: Run[Options]) -> Report:
+    """Measures the chosen workloads and joins them with earlier ones."""
+    own, cases = run.options, chosen(run.options.cases, CASES)
+    for case in cases.values():
+        composed([*case, *run.overrides])  # typing errors cost no measurement
+    earlier = earlier_results(own.join, "auto")
+    kept = {case: read(plans) for case, plans in earlier.get("workloads", {}).items() if case not in cases}
+    measured = {}
+    for case, words in cases.items():
+        print(f"{case}: {' '.join(words)}", flush=True)
+        measured[case] = run_case([*words, *run.overrides], own.iterations)
+        print(Table(HEADER, lines_of(case, measured[case])), flush=True)
+    return report(kept | measured, joined(run.known, earlier, list(kept)), list(measured))
+
+
+def report(results: Mapping[str, Outcomes], known: Mapping[str, Any], measured: Sequence[str]) -> Report:
+    """Returns errors and verdicts; the exit code is about the workloads that were measured now."""
+    found = summary(results)
+    table = Table(HEADER, [row for case, plans in results.items() for row in lines_of(case, plans)])
+    errors = [f"{key}: {found[key]}" for key in ("median_error", "worst_error")]
+    said = f"errors of the predictions: median {found['median_error']:.1%}, worst {found['worst_error']:.1%}"
+    return Report(
+        content={**known, **found},
+        text=f"{table}\n{said}",
+        markdown="\n".join(["# plan=auto, measured", "", commands("auto", known), "", table.markdown(), "", *errors]),
+        draw=partial(draw, results),
+        exit_code=0 if all(verdict(results[case])[0] for case in measured) else 1,
+    )
+
+
+BENCHMARK = Benchmark("auto", Options, measure, takes_overrides=True)
+
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main())

@@ -1,0 +1,1 @@
+"""Every ManiSkill task on the batched backend, beside stock ManiSkill."""

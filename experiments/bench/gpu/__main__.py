@@ -1,0 +1,269 @@
+"""Every check and measurement that needs a GPU, in one call; what cannot run here is skipped with the reason.
+
+python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=policy,physics,...] [overrides of train_vla.py]
+
+    policy    forward and forward + backward of the policy on CUDA, fp32 and bf16, ms per sample over batch sizes
+    agrees    log-probs of the same tokens on CPU and CUDA: largest difference
+    physics   physx_cuda env: steps/s over N rows, and whether a row that ends freezes
+    reduce    TorchGroup on nccl with one process per GPU (two GPUs): exact and fast sums against the CPU's
+    train     two iterations of PPO on the device through the executor: seconds, ratio at the start
+    same      two iterations of PPO on the toy env, whose physics is that of the CPU: largest difference of any weight
+              between CPU and CUDA, and the ratio at the start on both
+    language  three iterations of GRPO on a small language model: largest difference of any weight between CPU and CUDA,
+              between FSDP2 (one process, nccl) and none, log-probs of generation against training's, in float32 and
+              with adapters on bfloat16 weights; tokens/s of PPO with 0.15 billion parameters and as many of a critic
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from experiments.bench.gpu.language import ADAPTERS, LARGE, SHARDED, fine_tuned, random_model, trained
+from experiments.bench.gpu.member import member
+from experiments.bench.harness import Benchmark, Report, Run, chosen, seconds_of
+from experiments.bench.harness.trainings import in_this_process, iterations, job_of, weights_of
+from policies.tiny_vla import TinyVLA
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import Backend, TrainConfig
+from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.policy_folder import save_policy
+from rlinf_embodied.embodied.workflow import training_workflow
+from rlinf_embodied.interfaces import EnvSpec, Observation, Policy
+from rlinf_embodied.targets import load_target
+
+TOY = (
+    "env=point_reach",
+    "plan=collocated",
+    "env.num_envs=32",
+    "policy.hidden_size=32",
+    "policy.num_layers=1",
+    "policy.num_heads=2",
+    "policy.stem_width=16",
+    "policy.keypoints=4",
+    "algorithm.critic_warmup_iterations=0",
+    "algorithm.target_kl=null",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments."""
+
+    out: str = ""
+    only: str = ""
+
+
+class SkippedError(Exception):
+    """A check that this machine cannot run, and why."""
+
+
+def need_gpus(number: int) -> None:
+    """Skips the check on a machine with fewer."""
+    found = torch.cuda.device_count()
+    if found < number:
+        raise SkippedError(f"needs {number} CUDA device(s), found {found}")
+
+
+def example(config: TrainConfig, rows: int) -> tuple[TinyVLA, Observation, Tensor]:
+    """Returns a policy and random inputs of an env like PickCube's, on the CPU."""
+    env = config.env
+    spec = EnvSpec(env.task, rows, env.chunk, env.horizon, 7, 19, 44, env.obs_size, tuple(env.cameras), "none")
+    draw = torch.Generator().manual_seed(0)
+    shape = (rows, len(env.cameras), env.obs_size, env.obs_size, 3)
+    images = torch.randint(0, 255, shape, dtype=torch.uint8, generator=draw)
+    observation = Observation(torch.randn(rows, 19, generator=draw), ("pick up the cube",) * rows, images)
+    tokens = torch.randint(0, config.policy.num_bins, (rows, env.chunk, 7), generator=draw)
+    return TinyVLA(config.policy, spec, seed=0), observation, tokens
+
+
+def to_device(observation: Observation, device: str) -> Observation:
+    """Returns the observation on a device."""
+    move = {name: getattr(observation, name).to(device) for name in ("proprio", "images")}
+    return dataclasses.replace(observation, **move)
+
+
+def milliseconds(work: Callable[[], object], repeat: int = 20) -> float:
+    """Returns milliseconds per call on the GPU."""
+
+    def several() -> None:
+        for _ in range(repeat):
+            work()
+        torch.cuda.synchronize()
+
+    seconds_of(several)  # warms up
+    return seconds_of(several) / repeat * 1e3
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+def policy(config: TrainConfig) -> dict[str, object]:
+    need_gpus(1)
+    results: dict[str, object] = {}
+    for rows in (16, 256, 1024):
+        vla, observation, tokens = example(config, rows)
+        vla.module.cuda()
+        shown, tokens = to_device(observation, "cuda"), tokens.cuda()
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+
+            def forward(shown=shown, tokens=tokens, vla=vla, dtype=dtype):
+                with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
+                    return vla.evaluate(vla.encode_trainable(shown), tokens, config.policy.temperature)[0]
+
+            forward_ms = milliseconds(forward)
+            both_ms = milliseconds(lambda forward=forward: forward().sum().backward())
+            results[f"{name}, {rows} rows"] = {
+                "forward_ms_per_sample": forward_ms / rows,
+                "forward_backward_ms_per_sample": both_ms / rows,
+            }
+    return results
+
+
+def agrees(config: TrainConfig) -> dict[str, object]:
+    need_gpus(1)
+    vla, observation, tokens = example(config, 64)
+    here, _ = vla.evaluate(vla.encode(observation), tokens, config.policy.temperature)
+    vla.module.cuda()
+    there, _ = vla.evaluate(vla.encode(to_device(observation, "cuda")), tokens.cuda(), config.policy.temperature)
+    return {"max_abs_log_prob_difference": float((here - there.cpu()).abs().max())}
+
+
+def physics(config: TrainConfig) -> dict[str, object]:
+    need_gpus(1)
+    results: dict[str, object] = {}
+    for rows in (64, 512, 2048):
+        env = make_env(dataclasses.replace(config.env, backend=Backend.gpu), rows, "cuda:0")
+        env.reset(range(rows))
+        seeds = list(range(rows, 2 * rows))
+        start, steps = time.perf_counter(), 0
+        for _ in range(2 * env.spec.horizon // env.spec.chunk):
+            actions = torch.rand(rows, env.spec.chunk, env.spec.action_dim, device="cuda:0") * 2 - 1
+            steps += int(env.step_chunk(actions, seeds).valid.sum())
+        seconds = time.perf_counter() - start
+        env.reset(range(rows))
+        for _ in range(env.spec.horizon // env.spec.chunk):
+            env.step_chunk(torch.zeros(rows, env.spec.chunk, env.spec.action_dim, device="cuda:0"))
+        frozen = all(episode is None for episode in env.running())
+        results[f"{rows} rows"] = {"env_steps_per_s": steps / seconds, "all_rows_froze_at_the_horizon": frozen}
+        env.close()
+    return results
+
+
+def reduce(config: TrainConfig) -> dict[str, object]:
+    need_gpus(2)
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [(rank, 2, f"file://{folder}/meet", answers) for rank in range(2)]
+        processes = [context.Process(target=member, args=each) for each in arguments]
+        for process in processes:
+            process.start()
+        found = [answers.get(timeout=300) for _ in processes]
+        for process in processes:
+            process.join()
+    return {f"rank {rank}": {"exact_error": exact, "fast_error": fast} for rank, exact, fast in sorted(found)}
+
+
+def train(config: TrainConfig) -> dict[str, object]:
+    need_gpus(1)
+    vla, _, _ = example(config, config.env.block_size)
+    with tempfile.TemporaryDirectory() as folder:
+        save_policy(cast(Policy, vla), Path(folder), config.env, config.policy)
+        results, start = {}, time.perf_counter()
+        with in_this_process(training_workflow(config, folder), config.plan.trees, "cuda") as executor:
+            for number, (_, metrics) in enumerate(iterations(job_of(config), executor, 2)):
+                results[f"iteration {number}"] = {"seconds": time.perf_counter() - start, **metrics}
+                start = time.perf_counter()
+    return results
+
+
+def trained_toy(kind: str) -> tuple[dict[str, Tensor], float]:
+    """Returns (weights on the CPU, largest log-ratio at the start) after two iterations on a kind of device."""
+    config = compose_train(TOY)
+    with tempfile.TemporaryDirectory() as folder:
+        policy = load_target(config.policy._target_)(config.policy, make_env(config.env, 1, "cpu").spec, 0)
+        save_policy(cast(Policy, policy), Path(folder), config.env, config.policy)
+        with in_this_process(training_workflow(config, folder), config.plan.trees, kind) as executor:
+            ratios = [metrics["losses/initial_log_ratio"] for _, metrics in iterations(job_of(config), executor, 2)]
+            return weights_of(executor), max(ratios)
+
+
+def same(config: TrainConfig) -> dict[str, object]:
+    need_gpus(1)
+    (here, here_ratio), (there, there_ratio) = trained_toy("cpu"), trained_toy("cuda")
+    return compared(here, there) | {"cpu_initial_log_ratio": here_ratio, "cuda_initial_log_ratio": there_ratio}
+
+
+def compared(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> dict[str, object]:
+    """Returns the largest difference between two sets of weights, and where it is."""
+    differences = {name: float((here[name] - there[name]).abs().max()) for name in here if here[name].numel()}
+    worst = max(differences, key=differences.__getitem__)
+    return {"max_abs_weight_difference": differences[worst], "where": worst}
+
+
+def language(config: TrainConfig) -> dict[str, object]:
+    need_gpus(1)
+    return language_on("cuda")
+
+
+def language_on(kind: str) -> dict[str, object]:
+    """Returns what short trainings of a language model give on a kind of device, beside the CPU's."""
+    start = fine_tuned()
+    runs = {
+        "cpu": trained("cpu", start),
+        kind: trained(kind, start),
+        "sharded": trained(kind, start, SHARDED),
+        "adapters": trained(kind, start, ADAPTERS),
+    }
+    if kind != "cpu":  # hours there
+        with tempfile.TemporaryDirectory() as folder:
+            runs["large"] = trained(kind, random_model(Path(folder), LARGE), LARGE)
+    weights = {name: cast("dict[str, Tensor]", run.pop("weights")) for name, run in runs.items()}
+    differences = {f"cpu against {kind}": compared(weights["cpu"], weights[kind])}
+    differences["sharded against not"] = compared(weights[kind], weights["sharded"])
+    return {**runs, **differences}
+
+
+CHECKS = {
+    "policy": policy,
+    "agrees": agrees,
+    "physics": physics,
+    "reduce": reduce,
+    "train": train,
+    "same": same,
+    "language": language,
+}
+
+
+def measure(run: Run[Options]) -> Report:
+    """Runs the checks; one that is broken does not hide the others."""
+    checks = chosen(run.options.only, CHECKS, "only")
+    config = compose_train(["plan=collocated", *run.overrides])
+    results: dict[str, object] = {}
+    failed = False
+    for name, check in checks.items():
+        try:
+            results[name] = check(config)
+        except SkippedError as reason:
+            results[name] = {"skipped": str(reason)}
+        except Exception as error:  # noqa: BLE001 - one broken check must not hide the others
+            traceback.print_exc()
+            results[name], failed = {"failed": f"{type(error).__name__}: {error}"}, True
+        print(f"{name}: {results[name]}", flush=True)
+    return Report(content={"results": results}, exit_code=int(failed))
+
+
+BENCHMARK = Benchmark("gpu", Options, measure, takes_overrides=True, one_thread=False)
+
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main())

@@ -1,0 +1,39 @@
+"""What all benchmarks share: one command line, one alternation of arms, one spread, one table, one file of results.
+
+options: a dataclass   ->  Benchmark.main  ->  Run: options, overrides of the training config, machine
+measure(run) -> Report <-  alternate(arms)  <-  Worker (pieces asked by name) or Child (a command with a log)
+Report                 ->  printed, <out>.json, <out>.md, <out>.png
+"""
+
+from experiments.bench.harness.arms import alternate, seconds_of
+from experiments.bench.harness.command import Benchmark, Run, chosen, names_of, parse, use_one_thread_per_process
+from experiments.bench.harness.processes import ONE_THREAD, REPOSITORY, Child, Worker, last_lines
+from experiments.bench.harness.report import Report, Table, commands, earlier_results, joined, machine, write_results
+from experiments.bench.harness.statistics import Goal, Spread, Timing, ratios
+
+__all__ = [
+    "ONE_THREAD",
+    "REPOSITORY",
+    "Benchmark",
+    "Child",
+    "Goal",
+    "Report",
+    "Run",
+    "Spread",
+    "Table",
+    "Timing",
+    "Worker",
+    "alternate",
+    "chosen",
+    "commands",
+    "earlier_results",
+    "joined",
+    "last_lines",
+    "machine",
+    "names_of",
+    "parse",
+    "ratios",
+    "seconds_of",
+    "use_one_thread_per_process",
+    "write_results",
+]

@@ -1,0 +1,118 @@
+"""The command line of every benchmark: `key=value` words, some its own, the others overrides of a training config."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
+
+from experiments.bench.harness.processes import ONE_THREAD
+from experiments.bench.harness.report import Report, machine, write_results
+from rlinf_embodied.errors import ConfigError, RlinfError
+
+_Case = TypeVar("_Case")
+_Options = TypeVar("_Options")
+PRIVATE = "folder="  # where a run's own files lie says nothing about its numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Generic[_Options]):
+    """What a benchmark was asked for."""
+
+    options: _Options
+    overrides: list[str]  # of the training config
+    known: Mapping[str, object]  # the head of its results: benchmark, arguments, machine
+
+    @property
+    def out(self) -> str:
+        """The file of results; "" where none is wanted."""
+        return str(getattr(self.options, "out", ""))
+
+    def keep(self, content: Mapping[str, object]) -> None:
+        """Writes what is there before all of it is."""
+        write_results(self.out, {**self.known, **content})
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark(Generic[_Options]):
+    """A command that measures: a module below experiments.bench."""
+
+    name: str  # of the module
+    options: type[_Options]  # a dataclass: the arguments with their defaults
+    measure: Callable[[Run[_Options]], Report]
+    takes_overrides: bool = False
+    one_thread: bool = True  # whether this process and those it starts compute with one thread each
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Measures, prints and writes; returns the exit code, 2 for wrong input."""
+        words = sys.argv[1:] if arguments is None else arguments
+        try:
+            options, overrides = parse(self.options, words)
+            if overrides and not self.takes_overrides:
+                known = ", ".join(field.name for field in fields(self.options))  # pyright: ignore[reportArgumentType]
+                raise ConfigError(f"{overrides[0]!r} is no argument of {self.name}: use some of {known}")
+            if self.one_thread:
+                use_one_thread_per_process()
+            recorded = [word for word in words if not word.startswith(PRIVATE)]
+            run = Run(options, overrides, {"benchmark": self.name, "arguments": recorded, "machine": machine()})
+            report = self.measure(run)
+        except RlinfError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        if report.text:
+            print(report.text)
+        report.write(run.out, run.known)
+        return report.exit_code
+
+
+def parse(options: type[_Options], arguments: Sequence[str]) -> tuple[_Options, list[str]]:
+    """Returns (the options that `key=value` words give, over their defaults; all other words).
+
+    A field that is False by default may be given by its name alone.
+
+    Raises:
+        ConfigError: a value has not the type of its default.
+    """
+    defaults = {field.name: field.default for field in fields(options)}  # pyright: ignore[reportArgumentType]
+    given, rest = {}, []
+    for text in arguments:
+        key, equals, value = text.partition("=")
+        if key not in defaults or not (equals or defaults[key] is False):
+            rest.append(text)
+            continue
+        kind = type(defaults[key])
+        try:
+            given[key] = value in ("", "true") if kind is bool else kind(value)
+        except ValueError:
+            raise ConfigError(
+                f"{key} is {value!r}, but it must be a {kind.__name__}: use {key}={defaults[key]}"
+            ) from None
+    return options(**given), rest
+
+
+def names_of(text: str) -> list[str]:
+    """Returns the names of a list such as "a,b"; none for an empty text."""
+    return [name for name in text.split(",") if name]
+
+
+def chosen(names: str, cases: Mapping[str, _Case], option: str = "cases") -> dict[str, _Case]:
+    """Returns the cases of a list such as "serial,collocated-2", all of them for an empty one.
+
+    Raises:
+        ConfigError: there is no such case.
+    """
+    wanted = names_of(names) or list(cases)
+    for name in wanted:
+        if name not in cases:
+            raise ConfigError(f"{option} has {name!r}, but there are {', '.join(cases)}: use some of these")
+    return {name: cases[name] for name in wanted}
+
+
+def use_one_thread_per_process() -> None:
+    """Pins this process, and those it starts, to one thread each; call it before a renderer is opened."""
+    for name in ONE_THREAD:
+        os.environ[name] = "1"
+    if "torch" in sys.modules:  # which has read the variables already
+        sys.modules["torch"].set_num_threads(1)

@@ -1,0 +1,109 @@
+"""Measurements in processes of their own: one that answers questions, and one that runs a command to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rlinf_embodied.errors import WorkerError
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
+
+
+class Worker:
+    """A process with an object whose methods measure; several can be asked before the first one is answered."""
+
+    def __init__(self, make: Callable[..., object], *arguments: object) -> None:
+        """Starts the process; `make(*arguments)` builds the object there."""
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
+        self._process.start()
+        theirs.close()  # so that a process that dies ends the wait for its answer
+
+    def ask(self, method: str, *arguments: object) -> Worker:
+        """Starts a measurement."""
+        self._pipe.send((method, arguments))
+        return self
+
+    def answer(self) -> object:
+        """Waits for what it gave.
+
+        Raises:
+            WorkerError: the process died.
+        """
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            raise WorkerError("a process of the benchmark died: its error stands above") from None
+
+    def close(self) -> None:
+        """Ends the process."""
+        with contextlib.suppress(BrokenPipeError):  # it has died, and has said why
+            self._pipe.send(None)
+        self._process.join()
+
+
+def _serve(pipe: Connection, make: Callable[..., object], arguments: Sequence[object]) -> None:
+    bench = make(*arguments)
+    while (asked := pipe.recv()) is not None:
+        method, values = asked
+        pipe.send(getattr(bench, method)(*values))
+
+
+class Child:
+    """A command that runs beside this process and prints into a log."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path = REPOSITORY,
+    ) -> None:
+        """Starts it, with this repository first on its path.
+
+        Args:
+            name: what failures call it.
+            command: its words; the first ones may be ("-m", module), for this process's Python.
+            log: the file for what it prints.
+            environment: variables beside this process's.
+            cwd: where it runs.
+        """
+        self.name, self.log = name, log
+        paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+        words = [sys.executable, *command] if command[0] == "-m" else list(command)
+        with log.open("w", encoding="utf-8") as out:
+            self.process = subprocess.Popen(
+                words, cwd=cwd, env={**os.environ, "PYTHONPATH": paths, **(environment or {})}, stdout=out, stderr=out
+            )
+
+    def check(self, code: int) -> None:
+        """Takes the exit code.
+
+        Raises:
+            WorkerError: it is that of a failure.
+        """
+        if code:
+            raise WorkerError(f"{self.name} ended with exit code {code}, see {self.log}:\n{last_lines(self.log)}")
+
+    def wait(self) -> None:
+        """Waits for its end.
+
+        Raises:
+            WorkerError: it failed.
+        """
+        self.check(self.process.wait())
+
+
+def last_lines(log: Path, count: int = 5) -> str:
+    """Returns the end of a log."""
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-count:])

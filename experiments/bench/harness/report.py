@@ -1,0 +1,122 @@
+"""What a benchmark leaves: tables, the machine, JSON and Markdown, and how results of several runs are joined."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.harness.statistics import Goal
+from rlinf_embodied.cluster.hardware import gpu_names, num_cores, processor
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.telemetry.run_folder import git_revision, library_versions
+from rlinf_embodied.telemetry.tables import markdown_table
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of texts below a header."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        """Returns aligned columns; the first one flushes left."""
+        lines = [self.header, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
+        aligned = ["  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+                   for line in lines]  # fmt: skip
+        return "\n".join([aligned[0], "-" * len(aligned[0]), *aligned[1:]])
+
+    def markdown(self) -> str:
+        """Returns the table in Markdown."""
+        return markdown_table(self.header, self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a benchmark has found."""
+
+    content: Mapping[str, object]  # of the JSON, beside what is known of the run
+    text: str = ""  # printed at the end
+    markdown: str = ""  # of the page beside the JSON; "": there is none
+    draw: Callable[[Path], None] | None = None  # the picture beside them
+    exit_code: int = 0
+
+    def write(self, out: str, known: Mapping[str, object]) -> None:
+        """Writes what there is beside `out`, unless it is empty."""
+        write_results(out, {**known, **self.content})
+        if out and self.markdown:
+            Path(out).with_suffix(".md").write_text(self.markdown + "\n", encoding="utf-8")
+        if out and self.draw is not None:
+            self.draw(Path(out).with_suffix(".png"))
+
+
+def machine() -> dict[str, object]:
+    """Returns what the numbers were measured on, and how busy it was."""
+    return {
+        "processor": processor() or platform.machine(),
+        "cores": num_cores(),
+        "gpus": gpu_names(),
+        "system": platform.platform(),
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "load_average": list(os.getloadavg()),
+        "versions": library_versions(),
+        "git_revision": git_revision(),
+    }
+
+
+def write_results(out: str, content: Mapping[str, object]) -> None:
+    """Writes JSON to `out` (.json where it has no suffix), unless it is empty, and says so."""
+    if not out:
+        return
+    path = Path(out) if Path(out).suffix else Path(out).with_suffix(".json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2, default=_plain) + "\n", encoding="utf-8")
+    print(f"written to {path}")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Goal):
+        return value.to_json()
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+# ------------------------------------------------------------------------------------------------------------- earlier
+def earlier_results(path: str, benchmark: str) -> dict[str, Any]:
+    """Returns what an earlier run of a benchmark wrote, to be joined with this one's; {} for an empty path.
+
+    Raises:
+        ConfigError: it cannot be read, or is another benchmark's.
+    """
+    if not path:
+        return {}
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"join is {path!r}, which cannot be read ({error}): give an earlier out=<file>") from error
+    if not isinstance(found, dict) or found.get("benchmark") != benchmark:
+        raise ConfigError(f"join is {path!r}, which benchmark {benchmark!r} did not write: give an earlier out=<file>")
+    return found
+
+
+def joined(own: Mapping[str, object], earlier: Mapping[str, Any], kept: Sequence[str]) -> dict[str, object]:
+    """Returns what is known of this run, and under "joined" the same of the run that the results `kept` are from."""
+    known = {key: earlier[key] for key in ("arguments", "machine", "joined") if key in earlier}
+    return {**own, "joined": known | {"kept": list(kept)}} if kept else dict(own)
+
+
+def commands(name: str, run: Mapping[str, Any]) -> str:
+    """Returns the commands of a run, and of those that it was joined with, as a paragraph of Markdown."""
+    words = " ".join([f"python -m experiments.bench.{name}", *run["arguments"]]) if "arguments" in run else ""
+    text = (f"`{words}`" if words else "a run whose command is not recorded") + (
+        f" ({', '.join(run['kept'])})" if "kept" in run else ""
+    )
+    return f"{text}, joined with {commands(name, run['joined'])}" if "joined" in run else text

@@ -1,0 +1,80 @@
+"""Repeated measurements: spreads, ratios round by round, goals."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Repeated measurements of one quantity."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Spread:
+        """Returns median, smallest and largest."""
+        numbers = list(values)
+        return Spread(statistics.median(numbers), min(numbers), max(numbers), len(numbers))
+
+    def __format__(self, form: str) -> str:
+        """Formats each number, for example "12.0 (11.5-13.1)"."""
+        return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}})"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds for so many units of work, and where they went."""
+
+    seconds: float
+    count: int  # env steps, observations, resets
+    parts: Mapping[str, float] = field(default_factory=dict)  # seconds by name
+
+    @property
+    def rate(self) -> float:
+        """Units per second."""
+        return self.count / self.seconds
+
+    @staticmethod
+    def together(timings: Iterable[Timing]) -> Timing:
+        """Returns the work of processes that ran at once, in the time of the slowest; with its parts if it is one."""
+        several = list(timings)
+        if len(several) == 1:
+            return several[0]
+        return Timing(max(t.seconds for t in several), sum(t.count for t in several))
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A ratio, and what it should reach."""
+
+    name: str
+    ratio: Spread  # of the rounds, each numerator over its own round's denominator
+    goal: float
+    floor: float | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the median is there."""
+        return self.ratio.median >= self.goal
+
+    def __str__(self) -> str:
+        """Returns, for example, "(b) / (a): 31.20 (30.10-33.00), goal 20: reached"."""
+        verdict = "reached" if self.reached else "missed"
+        if not self.reached and self.floor is not None:
+            verdict += f" (floor {self.floor:g}: {'held' if self.ratio.median >= self.floor else 'missed'})"
+        return f"{self.name}: {self.ratio:.2f}, goal {self.goal:g}: {verdict}"
+
+    def to_json(self) -> dict[str, object]:
+        """Returns plain values."""
+        return {**asdict(self), "reached": self.reached}
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> Spread:
+    """Returns the spread of the quotients round by round, which shares whatever slowed a round as a whole."""
+    return Spread.of(a / b for a, b in zip(above, below, strict=True))

@@ -1,0 +1,71 @@
+"""Short trainings: where they start, on one device of this process, and what they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.config import MathConfig, TrainConfig
+from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.learning.weights import WeightsMessage
+from rlinf_embodied.reasoning.job import ReasoningJob
+from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import SerialSession, of_type
+from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.training.job import Job, Progress
+
+
+def job_of(config: TrainConfig | MathConfig) -> Job:
+    """Returns what the trainer runs for a config."""
+    return ReasoningJob(config) if isinstance(config, MathConfig) else EmbodiedJob(config)
+
+
+def starting_folder(config: TrainConfig | MathConfig, in_process: bool = False) -> str:
+    """Returns the folder of the policy that training starts from; made first if it is not in the cache."""
+    session = SerialSession() if in_process else make_session(config.cluster)
+    cluster = one_device() if in_process else cluster_at_hand(config.cluster)
+    try:
+        return str(job_of(config).starting_policy(session, cluster, lambda *progress: None))
+    finally:
+        session.close()
+
+
+def one_device(kind: str = "cpu") -> Cluster:
+    """Returns a cluster of one device."""
+    return Cluster("bench", kind, 1, 1, 0)
+
+
+@contextmanager
+def in_this_process(workflow: Workflow, trees: Sequence, kind: str = "cpu") -> Iterator[Executor]:
+    """Yields an executor of a plan on one device of this process."""
+    session = SerialSession()
+    try:
+        yield Executor(workflow, resolve("bench", trees, 1, workflow), session, one_device(kind))
+    finally:
+        session.close()
+
+
+def iterations(job: Job, executor: Executor, count: int) -> Iterator[tuple[IterationResult, dict[str, float]]]:
+    """Yields what each of `count` iterations gave, and its metrics."""
+    progress = Progress()
+    for _ in range(count):
+        yield job.run_iteration(executor, progress)
+        progress.iteration += 1
+
+
+def weights_of(executor: Executor) -> dict[str, Tensor]:
+    """Returns the actor's weights, on the CPU."""
+    (message,) = of_type(executor.call("actor", "export_weights", Tick(0)), WeightsMessage)
+    return dict(message.tensors)
+
+
+def digest_of(executor: Executor) -> str:
+    """Returns the digest of the actor's weights, which all of its workers have."""
+    (digest,) = {str(found) for found in executor.call("actor", "weights_digest", Tick(0))}
+    return digest

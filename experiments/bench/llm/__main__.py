@@ -1,0 +1,154 @@
+"""GRPO on arithmetic: our trainer beside TRL's GRPOTrainer and beside the bare cost of the same work.
+
+python -m experiments.bench.llm [arms=trl_1,bare_1,ours_1] [steps=40] [skip=5] [rounds=3] [start_steps=1600]
+                                [tests=1000] [out=docs/results/llm] [folder=runs/bench_llm] [work as in work.py]
+
+First TRL and we compute the loss of one batch (losses.py): the benchmark stops unless they agree.  Then the arms of
+arms.py take turns, from the same model and over the same prompts; the number of the round is the seed of sampling.
+Tokens are those of completions, and a second is one of the whole step.  Writes <out>.json and <out>.md.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, alternate, chosen, commands, ratios
+from experiments.bench.llm.arms import ARMS, Arm, Measured, measured, read_steps, run_arm
+from experiments.bench.llm.losses import Difference, compare
+from experiments.bench.llm.trl_peer import require_trl
+from experiments.bench.llm.work import Start, Work, greedy_accuracy, make_start
+
+HEADER = (
+    "arm",
+    "tokens/s",
+    "tokens/CPU s",
+    "s per step",
+    "tokens per step",
+    "peak MB",
+    "accuracy",
+    "where the time goes",
+)
+Runs = Mapping[str, Sequence[Measured]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(Start):
+    """The arguments."""
+
+    arms: str = ""
+    steps: int = 40
+    skip: int = 5
+    rounds: int = 3
+    tests: int = 1000
+    folder: str = "runs/bench_llm"
+    out: str = ""
+
+
+def run_arms(own: Options, arms: Mapping[str, Arm]) -> Runs:
+    """Runs every arm once per round, in turn."""
+    folder = Path(own.folder).resolve() / time.strftime("%Y%m%d_%H%M%S")
+    numbers = {name: count() for name in arms}
+
+    def one(name: str) -> Measured:
+        number = next(numbers[name])
+        place = folder / f"{name}_{number}"
+        peak_mb = run_arm(arms[name], replace(own, seed=own.seed + number), own.steps, place)
+        return measured(read_steps(place), own.skip, peak_mb, greedy_accuracy(place / "model", own, own.tests))
+
+    def said(number: int, name: str, last: Measured) -> None:
+        print(
+            f"round {number}, {name}: {last.tokens_per_s:,.0f} tokens/s, {last.s_per_step:.3f} s per step, "
+            f"{last.peak_mb:,.0f} MB, accuracy {last.accuracy:.3f}",
+            flush=True,
+        )
+
+    return alternate({name: partial(one, name) for name in arms}, own.rounds, said=said)
+
+
+# --------------------------------------------------------------------------------------------------------------- report
+def row(name: str, runs: Sequence[Measured]) -> tuple[str, ...]:
+    """Returns a line of the table: medians, and the spread of what is compared."""
+    spread = lambda key: Spread.of(getattr(run, key) for run in runs)  # noqa: E731
+    return (
+        name,
+        f"{spread('tokens_per_s'):,.0f}",
+        f"{spread('tokens_per_cpu_s'):,.0f}",
+        f"{spread('s_per_step').median:.3f}",
+        f"{spread('tokens_per_step').median:,.0f}",
+        f"{spread('peak_mb').median:,.0f}",
+        f"{spread('accuracy'):.3f}",
+        ", ".join(f"{part} {share:.0%}" for part, share in runs[0].shares.items() if share >= 0.005),
+    )
+
+
+def goals(found: Runs) -> list[Goal]:
+    """Returns what our arms should reach beside TRL at its best, and beside the bare cost, on the same cores."""
+    wanted = []
+    for cores in (1, 2):
+        ours, bare = f"ours_{cores}", f"bare_{cores}"
+        trl = fastest([name for name in found if name.startswith(f"trl_{cores}")], found)
+        if found.get(ours) and trl:
+            wanted += [
+                Goal(f"{ours} / {trl}, tokens/s", _quotients(found, ours, trl, "tokens_per_s"), 1.5, 1.15),
+                Goal(f"{trl} / {ours}, peak memory", _quotients(found, trl, ours, "peak_mb"), 1.0),
+                Goal(f"{ours} / {trl}, accuracy", _quotients(found, ours, trl, "accuracy"), 1.0),
+            ]
+        if found.get(ours) and found.get(bare):
+            wanted.append(Goal(f"{ours} / {bare}, tokens/s", _quotients(found, ours, bare, "tokens_per_s"), 0.9))
+    return wanted
+
+
+def fastest(names: Sequence[str], found: Runs) -> str:
+    """Returns the arm with the most tokens per second in the median; "" where none ran."""
+    speeds = {name: Spread.of(run.tokens_per_s for run in found[name]).median for name in names if found[name]}
+    return max(speeds, key=lambda name: speeds[name], default="")
+
+
+def _quotients(found: Runs, above: str, below: str, name: str) -> Spread:
+    return ratios([getattr(run, name) for run in found[above]], [getattr(run, name) for run in found[below]])
+
+
+def report(run: Run[Options], losses: Sequence[Difference], found: Runs) -> Report:
+    """Returns table, goals, arms and losses."""
+    own, reached = run.options, goals(found)
+    table = Table(HEADER, [row(name, runs) for name, runs in found.items()]).markdown()
+    page = [
+        "# GRPO beside TRL and the bare cost",
+        f"{commands('llm', run.known)}: {own.prompts} prompts x {own.group} completions, "
+        f"{own.new_tokens} tokens at most, level {own.level}, lr {own.lr:g}, {own.steps} steps of which "
+        f"the first {own.skip} are not timed, {own.rounds} rounds. Medians (smallest - largest).",
+        table,
+        "\n".join(f"- {goal}" for goal in reached),
+        "\n".join(f"- {name}: {ARMS[name].what}" for name in found),
+        "Losses on an identical batch:\n\n" + "\n".join(f"- {loss}" for loss in losses),
+    ]
+    return Report(
+        content={"work": asdict(Work.of(own)), "losses": losses, "arms": found, "goals": reached},
+        text="\n".join([table, *map(str, reached)]),
+        markdown="\n\n".join(filter(None, page)),
+    )
+
+
+def measure(run: Run[Options]) -> Report:
+    """Compares the losses, then runs the arms."""
+    own = run.options
+    arms = chosen(own.arms, ARMS, "arms")
+    compared = any(name.startswith("trl") for name in arms)
+    if compared:
+        require_trl()
+    make_start(own, own.start_steps)
+    losses = compare(own) if compared else []
+    print(*losses, sep="\n", flush=True)
+    return report(run, losses, run_arms(own, arms))
+
+
+BENCHMARK = Benchmark("llm", Options, measure)
+
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main())

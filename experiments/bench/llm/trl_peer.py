@@ -1,0 +1,207 @@
+"""TRL's GRPOTrainer on the work: same model, prompts, judge, batch, learning rate and objective.
+
+python -m experiments.bench.llm.trl_peer out=<folder> [start=runs/bench_llm/start] [steps=20] [processes=1] [...]
+
+Leaves steps-<rank>.jsonl and model/ in `out`.  Needs the extra `peers`; generation is transformers' (no vLLM on CPUs).
+Each step is one batch of prompts x group completions and one optimizer step.  What the settings mean, and what was
+found about them on two cores, is in Settings.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from experiments.bench.llm.work import FORM, Ranks, StepLog, run_ranks, step_problems
+from policies.language_folder import read_tokenizer
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reasoning.judge import Judge
+
+if TYPE_CHECKING:
+    from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
+    from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
+
+LOSSES = {
+    "token": "dapo",  # sum over tokens / tokens of the whole batch, over all microbatches and processes
+    "sequence": "grpo",  # mean over completions of the mean over their tokens
+}
+PARTS = {  # methods whose time is taken
+    "_generate_single_turn": "generation_s",
+    "_prepare_inputs": "inputs_s",  # generation, judge, padding and bookkeeping
+    "training_step": "whole_s",  # the same, then forward and backward
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Ranks):
+    """The arguments.
+
+    The defaults are the fastest that were found, in processor seconds of a step with one thread (256 completions,
+    mostly 10 or mostly 40 tokens long).  Shared machines are noisy: differences below 10 % mean nothing.
+    """
+
+    microbatches: int = 8  # gradient accumulation; 1 takes 15 % more for the loss, 2 to 16 are alike
+    attention: str = "eager"  # "sdpa" takes 10 to 15 % more in generation and as much in the loss
+    cache: str = ""  # cache_implementation; "" is dynamic, "static" takes 8 % more
+    optimizer: str = "adamw_torch_fused"  # "adamw_torch" cannot be told from it
+    checkpointing: int = 0  # TRL's default, 1, computes activations twice: 30 % more
+    bf16: int = 0  # TRL's default, 1, takes 70 % more on a CPU, and computes other numbers
+    continuous: int = 0  # use_transformers_continuous_batching: a step takes eight times as long on a CPU
+    loader_workers: int = 0  # the loader takes no time
+
+
+def require_trl() -> None:
+    """Checks that TRL is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if importlib.util.find_spec("trl") is None:
+        raise ConfigError("TRL is not installed: pip install -c constraints.txt -e '.[peers]'")
+
+
+def config(own: Settings) -> GRPOConfig:
+    """Returns TRL's settings of this work."""
+    from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
+
+    rows, rest = divmod(own.prompts * own.group, own.processes * own.microbatches)
+    if rest:
+        raise ConfigError(
+            f"prompts x group is {own.prompts * own.group}, but {own.processes} processes x {own.microbatches} "
+            "microbatches must divide it: use others"
+        )
+    return GRPOConfig(
+        output_dir=str(Path(own.out) / "trl"),
+        use_cpu=True,
+        bf16=bool(own.bf16),
+        seed=own.seed,
+        max_steps=own.steps,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=own.microbatches,
+        num_generations=own.group,
+        max_completion_length=own.new_tokens,
+        temperature=own.temperature,
+        learning_rate=own.lr,
+        lr_scheduler_type="constant",
+        max_grad_norm=own.max_grad_norm,
+        weight_decay=0.0,
+        optim=own.optimizer,
+        beta=0.0,
+        epsilon=own.clip,
+        loss_type=LOSSES[own.loss],
+        scale_rewards="group",
+        gradient_checkpointing=bool(own.checkpointing),
+        cache_implementation=own.cache or None,
+        use_transformers_continuous_batching=bool(own.continuous),
+        shuffle_dataset=False,  # the prompts of a step are those of every other arm
+        dataloader_num_workers=own.loader_workers,
+        dataloader_pin_memory=False,
+        logging_strategy="no",
+        save_strategy="no",
+        disable_tqdm=True,
+        report_to=[],
+        ddp_backend="gloo" if own.processes > 1 else None,
+    )
+
+
+def make_trainer(
+    own: Settings,
+    heard: Callable[[int, float], None] = lambda tokens, seconds: None,
+    rollout: Callable | None = None,
+) -> GRPOTrainer:
+    """Returns a trainer on this work.
+
+    Args:
+        own: what it does, and how.
+        heard: is told (tokens, seconds) of each call of the judge.
+        rollout: TRL's `rollout_func`; None: TRL generates.
+    """
+    from datasets import Dataset  # pyright: ignore[reportMissingImports]
+    from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
+
+    problems = [problem for step in range(own.steps) for problem in step_problems(own, step)]
+    rows = [{"prompt": FORM.prompt(problem), "position": i} for i, problem in enumerate(problems)]
+    tokenizer = read_tokenizer(Path(own.start))
+    judge = Judge(FORM)  # decides sums without starting a process
+
+    def reward(
+        completions: list[str], completion_ids: list[list[int]], position: list[int], **_: object
+    ) -> list[float | None]:
+        start = time.perf_counter()
+        ended = [ids[-1] == tokenizer.eos_token_id for ids in completion_ids]
+        verdicts = judge.judge(completions, [problems[i] for i in position], ended)
+        heard(sum(map(len, completion_ids)), time.perf_counter() - start)
+        return list(verdicts.rewards.tolist())
+
+    model = AutoModelForCausalLM.from_pretrained(
+        own.start, dtype="float32", attn_implementation=own.attention, local_files_only=True
+    )
+    return GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=reward,
+        args=config(own),
+        train_dataset=Dataset.from_list(rows),
+        rollout_func=rollout,
+    )
+
+
+def train(own: Settings) -> None:
+    """Trains in this process, a rank of `processes`; leaves its step log and, from rank 0, the model."""
+    require_trl()
+    os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    torch.set_num_threads(own.threads)
+    out, rank = Path(own.out), int(os.environ.get("RANK", "0"))
+    log = StepLog(out, rank)
+    totals = dict.fromkeys(("tokens", "reward_s", *PARTS.values()), 0.0)  # since the last step ended
+
+    def heard(tokens: int, seconds: float) -> None:
+        totals["tokens"] += tokens
+        totals["reward_s"] += seconds
+
+    class StepEnds(TrainerCallback):
+        def on_step_end(self, *_: object, **__: object) -> None:
+            log.write(int(totals["tokens"]), **_shares(totals))
+            totals.update(dict.fromkeys(totals, 0.0))
+
+    trainer = make_trainer(own, heard)
+    for name, part in PARTS.items():
+        setattr(trainer, name, _timed(getattr(trainer, name), totals, part))
+    trainer.add_callback(StepEnds())
+    trainer.train()
+    trainer.save_model(str(out / "model"))  # the first rank does
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _timed(method: Callable, totals: dict[str, float], part: str) -> Callable:
+    def timed(*args: object, **kwargs: object) -> object:
+        start = time.perf_counter()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            totals[part] += time.perf_counter() - start
+
+    return timed
+
+
+def _shares(totals: Mapping[str, float]) -> dict[str, float]:
+    """Returns seconds of parts that do not overlap; what remains of a step is optimizer, loader and callbacks."""
+    return {
+        "generation_s": totals["generation_s"],
+        "reward_s": totals["reward_s"],
+        "forward_backward_s": totals["whole_s"] - totals["inputs_s"],
+        "scoring_s": totals["inputs_s"] - totals["generation_s"] - totals["reward_s"],
+    }
+
+
+if __name__ == "__main__":
+    run_ranks("trl_peer", Settings, train)

@@ -1,0 +1,243 @@
+"""The work that every arm does: problems, hyperparameters, the model to start from, how it is judged.
+
+The tokenizer pads with its end token.  Ours excludes a padding token of its own from the distribution, TRL does not;
+with this tokenizer nothing is excluded on either side, and both sample from the same distribution.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Self, TypeVar
+
+import numpy as np
+import torch
+
+from experiments.bench.harness import REPOSITORY, parse
+from policies.causal_lm import CausalLM
+from policies.char_tokenizer import EOS
+from rlinf_embodied.algorithms.log_probs import token_log_probs
+from rlinf_embodied.config import TinyLMConfig
+from rlinf_embodied.data.generated import GeneratedProblems
+from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.data.text_forms import CompactForm
+from rlinf_embodied.errors import ConfigError, WorkerError
+from rlinf_embodied.randomness import permutation, uniform
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.generation import generate
+from rlinf_embodied.reasoning.judge import Judge
+from rlinf_embodied.reasoning.packing import Sequences, microbatches
+
+FORM = CompactForm()
+_Found = TypeVar("_Found")
+_Settings = TypeVar("_Settings", bound="Ranks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a step consists of: the same for ours, TRL and the bare cost."""
+
+    start: str = "runs/bench_llm/start"  # folder of the model and tokenizer
+    worked: float = 0.3  # share of worked answers in the warm start; the rest are bare
+    level: str = "sum4-6-9"
+    seed: int = 0  # of sampling and of the training problems
+    data_seed: int = 0  # of the test problems
+    prompts: int = 32
+    group: int = 8
+    new_tokens: int = 52
+    temperature: float = 1.0
+    lr: float = 1e-4
+    clip: float = 0.2
+    max_grad_norm: float = 1.0
+    loss: str = "token"  # token: each token of the batch weighs the same; sequence: each completion does
+
+    @property
+    def sampling(self) -> Sampling:
+        """How completions are drawn."""
+        return Sampling(self.new_tokens, self.temperature)
+
+    def arguments(self) -> list[str]:
+        """Returns the `key=value` arguments that make an equal object."""
+        return [f"{field.name}={getattr(self, field.name)}" for field in fields(Work)]
+
+    @classmethod
+    def of(cls, work: Work, **own: object) -> Self:
+        """Returns settings of this work, with values of their own."""
+        return cls(**{field.name: getattr(work, field.name) for field in fields(Work)}, **own)  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks(Work):
+    """Work that may be shared by processes."""
+
+    steps: int = 20
+    threads: int = 1  # of each process
+    processes: int = 1
+    out: str = ""
+
+
+def settings_of(kind: type[_Found], arguments: Sequence[str]) -> _Found:
+    """Returns what `key=value` arguments say; the rest keep their defaults.
+
+    Raises:
+        ConfigError: there is no such key, or the value has not the type of the default.
+    """
+    found, unknown = parse(kind, arguments)
+    if unknown:
+        known = ", ".join(sorted(field.name for field in fields(kind)))  # pyright: ignore[reportArgumentType]
+        raise ConfigError(f"{unknown[0].partition('=')[0]!r} is not known: use some of {known}")
+    return found
+
+
+def step_problems(work: Work, step: int) -> list[Problem]:
+    """Returns the problems of a step, the same for every arm."""
+    return GeneratedProblems(work.level, work.seed).batch(Split.train, step * work.prompts, work.prompts)
+
+
+# ------------------------------------------------------------------------------------------------------------ the start
+def make_start(work: Work, steps: int = 1600, batch: int = 32, examples: int = 20_000) -> None:
+    """Writes the model that all arms start from, unless it is there: a supervised warm start.
+
+    AdamW at 3e-3, 20 steps up and a cosine down to a tenth; the loss is that of the completions' tokens.
+    """
+    folder = Path(work.start)
+    if (folder / "config.json").is_file():
+        return
+    torch.set_num_threads(1)
+    shaped = CausalLM.tiny(TinyLMConfig(), seed=work.seed)
+    shaped.tokenizer.pad_token = EOS
+    shaped.model.config.pad_token_id = shaped.tokenizer.eos_token_id
+    policy = CausalLM(shaped.model, shaped.tokenizer)
+    pairs = _pairs(policy, work, examples)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    for step in range(steps):
+        epoch, place = divmod(step * batch, examples // batch * batch)
+        rows = permutation(work.seed, "bench start", epoch, size=examples)[place : place + batch]
+        for settings in optimizer.param_groups:
+            settings["lr"] = 3e-3 * _schedule(step, steps)
+        optimizer.zero_grad()
+        _supervised_loss(policy, [pairs[row] for row in rows])
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+    partial = folder.with_name(folder.name + ".part")
+    shutil.rmtree(partial, ignore_errors=True)
+    policy.save(partial)
+    partial.rename(folder)
+
+
+def _pairs(policy: CausalLM, work: Work, examples: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    problems = GeneratedProblems(work.level, work.data_seed + 1).batch(Split.train, 0, examples)
+    show = uniform(work.seed, "bench worked", np.arange(examples)) < work.worked
+    return [
+        (tuple(policy.encode(FORM.prompt(problem))), tuple(policy.encode_completion(FORM.completion(problem, bool(w)))))
+        for problem, w in zip(problems, show, strict=True)
+    ]
+
+
+def _supervised_loss(policy: CausalLM, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+    """Adds the gradient of the mean of -log p over the completions' tokens."""
+    sequences = Sequences(tuple(p for p, _ in pairs), tuple(c for _, c in pairs))
+    count = sum(len(completion) for _, completion in pairs)
+    for _, batch in microbatches(sequences, 600, policy.spec.pad_id):  # bare and worked answers apart
+        logits = policy.module(input_ids=batch.tokens[:, :-1], use_cache=False).logits
+        places = torch.arange(1, batch.tokens.shape[1])
+        mask = (places >= batch.prompt_lengths[:, None]) & (places < batch.lengths[:, None])
+        (-token_log_probs(logits, batch.tokens[:, 1:], 1.0)[mask].sum() / count).backward()
+
+
+def _schedule(step: int, steps: int) -> float:
+    if step < 20:
+        return (step + 1) / 20
+    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 20) / max(1, steps - 20)))
+
+
+# ------------------------------------------------------------------------------------------------------------ the judge
+def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
+    """Returns the share of `count` test problems that the model in a folder solves greedily."""
+    torch.set_num_threads(1)
+    policy = CausalLM.load(folder)
+    problems = GeneratedProblems(work.level, work.data_seed).batch(Split.test, 0, count)
+    prompts = [Prompt(i, tuple(policy.encode(FORM.prompt(problem)))) for i, problem in enumerate(problems)]
+    sampling = Sampling(work.new_tokens, temperature=0.0)
+    block = GenerationBlock(tuple(prompts), 1)
+    texts, ended = [""] * count, [False] * count
+    for group in generate(policy, block, sampling, Noise(0, 0, "evaluation"), num_slots=256):
+        length = int(group.lengths[0])
+        texts[group.prompt.id] = policy.decode(group.tokens[0, :length].tolist())
+        ended[group.prompt.id] = bool(group.ended[0])
+    with Judge(FORM) as judge:
+        return float(judge.judge(texts, problems, ended).correct.mean())
+
+
+# --------------------------------------------------------------------------------------------------- what an arm leaves
+class StepLog:
+    """Writes one line per step into <folder>/steps-<rank>.jsonl: end of the step, processor seconds, tokens, parts."""
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        """Creates the folder and the file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"steps-{rank}.jsonl").open("w", encoding="utf-8")
+
+    def write(self, tokens: int, cpu_s: float | None = None, **parts: float) -> None:
+        """Adds a step that ends now.
+
+        Args:
+            tokens: that were generated in it.
+            cpu_s: processor seconds used so far; None: those of this process.
+            parts: seconds of its phases.
+        """
+        used = time.process_time() if cpu_s is None else cpu_s
+        line = {"at": time.perf_counter(), "cpu_s": used, "tokens": tokens, **parts}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+
+# ----------------------------------------------------------------------------------------------------------- processes
+def run_ranks(module: str, kind: type[_Settings], train: Callable[[_Settings], None]) -> None:
+    """Trains as the arguments of this process say: here, or once per rank, as `accelerate launch` does on CPUs.
+
+    Raises:
+        WorkerError: a rank failed.
+    """
+    own = settings_of(kind, sys.argv[1:])
+    if own.processes == 1 or "RANK" in os.environ:
+        train(own)
+        return
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(own.processes)]
+    run += ["--master-port", str(_free_port()), "-m", f"experiments.bench.llm.{module}"]
+    code = subprocess.run([*run, *sys.argv[1:]], cwd=REPOSITORY, check=False).returncode
+    if code:
+        raise WorkerError(f"{module} on {own.processes} processes ended with exit code {code}: see the lines above")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start(Work):
+    """The arguments of this module."""
+
+    start_steps: int = 1600
+
+
+def main() -> None:
+    """Makes the start: python -m experiments.bench.llm.work [start=runs/bench_llm/start] [worked=0.3] [seed=0]."""
+    own = settings_of(Start, sys.argv[1:])
+    make_start(own, own.start_steps)
+    print(f"{own.start}: greedy accuracy {greedy_accuracy(Path(own.start), own, 500):.3f}")
+
+
+if __name__ == "__main__":
+    main()

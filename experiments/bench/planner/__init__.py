@@ -1,0 +1,1 @@
+"""What the planner says of published workloads, and what EMULATED clusters make of it."""

@@ -1,0 +1,57 @@
+"""The published workloads that frozen profiles describe: which plan won there, and the clusters they ran on."""
+
+from dataclasses import replace
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.compose import CONFIG_DIR
+from rlinf_embodied.flow.catalogue import workflow_for
+from rlinf_embodied.flow.plan import Plan
+from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.profile import Profile
+from rlinf_embodied.flow.profile_file import load_profile
+from rlinf_embodied.planning_inputs import find_cluster
+
+WINNERS = {  # by profile, in arXiv 2509.15965 and 2510.06710
+    "maniskill_openvla": "hybrid",
+    "libero_openvla_oft": "temporal",
+    "grpo_llm": "temporal",
+    "ppo_llm": "spatial",
+}
+
+
+def h100(num_devices: int) -> Cluster:
+    """Returns as many nodes of eight H100s as it takes, each as configs/cluster describes it."""
+    one = find_cluster("h100x8")
+    (node,) = one.groups
+    num_nodes = num_devices // node.num_devices
+    return replace(
+        one,
+        name=f"h100x{num_devices}",
+        num_devices=num_devices,
+        num_cores=num_nodes * one.num_cores,
+        description=f"{num_nodes} nodes x {node.devices_per_node} {node.kind}",
+        groups=(replace(node, num_nodes=num_nodes),),
+    )
+
+
+def frozen(name: str, num_items: int | None = None) -> Profile:
+    """Returns a profile of configs/profiles, with another number of items per iteration if that is given."""
+    profile = load_profile(CONFIG_DIR / "profiles" / f"{name}.json")
+    assert profile.workload is not None
+    return profile if num_items is None else replace(profile, workload=replace(profile.workload, num_items=num_items))
+
+
+def pricer_of(profile: Profile, cluster: Cluster) -> Pricer:
+    """Returns the prices of a profile's workflow on a cluster."""
+    return Pricer(workflow_for(profile), profile, cluster)
+
+
+def best_plan(pricer: Pricer, mode: Mode) -> tuple[Plan, float]:
+    """Returns the best plan of a mode, and its seconds per iteration.
+
+    Raises:
+        PlanError: none fits.
+    """
+    found = find_plans(pricer, mode)[0]
+    return Plan(found.draft.shape(), pricer.cluster.num_devices, plan_tree(found, pricer)), found.iteration_s

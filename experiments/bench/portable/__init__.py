@@ -1,0 +1,1 @@
+"""What portable bits cost."""

@@ -1,0 +1,1 @@
+"""The demo's recipe on seeds that tuning never saw."""

@@ -1,0 +1,190 @@
+"""The demo's recipe on seeds that tuning never saw, each from nothing: how good, how sure, how long.
+
+python -m experiments.bench.recipe [seeds=1000-1009] [episodes=300] [side_by_side=2] [recipe=pick] [out=...] [overrides]
+
+For every seed the whole of train_vla.py runs with an empty cache (in the folder `keep=` another recipe of the same seed
+finds its clone again): demonstrations, cloning, evaluation, RL to its goal, evaluation.  `side_by_side` runs share the
+machine, each in one process on one core; 1 gives every run the whole machine, as `make demo` has it (weights do not
+depend on that).  Recipes: pick (the demo), region (demonstrations of a part of the table only), grpo (success as the
+only reward, from the clones of region), clone (no RL).  `demos=60,120,240` runs the recipe with each of these numbers
+of demonstrations, with as many optimizer steps as with the default one, and draws a picture beside `out`.
+
+Printed and written: success_once and success_at_end before and after with 95 % intervals, env steps, minutes of warm
+start and RL, core-minutes of the whole; worst, median and best over the seeds; the processor.  `table=<an earlier out>`
+prints the tables of earlier results and runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.harness import Benchmark, Report, Run
+from experiments.bench.recipe.outcomes import Outcome, cells, draw, in_order, outcome_of, page
+from rlinf_embodied.cluster.hardware import num_cores
+from rlinf_embodied.config import WarmStartConfig
+from rlinf_embodied.errors import ConfigError
+
+TRAIN = Path(__file__).resolve().parents[2] / "train_vla.py"
+RECIPES: dict[str, list[str]] = {
+    "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo"],
+    "region": ["env=maniskill_pick", "run.num_iterations=40", "warm_start.region=[0.03,1,0.03,1]"],
+    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run.num_iterations=40", "warm_start.region=[0.03,1,0.03,1]"],
+    "clone": ["env=maniskill_pick", "run.num_iterations=0"],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments."""
+
+    seeds: str = "1000-1009"
+    episodes: int = 300
+    side_by_side: int = 2
+    recipe: str = "pick"
+    demos: str = ""  # numbers of demonstrations; "": the default
+    out: str = ""
+    keep: str = ""  # folder for run folders and clones; "": they are thrown away
+    table: str = ""  # an earlier out=<file>: print its table, run nothing
+
+
+def seeds_of(text: str) -> list[int]:
+    """Returns the seeds of a list such as "0,3" or "1000-1009".
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    try:
+        if "-" in text:
+            first, last = (int(part) for part in text.split("-"))
+            return list(range(first, last + 1))
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"seeds is {text!r}, but it is a list or a range: use 0,3 or 1000-1009") from None
+
+
+def command(
+    recipe: str, seed: int, folder: Path, episodes: int, core: int | None, overrides: Sequence[str]
+) -> list[str]:
+    """Returns the command line of one run; `core`: it shares the machine and has that core for itself."""
+    own = [f"run.seed={seed}", f"run.dir={folder}", f"eval.num_episodes={episodes}", "eval.record_video=false"]
+    alone = [] if core is None else ["cluster=serial", "plan=collocated"]
+    pinned = [] if core is None else ["taskset", "-c", str(core)]
+    script = [sys.executable, str(TRAIN)]
+    return [*pinned, *script, *RECIPES[recipe], *own, *alone, "checkpoint.every=0", *overrides]
+
+
+class SeedRun:
+    """One seed's training as a child process with a cache of its own."""
+
+    def __init__(self, words: Sequence[str], folder: Path, seed: int, num_demos: int, cache: Path) -> None:
+        """Starts it; what it prints goes to a log in its folder."""
+        self.seed, self.folder, self._num_demos = seed, folder, num_demos
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier run's; it would be resumed
+        folder.mkdir(parents=True)
+        self._log = (folder / "log.txt").open("w")
+        environment = {**os.environ, "RLINF_EMBODIED_CACHE": str(cache)}
+        self._process = subprocess.Popen(words, stdout=self._log, stderr=subprocess.STDOUT, env=environment)
+
+    def finished(self) -> Outcome | None:
+        """Returns the outcome once the run has ended.
+
+        Raises:
+            ConfigError: it failed.
+        """
+        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
+        if pid == 0:
+            return None
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        self._log.close()
+        if self._process.returncode:
+            tail = (self.folder / "log.txt").read_text()[-2000:]
+            raise ConfigError(f"the run of seed {self.seed} ended with exit code {self._process.returncode}:\n{tail}")
+        summary = json.loads((self.folder / "summary.json").read_text())
+        return outcome_of(self.seed, summary, (usage.ru_utime + usage.ru_stime) / 60, self._num_demos)
+
+    def stop(self) -> None:
+        """Ends a run that nobody waits for any more."""
+        if self._process.returncode is None:
+            self._process.terminate()
+            self._process.wait()
+        self._log.close()
+
+
+def with_demos(number: int) -> list[str]:
+    """Returns the overrides for a number of demonstrations: epochs such that as many minibatches are seen as ever."""
+    usual = WarmStartConfig()
+    epochs = {name: round(getattr(usual, name) * usual.num_demos / number) for name in ("epochs", "head_epochs")}
+    return [f"warm_start.num_demos={number}", *(f"warm_start.{name}={max(1, value)}" for name, value in epochs.items())]
+
+
+def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Outcome]], None]) -> list[Outcome]:
+    """Runs every seed and returns the outcomes in the order of the seeds; `keep` gets those so far after each run."""
+    usual, shared = WarmStartConfig().num_demos, own.side_by_side > 1
+    numbers = seeds_of(own.demos) if own.demos else [usual]
+    waiting = [(number, seed) for seed in seeds_of(own.seeds) for number in numbers]
+    root = Path(own.keep or tempfile.mkdtemp(prefix="recipe-"))
+    cores = list(range(num_cores()))[: own.side_by_side]
+    if shared and len(cores) < own.side_by_side:
+        raise ConfigError(f"side_by_side is {own.side_by_side}, but there are {num_cores()} cores: use fewer")
+
+    def started(number: int, seed: int, core: int) -> SeedRun:
+        folder = root / (f"{own.recipe}-{seed}" + ("" if number == usual else f"-{number}"))
+        mine = [*([] if number == usual else with_demos(number)), *overrides]
+        words = command(own.recipe, seed, folder, own.episodes, core if shared else None, mine)
+        return SeedRun(words, folder, seed, number, root / f"cache-{seed}")
+
+    running: dict[int, SeedRun] = {}
+    done: list[Outcome] = []
+    try:
+        while waiting or running:
+            for core in cores:
+                if core not in running and waiting:
+                    running[core] = started(*waiting.pop(0), core)
+            for core, run in list(running.items()):
+                if (outcome := run.finished()) is not None:
+                    del running[core]
+                    done.append(outcome)
+                    print(f"{outcome.num_demos} demonstrations | " + " | ".join(cells(outcome)), flush=True)
+                    keep(done)
+            time.sleep(1.0)
+    finally:
+        for run in running.values():
+            run.stop()
+        if not own.keep:
+            shutil.rmtree(root)
+    return in_order(done)
+
+
+def measure(run: Run[Options]) -> Report:
+    """Runs every seed, or shows an earlier table."""
+    own = run.options
+    if own.table:
+        found = json.loads(Path(own.table).read_text())
+        return Report(content=found, text=page(found))
+    if own.recipe not in RECIPES:
+        raise ConfigError(f"recipe is {own.recipe!r}, but there are {', '.join(RECIPES)}: use one of these")
+
+    def content(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+        return {"outcomes": [asdict(outcome) for outcome in outcomes]}
+
+    outcomes = run_all(own, run.overrides, lambda done: run.keep(content(in_order(done))))
+    picture = partial(draw, outcomes) if own.demos else None
+    found = content(outcomes)
+    return Report(content=found, text=page({**run.known, **found}), draw=picture)
+
+
+BENCHMARK = Benchmark("recipe", Options, measure, takes_overrides=True, one_thread=False)
+
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main())

@@ -1,0 +1,150 @@
+"""What the seeds of a recipe gave: rows, worst and best, sentences, a page and a picture."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.harness import Table, commands
+from rlinf_embodied.telemetry.metrics import wilson
+
+HEADER = ["seed", "once before", "once after", "at_end before", "at_end after", "env steps", "warm start", "RL", "all"]
+KEYS = ("success_once", "success_at_end")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one seed gave."""
+
+    seed: int
+    before: Mapping[str, Any]  # evaluation summaries
+    after: Mapping[str, Any]
+    env_steps: int
+    iterations: int
+    warm_start_min: float
+    rl_min: float
+    checks_min: float
+    core_min: float  # processor time of the whole command
+    weights_sha256: str
+    num_demos: int
+
+    def failures(self, key: str) -> tuple[int, int]:
+        """Returns how many episodes did not have `key` before and after."""
+        count = lambda summary: round((1 - summary[key]) * summary["num_episodes"])  # noqa: E731
+        return count(self.before), count(self.after)
+
+
+def outcome_of(seed: int, summary: Mapping[str, Any], core_min: float, num_demos: int) -> Outcome:
+    """Returns what a run's summary.json says."""
+    return Outcome(
+        seed,
+        summary["before"],
+        summary["after"],
+        summary["env_steps"],
+        summary["iterations"],
+        summary["startup_s"]["warm start"] / 60,
+        summary["rl_s"] / 60,
+        summary["checks_s"] / 60,
+        core_min,
+        summary["weights_sha256"],
+        num_demos,
+    )
+
+
+def in_order(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Returns the outcomes by number of demonstrations and seed."""
+    return sorted(outcomes, key=lambda outcome: (outcome.num_demos, outcome.seed))
+
+
+def _percent(share: float, low: float, high: float) -> str:
+    return f"{100 * share:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def cells(outcome: Outcome) -> list[str]:
+    """Returns a row of the table."""
+    both = (outcome.before, outcome.after)
+    shown = [_percent(summary[key], *summary[f"{key}_interval"]) for key in KEYS for summary in both]
+    minutes = [f"{value:.1f} min" for value in (outcome.warm_start_min, outcome.rl_min)]
+    return [str(outcome.seed), *shown, f"{outcome.env_steps:,}", *minutes, f"{outcome.core_min:.1f} core-min"]
+
+
+def overview(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """Returns worst, median and best over the seeds, and all episodes together."""
+    columns = [(key, [getattr(o, when) for o in outcomes]) for key in KEYS for when in ("before", "after")]
+    rows = []
+    for name, choose in (("worst", min), ("median", statistics.median), ("best", max)):
+        values = [f"{100 * choose(summary[key] for summary in column):.1f} %" for key, column in columns]
+        backwards = {"worst": max, "best": min}.get(name, statistics.median)
+        steps = f"{int(backwards(o.env_steps for o in outcomes)):,}"
+        minutes = [f"{backwards(getattr(o, key) for o in outcomes):.1f} min" for key in ("warm_start_min", "rl_min")]
+        rows.append([name, *values, steps, *minutes, f"{backwards(o.core_min for o in outcomes):.1f} core-min"])
+    together = []
+    for key, column in columns:
+        number = sum(summary["num_episodes"] for summary in column)
+        solved = sum(round(summary[key] * summary["num_episodes"]) for summary in column)
+        together.append(_percent(solved / number, *wilson(solved, number)))
+    return [*rows, ["all episodes", *together, f"{sum(o.env_steps for o in outcomes):,}", "", "", ""]]
+
+
+def verdicts(outcomes: Sequence[Outcome]) -> list[str]:
+    """Returns what the seeds say about the goals, in sentences."""
+    once = [o.after["success_once"] for o in outcomes]
+    gap = max(o.after["success_once"] - o.after["success_at_end"] for o in outcomes)
+    halved = sum(2 * after <= before for before, after in (o.failures("success_once") for o in outcomes))
+    lasting = sum(2 * after <= before for before, after in (o.failures("success_at_end") for o in outcomes))
+    gains = [100 * (o.after["success_at_end"] - o.before["success_at_end"]) for o in outcomes]
+    return [
+        f"success_once after: worst {100 * min(once):.1f} %, median {100 * statistics.median(once):.1f} %",
+        f"success_at_end at most {100 * gap:.1f} points below success_once",
+        f"failures of the clone at least halved in {halved} of {len(outcomes)} seeds (success_once), {lasting} "
+        "(success_at_end)",
+        f"gain in success_at_end: {min(gains):+.1f} to {max(gains):+.1f} points",
+        f"minutes of RL: {min(o.rl_min for o in outcomes):.1f} to {max(o.rl_min for o in outcomes):.1f}",
+    ]
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Returns the results of an out=<file> as Markdown."""
+    where, outcomes = found["machine"], [Outcome(**row) for row in found["outcomes"]]
+    lines = [
+        f"{where['processor']}, {where['cores']} cores, {where['date'][:10]}; greedy, held-out initial states, 95 % "
+        "Wilson intervals.",
+        "",
+        *(line for part in by_demos(outcomes).values() for line in _section(part)),
+        commands("recipe", found),
+    ]
+    return "\n".join(lines)
+
+
+def by_demos(outcomes: Sequence[Outcome]) -> dict[int, list[Outcome]]:
+    """Returns the outcomes by their number of demonstrations, ascending."""
+    numbers = sorted({outcome.num_demos for outcome in outcomes})
+    return {number: [o for o in outcomes if o.num_demos == number] for number in numbers}
+
+
+def _section(outcomes: Sequence[Outcome]) -> list[str]:
+    rows = [*(cells(o) for o in outcomes), *overview(outcomes)]
+    said = [f"- {text}" for text in verdicts(outcomes)]
+    return [f"{outcomes[0].num_demos} demonstrations:", "", Table(HEADER, rows).markdown(), "", *said, ""]
+
+
+def draw(outcomes: Sequence[Outcome], target: Path) -> None:
+    """Draws success over the number of demonstrations: a dot per seed, a line through the medians."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0))
+    axes = figure.add_subplot()
+    for key, colour, shift in zip(KEYS, ("#1f5f8b", "#b4552d"), (-2, 2), strict=True):
+        groups = by_demos(outcomes)
+        values = {number: [100 * o.before[key] for o in part] for number, part in groups.items()}
+        for number, shares in values.items():
+            axes.plot([number + shift] * len(shares), shares, ".", color=colour, alpha=0.6)
+        axes.plot(list(values), [statistics.median(v) for v in values.values()], color=colour, label=key)
+    axes.set(xlabel="demonstrations", ylabel="success of the clone, greedy, %", ylim=(0, 103))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(target, dpi=120)

@@ -1,0 +1,1 @@
+"""Env steps per second of the rollout, beside stock ManiSkill and beside the bare costs."""

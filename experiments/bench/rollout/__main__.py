@@ -1,0 +1,153 @@
+"""Env steps per second of ManiSkill's own env, our env, our rollout with the policy, and the bare costs it cannot beat.
+
+python -m experiments.bench.rollout [rounds=4] [chunks=20] [stock_steps=60] [out=docs/results/rollout.json] [overrides]
+
+One run, alternating rounds, all on the same recorded rollout (see parts.py):
+
+    (a) stock   ManiSkill's env: same robot, cameras and resolution, rendering every step, meshes as they are
+    (b) env     our env alone: one observation per chunk, partial resets
+    (c) rollout env and policy in the loop of training, in one process and one call
+    (d) limit   inverse kinematics, steps of PhysX, per chunk one picture per camera and one policy call; no resets
+
+and with two workers: two Ray workers under the executor against two plain processes.  The policy is the clone that
+training starts from (made first if it is not in the cache).  Overrides are those of train_vla.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, Timing, Worker, alternate, ratios
+from experiments.bench.harness.trainings import starting_folder
+from experiments.bench.rollout.parts import COLLOCATED, TICK, Bench, bench_config, bench_workflow
+from rlinf_embodied.cluster.hardware import Cluster, num_cores
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.batch import RolloutReport
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.runtime.ray_session import RaySession
+
+NUM_WORKERS = 2
+LABELS = {
+    "stock": "(a) stock ManiSkill, 1 core",
+    "env": "(b) our env alone, 1 core",
+    "rollout": "(c) our rollout, 1 worker",
+    "limit": "(d) limit, 1 core",
+    "rollout x2": "(c) our rollout, 2 plain processes",
+    "limit x2": "(d) limit, 2 plain processes",
+    "ray x2": "(c) our rollout, 2 Ray workers",
+}
+Rounds = Mapping[str, Sequence[Timing]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments."""
+
+    rounds: int = 4
+    chunks: int = 20
+    stock_steps: int = 60
+    out: str = ""
+
+
+class RayWorkers:
+    """The same rollout under the executor on Ray, followed by updates with both reductions where asked."""
+
+    def __init__(self, config: TrainConfig, folder: str) -> None:
+        """Starts the workers and lets them do one rollout."""
+        self._session = RaySession(config.cluster.call_timeout_s)
+        workflow = bench_workflow(config, folder)
+        plan = resolve("bench", COLLOCATED, NUM_WORKERS, workflow)
+        self._executor = Executor(workflow, plan, self._session, Cluster("bench", "cpu", NUM_WORKERS, num_cores(), 0))
+        self.updates: list[dict[str, float]] = []  # the slowest worker's seconds by reduction, of each update
+        self.rollout(update=False)
+
+    def rollout(self, update: bool = True) -> Timing:
+        """Returns the rollout's timing as the driver sees it."""
+        self._executor.call("actor", "arm", TICK, update)
+        start = time.perf_counter()
+        result = self._executor.run(TICK)
+        seconds = time.perf_counter() - start
+        actor = [span.duration_s for span in result.spans if span.stage == "actor"]
+        if update:
+            parts = result.all_of("actor", dict)
+            self.updates.append({name: max(part[name] for part in parts) for name in parts[0]})
+        return Timing(seconds - max(actor), sum(report.env_steps for report in result.all_of("env", RolloutReport)))
+
+    def close(self) -> None:
+        """Ends Ray."""
+        self._session.close()
+
+
+def measure(run: Run[Options]) -> Report:
+    """Lets every piece take its turn in each round."""
+    own = run.options
+    config = compose_train(run.overrides)
+    folder = starting_folder(config)
+    config = bench_config(config, own.chunks)
+    on_ray = RayWorkers(config, folder)
+    plain = [Worker(Bench, config, folder, worker, NUM_WORKERS, own.stock_steps) for worker in range(NUM_WORKERS)]
+
+    def at_once(piece: str, workers: Sequence[Worker]) -> Timing:
+        return Timing.together(cast(Timing, w.answer()) for w in [worker.ask(piece) for worker in workers])
+
+    try:
+        at_once("env", plain)  # both are built
+        at_once("stock", plain[:1])
+        alone = {name: partial(at_once, name, plain[:1]) for name in ("stock", "env", "rollout", "limit")}
+        both = {f"{name} x2": partial(at_once, name, plain) for name in ("rollout", "limit")}
+        arms: dict[str, Callable[[], Timing]] = {**alone, **both, "ray x2": on_ray.rollout}
+        timings = alternate(arms, own.rounds)
+    finally:
+        on_ray.close()
+        for worker in plain:
+            worker.close()
+    return report(timings, on_ray.updates)
+
+
+def goals(timings: Rounds) -> list[Goal]:
+    """Returns what the speed of the rollout should reach, and whether it does."""
+    speed = {name: [timing.rate for timing in several] for name, several in timings.items()}
+    return [
+        Goal("(b) / (a), per core", ratios(speed["env"], speed["stock"]), 20.0, floor=8.0),
+        Goal("(c) / (d), 1 worker", ratios(speed["rollout"], speed["limit"]), 0.9),
+        Goal("(c) / (d), 2 plain processes", ratios(speed["rollout x2"], speed["limit x2"]), 0.9),
+        Goal("2 Ray workers / 2 plain processes", ratios(speed["ray x2"], speed["rollout x2"]), 0.95),
+    ]
+
+
+def report(timings: Rounds, updates: Sequence[Mapping[str, float]]) -> Report:
+    """Returns speeds, parts of an env step, updates and goals."""
+    speed = {name: Spread.of(timing.rate for timing in several) for name, several in timings.items()}
+    parts = {
+        name: {part: Spread.of(1e3 * t.parts[part] / t.count for t in timings[name]) for part in timings[name][0].parts}
+        for name in ("rollout", "limit")
+    }
+    update = {name: Spread.of(u[name] for u in updates) for name in updates[0]}
+    reached = goals(timings)
+    speeds = [
+        (LABELS[name], f"{speed[name].median:.0f}", f"{speed[name].low:.0f}-{speed[name].high:.0f}") for name in LABELS
+    ]
+    shown = [(f"{name}: {part}", f"{s:.3f}") for name, several in parts.items() for part, s in several.items()]
+    updated = [(f"update, {name} reduction, 2 Ray workers", f"{s:.2f}") for name, s in update.items()]
+    tables = (
+        Table(("env steps/s", "median", "min-max"), speeds),
+        Table(("ms per env step, 1 worker", "median (min-max)"), shown),
+        Table(("seconds", "median (min-max)"), updated),
+    )
+    return Report(
+        content={"env_steps_per_s": speed, "ms_per_env_step": parts, "update_s": update, "goals": reached},
+        text="\n\n".join([*map(str, tables), "\n".join(map(str, reached))]),
+    )
+
+
+BENCHMARK = Benchmark("rollout", Options, measure, takes_overrides=True)
+
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main())

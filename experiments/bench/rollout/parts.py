@@ -1,0 +1,219 @@
+"""The pieces that are timed, each in a process of its own: stock env, our env, our rollout, and the limit.
+
+    record    one rollout as in training; all it does to the env is kept (limit.py)
+    rollout   the same rollout again: what a worker does, without Ray
+    env       the same chunks of actions, without the policy
+    limit     the same inverse kinematics, drive targets, steps, pictures and policy calls, without anything else
+              (resets run too, but count for nothing)
+    stock     the same actions on one env object of ManiSkill's own, rendering every step
+
+Rollouts of one seed, iteration and weights are equal bit for bit, so that all of these do the same work.
+"""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# Stages are looked into, and gymnasium's `make` hands its keywords on.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+import gymnasium as gym
+import torch
+
+from experiments.bench.harness import Timing
+from experiments.bench.rollout.limit import Limit, Recorder
+from rlinf_embodied.config import Reduction, TrainConfig
+from rlinf_embodied.embodied.actor_stage import ActorStage
+from rlinf_embodied.embodied.batch import RolloutReport
+from rlinf_embodied.embodied.env_stage import EnvStage
+from rlinf_embodied.embodied.workflow import training_workflow
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.interfaces import VectorEnv
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
+from rlinf_embodied.randomness import uniform
+from rlinf_embodied.runtime.host import Call, Output, Receipt, StageContext, Tick, WorkerHost, WorkerSpec
+
+TICK = Tick(0)
+COLLOCATED = [{"tree": {"temporal": [
+    {"loop": {"name": "rollout", "stages": {"env": "all", "policy": "all"}}},
+    {"leaf": {"stage": "actor", "devices": "all"}},
+]}}]  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------- stages
+class WatchedEnvStage(EnvStage):
+    """The env stage, whose env object can be looked at."""
+
+    @property
+    def env(self) -> VectorEnv:
+        """The one env object of an unsharded rollout."""
+        (part,) = self._parts.values()
+        return part.env
+
+
+class TimedActor(ActorStage):
+    """Times the update with both reductions, each from the weights that it was set up with, and leaves these."""
+
+    def setup(self, context: StageContext) -> None:
+        """As the actor, with both reducers."""
+        super().setup(context)
+        self._reducers = {
+            Reduction.exact: ExactReducer(context.group, context.owners),
+            Reduction.fast: FastReducer(context.group, context.owners),
+        }
+        self._armed = False
+        self._turn = 0
+
+    def arm(self, tick: Tick, armed: bool) -> None:
+        """Says whether the next calls of `run` make updates."""
+        self._armed = armed
+
+    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+        """Reports seconds by reduction; nothing if not armed."""
+        seconds: dict[str, float] = {}
+        if self._armed:
+            order = list(self._reducers)[:: 1 if self._turn % 2 == 0 else -1]
+            self._turn += 1
+            for reduction in order:
+                self._reducer = self._reducers[reduction]
+                for learner in self._learners.values():
+                    learner.reducer = self._reducer
+                seconds[reduction.value] = self._timed_update(tick, inputs)
+        return Output(dict.fromkeys(inputs), seconds)
+
+    def _timed_update(self, tick: Tick, inputs: Mapping[int, list[object]]) -> float:
+        weights = {name: value.clone() for name, value in self._policy.module.state_dict().items()}
+        learners, version = list(self._learners.values()), self._shared.version
+        states = [learner._optimizer.export_state() for learner in learners]  # of every worker, not of the first alone
+        start = time.perf_counter()
+        super().run(tick, inputs)
+        seconds = time.perf_counter() - start
+        self._policy.module.load_state_dict(weights)
+        for learner, state in zip(learners, states, strict=True):
+            learner.import_state(state)
+        self._shared.version = version
+        return seconds
+
+
+def bench_config(config: TrainConfig, chunk_steps: int) -> TrainConfig:
+    """Returns the config with a rollout of this length, and updates that always do all their work."""
+    return replace(
+        config,
+        env=replace(config.env, chunks_per_rollout=chunk_steps, carry_over=False),
+        algorithm=replace(config.algorithm, critic_warmup_iterations=0, target_kl=None),
+    )
+
+
+def bench_workflow(config: TrainConfig, folder: str) -> Workflow:
+    """Returns the training workflow with stages that can be watched; weights stay as they are in the folder."""
+    workflow = training_workflow(config, folder)
+    targets = {"env": f"{__name__}.WatchedEnvStage", "actor": f"{__name__}.TimedActor"}
+    stages = {n: replace(s, target=targets.get(n, s.target)) for n, s in workflow.stages.items()}
+    return replace(workflow, stages=stages, weight_edges=())
+
+
+# -------------------------------------------------------------------------------------------------------------- process
+class Bench:
+    """One process with every piece; each method does one measurement."""
+
+    def __init__(self, config: TrainConfig, folder: str, worker: int, num_workers: int, stock_steps: int) -> None:
+        """Builds what worker `worker` of `num_workers` would have, and records the rollout."""
+        torch.set_num_threads(1)
+        self._config, self._stock_steps = config, stock_steps
+        workflow = bench_workflow(config, folder)
+        owners = resolve("bench", COLLOCATED, num_workers, workflow).owners("env", workflow.num_blocks)
+        self._blocks = tuple(block for block, owner in enumerate(owners) if owner == worker)
+        self._host = WorkerHost(WorkerSpec(worker, "cpu"))
+        for name in ("env", "policy"):
+            context = StageContext(
+                worker, "cpu", self._blocks, (self._blocks,), workflow.num_blocks, owners, SoloGroup(), {}
+            )
+            self._host.add_stage(workflow.stages[name], context)
+        self._env = cast(WatchedEnvStage, self._host.stages["env"]).env
+        self._limit = Limit(self._env)
+        with Recorder(self._env, self._limit) as recorder:
+            self.rollout()
+        self._recording = recorder.recording
+        self._stock = None
+
+    def rollout(self) -> Timing:
+        """Runs the rollout as a worker does: env and policy in one process, the loop in one call."""
+        chunk_steps = self._config.env.chunks_per_rollout
+        call = Call(
+            "env", "loop", TICK, self._blocks, keep=frozenset(self._blocks), partner="policy", chunk_steps=chunk_steps
+        )
+        start = time.perf_counter()
+        receipt = cast(Receipt, self._host.invoke(call, [])[-1])
+        seconds = time.perf_counter() - start
+        parts: dict[str, float] = {}
+        for span in receipt.spans:
+            parts[span.name] = parts.get(span.name, 0.0) + span.duration_s
+        return Timing(seconds, cast(RolloutReport, receipt.report).env_steps, parts)
+
+    def env(self) -> Timing:
+        """Runs the rollout's chunks of actions without the policy."""
+        start = time.perf_counter()
+        self._env.reset(self._recording.first_seeds)
+        for actions, seeds in self._recording.chunks:
+            self._env.step_chunk(actions, seeds)
+        return Timing(time.perf_counter() - start, self._recording.env_steps)
+
+    def limit(self) -> Timing:
+        """Sums the bare costs of the rollout."""
+        limit = self._limit
+        limit.seconds = dict.fromkeys(limit.seconds, 0.0)
+        for event in self._recording.events:
+            event()
+        assert limit.state() == self._recording.end, "the replay is another rollout than the recorded one"
+        parts = limit.seconds | {"policy": sum(self._policy_call() for _ in self._recording.chunks)}
+        return Timing(sum(parts.values()), self._recording.env_steps, parts)
+
+    @torch.no_grad()
+    def _policy_call(self) -> float:
+        policy, seen = self._host.stages["policy"]._shared.policy, self._recording.observation
+        shape = (len(seen), policy.spec.chunk, policy.spec.action_dim)
+        noise = torch.from_numpy(uniform(0, "bench", 0, shape=shape))
+        start = time.perf_counter()
+        policy.act(policy.encode(seen), noise, self._config.policy.temperature)
+        return time.perf_counter() - start
+
+    def stock(self) -> Timing:
+        """Plays the recorded episodes on ManiSkill's own env, resets included, until enough steps are made."""
+        if self._stock is None:
+            self._stock = _stock_env(self._config)
+        steps, start = 0, time.perf_counter()
+        for seed, actions in self._recording.episodes:
+            self._stock.reset(seed=seed)
+            for action in actions[: self._stock_steps - steps]:
+                self._stock.step(action)
+                steps += 1
+            if steps >= self._stock_steps:
+                break
+        return Timing(time.perf_counter() - start, steps)
+
+
+def _stock_env(config: TrainConfig) -> gym.Env:
+    env = config.env
+    sensors: dict[str, object] = {"width": env.obs_size, "height": env.obs_size}
+    if env.camera_fov is not None:
+        sensors[env.cameras[0]] = {"fov": env.camera_fov}
+    robot = {} if env.robot is None else {"robot_uids": env.robot}
+    stock = gym.make(
+        env.task,
+        obs_mode="rgb",
+        sim_backend="physx_cpu",
+        render_backend="cpu",
+        control_mode=env.control_mode,
+        reward_mode="normalized_dense",
+        sensor_configs=sensors,
+        max_episode_steps=env.horizon,
+        **robot,
+    )
+    stock.reset(seed=0)
+    stock.step(None)  # the first picture of a process compiles the shaders
+    return stock

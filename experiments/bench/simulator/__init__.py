@@ -1,0 +1,1 @@
+"""Env steps per second of the batched simulator beside stock ManiSkill."""

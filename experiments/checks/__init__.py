@@ -1,0 +1,1 @@
+"""What this machine computes beside what the repository says: `python -m experiments.checks.golden`."""

@@ -1,0 +1,62 @@
+"""Writes what the batched backend looks up, envs/batched/covered.json, from what `experiments.bench.coverage` found.
+
+python -m experiments.setup.covered [results=docs/results/coverage.json]
+
+The table holds for the versions of ManiSkill and SAPIEN that the results were found with.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.coverage.table import results_of
+from experiments.bench.harness import parse
+from rlinf_embodied.errors import ConfigError, RlinfError
+
+COVERED = Path(__file__).resolve().parents[2] / "envs" / "batched" / "covered.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments."""
+
+    results: str = "docs/results/coverage.json"
+
+
+def covered(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how each combination has to run, by task, robot and control mode."""
+    installed = found.get("machine", found)["versions"]
+    table: dict = {}
+    for name, task in found["tasks"].items():
+        for robot, mode, result in results_of(task):
+            if result["verdict"] not in ("equal", "fallback"):
+                continue
+            entry = {"alone": result["alone"], "reason": result["reason"] or None}
+            robots = [robot, "default"] if robot == task.get("default_robot") else [robot]
+            modes = [mode, "default"] if result.get("default") else [mode]
+            for robot_key in robots:
+                table.setdefault(name, {}).setdefault(robot_key, {}).update(dict.fromkeys(modes, entry))
+    return {"versions": {name: installed[name] for name in ("mani_skill", "sapien")}, "tasks": table}
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        own, unknown = parse(Options, arguments)
+        if unknown:
+            raise ConfigError(f"{unknown[0]!r} is no argument: use results=<what the coverage benchmark wrote>")
+        found = json.loads(Path(own.results).read_text(encoding="utf-8"))
+    except (RlinfError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    COVERED.write_text(json.dumps(covered(found), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"written to {COVERED}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

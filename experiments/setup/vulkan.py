@@ -1,0 +1,215 @@
+"""Makes sure that SAPIEN can render: finds a Vulkan device, or installs Mesa's software one (llvmpipe).
+
+`python -m experiments.setup.vulkan` checks, installs where it may (root on Debian or Ubuntu) and checks again by
+rendering a picture; `--dry-run` says what it would do.  `--early` is for the time when SAPIEN is not installed yet: it
+installs only where no driver at all is found, and leaves the verdict to a later call.  Exit code 0: rendering works; 1:
+it does not, and the last lines say what to run.
+
+SAPIEN needs descriptor indexing, which Mesa's llvmpipe has from 23.1 on.  Debian 12 ships 22.3.6, so there the package
+comes from bookworm-backports, taken from the same mirror as the machine's other packages and for this call of apt only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = ("mesa-vulkan-drivers", "libvulkan1")
+BACKPORTS = "bookworm-backports"
+APT_ROOT = Path("/etc/apt")
+OLDEST_STOCK = {"debian": 13, "ubuntu": 22}  # releases whose own Mesa is new enough
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+DRIVER_FOLDERS = ("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
+DRIVER_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
+APT_OPTIONS = ("-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3")
+
+# In a process of its own, since a broken driver may end the process.  The first picture costs llvmpipe six seconds.
+PROBE = """
+import sys, sapien
+try:
+    render = sapien.render.RenderSystem()
+except RuntimeError:
+    render = sapien.render.RenderSystem(sapien.Device("cpu"))
+scene = sapien.Scene([sapien.physx.PhysxCpuSystem(), render])
+camera = scene.add_camera("probe", 16, 16, 1.0, 0.1, 10.0)
+if "--picture" in sys.argv:
+    scene.update_render()
+    camera.take_picture()
+    assert camera.get_picture("Color").shape == (16, 16, 4)
+print(sapien.render.get_device_summary())
+"""
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """Whether SAPIEN can render here, the device's name (several: comma-separated), and what it said if not."""
+
+    works: bool
+    device: str
+    output: str
+
+
+@dataclass(frozen=True)
+class System:
+    """The parts of /etc/os-release that decide, for example System("debian", 12)."""
+
+    name: str
+    version: int
+
+
+def probe_rendering(picture: bool = False, timeout_s: float = 180.0) -> Rendering:
+    """Returns whether SAPIEN finds a Vulkan device; with `picture` it must also render one."""
+    command = [sys.executable, "-c", PROBE, *(["--picture"] if picture else [])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return Rendering(False, "", f"no answer within {timeout_s:.0f} s")
+    devices = [line.removeprefix("GPU:").strip() for line in done.stdout.splitlines() if line.startswith("GPU:")]
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    reason = said[-1] if said else f"the process ended with code {done.returncode}"
+    return Rendering(done.returncode == 0, ", ".join(devices), "" if done.returncode == 0 else reason)
+
+
+def read_system(path: Path = Path("/etc/os-release")) -> System:
+    """Returns the Linux distribution; System("unknown", 0) where there is no such file."""
+    if not path.exists():
+        return System("unknown", 0)
+    pairs = dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
+    version = pairs.get("VERSION_ID", "0").strip('"').split(".")[0]
+    return System(pairs.get("ID", "unknown").strip('"'), int(version) if version.isdigit() else 0)
+
+
+def find_mirror(apt_root: Path = APT_ROOT) -> str | None:
+    """Returns the address that this machine's apt takes Debian 12 from, None if there is no such source."""
+    for path in [apt_root / "sources.list", *sorted((apt_root / "sources.list.d").glob("*"))]:
+        if path.suffix == ".sources":
+            for stanza in path.read_text().split("\n\n"):
+                keys = dict(re.findall(r"^([A-Za-z-]+):\s*(.+)$", stanza, re.MULTILINE))
+                if "bookworm" in keys.get("Suites", "").split():
+                    return keys["URIs"].split()[0]
+        elif path.suffix == ".list" and path.is_file():
+            found = re.search(r"^deb\s+(?:\[[^\]]*\]\s+)?(\S+)\s+bookworm\s", path.read_text(), re.MULTILINE)
+            if found:
+                return found[1]
+    return None
+
+
+def install_commands(system: System, sources: Path, apt_root: Path = APT_ROOT) -> list[list[str]] | None:
+    """Returns the commands that install software Vulkan on this distribution, None where we know none.
+
+    Args:
+        system: the distribution.
+        sources: an empty folder, for the apt sources of these commands; filled for Debian 12, otherwise left alone.
+        apt_root: where apt's own settings lie.
+    """
+    options, release = list(APT_OPTIONS), []
+    if (system.name, system.version) == ("debian", 12):
+        mirror = find_mirror(apt_root)
+        if mirror is None:
+            return None
+        for path in (apt_root / "sources.list.d").glob("debian*"):
+            shutil.copy(path, sources)
+        (sources / "backports.list").write_text(f"deb [signed-by={KEYRING}] {mirror} {BACKPORTS} main\n")
+        options += ["-o", f"Dir::Etc::sourceparts={sources}"]
+        release = ["-t", BACKPORTS]
+    elif system.version < OLDEST_STOCK.get(system.name, 1 << 30):
+        return None
+    install = ["apt-get", *options, "install", "-y", "-q", "--no-install-recommends", *release, *PACKAGES]
+    return [["apt-get", *options, "update", "-q"], install]
+
+
+def has_driver(folders: Sequence[str] = DRIVER_FOLDERS) -> bool:
+    """Returns whether any Vulkan driver is here, usable or not."""
+    described = any(any(Path(folder).glob("*.json")) for folder in folders)
+    return described or any(os.environ.get(name) for name in DRIVER_VARIABLES)
+
+
+def manual_instructions(system: System) -> str:
+    """Returns what a person without root, or on another system, has to run."""
+    script = f"{shlex.quote(sys.executable)} {shlex.quote(str(Path(__file__).resolve()))}"
+    if system.name in ("debian", "ubuntu"):
+        return f"run as root:\n  sudo {script}"
+    known = {"fedora": "dnf install", "rhel": "dnf install", "arch": "pacman -S", "opensuse": "zypper install"}
+    names = "vulkan-swrast vulkan-icd-loader" if system.name == "arch" else "mesa-vulkan-drivers vulkan-loader"
+    command = f"sudo {known.get(system.name, '<your package manager> install')} {names}"
+    return f"install Mesa's Vulkan drivers (23.1 or newer) and check again:\n  {command} && {script}"
+
+
+def nvidia_hint() -> str:
+    """Returns what keeps an NVIDIA GPU from rendering, an empty text where there is no such GPU."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return ""
+    return (
+        "An NVIDIA GPU is here, but its Vulkan driver is not. On a host install the libnvidia-gl package of the "
+        "driver's version; for a container set NVIDIA_DRIVER_CAPABILITIES=all. Until then a CPU renders."
+    )
+
+
+def install(system: System, dry_run: bool) -> bool:
+    """Runs the commands for this distribution; returns whether there were any and they ended well."""
+    with tempfile.TemporaryDirectory() as folder:
+        sources = Path(folder)
+        sources.chmod(0o755)  # apt drops its privileges while it reads and loads
+        commands = install_commands(system, sources)
+        for command in commands or []:
+            print("+ " + shlex.join(command), flush=True)
+            if dry_run:
+                continue
+            done = subprocess.run(command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, check=False)
+            # an unrelated source that does not answer fails the update, yet the install may well succeed
+            if done.returncode != 0 and "install" in command:
+                return False
+        return commands is not None
+
+
+def install_early() -> None:
+    """Installs where it is needed for certain, without asking SAPIEN."""
+    if os.geteuid() == 0 and not has_driver():
+        install(read_system(), dry_run=False)
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done, as if nothing were usable")
+    parser.add_argument("--early", action="store_true", help="only install, and only where no driver is found at all")
+    arguments = parser.parse_args()
+    if arguments.early:
+        install_early()
+        return 0
+    dry_run = arguments.dry_run
+    found = probe_rendering()
+    if found.works and not dry_run:
+        print(f"Vulkan: {found.device}")
+        return 0
+    system = read_system()
+    print(f"Vulkan: {found.device if found.works else 'no usable device (' + found.output + ')'}")
+    if hint := nvidia_hint():
+        print(hint)
+    if os.geteuid() != 0 and not dry_run:
+        print(f"error: installing software Vulkan needs root: {manual_instructions(system)}", file=sys.stderr)
+        return 1
+    if not install(system, dry_run):
+        print(f"error: software Vulkan could not be installed: {manual_instructions(system)}", file=sys.stderr)
+        return 1
+    if dry_run:
+        return 0
+    found = probe_rendering(picture=True)
+    if not found.works:
+        print(f"error: SAPIEN still cannot render ({found.output}): {manual_instructions(system)}", file=sys.stderr)
+        return 1
+    print(f"Vulkan: {found.device} (installed; a picture was rendered)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""What the benchmark of plan=auto concludes from its measurements."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from conftest import REPOSITORY
+
+from experiments.bench import auto as bench
+from experiments.bench.harness import command
+from rlinf_embodied.flow.drift import Prediction
+from rlinf_embodied.flow.plan import Leaf, Plan
+
+
+def found(**seconds: list[float]) -> dict:
+    plan = Plan("p", 1, Leaf("env", (0,)))
+    return {name: bench.outcome(Prediction(1.1, {"env": 1.0}), plan, values, "d") for name, values in seconds.items()}
+
+
+@pytest.mark.parametrize(
+    ("auto", "good", "said"),
+    [
+        ([0.9, 1.0, 1.0], True, "the fastest"),
+        ([1.02, 1.02, 1.02], True, "2.0% behind collocated, within 3%"),
+        ([1.0, 1.1, 1.2], True, "10.0% behind collocated, within the spread"),
+        ([1.19, 1.2, 1.3], False, "20.0% behind collocated"),
+    ],
+)
+def test_the_picked_plan_is_judged_by_the_medians_three_per_cent_and_the_spread(auto, good, said) -> None:
+    assert bench.verdict(found(collocated=[0.9, 1.0, 1.05], apart=[2.0, 2.0, 2.0], auto=auto)) == (good, said)
+
+
+def test_errors_are_over_all_plans_of_all_workloads() -> None:
+    results = {"a": found(collocated=[1.0], auto=[1.1]), "b": found(auto=[2.2])}
+    content = bench.summary(results)
+    assert math.isclose(content["median_error"], 0.1)
+    assert math.isclose(content["worst_error"], 0.5)
+    assert content["workloads"]["b"]["auto"]["error"] == pytest.approx(-0.5)
+
+
+def test_a_report_is_json_a_table_and_a_picture(tmp_path) -> None:
+    results = {"a": found(collocated=[1.0], auto=[1.1])}
+    bench.report(results, {"arguments": ["cases=a"]}, ["a"]).write(str(tmp_path / "auto.json"), {})
+    assert json.loads((tmp_path / "auto.json").read_text())["verdicts"] == {"a": "10.0% behind collocated"}
+    assert "| a | auto | 1.10 | 1.10 (1.10-1.10) | +0.0% | 10.0% behind collocated |" in (
+        (tmp_path / "auto.md").read_text()
+    )
+    assert (tmp_path / "auto.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_workloads_of_an_earlier_run_are_read_back_as_they_were() -> None:
+    plans = found(collocated=[0.9, 1.0, 1.05], auto=[1.0, 1.1, 1.2])
+    written = json.loads(json.dumps({name: outcome.to_json() for name, outcome in plans.items()}))
+    assert bench.read(written) == plans
+
+
+def test_what_is_measured_anew_replaces_an_earlier_run_and_the_rest_is_kept(tmp_path, monkeypatch) -> None:
+    slow = {"collocated": [2.0], "auto": [2.0]}
+    monkeypatch.setattr(command, "use_one_thread_per_process", lambda: None)  # this process is the tests'
+    monkeypatch.setattr(bench, "run_case", lambda words, iterations: found(**slow))
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    assert bench.BENCHMARK.main(["cases=pick,point_reach", f"out={first}"]) == 0
+    slow["auto"] = [3.0]
+    assert bench.BENCHMARK.main(["cases=point_reach", f"join={first}", f"out={second}"]) == 1  # now behind
+    joined = json.loads(second.read_text())
+    medians = {case: plans["auto"]["measured_s"]["median"] for case, plans in joined["workloads"].items()}
+    assert medians == {"pick": 2.0, "point_reach": 3.0}
+    assert (joined["joined"]["kept"], joined["joined"]["arguments"][0]) == (["pick"], "cases=pick,point_reach")
+    assert (
+        "joined with `python -m experiments.bench.auto cases=pick,point_reach" in (tmp_path / "second.md").read_text()
+    )
+
+
+def test_the_published_table_is_what_the_published_numbers_say() -> None:
+    content = json.loads((REPOSITORY / "docs/results/auto.json").read_text())
+    results = {case: bench.read(plans) for case, plans in content["workloads"].items()}
+    text = (REPOSITORY / "docs/results/auto.md").read_text()
+    rows = [row for case, plans in results.items() for row in bench.lines_of(case, plans)]
+    assert [row for row in rows if "| " + " | ".join(row) + " |" not in text] == []
+    found = bench.summary(results)
+    assert {key: content[key] for key in ("median_error", "worst_error", "verdicts")} == {
+        key: found[key] for key in ("median_error", "worst_error", "verdicts")
+    }
+
+
+def test_every_workload_is_one_that_trains() -> None:
+    for overrides in bench.CASES.values():
+        assert bench.composed(overrides).plan.is_auto

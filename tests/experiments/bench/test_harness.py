@@ -1,0 +1,166 @@
+"""What all benchmarks share: true spreads, goals that can be missed, arms in turn, one command line, one file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from experiments.bench import harness
+from experiments.bench.harness import (
+    Benchmark,
+    Child,
+    Goal,
+    Report,
+    Run,
+    Spread,
+    Table,
+    Timing,
+    Worker,
+    alternate,
+    chosen,
+    commands,
+    earlier_results,
+    joined,
+    parse,
+    ratios,
+    write_results,
+)
+from rlinf_embodied.errors import ConfigError, WorkerError
+
+
+def test_a_spread_is_median_smallest_and_largest():
+    spread = Spread.of([3.0, 1.0, 8.0])
+    assert (spread.median, spread.low, spread.high, spread.count) == (3.0, 1.0, 8.0, 3)
+    assert f"{spread:.1f}" == "3.0 (1.0-8.0)"
+
+
+def test_ratios_are_taken_round_by_round():
+    spread = ratios([10.0, 40.0], [5.0, 10.0])  # a slow round slows both sides: 2 and 4, not 25 / 7.5
+    assert (spread.low, spread.high) == (2.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"), [(20.0, "reached"), (10.0, "missed (floor 8: held)"), (5.0, "missed (floor 8: missed)")]
+)
+def test_a_goal_says_whether_it_is_reached(ratio, verdict):
+    goal = Goal("speed", Spread.of([ratio]), 20.0, floor=8.0)
+    assert str(goal).endswith(verdict)
+    assert goal.to_json()["reached"] is (ratio >= 20.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    rounds: int = 5
+    share: float = 0.5
+    quick: bool = False
+    out: str = ""
+
+
+def test_a_benchmark_takes_its_own_arguments_and_leaves_the_overrides():
+    own, overrides = parse(Options, ["rounds=7", "env.num_envs=32", "out=a=b", "share=0.25", "quick"])
+    assert own == Options(rounds=7, share=0.25, quick=True, out="a=b")
+    assert overrides == ["env.num_envs=32"]
+    assert parse(Options, ["quick=false", "rounds"]) == (Options(), ["rounds"])
+    with pytest.raises(ConfigError, match=r"rounds is 'many', but it must be a int: use rounds=5"):
+        parse(Options, ["rounds=many"])
+
+
+def test_wrong_input_ends_with_two_and_what_is_found_is_printed_and_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(harness.command, "use_one_thread_per_process", lambda: None)  # this process is the tests'
+
+    def measure(run: Run[Options]) -> Report:
+        assert run.overrides == []
+        return Report(content={"found": run.options.rounds}, text="seven", markdown="# Seven", exit_code=3)
+
+    benchmark = Benchmark("seven", Options, measure)
+    assert benchmark.main(["rounds=7", f"out={tmp_path / 'r'}", "folder=x"]) == 2
+    assert "'folder=x' is no argument of seven: use some of rounds, share, quick, out" in capsys.readouterr().err
+    assert benchmark.main(["rounds=7", f"out={tmp_path / 'r'}"]) == 3
+    assert capsys.readouterr().out.startswith("seven\n")
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert (written["benchmark"], written["arguments"][0], written["found"]) == ("seven", "rounds=7", 7)
+    assert written["machine"]["cores"] > 0
+    assert (tmp_path / "r.md").read_text() == "# Seven\n"
+
+
+def test_arms_take_turns_and_every_other_round_goes_backwards():
+    order: list[str] = []
+    arms = {name: lambda name=name: order.append(name) or len(order) for name in "ab"}
+    heard = []
+    found = alternate(arms, 2, warm_up=1, said=lambda *what: heard.append(what))
+    assert "".join(order) == "baabba"
+    assert found == {"a": [3, 6], "b": [4, 5]}
+    assert heard == [(0, "a", 3), (0, "b", 4), (1, "b", 5), (1, "a", 6)]
+
+
+def test_processes_at_once_do_the_work_of_all_in_the_time_of_the_slowest():
+    both = Timing.together([Timing(2.0, 10), Timing(4.0, 30)])
+    assert (both.seconds, both.count, both.rate) == (4.0, 40, 10.0)
+    alone = Timing(2.0, 10, {"physics": 1.0})
+    assert Timing.together([alone]) is alone
+
+
+def test_a_worker_answers_in_turn_and_its_death_is_told():
+    worker = Worker(Counter, "aab")
+    try:
+        assert worker.ask("__getitem__", "a").answer() == 2
+        worker.ask("no method of its own")
+        with pytest.raises(WorkerError, match="a process of the benchmark died"):
+            worker.answer()
+    finally:
+        worker.close()
+
+
+def test_a_child_that_fails_says_where_its_output_is(tmp_path):
+    child = Child("arm b", [sys.executable, "-c", "raise SystemExit('no luck')"], tmp_path / "log.txt")
+    with pytest.raises(WorkerError, match=r"(?s)arm b ended with exit code 1, see .*log.txt:\nno luck"):
+        child.wait()
+    Child("arm c", ["-m", "experiments.bench"], tmp_path / "c.txt").process.wait()
+    assert "experiments.bench.__main__" in (tmp_path / "c.txt").read_text()  # found, though it is no command
+
+
+def test_cases_are_chosen_by_name_in_the_order_asked_for_and_all_without_names():
+    cases = {"serial": 1, "apart": 2, "together": 3}
+    assert list(chosen("together,serial", cases).items()) == [("together", 3), ("serial", 1)]
+    assert chosen("", cases) == cases
+    with pytest.raises(ConfigError, match="cases has 'pik', but there are serial, apart, together: use some of these"):
+        chosen("serial,pik", cases)
+
+
+def test_results_are_json_with_goals_and_spreads_as_plain_values(tmp_path):
+    goal = Goal("speed", Spread.of([2.0]), 1.0)
+    write_results(str(tmp_path / "new" / "r.json"), {"goals": [goal], "speed": Spread.of([1.0, 2.0])})
+    content = json.loads((tmp_path / "new" / "r.json").read_text())
+    assert content["goals"][0]["reached"] is True
+    assert content["speed"] == {"median": 1.5, "low": 1.0, "high": 2.0, "count": 2}
+
+
+def test_only_results_of_the_same_benchmark_can_be_joined(tmp_path):
+    assert earlier_results("", "auto") == {}
+    with pytest.raises(ConfigError, match=r"join is 'nowhere.json', which cannot be read .*: give an earlier out="):
+        earlier_results("nowhere.json", "auto")
+    (tmp_path / "r.json").write_text('{"benchmark": "ablation", "rows": []}')
+    with pytest.raises(ConfigError, match="which benchmark 'auto' did not write"):
+        earlier_results(str(tmp_path / "r.json"), "auto")
+    assert earlier_results(str(tmp_path / "r.json"), "ablation")["rows"] == []
+
+
+def test_commands_name_every_run_that_results_are_from():
+    first = {"arguments": ["cases=a"], "machine": {}}
+    second = joined({"arguments": ["cases=b"]}, first, ["a"])
+    text = "`python -m experiments.bench.x cases=b`, joined with `python -m experiments.bench.x cases=a` (a)"
+    assert commands("x", second) == text
+    assert joined({"arguments": []}, first, []) == {"arguments": []}
+    assert "a run whose command is not recorded (a)" in commands("x", joined(first, {}, ["a"]))
+
+
+def test_a_table_in_markdown_keeps_bars_within_its_cells():
+    assert Table(("a", "b"), [("x || y", "1")]).markdown().splitlines() == [
+        "| a | b |",
+        "| --- | --- |",
+        r"| x \|\| y | 1 |",
+    ]

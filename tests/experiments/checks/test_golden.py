@@ -1,0 +1,49 @@
+"""The digests in the repository are this machine's; what differs is named by its first stage."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+from experiments.checks import golden as script
+from experiments.checks.recipes import RECIPES
+
+
+def golden(*arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "experiments.checks.golden", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=REPOSITORY)
+
+
+def test_clone_and_language_model_have_the_bits_of_the_repository() -> None:
+    done = golden("recipe=clone,language")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.sim
+def test_physics_and_pictures_have_the_bits_of_the_repository() -> None:
+    done = golden("recipe=pick")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_disturbed_stage_is_named() -> None:
+    done = golden("recipe=clone", "disturb=clone/features")
+    assert done.returncode == 1
+    assert "clone: the first stage that differs is 'features'" in done.stdout
+
+
+def test_the_first_of_several_is_named() -> None:
+    expected = {"pictures": "a", "features": "b", "weights": "c"}
+    assert script.first_difference(expected, expected) is None
+    assert script.first_difference({**expected, "weights": "x", "features": "y"}, expected) == "features"
+    assert script.first_difference({"pictures": "a"}, expected) == "features"
+    assert script.first_difference({**expected, "more": "d"}, expected) == "more"
+
+
+def test_files_hold_every_recipe() -> None:
+    assert tuple(RECIPES) == script.NAMES
+    for name in RECIPES:
+        assert len(json.loads((script.FOLDER / f"{name}.json").read_text())) > 5

@@ -1,0 +1,57 @@
+"""The table that the batched backend looks up is written from what the coverage benchmark found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+from experiments.setup import covered as script
+
+EQUAL = {"verdict": "equal", "alone": "nothing", "reason": ""}
+TASKS = {
+    "PickCube-v1": {
+        "default_robot": "panda",
+        "robots": {
+            "panda": {"joints": {**EQUAL, "default": True}, "hand": {**EQUAL, "alone": "everything"}},
+            "fetch": {"joints": {"verdict": "fallback", "alone": None, "reason": "cube of row 1 differs"}},
+            "far": {"default": {"verdict": "needs files", "reason": "needs `download far`"}},
+        },
+    },
+}
+
+
+@pytest.mark.sim
+def test_what_was_found_is_what_the_backend_looks_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from envs.batched import choice
+    from rlinf_embodied.errors import SimulatorError
+
+    (tmp_path / "found.json").write_text(json.dumps({"machine": {"versions": choice.versions()}, "tasks": TASKS}))
+    for module in (script, choice):
+        monkeypatch.setattr(module, "COVERED", tmp_path / "covered.json")
+    assert script.main([f"results={tmp_path / 'found.json'}"]) == 0
+    choice._table.cache_clear()
+    try:
+        assert choice.how_to_run("PickCube-v1") == "nothing"
+        assert choice.how_to_run("PickCube-v1", control_mode="hand", obs_mode="rgb") == "everything"
+        assert choice.how_to_run("PickCube-v1", robot_uids="panda", control_mode="joints") == "nothing"
+        with pytest.raises(SimulatorError, match=r"PickCube-v1.*cube of row 1 differs.*use env.backend=stock"):
+            choice.how_to_run("PickCube-v1", robot_uids="fetch", control_mode="joints")
+    finally:
+        choice._table.cache_clear()
+
+
+def test_the_repositorys_table_is_that_of_the_published_results() -> None:
+    found = json.loads((REPOSITORY / "docs/results/coverage.json").read_text())
+    assert script.covered(found) == json.loads(script.COVERED.read_text())
+
+
+def test_results_that_cannot_be_read_are_refused(capsys: pytest.CaptureFixture) -> None:
+    before = script.COVERED.read_bytes()
+    assert script.main(["results=nowhere.json"]) == 2
+    assert "nowhere.json" in capsys.readouterr().err
+    assert script.main(["covered=true"]) == 2
+    assert "use results=" in capsys.readouterr().err
+    assert script.COVERED.read_bytes() == before

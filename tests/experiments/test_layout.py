@@ -1,0 +1,47 @@
+"""What users run lies at the top of experiments/, and every command that is printed anywhere is one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+EXPERIMENTS = REPOSITORY / "experiments"
+SOURCES = sorted(EXPERIMENTS.rglob("*.py"))
+PAGES = [
+    *(REPOSITORY / name for name in ("README.md", "Makefile", "environment.yml", "constraints.txt")),
+    *(REPOSITORY / "docs").rglob("*.md"),
+    *SOURCES,
+]
+USED = {"train_vla", "train_llm_math", "evaluate", "plan", "emulate", "profile_stages", "record_demos", "compare_runs"}
+
+
+def file_of(module: str) -> Path:
+    """Returns the file that `python -m experiments.<module>` runs."""
+    path = EXPERIMENTS / module.replace(".", "/")
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def test_only_what_users_run_lies_at_the_top() -> None:
+    assert {path.stem for path in EXPERIMENTS.glob("*.py")} == {*USED, "doctor", "__init__"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_printed_command_is_one(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    modules = set(re.findall(r"python -m experiments\.([\w.]+\w)(?![\w.]*[<{])", text))  # but bench.<name>
+    modules |= set(re.findall(r"`experiments\.((?:bench|checks|examples|setup)\.[\w.]*\w)", text))
+    missing = [name for name in modules if not file_of(name).exists() or "__main__" not in file_of(name).read_text()]
+    missing += [name for name in re.findall(r"experiments/[\w/]+\.py", text) if not (REPOSITORY / name).exists()]
+    assert missing == []
+
+
+def test_a_benchmark_has_the_name_of_its_module() -> None:
+    named = {}
+    for path in SOURCES:
+        if found := re.search(r'^BENCHMARK = Benchmark\("([\w.]+)"', path.read_text(), re.MULTILINE):
+            named[found[1]] = path
+    assert len(named) > 15
+    assert {name: file_of(f"bench.{name}") for name in named} == named
