@@ -85,6 +85,7 @@ class EmbodiedJob:
         """Returns what training sees as the reward."""
         env = self.config.env
         bonus = f", and {env.success_bonus:g} more in the last step of an episode that ends solved"
+        bonus = bonus if env.success_bonus else ""
         return [f"reward   {_REWARDS[env.reward]}{bonus} (env.reward={env.reward.value}, env.success_bonus)"]
 
     # ------------------------------------------------------------------------------------------------------- stages
