@@ -15,7 +15,6 @@ from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 from sapien import physx
 from torch import Tensor
 
-from envs.batched.patches import stock_rotations
 from envs.stock import action_dim, renew, task_actions
 
 _UNCOMPARED = frozenset({"elapsed_steps", "reconfigure"})  # of info: counted by wrappers, and what reset did
@@ -78,8 +77,7 @@ class Pair:
         seed = [everywhere.get(row, 0) for row in range(self.batched.num_envs)]
         self.batched.reset(seed=seed, options={"env_idx": torch.as_tensor(list(rows))})
         for row in self._compared(rows):
-            with stock_rotations():
-                observation, info = self._fresh_stock(row).reset(seed=everywhere[row])
+            observation, info = self._fresh_stock(row).reset(seed=everywhere[row])
             self._stock_seen[row] = _named(info, observation)
 
     def _compared(self, rows: Sequence[int]) -> list[int]:
@@ -100,8 +98,7 @@ class Pair:
         self.batched.advance(task_actions(self.batched, actions), rows)
         for row in self._compared(rows):
             env = self.stock[row]
-            with stock_rotations():
-                observation, reward, _, _, info = env.step(task_actions(env, actions[row : row + 1]))
+            observation, reward, _, _, info = env.step(task_actions(env, actions[row : row + 1]))
             self._stock_seen[row] = {**_named(info, observation), "reward": reward}
 
     def differences(self, rows: Sequence[int], actions: Tensor | None = None) -> list[Difference]:

@@ -7,9 +7,9 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 
 from envs.batched.checks import check_num_envs
 from envs.batched.draws import DRAWS_BY_ROW
-from envs.batched.patches import batched_backend, check_versions, patch_maniskill
 from envs.batched.single import Alone, rowwise_methods
 from envs.batched.task import BatchedTask
+from envs.batched.versions import check_versions
 from envs.stock import build_task
 
 
@@ -42,7 +42,6 @@ def make_batched_task(
     """
     check_num_envs(num_envs)
     check_versions()
-    patch_maniskill()
     spec = REGISTERED_ENVS[task_id]
     attributes = {
         "_alone": alone,
@@ -58,14 +57,14 @@ def make_batched_task(
     if alone is Alone.everything:
         attributes |= rowwise_methods(spec.cls)
     cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), attributes)
-    with batched_backend():
-        return cls(
-            **{
-                **(spec.default_kwargs or {}),
-                "num_envs": num_envs,
-                "obs_mode": "none",
-                "render_backend": "cpu" if render else "none",
-                "reconfiguration_freq": 0,
-                **kwargs,
-            }
-        )
+    return cls(
+        **{
+            **(spec.default_kwargs or {}),
+            "num_envs": num_envs,
+            "obs_mode": "none",
+            "render_backend": "cpu" if render else "none",
+            "reconfiguration_freq": 0,
+            **kwargs,
+            "sim_backend": "physx_cpu",
+        }
+    )

@@ -22,9 +22,9 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 
 from envs.batched.build import make_batched_task
 from envs.batched.disk_cache import cached
-from envs.batched.patches import check_versions
 from envs.batched.rendering import open_renderer
 from envs.batched.single import Alone
+from envs.batched.versions import check_versions
 from envs.comparison import Pair, compare_episodes, wild_actions
 from envs.fallback import BUILD_ERRORS
 from envs.stock import build_task

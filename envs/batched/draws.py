@@ -9,12 +9,12 @@ initialised one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 DRAWS_BY_ROW = frozenset({"PickCube-v1", "PushCube-v1", "PullCube-v1"})
 
@@ -32,25 +32,31 @@ class RowStates:
         return np.stack([state.normal(loc, scale, size[1:]) for state in self._states])
 
 
+class _RowDraws(TorchFunctionMode):
+    """Answers `torch.rand((b, ...))` with draws from b generators; only this thread's calls come here."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        super().__init__()
+        self._generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+
+    def __torch_function__(
+        self, func: Callable, types: object, args: tuple = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        if func is not torch.rand:
+            return func(*args, **(kwargs or {}))
+        size = tuple(args[0]) if len(args) == 1 and not isinstance(args[0], int) else args
+        assert size[0] == len(self._generators), f"a draw of size {size} for {len(self._generators)} rows"
+        return torch.cat([torch.rand(1, *size[1:], generator=generator) for generator in self._generators])
+
+
 @contextmanager
 def row_draws(seeds: Sequence[int]) -> Iterator[None]:
     """Within it, `torch.rand((b, ...))` draws each row's numbers from a generator seeded with the row's seed.
 
     Nothing else may be drawn, which is seen from the state of torch's global generator.
     """
-    generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
-    stock = torch.rand
-
-    def rand(*size: object, **kwargs: object) -> Tensor:
-        size = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
-        assert size[0] == len(generators), f"a draw of size {size} for {len(generators)} rows"
-        return torch.cat([stock(1, *size[1:], generator=generator) for generator in generators])
-
     before = torch.default_generator.get_state()
-    torch.rand = rand
-    try:
+    with torch._C._EnableTorchFunction(), _RowDraws(seeds):  # `plain_torch` switches function modes off
         yield
-    finally:
-        torch.rand = stock
     drawn = not torch.equal(before, torch.default_generator.get_state())
     assert not drawn, "something was drawn by another call than torch.rand: take the task out of DRAWS_BY_ROW"

@@ -51,11 +51,6 @@ class PhysicsBatch:
         self._unjoined = self._bodies_old = self._joints_old = True
         self._invalidate(range(self.num_scenes))
 
-    @property
-    def __class__(self) -> type:
-        """Satisfies ManiSkill's isinstance(px, PhysxGpuSystem)."""
-        return physx.PhysxGpuSystem
-
     def _invalidate(self, scenes: Collection[int]) -> None:
         """Marks what was read from these scenes as out of date."""
         if not scenes:
@@ -96,9 +91,7 @@ class PhysicsBatch:
 
     # ---------------------------------------------------------------------------------------------------- construction
     def gpu_init(self) -> None:
-        """Numbers bodies and articulations and allocates the tensors."""
-        self._number_components()
-        self.row_sets = RowSets()
+        """Allocates the tensors of the bodies and articulations that are numbered."""
         links = [isinstance(body, physx.PhysxArticulationLinkComponent) for body in self.bodies]
         roots = [link and body.is_root for link, body in zip(links, self.bodies, strict=True)]
         self._is_link = np.array(links, bool)
@@ -123,7 +116,9 @@ class PhysicsBatch:
         self.velocity_drives = Drives(self.cuda_articulation_target_qvel, velocity, self.articulation_scene)
         self._index()
 
-    def _number_components(self) -> None:
+    def number(self) -> None:
+        """Numbers the bodies and articulations of all scenes; they are complete."""
+        self.row_sets = RowSets()
         self.bodies, self.body_row, self.body_scene = [], {}, []
         self.articulations, self.articulation_row, self.articulation_scene = [], {}, []
         for i, system in enumerate(self.systems):

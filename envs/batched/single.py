@@ -8,7 +8,6 @@ SAPIEN objects of one row of the batch, so that whatever it does happens to that
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
@@ -18,11 +17,11 @@ import torch
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
 from mani_skill.utils.structs import Pose
-from mani_skill.utils.structs.base import BaseStruct
 from sapien import physx
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from envs.batched.adoption import structs_of
 from envs.batched.controllers import copy_targets
 from rlinf_embodied.errors import SimulatorError
 
@@ -151,8 +150,7 @@ def _twins(single: physx.PhysxCpuSystem, row: physx.PhysxCpuSystem) -> dict[obje
 
 def _places(env: BaseEnv, twins: list[dict[object, object]]) -> list[tuple[list, int, list]]:
     """Returns (list, index, object by row) for every place where the env's structs refer to SAPIEN objects."""
-    structs = [o for o in gc.get_objects() if issubclass(type(o), BaseStruct) and o.scene is env.scene]
-    found = [getattr(struct, name, None) for struct in structs for name in _OBJECT_LISTS]
+    found = [getattr(struct, name, None) for struct in structs_of(env) for name in _OBJECT_LISTS]
     lists = {id(objects): objects for objects in found if isinstance(objects, list)}
     return [
         (objects, index, [by_object[objects[index]] for by_object in twins])

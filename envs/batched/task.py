@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
+from mani_skill.envs.utils.system.backend import BackendInfo
 from mani_skill.utils import common, tree
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from envs.batched.adoption import adopt_robots, adopt_structs
 from envs.batched.checks import check_actions, chosen_rows, short
-from envs.batched.controllers import controllers_of, has_bare_steps
+from envs.batched.controllers import adopt_controllers, controllers_of, has_bare_steps
 from envs.batched.decimate import decimate_task
 from envs.batched.draws import RowStates, row_draws
 from envs.batched.plain_torch import plain_torch
 from envs.batched.renewal import packed_state, put_back
+from envs.batched.rotations import few_operations
 from envs.batched.scene import BatchedScene, make_scenes
 from envs.batched.seeds import FIRST_SEED, RowSeeds, Seeds
 from envs.batched.single import Alone, SingleEnv
@@ -54,15 +58,37 @@ class BatchedTask:
         self.scene = BatchedScene(scenes, self._num_threads, **stock)
         self.scene.px.timestep = 1.0 / self._sim_freq
 
+    @property
+    def backend(self) -> BackendInfo:
+        """CPU tensors, yet under a name and with a simulation device of its own.
+
+        BaseEnv refuses N > 1 rows where the backend is called "physx_cpu", and applies drive targets only where the
+        simulation device says "cuda".
+        """
+        return self._backend
+
+    @backend.setter
+    def backend(self, cpu: BackendInfo) -> None:
+        device = SimpleNamespace(is_cuda=lambda: True)
+        self._backend = replace(cpu, sim_backend="physx_cpu_batched", sim_device=device)
+
+    def _load_scene(self, options: dict) -> None:
+        super()._load_scene(options)
+        self.scene.px.number()
+        adopt_structs(self)
+
     def _reconfigure(self, options: dict) -> None:
         super()._reconfigure(options)
+        adopt_robots(self.agent, self._adopt_controllers)
         self._adopt_controllers()
 
+    def _after_reconfigure(self, options: dict) -> None:
+        super()._after_reconfigure(options)
+        adopt_structs(self)  # which may have been merged here
+
     def _adopt_controllers(self) -> None:
-        """Takes over the resets of the active controllers and finds out whether steps are bare with them."""
-        for controller in controllers_of(self.agent):
-            if not isinstance(controller.reset, partial):
-                controller.reset = partial(self._reset_controller, controller.reset)
+        """Changes the active controllers and finds out whether steps are bare with them."""
+        adopt_controllers(self.agent, self._reset_controller)
         self._steps_are_bare = has_bare_steps(self._task_class, self.agent)
 
     def _reset_controller(self, stock_reset) -> None:
@@ -130,6 +156,7 @@ class BatchedTask:
         self._last_obs = self.get_obs(built[1])
         return self._last_obs, built[1]
 
+    @few_operations()
     def begin(self, rows: Sequence[int], seeds: Sequence[int], options: dict | None = None) -> None:
         """Starts an episode in each of these rows from its own seed, and evaluates nothing."""
         index = torch.as_tensor(list(rows))
@@ -239,7 +266,23 @@ class BatchedTask:
             super()._initialize_episode(torch.tensor([row]), options)
         self.scene.px.active = active
 
+    @few_operations()
+    def get_info(self) -> dict:
+        """As BaseEnv.get_info."""
+        return super().get_info()
+
+    @few_operations()
+    def get_obs(self, *args: object, **kwargs: object) -> object:
+        """As BaseEnv.get_obs."""
+        return super().get_obs(*args, **kwargs)
+
+    @few_operations()
+    def get_reward(self, *args: object, **kwargs: object) -> Tensor:
+        """As BaseEnv.get_reward."""
+        return super().get_reward(*args, **kwargs)
+
     # ------------------------------------------------------------------------------------------------------------ step
+    @few_operations()
     def step(self, action: Tensor | np.ndarray | dict | None) -> tuple:
         """Steps all rows; as BaseEnv.step.
 
@@ -251,6 +294,7 @@ class BatchedTask:
         with plain_torch():
             return super().step(action)
 
+    @few_operations()
     def advance(self, actions: Tensor, rows: Sequence[int]) -> None:
         """Runs one control step of these rows only; actions float32 [N, A] (entries of other rows are ignored)."""
         self.scene.px.active = list(rows)
@@ -277,7 +321,6 @@ class BatchedTask:
         """Changes the control mode, for all rows, and returns the action for it."""
         if control_mode != self.agent.control_mode:
             self.agent.set_control_mode(control_mode)
-            self._adopt_controllers()
             self.agent.controller.reset()
         check_actions(action, self.agent.controller.single_action_space, self.num_envs)
         return action

@@ -175,13 +175,13 @@ def test_stock_envs_of_the_same_process_behave_as_before() -> None:
 
 
 def test_another_version_of_maniskill_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from envs.batched import patches
+    from envs.batched import versions
     from rlinf_embodied.errors import SimulatorError
 
-    monkeypatch.setattr(patches, "TESTED_VERSIONS", {"mani_skill": ("2.0.1", "2.0.2")})
+    monkeypatch.setattr(versions, "TESTED_VERSIONS", {"mani_skill": ("2.0.1", "2.0.2")})
     with pytest.raises(SimulatorError, match=r"mani_skill 3\.0\.\d+ .* 2\.0\.1 and 2\.0\.2 only.*env.backend=stock"):
-        patches.check_versions()
-    monkeypatch.setattr(patches, "TESTED_VERSIONS", {})
-    monkeypatch.delattr(patches.PDEEPosController, "compute_target_pose")
+        versions.check_versions()
+    monkeypatch.setattr(versions, "TESTED_VERSIONS", {})
+    monkeypatch.delattr(versions.PDEEPosController, "compute_target_pose")
     with pytest.raises(SimulatorError, match="compute_target_pose is missing"):
-        patches.check_versions()
+        versions.check_versions()
