@@ -111,6 +111,43 @@ def test_colours_are_those_of_the_stock_shaders(task: object) -> None:
     assert np.array_equal(drawn.numpy(), _stock_pictures(task, "Color")[..., :3])
 
 
+def test_the_shaders_are_those_of_sapien_less_some_lines() -> None:
+    from pathlib import Path
+
+    import sapien
+
+    from envs.batched.shaders import GLSL, STOCK
+
+    stock = Path(sapien.__file__).parent / "vulkan_shader"
+    taken_out = {}
+    for path in GLSL.glob("*/*.*"):
+        folder = "common" if path.parent.name == "common" else STOCK
+        theirs = (stock / folder / path.name).read_text().replace("outColorRaw", "outColor").splitlines()
+        ours = [
+            line
+            for line in path.read_text().replace("outColorRaw", "outColor").splitlines()
+            if "// Changed" not in line
+        ]
+        rest = iter(theirs)
+        assert all(line in rest for line in ours), f"{path} has a line that SAPIEN's has not, or elsewhere"
+        taken_out[f"{path.parent.name}/{path.name}"] = len(theirs) - len(ours)
+    changed = {"colour/gbuffer.frag": 21, "whole/gbuffer.frag": 19, "whole/composite0.frag": 1}
+    assert taken_out == {name: changed.get(name, 0) for name in taken_out}
+    assert len(taken_out) == 11
+
+
+def test_another_sapien_draws_with_its_own_shaders(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import sapien
+
+    from envs.batched.shaders import STOCK, Pack, shader_folder
+
+    monkeypatch.setattr(sapien, "__version__", "3.1.0")
+    assert shader_folder.__wrapped__(Pack.colour) == STOCK
+    assert "sapien is 3.1.0, but the faster shaders are for 3.0.3" in caplog.text
+
+
 def test_what_is_transparent_is_drawn_as_by_the_stock_shaders(task: object) -> None:
     from envs.batched.rendering import set_visible
     from envs.batched.shaders import Pack, pack_of
