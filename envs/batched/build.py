@@ -7,6 +7,7 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 
 from envs.batched.checks import check_num_envs
 from envs.batched.draws import DRAWS_BY_ROW
+from envs.batched.few_operations import few_operations
 from envs.batched.single import Alone, rowwise_methods
 from envs.batched.task import BatchedTask
 from envs.batched.versions import check_versions
@@ -43,7 +44,8 @@ def make_batched_task(
     check_num_envs(num_envs)
     check_versions()
     spec = REGISTERED_ENVS[task_id]
-    attributes = {
+    attributes = {name: few_operations()(getattr(spec.cls, name)) for name in ("get_info", "get_obs", "get_reward")}
+    attributes |= {
         "_alone": alone,
         "_task_class": spec.cls,
         "_draws_by_row": task_id in DRAWS_BY_ROW,

@@ -56,7 +56,7 @@ def row_draws(seeds: Sequence[int]) -> Iterator[None]:
     Nothing else may be drawn, which is seen from the state of torch's global generator.
     """
     before = torch.default_generator.get_state()
-    with torch._C._EnableTorchFunction(), _RowDraws(seeds):  # `plain_torch` switches function modes off
+    with torch._C._EnableTorchFunction(), _RowDraws(seeds):  # `few_operations` switches modes off
         yield
     drawn = not torch.equal(before, torch.default_generator.get_state())
     assert not drawn, "something was drawn by another call than torch.rand: take the task out of DRAWS_BY_ROW"

@@ -2,26 +2,16 @@
 
 A few dozen rows are less work than the calls that handle them: here each function is a handful of NumPy calls
 where ManiSkill's has thirty of torch.  The operations and their order are the same, and so are the results.
-
-ManiSkill's tasks and controllers call their own by name, poses are made everywhere by `Pose.create`, and an operator is
-looked up in its class: so they take ManiSkill's places, but only while a batched env computes (`few_operations`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
-from threading import Lock
 
 import numpy as np
 import torch
-from mani_skill.agents.controllers import pd_ee_pose
-from mani_skill.envs.utils.randomization import pose as randomized
-from mani_skill.utils import common, gym_utils
-from mani_skill.utils.geometry import rotation_conversions
 from mani_skill.utils.structs import Pose
-from mani_skill.utils.structs import pose as pose_module
 from torch import Tensor
 
 # out[c] = sum over t, from the left, of SIGN[c, t] * a[LEFT[c, t]] * b[RIGHT[c, t]]
@@ -224,43 +214,3 @@ def scale_pose_action(lower: float, action: Tensor, low: Tensor, high: Tensor) -
         turn = np.where(length > 1, turn * (np.float32(1.0) / length), turn)
     position = clip_and_scale_action(action[:, :3], low[:3], high[:3])
     return torch.from_numpy(np.concatenate((position.numpy(), turn * np.float32(lower)), 1))
-
-
-_PLACES = tuple(
-    (owner, name, getattr(owner, name), with_fallback(getattr(owner, name), fast))
-    for owner, name, fast in (
-        (rotation_conversions, "quaternion_raw_multiply", quaternion_product),
-        (rotation_conversions, "matrix_to_quaternion", matrix_to_quaternion),
-        (pd_ee_pose, "quaternion_multiply", quaternion_multiply),  # imported by name, as are others here
-        (pd_ee_pose, "euler_angles_to_matrix", euler_angles_to_matrix),
-        (pd_ee_pose, "matrix_to_quaternion", matrix_to_quaternion),
-        (randomized, "euler_angles_to_matrix", euler_angles_to_matrix),
-        (randomized, "matrix_to_quaternion", matrix_to_quaternion),
-        (pose_module, "quaternion_to_matrix", quaternion_to_matrix),
-        (Pose, "inv", inverse),
-        (Pose, "__mul__", pose_product),
-        (Pose, "to_transformation_matrix", to_transformation_matrix),
-        (common, "compute_angle_between", compute_angle_between),
-        (gym_utils, "clip_and_scale_action", clip_and_scale_action),
-    )
-)
-_inside = [0]  # how often it was entered and not left, in all threads
-_lock = Lock()
-
-
-@contextmanager
-def few_operations() -> Iterator[None]:
-    """Within it, ManiSkill computes with the functions of this module; it may be entered again."""
-    with _lock:
-        _inside[0] += 1
-        if _inside[0] == 1:
-            for owner, name, _, fast in _PLACES:
-                setattr(owner, name, fast)
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside[0] -= 1
-            if _inside[0] == 0:
-                for owner, name, stock, _ in _PLACES:
-                    setattr(owner, name, stock)

@@ -20,9 +20,8 @@ from envs.batched.checks import check_actions, chosen_rows, short
 from envs.batched.controllers import adopt_controllers, controllers_of, has_bare_steps
 from envs.batched.decimate import decimate_task
 from envs.batched.draws import RowStates, row_draws
-from envs.batched.plain_torch import plain_torch
+from envs.batched.few_operations import few_operations
 from envs.batched.renewal import packed_state, put_back
-from envs.batched.rotations import few_operations
 from envs.batched.scene import BatchedScene, make_scenes
 from envs.batched.seeds import FIRST_SEED, RowSeeds, Seeds
 from envs.batched.single import Alone, SingleEnv
@@ -168,13 +167,12 @@ class BatchedTask:
             self.scene.px.renew(row)
             put_back(self.scene.px.systems[row], self._built_state[row])
         self.scene.px.active = list(rows)
-        with plain_torch():
-            if self._alone is not Alone.nothing:
-                self._reset_rows_alone(index, options)
-            elif self._task_class.reset is BaseEnv.reset:
-                self._reset_rows(index, options)
-            else:
-                super().reset(seed=self._row_seeds, options=options)
+        if self._alone is not Alone.nothing:
+            self._reset_rows_alone(index, options)
+        elif self._task_class.reset is BaseEnv.reset:
+            self._reset_rows(index, options)
+        else:
+            super().reset(seed=self._row_seeds, options=options)
 
     def _reset_rows(self, rows: Tensor, options: dict) -> None:
         """Does what BaseEnv.reset does for these rows, less its evaluation and its global seeding.
@@ -266,21 +264,6 @@ class BatchedTask:
             super()._initialize_episode(torch.tensor([row]), options)
         self.scene.px.active = active
 
-    @few_operations()
-    def get_info(self) -> dict:
-        """As BaseEnv.get_info."""
-        return super().get_info()
-
-    @few_operations()
-    def get_obs(self, *args: object, **kwargs: object) -> object:
-        """As BaseEnv.get_obs."""
-        return super().get_obs(*args, **kwargs)
-
-    @few_operations()
-    def get_reward(self, *args: object, **kwargs: object) -> Tensor:
-        """As BaseEnv.get_reward."""
-        return super().get_reward(*args, **kwargs)
-
     # ------------------------------------------------------------------------------------------------------------ step
     @few_operations()
     def step(self, action: Tensor | np.ndarray | dict | None) -> tuple:
@@ -291,8 +274,7 @@ class BatchedTask:
         """
         check_actions(action, self._orig_single_action_space, self.num_envs)
         self.scene.px.active = list(range(self.num_envs))
-        with plain_torch():
-            return super().step(action)
+        return super().step(action)
 
     @few_operations()
     def advance(self, actions: Tensor, rows: Sequence[int]) -> None:

@@ -47,7 +47,7 @@ def test_no_function_of_maniskill_is_replaced_before_during_and_after_a_batched_
     import mani_skill.envs  # noqa: F401  registers the tasks
 
     import envs.vector
-    from envs.batched.rotations import few_operations
+    from envs.batched.few_operations import few_operations
 
     before = _functions()
     assert len(before) > 5000
@@ -69,7 +69,7 @@ def test_no_function_of_maniskill_is_replaced_before_during_and_after_a_batched_
 def test_functions_are_put_back_after_an_error_and_by_the_last_of_two_threads() -> None:
     from mani_skill.utils.structs import Pose
 
-    from envs.batched.rotations import few_operations
+    from envs.batched.few_operations import few_operations
 
     stock = Pose.inv
     with pytest.raises(ZeroDivisionError), few_operations():
