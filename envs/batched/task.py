@@ -250,8 +250,8 @@ class BatchedTask:
         if self._draws_by_row and not options.get("reconfigure"):
             seeds = [int(self._row_seeds[row]) for row in env_idx.tolist()]
             self._episode_rng = RowStates([self._batched_episode_rng[row] for row in env_idx.tolist()])
-            with row_draws(seeds):
-                super()._initialize_episode(env_idx, options)
+            with row_draws(self._task_class._initialize_episode, seeds) as initialize:
+                initialize(self, env_idx, options)
             return
         active = self.scene.px.active
         for row in env_idx.tolist():

@@ -110,12 +110,15 @@ def test_rows_that_are_initialised_together_equal_rows_initialised_one_by_one(
 def test_a_draw_that_is_not_by_row_is_refused() -> None:
     from envs.batched.draws import row_draws
 
-    with row_draws([1, 2, 3]):
-        drawn = torch.rand((3, 2))
+    stock = torch.rand
+    with row_draws(lambda *size: torch.rand(*size), [1, 2, 3]) as draw:
+        drawn = draw((3, 2))
+        assert torch.rand is stock  # for everybody else
         with pytest.raises(AssertionError, match="a draw of size"):
-            torch.rand(2)
-    with pytest.raises(AssertionError, match="drawn by another call"), row_draws([1, 2, 3]):
-        torch.randint(0, 5, (3,))
+            draw(2)
+    integers = row_draws(lambda: torch.randint(0, 5, (3,)), [1, 2, 3])
+    with pytest.raises(AssertionError, match="drawn by another call"), integers as draw:
+        draw()
     alone = torch.rand(1, 2, generator=torch.Generator().manual_seed(2))
     assert torch.equal(drawn[1:2], alone)
 

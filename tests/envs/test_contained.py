@@ -92,21 +92,6 @@ def test_functions_are_put_back_after_an_error_and_by_the_last_of_two_threads() 
     assert Pose.inv is stock
 
 
-def test_only_one_thread_draws_by_row() -> None:
-    from envs.batched.draws import row_draws
-
-    drawn: list[torch.Tensor] = []
-    stock = torch.rand
-    generator = torch.Generator().manual_seed(0)  # the thread's own: torch's default must not be drawn from here
-    thread = threading.Thread(target=lambda: drawn.append(torch.rand(5, generator=generator)))
-    with row_draws([1, 2, 3]):
-        assert torch.rand is stock
-        thread.start()
-        thread.join()
-        assert torch.rand((3, 2)).shape == (3, 2)
-    assert torch.equal(drawn[0], torch.rand(5, generator=torch.Generator().manual_seed(0)))
-
-
 def test_a_stock_env_beside_a_batched_one_has_stock_methods_and_steps_as_before() -> None:
     from mani_skill.utils.structs import Pose
 
