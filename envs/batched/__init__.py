@@ -13,7 +13,8 @@ bit that of a stock single env.
           drives.Drives           the joints' drive targets
           contacts.ContactTable   contact impulses
         rendering.RenderBatch   one renderer per scene, pictures of chosen rows
-    controllers               the robots' controllers, and whether anything but physics happens in a control step
+      adoption                  what its bodies, robots and cameras get that those of other envs have not
+      controllers               the robots' controllers, and whether anything but physics happens in a control step
     seeds, checks             a row's seeds are its own; what may be handed to reset and step
     choice                    which of a task's code may run for all rows at once, found by comparing with stock envs
     single.SingleEnv          a stock env laid over one row after the other, for code that may not
@@ -23,5 +24,6 @@ bit that of a stock single env.
     kinematics                inverse kinematics of N rows in C (clik.c), where that is certain to give SAPIEN's targets
       chain, reach              the joints on the way to a link, and how far they reach
     rotations, grasping       ManiSkill's functions of poses, angles and grasps for few rows
-    patches                   the changes to ManiSkill itself, inert outside batched scenes
+    few_operations            these in ManiSkill's places, only while a batched env computes
+    versions                  the ManiSkill and SAPIEN that are known
 """
