@@ -1,7 +1,7 @@
 """The shaders of the cameras: SAPIEN's own, less what costs a CPU time and leaves no trace in the pictures.
 
-The packs in `glsl` are those of sapien 3.0.3 with lines taken out.  In scenes without an environment map the pictures
-stay the same bit for bit without
+Which lines are left out is declared in shader_packs.py.  In scenes without an environment map the pictures stay the
+same bit for bit without
 
 1. reflections of the environment, black there: two look-ups per pixel, and a table (the BRDF's integral) that takes
    seven seconds to fill when the first picture of a process is taken;
@@ -24,12 +24,11 @@ import numpy as np
 import sapien
 from mani_skill.render.shaders import PREBUILT_SHADER_CONFIGS, set_shader_pack
 
-from envs.batched.versions import TESTED_VERSIONS
+from envs.batched.shader_packs import STOCK_FOLDER, made_packs, unknown_files
 
 logger = logging.getLogger(__name__)
 
 STOCK = "minimal"  # ManiSkill's default: colour, depth and segmentation in one pass
-GLSL = Path(__file__).with_name("glsl")
 
 
 class Pack(StrEnum):
@@ -46,25 +45,22 @@ _packs: WeakKeyDictionary[Camera, Pack] = WeakKeyDictionary()  # a camera cannot
 
 @cache
 def shader_folder(pack: Pack) -> str:
-    """Returns the shader pack for scenes without an environment map: a folder, or the name of SAPIEN's own.
-
-    The renderer fills the inputs of its own version's shaders, so that another SAPIEN gets its own.
-    """
-    known = TESTED_VERSIONS["sapien"]
-    if sapien.__version__ not in known:
+    """Returns the shader pack for scenes without an environment map: a folder, or the name of SAPIEN's own."""
+    if others := unknown_files():
         logger.warning(
-            "sapien is %s, but the faster shaders are for %s: each picture and a process's first one take longer",
+            "sapien %s has other shaders than the faster ones are made from (%s): each picture and a process's first "
+            "one take longer",
             sapien.__version__,
-            " and ".join(known),
+            ", ".join(others),
         )
         return STOCK
-    return str(GLSL / pack)
+    return str(made_packs() / pack)
 
 
 def current_pack() -> str:
     """Returns the name of the stock pack that cameras get now, "" if it is none of SAPIEN's."""
     folder = Path(sapien.render.get_camera_shader_dir())
-    return folder.name if folder.parent in (Path(), Path(sapien.__file__).parent / "vulkan_shader") else ""
+    return folder.name if folder.parent in (Path(), STOCK_FOLDER) else ""
 
 
 def pack_of(camera: Camera) -> Pack:
