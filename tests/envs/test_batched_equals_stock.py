@@ -177,10 +177,15 @@ def test_stock_envs_of_the_same_process_behave_as_before() -> None:
         env_.close()
 
 
-def test_another_version_of_maniskill_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["mani_skill", "sapien"])
+def test_another_version_is_refused_with_the_way_out(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from envs.batched import versions
+    from envs.batched.choice import how_to_run
     from rlinf_embodied.errors import SimulatorError
 
-    monkeypatch.setattr(versions, "TESTED_VERSIONS", {"mani_skill": ("2.0.1", "2.0.2")})
-    with pytest.raises(SimulatorError, match=r"mani_skill 3\.0\.\d+ .* 2\.0\.1 and 2\.0\.2 only.*env.backend=stock"):
-        versions.check_versions()
+    monkeypatch.setattr(versions, "TESTED_VERSIONS", {package: ("2.0.1", "2.0.2")})
+    expected = rf"{package} 3\.0\.\d+ .* 2\.0\.1 and 2\.0\.2 only.*{package}==2\.0\.2.*env.backend=stock"
+    with pytest.raises(SimulatorError, match=expected):
+        how_to_run("PickCube-v1")
+    with pytest.raises(SimulatorError, match=expected):
+        make_batched("PickCube-v1", 1, "pd_joint_delta_pos")
