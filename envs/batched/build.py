@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS
 
@@ -11,7 +13,7 @@ from envs.batched.few_operations import few_operations
 from envs.batched.single import Alone, rowwise_methods
 from envs.batched.task import BatchedTask
 from envs.batched.versions import check_versions
-from envs.stock import build_task
+from envs.stock import build_task, overrides
 
 
 def make_batched_task(
@@ -53,6 +55,8 @@ def make_batched_task(
         "_num_threads": num_threads,
         "_decimate": decimate,
     }
+    hooks = ("_before_simulation_step", "_after_simulation_step", "_after_control_step")
+    attributes |= {name: _with_tensors(getattr(spec.cls, name)) for name in hooks if overrides(spec.cls, name)}
     if alone is not Alone.nothing:
         single = {**kwargs, "sim_backend": "physx_cpu", "num_envs": 1, "reconfiguration_freq": 0}
         attributes["_stock_single"] = build_task(task_id, **{"render_backend": "cpu" if render else "none", **single})
@@ -70,3 +74,14 @@ def make_batched_task(
             "sim_backend": "physx_cpu",
         }
     )
+
+
+def _with_tensors(hook: Callable[[BaseEnv], None]) -> Callable[[BaseEnv], None]:
+    """Returns a task's hook before which the tensors are brought up to date: stock CPU envs have nothing to fetch."""
+
+    def method(task: BaseEnv) -> None:
+        task.scene._gpu_apply_all()
+        task.scene._gpu_fetch_all()
+        hook(task)
+
+    return method

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from envs.batched.kinematics import RowSolver
 from envs.batched.rotations import scale_pose_action
+from envs.stock import overrides
 
 _HOOKS = ("_before_simulation_step", "_after_simulation_step", "_step_action")
 _row_solver = "_rlinf_embodied_row_solver"
@@ -36,7 +37,7 @@ def controllers_of(agent: BaseAgent | None) -> list[BaseController]:
 
 def has_bare_steps(task_class: type[BaseEnv], agent: BaseAgent | None) -> bool:
     """Whether the simulation steps of a control step follow each other without code of task, robot or controller."""
-    if any(getattr(task_class, name) is not getattr(BaseEnv, name) for name in _HOOKS) or agent is None:
+    if overrides(task_class, *_HOOKS) or agent is None:
         return False
     if getattr(type(agent), "before_simulation_step", None) is not BaseAgent.before_simulation_step:
         return False
@@ -59,10 +60,8 @@ def copy_targets(source: BaseAgent | None, row: int, num_rows: int, target: Base
             if not isinstance(values, Tensor) or values.shape[:1] != (num_rows,):
                 continue
             present = theirs.__dict__.get(name)
-            shape = (
-                tuple((present.raw_pose if isinstance(present, Pose) else present).shape) if present is not None else ()
-            )
-            if present is None or shape == (1, *values.shape[1:]):
+            known = present.raw_pose if isinstance(present, Pose) else present
+            if known is None or known.shape == (1, *values.shape[1:]):
                 entry = values[row : row + 1].clone()
                 theirs.__dict__[name] = Pose.create(entry) if isinstance(value, Pose) else entry
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
 from types import SimpleNamespace
 
 import numpy as np
@@ -294,6 +295,7 @@ class PhysicsBatch:
         self._invalidate(scenes)
 
     def _apply_joint_values(self, name: str) -> None:
+        """Hands assigned positions, velocities or forces of joints to PhysX."""
         buffer, changed = getattr(self, f"cuda_articulation_{name}"), set()
         for row, _ in buffer.take_dirty_rows():
             articulation = self.articulations[row]
@@ -301,17 +303,9 @@ class PhysicsBatch:
             changed.add(self.articulation_scene[row])
         self._invalidate(changed)
 
-    def gpu_apply_articulation_qpos(self) -> None:
-        """Hands assigned joint positions to PhysX."""
-        self._apply_joint_values("qpos")
-
-    def gpu_apply_articulation_qvel(self) -> None:
-        """Hands assigned joint velocities to PhysX."""
-        self._apply_joint_values("qvel")
-
-    def gpu_apply_articulation_qf(self) -> None:
-        """Hands assigned joint forces to PhysX."""
-        self._apply_joint_values("qf")
+    gpu_apply_articulation_qpos = partialmethod(_apply_joint_values, "qpos")
+    gpu_apply_articulation_qvel = partialmethod(_apply_joint_values, "qvel")
+    gpu_apply_articulation_qf = partialmethod(_apply_joint_values, "qf")
 
     def _apply_targets(self, drives: Drives) -> None:
         set_targets = drives.take()

@@ -46,11 +46,9 @@ EDITS: dict[str, dict[str, Edit | None]] = {  # by pack and file; None: the pack
 
 def unknown_files() -> list[str]:
     """Returns which of SAPIEN's files are missing or have another text than the edits were declared for."""
-    return [name for name, digest in KNOWN_FILES.items() if _digest(STOCK_FOLDER / name) != digest]
-
-
-def _digest(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.is_file() else ""
+    paths = {name: STOCK_FOLDER / name for name in KNOWN_FILES}
+    found = {n: hashlib.blake2b(p.read_bytes(), digest_size=16).hexdigest() for n, p in paths.items() if p.is_file()}
+    return [name for name, digest in KNOWN_FILES.items() if found.get(name) != digest]
 
 
 def made_packs() -> Path:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 
 from envs.batched.adoption import structs_of
 from envs.batched.controllers import copy_targets
+from envs.stock import overrides
 from rlinf_embodied.errors import SimulatorError
 
 
@@ -127,11 +128,9 @@ def rowwise_methods(task_class: type[BaseEnv]) -> dict[str, Callable]:
 
         return method
 
-    def own(names: tuple[str, ...]) -> list[str]:
-        return [name for name in names if getattr(task_class, name) is not getattr(BaseEnv, name)]
-
-    measures = {*own(MEASURES), "_get_obs_agent"}  # what robots observe is their own code too
-    return {name: hook(name) for name in own(HOOKS)} | {name: measure(name) for name in measures}
+    own = [name for name in (*HOOKS, *MEASURES) if overrides(task_class, name)]
+    own.append("_get_obs_agent")  # what robots observe is their own code too
+    return {name: (hook if name in HOOKS else measure)(name) for name in own}
 
 
 def _twins(single: physx.PhysxCpuSystem, row: physx.PhysxCpuSystem) -> dict[object, object]:

@@ -25,9 +25,8 @@ from envs.batched.renewal import packed_state, put_back
 from envs.batched.scene import BatchedScene, make_scenes
 from envs.batched.seeds import FIRST_SEED, RowSeeds, Seeds
 from envs.batched.single import Alone, SingleEnv
+from envs.stock import overrides
 from rlinf_embodied.errors import SimulatorError
-
-CONSTRUCTION_SEED = FIRST_SEED  # what stock ManiSkill builds a single env with
 
 
 class BatchedTask:
@@ -122,8 +121,7 @@ class BatchedTask:
             )
         if not hasattr(self, "_seeds"):  # construction
             self._seeds = RowSeeds(self.num_envs)
-            alike = [CONSTRUCTION_SEED] * self.num_envs
-            return self._build(np.array(alike if self._rows_alike else seed), options)
+            return self._build(np.full(self.num_envs, FIRST_SEED) if self._rows_alike else np.array(seed), options)
         seeds = self._seeds.next(seed, rows)
         if rebuild:
             return self._build(seeds, options)
@@ -167,12 +165,10 @@ class BatchedTask:
             self.scene.px.renew(row)
             put_back(self.scene.px.systems[row], self._built_state[row])
         self.scene.px.active = list(rows)
-        if self._alone is not Alone.nothing:
-            self._reset_rows_alone(index, options)
-        elif self._task_class.reset is BaseEnv.reset:
-            self._reset_rows(index, options)
-        else:
+        if self._alone is Alone.nothing and overrides(self._task_class, "reset"):
             super().reset(seed=self._row_seeds, options=options)
+        else:
+            self._reset_rows(index, options)
 
     def _reset_rows(self, rows: Tensor, options: dict) -> None:
         """Does what BaseEnv.reset does for these rows, less its evaluation and its global seeding.
@@ -181,40 +177,40 @@ class BatchedTask:
         """
         self._set_episode_rng(self._row_seeds, rows)
         self._elapsed_steps[rows] = 0
+        if self._alone is Alone.nothing:
+            self._initialize_together(rows, options)
+        else:
+            self._initialize_alone(rows, options)
+            self._restore(rows, options)
+        for controller in controllers_of(self.agent):
+            controller.reset()
+
+    def _initialize_together(self, rows: Tensor, options: dict) -> None:
         generator = None if self._draws_by_row else torch.default_generator.get_state()  # else it is not touched
         self.scene._reset_mask = self._being_reset.clone()
         self._clear_sim_state()
         if self.agent is not None:
             self.agent.reset()
-        if "reset_to_env_states" in options:
-            self._restore(options["reset_to_env_states"]["env_states"], rows)
-        else:
+        if not self._restore(rows, options):
             self._initialize_episode(rows, options)
         self.scene._reset_mask = torch.ones(self.num_envs, dtype=torch.bool)
         if generator is not None:
             torch.default_generator.set_state(generator)
         self.scene._gpu_apply_all()
         self.scene._gpu_fetch_all()
-        for controller in controllers_of(self.agent):
-            controller.reset()
 
     def _clear_sim_state(self) -> None:
         """Stops everything in the rows that are reset."""
         self.scene.px.stop(self._being_reset.nonzero()[:, 0].tolist())
         self.scene._gpu_fetch_all()
 
-    def _reset_rows_alone(self, rows: Tensor, options: dict) -> None:
-        """Resets rows one by one as stock single envs."""
-        self._set_episode_rng(self._row_seeds, rows)
-        self._elapsed_steps[rows] = 0
-        self._initialize_alone(rows, options)
-        if "reset_to_env_states" in options:
-            self._restore(options["reset_to_env_states"]["env_states"], rows)
-        for controller in controllers_of(self.agent):
-            controller.reset()
-
-    def _restore(self, states: dict | Tensor, rows: Tensor) -> None:
+    def _restore(self, rows: Tensor, options: dict) -> bool:
+        """Whether there are given states, which these rows get."""
+        if "reset_to_env_states" not in options:
+            return False
+        states = options["reset_to_env_states"]["env_states"]
         (self.set_state_dict if isinstance(states, dict) else self.set_state)(states, rows)
+        return True
 
     def _initialize_alone(self, rows: Tensor, options: dict) -> None:
         not_its = ("env_idx", "reconfigure", "reset_to_env_states")
@@ -306,21 +302,3 @@ class BatchedTask:
             self.agent.controller.reset()
         check_actions(action, self.agent.controller.single_action_space, self.num_envs)
         return action
-
-    def _before_simulation_step(self) -> None:
-        self._fetch_for("_before_simulation_step")
-        super()._before_simulation_step()
-
-    def _after_simulation_step(self) -> None:
-        self._fetch_for("_after_simulation_step")
-        super()._after_simulation_step()
-
-    def _after_control_step(self) -> None:
-        self._fetch_for("_after_control_step")
-        super()._after_control_step()
-
-    def _fetch_for(self, hook: str) -> None:
-        """Brings the tensors up to date for a hook of the task: on the CPU there is nothing to fetch."""
-        if getattr(self._task_class, hook) is not getattr(BaseEnv, hook):
-            self.scene._gpu_apply_all()
-            self.scene._gpu_fetch_all()
