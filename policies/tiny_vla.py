@@ -23,7 +23,7 @@ from policies.checkpoint_folder import read_folder, write_folder
 from policies.critic import Standardise, ValueHead
 from policies.tokenizer import WordTokenizer
 from policies.vision import Pool, Stem
-from rlinf_embodied.algorithms.log_probs import likeliest_tokens, sample_tokens, token_log_probs
+from rlinf_embodied.algorithms.log_probs import likeliest_tokens, mean_near_mode, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
@@ -31,6 +31,7 @@ from rlinf_embodied.interfaces import EnvSpec, Features, Observation, PolicyOutp
 from rlinf_embodied.randomness import words
 
 _FLOORS = {"proprio": 0.01, "vision": 1e-3, "privileged": 0.01}  # least deviations that inputs are divided by
+_REACH = 2  # bins to either side of the likeliest one whose mean is the greedy action (docs/results/recipe.md)
 _LIMIT = 10.0  # deviations; RL leaves the demonstrations' range, and a frozen scale must not blow up there
 
 
@@ -145,10 +146,15 @@ class TinyVLA:
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A]; None: greedy."""
+        """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A].
+
+        None: greedy, the likeliest tokens; the action is then the mean of the distribution near them, between the
+        centres of two bins.
+        """
         logits = self._logits(self._hidden(features))
         tokens = likeliest_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
-        actions = tokens.to(torch.float32) * (2.0 / (self.spec.num_bins - 1)) - 1.0
+        places = tokens.to(torch.float32) if noise is not None else mean_near_mode(logits, _REACH)
+        actions = places * (2.0 / (self.spec.num_bins - 1)) - 1.0
         return PolicyOutput(actions, tokens, token_log_probs(logits, tokens, temperature))
 
     def evaluate(

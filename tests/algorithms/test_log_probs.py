@@ -123,3 +123,21 @@ def test_masks_and_weights_have_the_shape_of_their_level_and_weights_keep_their_
     assert mask.shape == moved.shape == at_level.shape
     assert moved.sum() == weights.sum()
     assert not moved[~mask].any()
+
+
+def test_the_mean_near_the_mode_leaves_out_what_is_far_and_what_does_not_exist() -> None:
+    weights = torch.tensor([[1.0, 0.0, 0.0, 2.0, 4.0, 2.0, 0.0], [0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 3.0]])
+    means = P.mean_near_mode(weights.log(), 1)
+    assert means[0] == 4.0  # (3 * 2 + 4 * 4 + 5 * 2) / 8; the 1 at 0 is a mode of its own
+    torch.testing.assert_close(means[1], torch.tensor(5.75))  # (5 * 1 + 6 * 3) / 4; there is no 7
+    assert P.mean_near_mode(weights.log(), 0).tolist() == [4.0, 6.0]
+
+
+@given(st.integers(0, 2**31), st.integers(0, 4))
+def test_the_mean_near_the_mode_is_that_of_its_definition(seed: int, reach: int) -> None:
+    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(seed))
+    for row, mean in zip(logits, P.mean_near_mode(logits, reach).tolist(), strict=True):
+        mode = max(range(9), key=lambda k: float(row[k]))
+        near = [k for k in range(9) if abs(k - mode) <= reach]
+        odds = [math.exp(float(row[k])) for k in near]
+        assert mean == pytest.approx(sum(k * p for k, p in zip(near, odds, strict=True)) / sum(odds), abs=1e-5)
