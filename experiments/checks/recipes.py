@@ -111,7 +111,7 @@ def clone(stages: Stages) -> None:
         stage.begin_phase(Tick(0), whole)
         if not whole:
             stages.add("features", *(part["maps"] for part in stage._features.values()))
-        losses = [stage.fit_epoch(Tick(epoch)) for epoch in range(epochs)]
+        losses = [stage.fit(Tick(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
         stages.add("losses of the whole" if whole else "losses of the head", losses)
         stages.add("cloned weights" if whole else "weights of the clone", *_weights(stage._policy.module))
     with tempfile.TemporaryDirectory() as folder:

@@ -17,6 +17,7 @@ from rlinf_embodied.embodied.evaluation import (
     evaluation_env,
     shares,
 )
+from rlinf_embodied.embodied.graph import ACTOR, ENV
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.sizes import require_sizes
@@ -52,6 +53,7 @@ class EmbodiedJob:
         Column("env steps/s", "charts/SPS", ".0f", after=True),
     )
     speed = "charts/SPS"
+    learner = ACTOR
     first_work = "env.step"
 
     def __init__(self, config: TrainConfig) -> None:
@@ -153,22 +155,22 @@ class EmbodiedJob:
         """Writes weights and optimizers (the actor's workers do) and the episodes that go on (the env's hold them)."""
         tick = Tick(progress.iteration)
         carry_over: dict[int, object] = {}
-        for part in of_type(executor.call("env", "export_state", tick), dict):
+        for part in of_type(executor.call(ENV, "export_state", tick), dict):
             carry_over |= part
         state = {"progress": asdict(progress), "config": to_yaml(self.config)}
         keep = self.config.checkpoint.keep
-        executor.call("actor", "save", tick, (str(root), progress.iteration, keep, state, carry_over))
+        executor.call(ACTOR, "save", tick, (str(root), progress.iteration, keep, state, carry_over))
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""
         progress = saved_progress(checkpoint)
         tick = Tick(progress.iteration)
-        executor.call("actor", "load", tick, str(checkpoint))
+        executor.call(ACTOR, "load", tick, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge.source, edge.target)
-        carry_over = executor.call("actor", "load_carry_over", tick, str(checkpoint))[0]
+        carry_over = executor.call(ACTOR, "load_carry_over", tick, str(checkpoint))[0]
         if carry_over:
-            executor.call("env", "import_state", tick, carry_over)
+            executor.call(ENV, "import_state", tick, carry_over)
         return progress
 
     # ------------------------------------------------------------------------------------------------------- finish
@@ -186,7 +188,7 @@ class EmbodiedJob:
             "num_eval_episodes": len(after.episodes),
             "env_steps": progress.global_step,
             "env_steps_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
-            "backend": of_type(executor.facts["env"], EnvSpec)[0].backend,
+            "backend": of_type(executor.facts[ENV], EnvSpec)[0].backend,
         }
 
     def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:

@@ -129,7 +129,7 @@ def profile_dict(
     stages = {stage: _stage_dict(workflow, stage, measured) for stage in workflow.stages}
     loops = list(workflow.loops.values())
     work: dict[str, object] = {
-        "workflow": workflow.name,
+        "workflow": workflow.of_workload or workflow.name,
         "num_items": workflow.num_blocks * workflow.items_per_block,
         "items_per_block": workflow.items_per_block,
     }

@@ -52,6 +52,7 @@ class ReasoningJob:
         Column("tokens/s", "charts/tokens_per_s", ".0f", after=True),
     )
     speed = "charts/tokens_per_s"
+    learner = "actor"
     first_work = "generation.run"
 
     def __init__(self, config: MathConfig) -> None:

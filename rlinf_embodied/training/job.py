@@ -117,6 +117,7 @@ class Job(Protocol):
     title: str  # for people: "PickCube-v1 · ppo"
     columns: tuple[Column, ...]  # of the live view
     speed: str  # name of the metric that counts global steps per second
+    learner: str  # the stage that trains the weights: it exports them, and tells their digest
     first_work: str  # the end of the name of the spans with which work begins, for example "env.step"
     eval_every: int  # iterations between evaluations; 0: before and after only
     cache_dir: str
