@@ -73,7 +73,7 @@ class StatePolicy:
         """
         _check(config, env)
         self.config, self.env = config, env
-        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, config.num_bins, env.action_dim)
+        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, config.num_bins)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
             net = StateNet(config, env)

@@ -212,7 +212,6 @@ class PolicySpec:
     chunk: int  # C
     action_dim: int  # A
     num_bins: int  # values per action token
-    tokens_per_action: int  # log-probs per action; the ratio's level is chosen by the algorithm
 
 
 @dataclass(frozen=True, slots=True)

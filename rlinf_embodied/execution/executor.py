@@ -140,14 +140,14 @@ class Executor:
         message = state.message_for(self._repeats.get(stage, ()))
         tick = replace(state.tick, chunk=step.chunk, num_chunks=step.num_chunks, message=message)
         sources, keep = self.workflow.sources(stage), self._stays(stage)
-        calls, behind = [], self._behind(stage, state)
+        calls = []
         for worker in self.workers(stage):
             blocks = tuple(block for block in self._blocks(stage, worker) if block in chunk)
             if not blocks:  # of a stage whose workers own whole sets
                 continue
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
             call = Call(stage, "run", tick, blocks, len(inputs) // len(blocks), keep)
-            calls.append((worker, call, [*inputs, *behind]))
+            calls.append((worker, call, inputs))
         gang = self.workflow.stages[stage].collective
         self._note(stage, calls, self._session.submit(calls, gang), state)
 
@@ -159,14 +159,6 @@ class Executor:
         makers = enumerate(self._owners[stage])
         return frozenset(block for block, maker in makers if all(owners[block] == maker for owners in consumers))
 
-    def _behind(self, stage: str, state: Iteration) -> list[Ref]:
-        """Returns what a stage's calls wait for beside their inputs: the receipts of stages behind a barrier.
-
-        The order of submission alone holds up only the workers that both stages share.
-        """
-        before = {barrier.before for barrier in self.workflow.barriers if barrier.after == stage}
-        return [ref for name, refs in state.done.items() if name in before for ref in refs]
-
     def _note(self, stage: str, calls: Sequence[tuple], answers: list[list[Ref]], state: Iteration) -> None:
         """Files block results as the stage's outputs and the receipts for later."""
         outputs = state.outputs.setdefault(stage, {})
@@ -174,7 +166,6 @@ class Executor:
             for block, ref in zip(call.blocks, refs, strict=False):
                 outputs.setdefault(block, []).append(ref)
         state.receipts.append((stage, [refs[-1] for refs in answers]))
-        state.done.setdefault(stage, []).extend(refs[-1] for refs in answers)
 
     # --------------------------------------------------------------------------------------------------------- loops
     def _run_loop(self, node: LoopNode, state: Iteration) -> None:
@@ -201,7 +192,6 @@ class Executor:
 
     def _fused_loop(self, loop: Loop, state: Iteration) -> None:
         calls, sources = [], self._outside(loop)
-        behind = self._behind(loop.opener, state) + self._behind(loop.answerer, state)
         keep = self._stays(loop.opener) & self._stays(loop.answerer)
         for worker in self.workers(loop.opener):
             blocks = self._blocks(loop.opener, worker)
@@ -211,7 +201,7 @@ class Executor:
                 partner=loop.answerer,
                 chunk_steps=loop.chunk_steps,
             )
-            calls.append((worker, call, [*inputs, *behind]))
+            calls.append((worker, call, inputs))
         answers = self._session.submit(calls)
         for (_, call, _), refs in zip(calls, answers, strict=True):
             size = len(call.blocks)
@@ -219,8 +209,6 @@ class Executor:
                 state.outputs.setdefault(loop.opener, {}).setdefault(block, []).append(ours)
                 state.outputs.setdefault(loop.answerer, {}).setdefault(block, []).append(theirs)
         state.receipts.append((loop.opener, [refs[-1] for refs in answers]))
-        for stage in (loop.opener, loop.answerer):
-            state.done.setdefault(stage, []).extend(refs[-1] for refs in answers)
 
     def _outside(self, loop: Loop) -> list[str]:
         """Returns the stages before a loop whose data its opener takes."""
@@ -256,14 +244,14 @@ class Executor:
         final: bool = False,
     ) -> dict[int, list[Ref]]:
         """Submits one call of a loop's stage for a shard to all workers that hold blocks of it."""
-        calls, behind = [], self._behind(stage, state)
+        calls = []
         for worker in self.workers(stage):
             blocks = tuple(block for block in self._blocks(stage, worker) if block in shard)
             if blocks:
                 payloads = [ref for block in blocks for ref in inputs.get(block, ())]
                 keep = self._stays(stage) if final else frozenset()
                 call = Call(stage, method, tick or state.tick, blocks, len(payloads) // len(blocks), keep)
-                calls.append((worker, call, [*payloads, *behind]))
+                calls.append((worker, call, payloads))
         answers = self._session.submit(calls)
         if final:
             self._note(stage, calls, answers, state)

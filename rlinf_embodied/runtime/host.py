@@ -101,9 +101,9 @@ class LocalRef:
 class Call:
     """One call of a stage's method for some blocks.
 
-    `payloads_per_block` payloads follow for each block, then those that the call only waits for.  Results of the blocks
-    in `keep` stay in the worker.  `method` "loop" runs a whole loop between two stages of this worker (`partner`
-    answers) for `chunk_steps` turns; "enter" only brings the stage into the device's memory.
+    `payloads_per_block` payloads follow for each block.  Results of the blocks in `keep` stay in the worker.  `method`
+    "loop" runs a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns; "enter" only
+    brings the stage into the device's memory.
     """
 
     stage: str
