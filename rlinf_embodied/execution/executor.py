@@ -41,12 +41,10 @@ class Executor:
         """Starts the workers and builds every stage where the plan puts it."""
         self.workflow, self.plan, self._session = workflow, plan, session
         self._owners = plan.all_owners(workflow)
-        self.routes = transport.routes(
-            workflow, plan, cluster, owners=self._owners, one_process=isinstance(session, SerialSession)
-        )
+        self._handover = transport.handover(workflow, plan, cluster)
+        one_process = isinstance(session, SerialSession)
+        self.routes = transport.routes(workflow, plan, cluster, self._handover, one_process=one_process)
         _LOG.info("transports of plan %s:\n%s", plan.name, transport.table(self.routes))
-        self._adaptive = not cluster.always_store
-        self._fused = {loop for loop in plan.loops() if plan.is_fused(loop, workflow.num_blocks, cluster)}
         self._repeated, self._steps = parts(schedule(plan, workflow), workflow)
         self._repeats = repeats(workflow)
         self._exclusive = plan.exclusive()
@@ -139,7 +137,7 @@ class Executor:
         chunk = range(step.chunk * size, (step.chunk + 1) * size)
         message = state.message_for(self._repeats.get(stage, ()))
         tick = replace(state.tick, chunk=step.chunk, num_chunks=step.num_chunks, message=message)
-        sources, keep = self.workflow.sources(stage), self._stays(stage)
+        sources, keep = self.workflow.sources(stage), self._handover.stays[stage]
         calls = []
         for worker in self.workers(stage):
             blocks = tuple(block for block in self._blocks(stage, worker) if block in chunk)
@@ -150,14 +148,6 @@ class Executor:
             calls.append((worker, call, inputs))
         gang = self.workflow.stages[stage].collective
         self._note(stage, calls, self._session.submit(calls, gang), state)
-
-    def _stays(self, stage: str) -> frozenset[int]:
-        """Returns the blocks of a stage whose data is consumed only where it was made: it stays there."""
-        consumers = [self._owners[edge.target] for edge in self.workflow.edges if edge.source == stage]
-        if not self._adaptive or not consumers:
-            return frozenset()
-        makers = enumerate(self._owners[stage])
-        return frozenset(block for block, maker in makers if all(owners[block] == maker for owners in consumers))
 
     def _note(self, stage: str, calls: Sequence[tuple], answers: list[list[Ref]], state: Iteration) -> None:
         """Files block results as the stage's outputs and the receipts for later."""
@@ -175,7 +165,7 @@ class Executor:
         base = replace(before, message=state.message_for(self._repeats.get(loop.opener, ())))
         for number in range(loop.max_rounds):
             state.tick = replace(base, round=number)
-            if loop.name in self._fused:
+            if loop.name in self._handover.fused:
                 self._fused_loop(loop, state)
             else:
                 self._stepwise_loop(loop, node.shards, state)
@@ -192,7 +182,7 @@ class Executor:
 
     def _fused_loop(self, loop: Loop, state: Iteration) -> None:
         calls, sources = [], self._outside(loop)
-        keep = self._stays(loop.opener) & self._stays(loop.answerer)
+        keep = self._handover.stays[loop.opener]
         for worker in self.workers(loop.opener):
             blocks = self._blocks(loop.opener, worker)
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
@@ -249,7 +239,7 @@ class Executor:
             blocks = tuple(block for block in self._blocks(stage, worker) if block in shard)
             if blocks:
                 payloads = [ref for block in blocks for ref in inputs.get(block, ())]
-                keep = self._stays(stage) if final else frozenset()
+                keep = self._handover.stays[stage] if final else frozenset()
                 call = Call(stage, method, tick or state.tick, blocks, len(payloads) // len(blocks), keep)
                 calls.append((worker, call, payloads))
         answers = self._session.submit(calls)
@@ -288,12 +278,9 @@ class Executor:
     def sync_weights(self, source: str, target: str, state: Iteration | None = None) -> None:
         """Sends the weights of `source` to those workers of `target` that do not share them already."""
         tick = state.tick if state else Tick(0)
-        hosts = self.workers(source) if self._adaptive else []  # these share the weights: nothing is sent
-        missing = [worker for worker in self.workers(target) if worker not in hosts]
-        if missing:
-            sent = self.send_weights(
-                self._session, (self.workers(source)[0], source), [(w, target) for w in missing], tick
-            )
+        sender, receivers = self._handover.weights[source, target]
+        if receivers:
+            sent = self.send_weights(self._session, (sender, source), [(w, target) for w in receivers], tick)
             if state:
                 state.result.spans.extend(span for receipt in sent for span in receipt.spans)
                 state.result.reports[f"{target}.install_weights"] = [[receipt.report for receipt in sent[1:]]]
