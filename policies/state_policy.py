@@ -23,7 +23,8 @@ from rlinf_embodied.algorithms.log_probs import likeliest_tokens, sample_tokens,
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces import CLOCK_COLUMNS, EnvSpec, Features, Observation, PolicyOutput, PolicySpec
+from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Features, PolicyOutput, PolicySpec
 from rlinf_embodied.randomness import words
 
 _FLOOR = 0.01  # least deviation that inputs are divided by

@@ -27,7 +27,8 @@ from rlinf_embodied.algorithms.log_probs import likeliest_tokens, sample_tokens,
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces import EnvSpec, Features, Observation, PolicyOutput, PolicySpec
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Features, PolicyOutput, PolicySpec
 from rlinf_embodied.randomness import words
 
 _FLOORS = {"proprio": 0.01, "vision": 1e-3, "privileged": 0.01}  # least deviations that inputs are divided by

@@ -24,7 +24,7 @@ from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartStage, WarmStartStageConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.interfaces import Policy
+from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.reasoning import workflow as reasoning

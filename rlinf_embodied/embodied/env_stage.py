@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.batch import EnvColumns, Episode, RolloutReport
-from rlinf_embodied.interfaces import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
+from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.targets import load_target

@@ -27,7 +27,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Loop, StageSpec, Verdict, Workflow
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.interfaces import EnvSpec, EpisodeEnd, Observation
+from rlinf_embodied.interfaces.envs import EnvSpec, EpisodeEnd, Observation
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.runtime.session import Session, of_type

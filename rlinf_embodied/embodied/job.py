@@ -28,7 +28,7 @@ from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
-from rlinf_embodied.interfaces import EnvSpec
+from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column

@@ -16,7 +16,7 @@ from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.interfaces import EnvSpec
+from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.runtime.host import StageContext
 from rlinf_embodied.runtime.session import Session, of_type
 

@@ -25,7 +25,8 @@ from rlinf_embodied.embodied.recorded import Recorded, open_recorded
 from rlinf_embodied.embodied.teacher import Teacher
 from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import SimulatorError
-from rlinf_embodied.interfaces import Features, Observation, Policy, VectorEnv
+from rlinf_embodied.interfaces.envs import Observation, VectorEnv
+from rlinf_embodied.interfaces.policies import Features, Policy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.optimizer import one_cycle

@@ -17,7 +17,7 @@ from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.interfaces import LanguagePolicy
+from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.reasoning.batch import Prompt, RewardReport, Sampling
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult

@@ -9,8 +9,8 @@
     GPUs of one kind                 nccl           wanted; goes by shared_memory or network, through the host's memory
 
 Every route names what the placement calls for and what is used, which differ where the wanted transport does not exist
-here, or where data is needed in another worker too.  `cluster.transport=object_store` sends everything through the store,
-edges inside a worker too.
+here, or where data is needed in another worker too.  `cluster.transport=object_store` sends everything through the
+store, edges inside a worker too.
 """
 
 from __future__ import annotations
