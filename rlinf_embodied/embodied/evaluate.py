@@ -20,7 +20,7 @@ from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under
 from rlinf_embodied.embodied.starting_point import require_plug_ins
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.runtime.sessions import open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 
@@ -42,18 +42,15 @@ def evaluate_command(config: EvaluateConfig) -> int:
     folder = RunFolder(Path(config.run.dir or _default_dir(config)))
     cluster = cluster_at_hand(config.cluster)
     env = evaluation_env(config.env, min(config.eval.num_envs, config.eval.num_episodes))
-    session = make_session(config.cluster)
-    try:
-        videos = str(folder.videos) if config.eval.record_video else None
-        stage = _policy_stage(config, env, policy)
-        acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
+    videos = str(folder.videos) if config.eval.record_video else None
+    stage = _policy_stage(config, env, policy)
+    acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
+    with open_session(config.cluster) as session:
         with LiveView(1, config.env.task) as view:
             given = (session, cluster, config.run.seed, videos, acting)
             evaluation = Evaluation(env, config.eval, stage, *given, progress=view.progress)
             result = evaluation.run(_step_of(config.checkpoint))
         _write(folder, config, result, evaluation.env_spec.backend)
-    finally:
-        session.close()
     print(f"{config.env.task}: {result}")
     print(f"success_once: solved at any time; at_end: solved when the episode's {env.horizon} steps are over")
     print(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
@@ -15,7 +14,6 @@ from rlinf_embodied.embodied.evaluation import (
     EvaluationPolicyConfig,
     EvaluationResult,
     evaluation_env,
-    shares,
 )
 from rlinf_embodied.embodied.graph import ACTOR, ENV
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
@@ -32,6 +30,7 @@ from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
+from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
@@ -181,10 +180,9 @@ class EmbodiedJob:
         return {
             "success_rate_before": progress.before["success_once"],
             "success_rate_before_interval": progress.before["success_once_interval"],
-            "success_rate_after": after.success_once,
-            "success_rate_after_interval": list(after.interval),
+            **after.once.summary("success_rate_after"),
             "success_at_end_before": progress.before["success_at_end"],
-            "success_at_end_after": after.success_at_end,
+            "success_at_end_after": after.at_end.value,
             "num_eval_episodes": len(after.episodes),
             "env_steps": progress.global_step,
             "env_steps_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
@@ -197,9 +195,5 @@ class EmbodiedJob:
         lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
         lines.append(f"curve    {plot_curve(folder.path)}")
         named = (("success_once", "success_once"), ("at_end", "success_at_end"))
-        shown = [f"{name} {_shares(before, key)}" for name, key in named]
+        shown = [f"{name} {percent(before, key)}" for name, key in named]
         return lines, f"before RL {', '.join(shown)}; after {after}"
-
-
-def _shares(summary: Mapping[str, object], key: str) -> str:
-    return shares(cast(float, summary[key]), cast("list[float]", summary[f"{key}_interval"]))

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from rlinf_embodied.config import WandbConfig
 from rlinf_embodied.errors import ConfigError
@@ -38,6 +38,33 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     low = 0.0 if successes == 0 else (centre - margin) / (1 + z2 / n)
     high = 1.0 if successes == n else (centre + margin) / (1 + z2 / n)
     return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A share of successes with its interval, as Rate(126, 200): 63.0 % [56.1, 69.4]."""
+
+    successes: int
+    number: int  # at least 1
+
+    @property
+    def value(self) -> float:
+        """The share, 0..1."""
+        return self.successes / self.number
+
+    def summary(self, name: str) -> dict[str, object]:
+        """Returns the JSON form: the share under `name`, and its 95 % interval."""
+        return {name: self.value, f"{name}_interval": list(wilson(self.successes, self.number))}
+
+    def __str__(self) -> str:
+        """Returns the share and its interval in per cent."""
+        return percent(self.summary("rate"), "rate")
+
+
+def percent(summary: Mapping[str, object], name: str) -> str:
+    """Returns a rate of a summary in per cent, for example "63.0 % [56.1, 69.4]"."""
+    share, (low, high) = cast(float, summary[name]), cast("list[float]", summary[f"{name}_interval"])
+    return f"{100 * share:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 # --------------------------------------------------------------------------------------------------------------- files

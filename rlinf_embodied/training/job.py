@@ -79,11 +79,7 @@ class Evaluating(Protocol):
     """The evaluation stages of a session."""
 
     stage: str  # the one that holds a copy of the weights
-
-    @property
-    def workers(self) -> tuple[int, ...]:
-        """Workers that hold such a copy."""
-        ...
+    executor: Executor  # of these stages
 
     def run(self, step: int) -> Evaluated:
         """Evaluates the weights as they are now."""
@@ -94,11 +90,7 @@ class Checking(Protocol):
     """As Evaluating, for the run's goal."""
 
     stage: str
-
-    @property
-    def workers(self) -> tuple[int, ...]:
-        """Workers that hold a copy of the weights."""
-        ...
+    executor: Executor
 
     def run(self, step: int, best: float | None = None) -> Checked:
         """Checks the weights as they are now; `best`: the highest score so far."""

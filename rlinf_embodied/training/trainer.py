@@ -240,7 +240,7 @@ class Trainer:
         """Sends the learner's weights to those workers of the stages that do not share them."""
         executor = running.executor
         learner, hosts = self._job.learner, executor.workers(self._job.learner)
-        missing = [(worker, stages.stage) for worker in stages.workers if worker not in hosts]
+        missing = [(worker, stages.stage) for worker in stages.executor.workers(stages.stage) if worker not in hosts]
         if missing:
             executor.send_weights(running.session, (hosts[0], learner), missing, Tick(step))
 

@@ -252,7 +252,7 @@ def test_the_first_check_of_a_run_is_run_to_its_end_for_its_score() -> None:
     asked = (evaluation_env(config.env, 4), config.eval, stage, SerialSession(), cluster(2), 0, None, "expert")
     result = Evaluation(*asked, target=1.0).run(0)
     assert (len(result.episodes), result.reached) == (24, False)
-    assert result.score == result.success_at_end
+    assert result.score == result.at_end.value
 
 
 def test_videos_bear_the_iteration_of_the_checkpoint_and_progress_is_told(trained, tmp_path, capsys) -> None:

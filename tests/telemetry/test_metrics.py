@@ -12,7 +12,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlinf_embodied.config import WandbConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.telemetry.metrics import MetricsWriter, wilson
+from rlinf_embodied.telemetry.metrics import MetricsWriter, Rate, wilson
+
+
+def test_a_rate_says_its_share_with_its_interval_in_words_and_as_json():
+    rate = Rate(15, 50)
+    assert str(rate) == "30.0 % [19.1, 43.8]"
+    assert rate.summary("success") == {"success": 0.3, "success_interval": list(wilson(15, 50))}
 
 
 @pytest.mark.parametrize(
