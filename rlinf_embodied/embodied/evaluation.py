@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EnvConfig, EvalConfig
+from rlinf_embodied.config import EnvConfig, EvalConfig, PolicyConfig
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Part
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
@@ -58,6 +58,14 @@ def evaluation_env(env: EnvConfig, num_envs: int) -> EnvConfig:
         hold_steps=0,
         chunks_per_rollout=steps,
     )
+
+
+def held_out(
+    env: EnvConfig, how: EvalConfig, seed: int, videos: str | None = None, acting: Acting = "policy"
+) -> EvaluationEnvConfig:
+    """Returns the episodes to run in an env; `seed` is of sampled or random actions, `videos` a folder for these."""
+    whole = evaluation_env(env, min(how.num_envs, how.num_episodes))
+    return EvaluationEnvConfig(whole, seed, eval=how, videos=videos, acting=acting)
 
 
 class EvaluationEnvStage(EnvStage):
@@ -174,6 +182,13 @@ class EvaluationPolicyConfig(PolicyStageConfig):
     num_envs: int = 1
 
 
+def policy_stage(name: str, policy: PolicyConfig, folder: str, asked: EvaluationEnvConfig) -> StageSpec:
+    """Returns the stage in which the policy of a folder acts."""
+    env = asked.env
+    held = EvaluationPolicyConfig(policy, folder, asked.seed, env.block_size, asked.eval, env.num_envs)
+    return StageSpec(name, f"{__name__}.EvaluationPolicyStage", held)
+
+
 class NoPolicyStage:
     """Stands where a policy would, while expert or random actions are taken inside the env stage."""
 
@@ -233,31 +248,24 @@ class Evaluation:
 
     def __init__(
         self,
-        env: EnvConfig,
-        evaluation: EvalConfig,
+        asked: EvaluationEnvConfig,
         policy: StageSpec,
         session: Session,
         cluster: Cluster,
-        seed: int,
-        videos: str | None,
-        acting: Acting = "policy",
         target: float | None = None,
         progress: ShowProgress | None = None,
     ) -> None:
         """Builds the stages.
 
         Args:
-            env: as `evaluation_env` gives it.
-            evaluation: number of episodes and seeds.
+            asked: the episodes, as `held_out` gives them.
             policy: the stage that answers.
             session: where they run.
             cluster: its devices.
-            seed: of sampled or random actions.
-            videos: folder for videos, None for none.
-            acting: who acts.
             target: share of episodes that have to end solved; once too many did not, the rest is not run.
             progress: called after each round with ("episodes", done, total, how many are solved).
         """
+        env, evaluation = asked.env, asked.eval
         self._progress = progress
         self.stage, opener = policy.name, policy.name.replace("policy", "env")
         rounds = -(-evaluation.num_episodes // env.num_envs)
@@ -272,8 +280,7 @@ class Evaluation:
             max_rounds=rounds,
             judge=lambda reports: Verdict(self._show(reports) == rounds or self._is_missed(reports)),
         )
-        env_config = EvaluationEnvConfig(env, seed, eval=evaluation, videos=videos, acting=acting)
-        stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", env_config), policy.name: policy}
+        stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", asked), policy.name: policy}
         workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop})
         self.executor = Executor.on_all_devices(workflow, session, cluster)
         self._opener = opener

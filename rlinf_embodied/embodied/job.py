@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import EvalConfig, Reward, TrainConfig
+from rlinf_embodied.config import Reward, TrainConfig
 from rlinf_embodied.embodied.evaluation import (
     Evaluation,
-    EvaluationPolicyConfig,
     EvaluationResult,
-    evaluation_env,
+    held_out,
+    policy_stage,
 )
 from rlinf_embodied.embodied.graph import ACTOR, ENV
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
@@ -25,7 +25,7 @@ from rlinf_embodied.embodied.warm_start_source import require_source
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import StageSpec, Workflow
+from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session, of_type
@@ -109,31 +109,18 @@ class EmbodiedJob:
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
         """See Job."""
-        videos = str(folder.videos) if self.config.eval.record_video else None
-        return self._evaluation("eval_policy", self.config.eval, session, cluster, policy_folder, videos, None)
+        config = self.config
+        videos = str(folder.videos) if config.eval.record_video else None
+        asked = held_out(config.env, config.eval, config.run.seed, videos)
+        return Evaluation(asked, policy_stage("eval_policy", config.policy, policy_folder, asked), session, cluster)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
         """See Job; the goal is run.until_success."""
-        given = self.config.eval
+        config, given = self.config, self.config.eval
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
-        return self._evaluation("check_policy", check, session, cluster, policy_folder, None, self.goal)
-
-    def _evaluation(
-        self,
-        stage: str,
-        how: EvalConfig,
-        session: Session,
-        cluster: Cluster,
-        policy_folder: str,
-        videos: str | None,
-        target: float | None,
-    ) -> Evaluation:
-        config = self.config
-        env = evaluation_env(config.env, min(how.num_envs, how.num_episodes))
-        seed = config.run.seed
-        policy = EvaluationPolicyConfig(config.policy, policy_folder, seed, env.block_size, how, env.num_envs)
-        spec = StageSpec(stage, "rlinf_embodied.embodied.evaluation.EvaluationPolicyStage", policy)
-        return Evaluation(env, how, spec, session, cluster, seed, videos, target=target)
+        asked = held_out(config.env, check, config.run.seed)
+        stage = policy_stage("check_policy", config.policy, policy_folder, asked)
+        return Evaluation(asked, stage, session, cluster, self.goal)
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
