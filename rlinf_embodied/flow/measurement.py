@@ -179,7 +179,7 @@ def _stage_dict(workflow: Workflow, stage: str, measured: Measurements) -> dict[
     # what cannot be offloaded stays where it is
     resident = max(memory.resident.values(), default=0.0)
     entry["parked_bytes"] = resident if memory.parked_bytes is None else memory.parked_bytes
-    return entry
+    return entry | ({"stays": True} if memory.parked_bytes is None else {})
 
 
 def finish_quantiles(finishes: Sequence[Mapping[int, float]]) -> list[list[float]]:

@@ -54,6 +54,7 @@ class PartPrices:
         self.classes = cluster.node_groups()
         self.overlap_in_worker = overlap_in_worker
         self.bits = {stage: 1 << i for i, stage in enumerate(workflow.stages)}
+        self.staying = sum(bit for stage, bit in self.bits.items() if profile.stages[stage].stays)
         self._expected_rounds = workflow.expected_rounds() if workflow.repeat else {}
         self._cuts: dict[tuple[int, int], Cut] = {}
         self._leaves: dict[tuple[str, bytes, int], Price] = {}

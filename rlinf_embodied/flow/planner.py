@@ -154,7 +154,8 @@ class Search:
         left, right, state = _places(rows, rows, rows, a.width, b.width)
         cut, by_chunk = self.pricer.cut(first, second), self.pricer.by_chunk(first, second, chunks)
         sides = at(a.price, rows, 1), at(b.price, rows, 2)
-        for resident in (True, False):
+        may_switch = not self.pricer.staying & (first | second)
+        for resident in (True, False) if may_switch else (True,):
             joined = self.pricer.together(cut, *sides, chunks, counts[:, None, None], by_chunk, resident)
             if chunks == 1:
                 joined = cost.collapse(joined, 1)
