@@ -35,7 +35,8 @@ def check_assets(path: str, task_id: str) -> None:
         SimulatorError: they are not; with the command that downloads them.
     """
     wanted = REGISTERED_ENVS[task_id].asset_download_ids or []
-    sources = [source for wanted_id in wanted for source in _asset_sources(wanted_id)]
+    members = assets.expand_data_group_into_individual_data_source_ids
+    sources = [source for name in wanted for source in (members(name) if name in assets.DATA_GROUPS else [name])]
     missing = [source for source in sources if not assets.is_data_source_downloaded(source)]
     if missing:
         raise SimulatorError(
@@ -43,12 +44,6 @@ def check_assets(path: str, task_id: str) -> None:
             f"`python -m mani_skill.utils.download_asset {task_id}`, or use a task whose assets ship with ManiSkill, "
             "for example PickCube-v1"
         )
-
-
-def _asset_sources(asset_id: str) -> list[str]:
-    if asset_id in assets.DATA_GROUPS:
-        return list(assets.expand_data_group_into_individual_data_source_ids(asset_id))
-    return [asset_id]
 
 
 def check_renderer(device: str) -> None:

@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
-from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
+from mani_skill.utils import common
 from sapien import physx
 from torch import Tensor
 
-from envs.batched.patches import stock_rotations
-from envs.stock import action_dim, renew, task_actions
+from envs.stock import action_dim, colour_pictures, renew, task_actions
 
-_UNCOMPARED = frozenset({"elapsed_steps", "reconfigure"})  # of info: counted by wrappers, and what reset did
+_UNCOMPARED = frozenset({"info/elapsed_steps", "info/reconfigure"})  # counted by wrappers, and what reset did
 _ANY_SCENE = re.compile(r"scene-\d+_|[-_]\d+$")  # a body's name tells its scene
 Seen = dict[str, Tensor]  # "kind/name" -> values [B, ...]
 
@@ -78,8 +77,7 @@ class Pair:
         seed = [everywhere.get(row, 0) for row in range(self.batched.num_envs)]
         self.batched.reset(seed=seed, options={"env_idx": torch.as_tensor(list(rows))})
         for row in self._compared(rows):
-            with stock_rotations():
-                observation, info = self._fresh_stock(row).reset(seed=everywhere[row])
+            observation, info = self._fresh_stock(row).reset(seed=everywhere[row])
             self._stock_seen[row] = _named(info, observation)
 
     def _compared(self, rows: Sequence[int]) -> list[int]:
@@ -100,8 +98,7 @@ class Pair:
         self.batched.advance(task_actions(self.batched, actions), rows)
         for row in self._compared(rows):
             env = self.stock[row]
-            with stock_rotations():
-                observation, reward, _, _, info = env.step(task_actions(env, actions[row : row + 1]))
+            observation, reward, _, _, info = env.step(task_actions(env, actions[row : row + 1]))
             self._stock_seen[row] = {**_named(info, observation), "reward": reward}
 
     def differences(self, rows: Sequence[int], actions: Tensor | None = None) -> list[Difference]:
@@ -123,8 +120,8 @@ class Pair:
 
     def picture_differences(self, rows: Sequence[int]) -> list[Difference]:
         """Compares what the cameras of these rows see."""
-        seen = pictures(self.batched)
-        expected = {row: pictures(self.stock[row]) for row in self._compared(rows)}
+        seen = _named_pictures(self.batched)
+        expected = {row: _named_pictures(self.stock[row]) for row in self._compared(rows)}
         return [d for row in expected for d in compare_row(seen, expected[row], row, self.batched.num_envs)]
 
     def close(self) -> None:
@@ -133,9 +130,7 @@ class Pair:
             env.close()
 
 
-def compare_episodes(
-    pair: Pair, steps: int, act: Callable[[int], Tensor], pictures: bool = False, first_seed: int = 0
-) -> Outcome:
+def compare_episodes(pair: Pair, steps: int, act: Callable[[int], Tensor], pictures: bool = False) -> Outcome:
     """Compares an episode of every row, a partial reset in its middle, and a second, half as long episode of every row.
 
     Args:
@@ -143,7 +138,6 @@ def compare_episodes(
         steps: control steps of the first episode.
         act: the actions [N, A] of a step (steps of both episodes are counted on end).
         pictures: whether pictures are compared too: after each reset and at the end.
-        first_seed: episodes get this seed and those after it.
 
     Returns:
         the differences of the first moment that has some, after which nothing is run.
@@ -155,7 +149,7 @@ def compare_episodes(
     for step in range(total):
         if step in resets:
             rows, offset = resets[step]
-            pair.reset(rows, [first_seed + offset + row for row in rows])
+            pair.reset(rows, [offset + row for row in rows])
             if _judge(outcome, pair.differences(rows), f"reset before step {step}"):
                 break
             if pictures and _judge_pictures(outcome, pair, rows, f"picture before step {step}"):
@@ -217,30 +211,13 @@ def simulated(system: physx.PhysxCpuSystem) -> Seen:
     }
 
 
-def pictures(env: BaseEnv) -> Seen:
-    """Returns what each camera sees, uint8 [N, height, width, 3]."""
-    before = env._obs_mode, env.obs_mode_struct
-    env._obs_mode, env.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
-    try:
-        seen = env._get_obs_sensor_data()
-    finally:
-        env._obs_mode, env.obs_mode_struct = before
-    return {f"rgb/{name}": camera["rgb"] for name, camera in seen.items()}
+def _named_pictures(env: BaseEnv) -> Seen:
+    return {f"rgb/{name}": picture for name, picture in colour_pictures(env).items()}
 
 
-def _named(info: Mapping[str, object], observation: Mapping[str, object]) -> Seen:
-    named = {f"info/{key}": value for key, value in _leaves(info).items() if key not in _UNCOMPARED}
-    return named | {f"observation/{key}": value for key, value in _leaves(observation).items()}
-
-
-def _leaves(tree: Mapping[str, object], prefix: str = "") -> Seen:
-    leaves: Seen = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            leaves |= _leaves(value, f"{prefix}{key}/")
-        elif isinstance(value, Tensor):
-            leaves[prefix + key] = value
-    return leaves
+def _named(info: dict[str, object], observation: dict[str, object]) -> Seen:
+    leaves = common.flatten_dict_keys({"info": info, "observation": observation})
+    return {what: value for what, value in leaves.items() if isinstance(value, Tensor) and what not in _UNCOMPARED}
 
 
 def compare_row(seen: Seen, expected: Seen, row: int, num_rows: int) -> list[Difference]:

@@ -1,9 +1,13 @@
-"""Where a task cannot take the batched route, stock envs take its place, and the reason is said once."""
+"""What is said where a task cannot be built, or cannot take the batched route: stock envs then take its place."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+
+from rlinf_embodied.errors import ConfigError, SimulatorError
 
 logger = logging.getLogger(__name__)
 
@@ -11,12 +15,30 @@ logger = logging.getLogger(__name__)
 BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError, OSError)
 BUILD_ERRORS += (ImportError,)
 
-_UNSUPPORTED_MODE = "not in supported modes"  # in ManiSkill's assertion on control modes
-
 
 def is_wrong_mode(error: Exception) -> bool:
     """Whether ManiSkill says that the robot has no such control mode, on whichever route."""
-    return isinstance(error, AssertionError) and _UNSUPPORTED_MODE in str(error)
+    return isinstance(error, AssertionError) and "not in supported modes" in str(error)
+
+
+@contextmanager
+def explained(mode_path: str, attempt: str) -> Iterator[None]:
+    """Within it, what ManiSkill raises while it builds a task becomes an error that says what was tried.
+
+    Args:
+        mode_path: where the control mode comes from.
+        attempt: the task and its arguments, in words: "... cannot be built with ...".
+
+    Raises:
+        ConfigError: the robot has no such control mode.
+        SimulatorError: anything else that ManiSkill raised.
+    """
+    try:
+        yield
+    except BUILD_ERRORS as error:
+        if is_wrong_mode(error):
+            raise ConfigError(f"{mode_path} is {error}: use one of these") from error
+        raise SimulatorError(f"{attempt} ({type(error).__name__}: {error}): check these against the task") from error
 
 
 @cache

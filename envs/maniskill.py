@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 
-import mani_skill.envs  # registers the tasks
+import mani_skill.envs  # noqa: F401  registers the tasks
 import torch
 from mani_skill.agents.registration import REGISTERED_AGENTS
 from mani_skill.utils.registration import REGISTERED_ENVS
@@ -22,15 +22,10 @@ from envs.batched.choice import how_to_run
 from envs.batched.exact_reciprocals import make_reciprocals_exact
 from envs.batched.single import Alone
 from envs.episodes import EpisodeEnv
-from envs.fallback import BUILD_ERRORS, is_wrong_mode, say_fallback
+from envs.fallback import BUILD_ERRORS, explained, is_wrong_mode, say_fallback
 from envs.simulator import Simulator
-from envs.simulators import (
-    BatchedSimulator,
-    GpuSimulator,
-    SimulatorOptions,
-    StockSimulator,
-)
-from envs.stock import build_task
+from envs.simulators import BatchedSimulator, GpuSimulator, SimulatorOptions, StockSimulator
+from envs.stock import build_task, overrides
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
@@ -52,39 +47,30 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
         SimulatorError: no usable renderer, missing assets, a task that cannot be built, or another PhysX than the one
             whose bits are pinned.
     """
-    _check_names(config)
-    _check_options(config)
+    check_name("env.task", config.task, REGISTERED_ENVS)
+    if config.robot is not None:
+        check_name("env.robot", config.robot, REGISTERED_AGENTS)
+    if config.options:
+        raise ConfigError(f"env.options has {', '.join(config.options)}, but ManiSkill tasks take none: leave it empty")
     check_assets("env.task", config.task)
     check_renderer(device)
-    if config.reward is not Reward.sparse:
-        _check_dense_reward(config)
+    if config.reward is not Reward.sparse and not _has_dense_reward(config.task):
+        raise ConfigError(
+            f"env.reward is {config.reward.value}, but {config.task} has no dense reward: use env.reward=sparse"
+        )
     make_reciprocals_exact()
     with no_questions():
         simulator = _make_simulator(config, num_envs, device)
     return EpisodeEnv(config, simulator, config.instruction or instruction_of(config.task), render_final)
 
 
-def _check_names(config: EnvConfig) -> None:
-    """Checks the names of the task and the robot, with suggestions."""
-    check_name("env.task", config.task, REGISTERED_ENVS)
-    if config.robot is not None:
-        check_name("env.robot", config.robot, REGISTERED_AGENTS)
-
-
-def _check_options(config: EnvConfig) -> None:
-    if config.options:
-        raise ConfigError(f"env.options has {', '.join(config.options)}, but ManiSkill tasks take none: leave it empty")
-
-
 def _has_dense_reward(task_id: str) -> bool:
     """Whether the task defines a normalized dense reward of its own."""
     cls = REGISTERED_ENVS[task_id].cls
-    base = mani_skill.envs.sapien_env.BaseEnv
-    own = any(
-        getattr(cls, name) is not getattr(base, name)
-        for name in ("compute_dense_reward", "compute_normalized_dense_reward")
+    return (
+        overrides(cls, "compute_dense_reward", "compute_normalized_dense_reward")
+        and "normalized_dense" in cls.SUPPORTED_REWARD_MODES
     )
-    return own and "normalized_dense" in cls.SUPPORTED_REWARD_MODES
 
 
 def reward_mode(task_id: str) -> str:
@@ -93,13 +79,6 @@ def reward_mode(task_id: str) -> str:
     if _has_dense_reward(task_id):
         return "normalized_dense"
     return "sparse" if "sparse" in supported else "none"
-
-
-def _check_dense_reward(config: EnvConfig) -> None:
-    if not _has_dense_reward(config.task):
-        raise ConfigError(
-            f"env.reward is {config.reward.value}, but {config.task} has no dense reward: use env.reward=sparse"
-        )
 
 
 def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
@@ -113,20 +92,16 @@ def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
         goal_in_proprio=config.goal_in_proprio,
     )
     kwargs = _task_kwargs(config)
-    try:
+    attempt = (
+        f"env.task={config.task} cannot be built with env.robot={config.robot}, env.control_mode="
+        f"{config.control_mode}, env.cameras={list(config.cameras)}"
+    )
+    with explained("env.control_mode", attempt):
         if backend is Backend.gpu:
             return _make_gpu(config, num_envs, device, options, kwargs)
         if backend is Backend.batched and (simulator := _try_batched(config, num_envs, options, kwargs)):
             return simulator
         return StockSimulator(config.task, num_envs, options, kwargs)
-    except BUILD_ERRORS as error:
-        if is_wrong_mode(error):
-            raise ConfigError(f"env.control_mode is {error}: use one of these") from error
-        raise SimulatorError(
-            f"env.task={config.task} cannot be built with env.robot={config.robot}, env.control_mode="
-            f"{config.control_mode}, env.cameras={list(config.cameras)} ({type(error).__name__}: {error}): check these "
-            "against the task"
-        ) from error
 
 
 def _try_batched(
@@ -141,16 +116,11 @@ def _try_batched(
         simulator.reset([num_envs - 1], [0])
         simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
         return simulator
-    except SimulatorError as error:
-        if config.backend is Backend.batched:
+    except (SimulatorError, *BUILD_ERRORS) as error:
+        if is_wrong_mode(error) or (isinstance(error, SimulatorError) and config.backend is Backend.batched):
             raise
-        reason: Exception = error
-    except BUILD_ERRORS as error:
-        if is_wrong_mode(error):
-            raise
-        reason = error
-    say_fallback(config.task, reason)
-    return None
+        say_fallback(config.task, error)
+        return None
 
 
 def _make_gpu(
@@ -159,15 +129,8 @@ def _make_gpu(
     if not torch.cuda.is_available():
         raise SimulatorError("env.backend=gpu needs a CUDA device, and torch sees none: use env.backend=batched")
     index = device.partition(":")[2] or "0"
-    task = build_task(
-        config.task,
-        **{
-            **kwargs,
-            "num_envs": num_envs,
-            "sim_backend": f"physx_cuda:{index}",
-            "render_backend": f"sapien_cuda:{index}",
-        },
-    )
+    backends = {"sim_backend": f"physx_cuda:{index}", "render_backend": f"sapien_cuda:{index}"}
+    task = build_task(config.task, num_envs=num_envs, **backends, **kwargs)
     return GpuSimulator(config.task, task, options)
 
 

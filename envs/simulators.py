@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
-from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 from mani_skill.sensors.base_sensor import BaseSensor
 from mani_skill.utils.structs import Actor
 from torch import Tensor
@@ -17,13 +16,13 @@ from torch.utils._pytree import tree_map
 from envs.batched.build import make_batched_task
 from envs.batched.decimate import decimate_visuals
 from envs.batched.rendering import set_visible, take_pictures
+from envs.batched.seeds import FIRST_SEED
 from envs.batched.shaders import STOCK, Pack, give_shaders, note_pack
 from envs.batched.single import Alone
-from envs.batched.task import CONSTRUCTION_SEED
 from envs.experts import expert_of
 from envs.filming import Film
 from envs.simulator import Measurement
-from envs.stock import action_dim, build_task, renew, task_actions
+from envs.stock import action_dim, build_task, colour_pictures, renew, task_actions
 from envs.tasks import TaskView
 from rlinf_embodied.errors import ConfigError
 
@@ -46,9 +45,9 @@ def _sensors(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
     return [task._sensors[name] for name in cameras]
 
 
-def _hidden_actors(task: BaseEnv, view: TaskView, show_goal: bool) -> list[Actor]:
+def _hidden_actors(view: TaskView, show_goal: bool) -> list[Actor]:
     """Returns what policies must not see: what the task hides, and its goal marker."""
-    hidden = [actor for actor in task._hidden_objects if actor is not view.goal]
+    hidden = [actor for actor in view.env._hidden_objects if actor is not view.goal]
     return hidden if show_goal or view.goal is None else [*hidden, view.goal]
 
 
@@ -67,11 +66,10 @@ class _CpuRenderer:
         pairs = zip(self._scenes(), self._cameras, strict=True)
         lighter = options.decimate and bool(options.cameras)
         swaps = [decimate_visuals(scene, cameras) if lighter else [] for scene, cameras in pairs]
-        hidden = []
-        for task, view in zip(tasks, views, strict=True):
-            actors = _hidden_actors(task, view, options.show_goal)
-            for row in range(task.num_envs):
-                hidden.append([actor._objs[row] for actor in actors])
+        actors = [_hidden_actors(view, options.show_goal) for view in views]
+        hidden = [
+            [actor._objs[row] for actor in a] for a, t in zip(actors, tasks, strict=True) for row in range(t.num_envs)
+        ]
         for entity in (entity for row in hidden for entity in row):
             set_visible(entity, False)
         self._film = Film(tasks, swaps, hidden)
@@ -88,37 +86,15 @@ class _CpuRenderer:
         return {row: self._film.picture(scenes[row], row, size) for row in rows}
 
 
-class BatchedSimulator:
-    """One batched CPU task (envs/batched): the default without a GPU."""
+class _OneTask:
+    """What simulators have in common whose rows are those of one ManiSkill env object."""
 
-    backend = "physx_cpu (batched)"
-    device = torch.device("cpu")
-
-    def __init__(
-        self,
-        task_id: str,
-        num_rows: int,
-        options: SimulatorOptions,
-        kwargs: dict[str, object],
-        alone: Alone = Alone.nothing,
-    ) -> None:
-        """Builds N rows; `kwargs` go to the task class; `alone`: what of its code runs row by row."""
-        self.num_rows = num_rows
-        self._task = make_batched_task(task_id, num_rows, True, alone, **kwargs)
-        self.action_dim = action_dim(self._task)
-        self._view = TaskView(self._task, options.goal_in_proprio)
+    def __init__(self, task_id: str, task: BaseEnv, options: SimulatorOptions) -> None:
+        self.num_rows, self.device, self._task = task.num_envs, task.device, task
+        self.action_dim = action_dim(task)
+        self._view = TaskView(task, options.goal_in_proprio)
         expert = expert_of(task_id, self._view)
         self.expert = expert and partial(expert, self._view)
-        self._renderer = _CpuRenderer([self._view], options)
-        self.pictures, self.film = self._renderer.pictures, self._renderer.film
-
-    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        """See Simulator."""
-        self._task.begin(rows, seeds)
-
-    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
-        """See Simulator."""
-        self._task.advance(task_actions(self._task, actions), rows)
 
     def measure(self, actions: Tensor) -> Measurement:
         """See Simulator."""
@@ -131,6 +107,33 @@ class BatchedSimulator:
     def close(self) -> None:
         """See Simulator."""
         self._task.close()
+
+
+class BatchedSimulator(_OneTask):
+    """One batched CPU task (envs/batched): the default without a GPU."""
+
+    backend = "physx_cpu (batched)"
+
+    def __init__(
+        self,
+        task_id: str,
+        num_rows: int,
+        options: SimulatorOptions,
+        kwargs: dict[str, object],
+        alone: Alone = Alone.nothing,
+    ) -> None:
+        """Builds N rows; `kwargs` go to the task class; `alone`: what of its code runs row by row."""
+        super().__init__(task_id, make_batched_task(task_id, num_rows, True, alone, **kwargs), options)
+        self._renderer = _CpuRenderer([self._view], options)
+        self.pictures, self.film = self._renderer.pictures, self._renderer.film
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        """See Simulator."""
+        self._task.begin(rows, seeds)
+
+    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
+        """See Simulator."""
+        self._task.advance(task_actions(self._task, actions), rows)
 
 
 class StockSimulator:
@@ -194,23 +197,18 @@ def _draw_colours_only(task: BaseEnv, cameras: Sequence[str]) -> None:
             note_pack(sensor.camera._render_cameras, Pack(sensor.config.shader_config.shader_pack))
 
 
-class GpuSimulator:
+class GpuSimulator(_OneTask):
     """One batched physx_cuda env; tensors stay on the device, and all rows step together whether they run or not."""
 
     backend = "physx_cuda"
 
     def __init__(self, task_id: str, task: BaseEnv, options: SimulatorOptions) -> None:
         """Takes a task whose scenes are simulated and rendered as one batch."""
-        self.num_rows, self.device = task.num_envs, task.device
-        self._task, self._options = task, options
-        self.action_dim = action_dim(task)
-        self._view = TaskView(task, options.goal_in_proprio)
-        expert = expert_of(task_id, self._view)
-        self.expert = expert and partial(expert, self._view)
+        super().__init__(task_id, task, options)
+        self._options = options
         _sensors(task, options.cameras)
-        task._hidden_objects = _hidden_actors(task, self._view, options.show_goal)
-        self._rgb = parse_obs_mode_to_struct("rgb")
-        self._seeds = [CONSTRUCTION_SEED] * self.num_rows
+        task._hidden_objects = _hidden_actors(self._view, options.show_goal)
+        self._seeds = [FIRST_SEED] * self.num_rows
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """Resets rows; rows with equal seeds get equal states.
@@ -238,21 +236,11 @@ class GpuSimulator:
         """See Simulator."""
         self._task._step_action(task_actions(self._task, actions))
 
-    def measure(self, actions: Tensor) -> Measurement:
-        """See Simulator."""
-        return self._view.measure(task_actions(self._task, actions))
-
     def pictures(self, rows: Sequence[int]) -> Tensor:
         """See Simulator."""
-        task = self._task
-        before = task._obs_mode, task.obs_mode_struct
-        task._obs_mode, task.obs_mode_struct = "rgb", self._rgb
-        try:
-            seen = task._get_obs_sensor_data()
-        finally:
-            task._obs_mode, task.obs_mode_struct = before
+        seen = colour_pictures(self._task)
         index = torch.as_tensor(list(rows), device=self.device)
-        return torch.stack([seen[name]["rgb"][index] for name in self._options.cameras], 1)
+        return torch.stack([seen[name][index] for name in self._options.cameras], 1)
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
         """See Simulator."""
@@ -263,11 +251,3 @@ class GpuSimulator:
         scaled = torch.nn.functional.interpolate(shown[index].permute(0, 3, 1, 2).float(), (size, size), mode="area")
         pictures = scaled.round().to(torch.uint8).permute(0, 2, 3, 1)
         return {row: picture.cpu() for row, picture in zip(rows, pictures, strict=True)}
-
-    def object_positions(self) -> Tensor | None:
-        """See Simulator."""
-        return self._view.object_position()
-
-    def close(self) -> None:
-        """See Simulator."""
-        self._task.close()

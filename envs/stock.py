@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import gymnasium as gym
 from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 from mani_skill.utils.registration import REGISTERED_ENVS
 from torch import Tensor
 
 from envs.batched.renewal import packed_state, put_back, renewed
+
+
+def overrides(task_class: type[BaseEnv], *names: str) -> bool:
+    """Whether a task has code of its own in place of any of these attributes of BaseEnv."""
+    return any(getattr(task_class, name) is not getattr(BaseEnv, name) for name in names)
 
 
 def build_task(task_id: str, **kwargs: object) -> BaseEnv:
@@ -39,6 +45,16 @@ def task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
         return actions
     sizes = [part.shape[0] for part in space.values()]
     return dict(zip(space, actions.split(sizes, 1), strict=True))
+
+
+def colour_pictures(task: BaseEnv) -> dict[str, Tensor]:
+    """Returns what each camera sees, uint8 [N, height, width, 3], whatever the task's observations are."""
+    before = task._obs_mode, task.obs_mode_struct
+    task._obs_mode, task.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
+    try:
+        return {name: seen["rgb"] for name, seen in task._get_obs_sensor_data().items() if "rgb" in seen}
+    finally:
+        task._obs_mode, task.obs_mode_struct = before
 
 
 def renew(task: BaseEnv) -> None:

@@ -20,8 +20,7 @@ says why, once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 
@@ -38,7 +37,7 @@ from envs.batched.build import make_batched_task
 from envs.batched.checks import check_num_envs
 from envs.batched.choice import how_to_run
 from envs.batched.single import Alone
-from envs.fallback import BUILD_ERRORS, is_wrong_mode, say_fallback
+from envs.fallback import BUILD_ERRORS, explained, say_fallback
 from envs.stacked import StackedEnv
 from envs.stock import action_dim, task_actions
 from rlinf_embodied.errors import ConfigError, SimulatorError
@@ -112,7 +111,7 @@ def make(
             Route.batched: partial(_batched, task_id, num_envs, num_threads, decimate, wanted),
             Route.stock: partial(StackedEnv, task_id, num_envs, history_free, **wanted),
         }
-        with no_questions(), _explained(task_id, wanted):
+        with no_questions(), explained("control_mode", f"{task_id} cannot be built with {wanted}"):
             return _first_of(builders, task_id) if route == Route.auto else builders[Route(route)]()
 
     if blind and "render_backend" not in kwargs:
@@ -159,19 +158,6 @@ def make_vec(
     )
 
 
-@contextmanager
-def _explained(task_id: str, kwargs: dict[str, object]) -> Iterator[None]:
-    """Within it, what ManiSkill raises while it builds a task becomes an error that names the arguments."""
-    try:
-        yield
-    except BUILD_ERRORS as error:
-        if is_wrong_mode(error):
-            raise ConfigError(f"control_mode is {error}: use one of these") from error
-        raise SimulatorError(
-            f"{task_id} cannot be built with {kwargs} ({type(error).__name__}: {error}): check these against the task"
-        ) from error
-
-
 def _first_of(builders: dict[Route, Callable[[], BaseEnv | StackedEnv]], task_id: str) -> BaseEnv | StackedEnv:
     """Returns the batched task, or stock envs where that route cannot take it, and then says why."""
     try:
@@ -208,17 +194,8 @@ def _spec(task_id: str, max_episode_steps: int | None, kwargs: dict[str, object]
     return spec
 
 
-def _register() -> None:
-    """Adds every ManiSkill task to gymnasium's registry under NAMESPACE, for `gymnasium.make_vec`.
-
-    `gymnasium.make` would put its own time limit around the env, which knows one row only.
-    """
-    for task_id in REGISTERED_ENVS:
-        gym.register(
-            f"{NAMESPACE}/{task_id}",
-            vector_entry_point="envs.vector:make_vec",
-            kwargs={"task_id": task_id},
-        )
-
-
-_register()  # gymnasium's way: an id "module:name" imports the module, which registers the name
+# For `gymnasium.make_vec`, whose ids "module:name" import the module, which registers the names (`gymnasium.make` would
+# put its own time limit around the env, which knows one row only).
+for _task_id in REGISTERED_ENVS:
+    _made_by = {"vector_entry_point": "envs.vector:make_vec", "kwargs": {"task_id": _task_id}}
+    gym.register(f"{NAMESPACE}/{_task_id}", **_made_by)

@@ -23,12 +23,13 @@ class RowSets:
         self._views: dict[tuple, Tensor] = {}
         self._cells: dict[tuple[int, int], tuple[Tensor, np.ndarray]] = {}
 
-    def add(self, rows: Tensor) -> None:
-        """Remembers row numbers, an integer tensor that nobody will change, if they are evenly spaced and ascending."""
+    def added(self, rows: Tensor) -> Tensor:
+        """Returns these row numbers, which nobody may change, and remembers them if they are evenly spaced."""
         numbers = rows.tolist()
         step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
         if step > 0 and numbers == list(range(numbers[0], numbers[0] + step * len(numbers), step)):
             self._spaced[id(rows)] = rows, slice(numbers[0], numbers[-1] + 1, step)
+        return rows
 
     def view(self, buffer: CellBuffer, rows: object, columns: slice) -> Tensor | None:
         """Returns the view of these rows and columns of a buffer, None if the rows are not remembered."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS
 
 from envs.batched.checks import check_num_envs
 from envs.batched.draws import DRAWS_BY_ROW
-from envs.batched.patches import batched_backend, check_versions, patch_maniskill
+from envs.batched.few_operations import few_operations
 from envs.batched.single import Alone, rowwise_methods
 from envs.batched.task import BatchedTask
-from envs.stock import build_task
+from envs.batched.versions import check_versions
+from envs.stock import build_task, overrides
 
 
 def make_batched_task(
@@ -42,9 +45,9 @@ def make_batched_task(
     """
     check_num_envs(num_envs)
     check_versions()
-    patch_maniskill()
     spec = REGISTERED_ENVS[task_id]
-    attributes = {
+    attributes = {name: few_operations()(getattr(spec.cls, name)) for name in ("get_info", "get_obs", "get_reward")}
+    attributes |= {
         "_alone": alone,
         "_task_class": spec.cls,
         "_draws_by_row": task_id in DRAWS_BY_ROW,
@@ -52,20 +55,33 @@ def make_batched_task(
         "_num_threads": num_threads,
         "_decimate": decimate,
     }
+    hooks = ("_before_simulation_step", "_after_simulation_step", "_after_control_step")
+    attributes |= {name: _with_tensors(getattr(spec.cls, name)) for name in hooks if overrides(spec.cls, name)}
     if alone is not Alone.nothing:
         single = {**kwargs, "sim_backend": "physx_cpu", "num_envs": 1, "reconfiguration_freq": 0}
         attributes["_stock_single"] = build_task(task_id, **{"render_backend": "cpu" if render else "none", **single})
     if alone is Alone.everything:
         attributes |= rowwise_methods(spec.cls)
     cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), attributes)
-    with batched_backend():
-        return cls(
-            **{
-                **(spec.default_kwargs or {}),
-                "num_envs": num_envs,
-                "obs_mode": "none",
-                "render_backend": "cpu" if render else "none",
-                "reconfiguration_freq": 0,
-                **kwargs,
-            }
-        )
+    return cls(
+        **{
+            **(spec.default_kwargs or {}),
+            "num_envs": num_envs,
+            "obs_mode": "none",
+            "render_backend": "cpu" if render else "none",
+            "reconfiguration_freq": 0,
+            **kwargs,
+            "sim_backend": "physx_cpu",
+        }
+    )
+
+
+def _with_tensors(hook: Callable[[BaseEnv], None]) -> Callable[[BaseEnv], None]:
+    """Returns a task's hook before which the tensors are brought up to date: stock CPU envs have nothing to fetch."""
+
+    def method(task: BaseEnv) -> None:
+        task.scene._gpu_apply_all()
+        task.scene._gpu_fetch_all()
+        hook(task)
+
+    return method

@@ -7,6 +7,7 @@ any other task is compared for a few steps, once per machine.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
 import time
@@ -22,9 +23,9 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 
 from envs.batched.build import make_batched_task
 from envs.batched.disk_cache import cached
-from envs.batched.patches import check_versions
 from envs.batched.rendering import open_renderer
 from envs.batched.single import Alone
+from envs.batched.versions import check_versions
 from envs.comparison import Pair, compare_episodes, wild_actions
 from envs.fallback import BUILD_ERRORS
 from envs.stock import build_task
@@ -147,7 +148,7 @@ def robot_name(robot_uids: str | type[BaseAgent] | Sequence | None) -> str:
 
 def _remembered(task_id: str, kwargs: Mapping[str, object]) -> dict[str, str | None]:
     """Compares once per machine, versions, source of the task and source of this package."""
-    sources = [*sorted(Path(__file__).parent.glob("*.py")), _source(REGISTERED_ENVS[task_id].cls)]
+    sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(inspect.getsourcefile(REGISTERED_ENVS[task_id].cls))]
     facts = [task_id, sorted((k, str(v)) for k, v in kwargs.items()), versions(), [p.read_text() for p in sources]]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
@@ -156,9 +157,3 @@ def _remembered(task_id: str, kwargs: Mapping[str, object]) -> dict[str, str | N
         path.write_text(json.dumps(compare_ways(task_id, **kwargs)))
 
     return json.loads(cached(f"ways/{digest}.json", write).read_text())
-
-
-def _source(cls: type) -> Path:
-    import inspect
-
-    return Path(inspect.getsourcefile(cls))

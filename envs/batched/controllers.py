@@ -1,15 +1,30 @@
-"""The controllers of a task's robots, and whether anything but physics happens between its simulation steps."""
+"""The controllers of a task's robots: what a batched env changes in them, and whether they act between two steps.
+
+End-effector controllers solve for joint targets as on the CPU, N rows at a time; on a GPU, ManiSkill takes one step
+along the Jacobian, which gives other targets.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+import torch
 from mani_skill.agents.base_agent import BaseAgent
 from mani_skill.agents.controllers.base_controller import BaseController, DictController
+from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController, PDEEPoseController
 from mani_skill.agents.controllers.pd_joint_pos import PDJointPosController
+from mani_skill.agents.controllers.utils.kinematics import Kinematics
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.structs import Pose
 from torch import Tensor
 
+from envs.batched.kinematics import RowSolver
+from envs.batched.rotations import scale_pose_action
+from envs.stock import overrides
+
 _HOOKS = ("_before_simulation_step", "_after_simulation_step", "_step_action")
+_row_solver = "_rlinf_embodied_row_solver"
 _PLAIN = (BaseController.before_simulation_step, PDJointPosController.before_simulation_step)
 
 
@@ -22,7 +37,7 @@ def controllers_of(agent: BaseAgent | None) -> list[BaseController]:
 
 def has_bare_steps(task_class: type[BaseEnv], agent: BaseAgent | None) -> bool:
     """Whether the simulation steps of a control step follow each other without code of task, robot or controller."""
-    if any(getattr(task_class, name) is not getattr(BaseEnv, name) for name in _HOOKS) or agent is None:
+    if overrides(task_class, *_HOOKS) or agent is None:
         return False
     if getattr(type(agent), "before_simulation_step", None) is not BaseAgent.before_simulation_step:
         return False
@@ -45,12 +60,57 @@ def copy_targets(source: BaseAgent | None, row: int, num_rows: int, target: Base
             if not isinstance(values, Tensor) or values.shape[:1] != (num_rows,):
                 continue
             present = theirs.__dict__.get(name)
-            shape = (
-                tuple((present.raw_pose if isinstance(present, Pose) else present).shape) if present is not None else ()
-            )
-            if present is None or shape == (1, *values.shape[1:]):
+            known = present.raw_pose if isinstance(present, Pose) else present
+            if known is None or known.shape == (1, *values.shape[1:]):
                 entry = values[row : row + 1].clone()
                 theirs.__dict__[name] = Pose.create(entry) if isinstance(value, Pose) else entry
+
+
+def adopt_controllers(agent: BaseAgent | None, reset: Callable[[Callable[[], None]], None]) -> None:
+    """Changes the active controllers, once: end-effector control of N rows, and `reset(stock)` in place of a reset."""
+    for controller in controllers_of(agent):
+        if not isinstance(controller.reset, partial):
+            controller.reset = partial(reset, controller.reset)
+    for leaf in leaf_controllers(agent):
+        if getattr(type(leaf), "set_action", None) is PDEEPosController.set_action:
+            leaf.set_action = partial(_set_ee_action, leaf)
+        if getattr(type(leaf), "_clip_and_scale_action", None) is PDEEPoseController._clip_and_scale_action:
+            leaf._clip_and_scale_action = partial(_scale_pose_action, leaf)
+
+
+def _set_ee_action(controller: PDEEPosController, action: Tensor) -> None:
+    """Sets drive targets from end-effector actions [N, A] as ManiSkill's CPU path does, for the active rows."""
+    action = controller._preprocess_action(action)
+    controller._step = 0
+    controller._start_qpos = controller.qpos
+    previous = controller._target_pose if controller.config.use_target else controller.ee_pose_at_base
+    controller._target_pose = controller.compute_target_pose(previous, action)
+    controller._target_qpos = _solve(controller)
+    if controller.config.interpolate:
+        controller._step_size = (controller._target_qpos - controller._start_qpos) / controller._sim_steps
+    else:
+        controller.set_drive_targets(controller._target_qpos)
+
+
+def _scale_pose_action(controller: PDEEPoseController, action: Tensor) -> Tensor:
+    """Returns actions [N, 6] in the controller's range."""
+    low, high = controller.action_space_low, controller.action_space_high
+    return scale_pose_action(controller.config.rot_lower, action.detach(), low, high)
+
+
+def row_solver(kinematics: Kinematics) -> RowSolver:
+    """Returns the solver of a controller's kinematics, made when it is first asked for."""
+    if not hasattr(kinematics, _row_solver):
+        setattr(kinematics, _row_solver, RowSolver(kinematics))
+    return getattr(kinematics, _row_solver)
+
+
+def _solve(controller: PDEEPosController) -> Tensor:
+    """Returns joint targets [N, joints] for the target poses; a row without solution, or at rest, stays where it is."""
+    targets = controller._start_qpos.numpy().copy()
+    qpos, poses = controller.articulation.get_qpos().numpy(), controller._target_pose.raw_pose.numpy()
+    row_solver(controller.kinematics).solve(controller.scene.px.active, qpos, poses, targets)
+    return torch.from_numpy(targets)
 
 
 def _leaves(controller: BaseController) -> list[BaseController]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
 from types import SimpleNamespace
 
 import numpy as np
@@ -51,11 +52,6 @@ class PhysicsBatch:
         self._unjoined = self._bodies_old = self._joints_old = True
         self._invalidate(range(self.num_scenes))
 
-    @property
-    def __class__(self) -> type:
-        """Satisfies ManiSkill's isinstance(px, PhysxGpuSystem)."""
-        return physx.PhysxGpuSystem
-
     def _invalidate(self, scenes: Collection[int]) -> None:
         """Marks what was read from these scenes as out of date."""
         if not scenes:
@@ -96,9 +92,7 @@ class PhysicsBatch:
 
     # ---------------------------------------------------------------------------------------------------- construction
     def gpu_init(self) -> None:
-        """Numbers bodies and articulations and allocates the tensors."""
-        self._number_components()
-        self.row_sets = RowSets()
+        """Allocates the tensors of the bodies and articulations that are numbered."""
         links = [isinstance(body, physx.PhysxArticulationLinkComponent) for body in self.bodies]
         roots = [link and body.is_root for link, body in zip(links, self.bodies, strict=True)]
         self._is_link = np.array(links, bool)
@@ -123,7 +117,9 @@ class PhysicsBatch:
         self.velocity_drives = Drives(self.cuda_articulation_target_qvel, velocity, self.articulation_scene)
         self._index()
 
-    def _number_components(self) -> None:
+    def number(self) -> None:
+        """Numbers the bodies and articulations of all scenes; they are complete."""
+        self.row_sets = RowSets()
         self.bodies, self.body_row, self.body_scene = [], {}, []
         self.articulations, self.articulation_row, self.articulation_scene = [], {}, []
         for i, system in enumerate(self.systems):
@@ -299,6 +295,7 @@ class PhysicsBatch:
         self._invalidate(scenes)
 
     def _apply_joint_values(self, name: str) -> None:
+        """Hands assigned positions, velocities or forces of joints to PhysX."""
         buffer, changed = getattr(self, f"cuda_articulation_{name}"), set()
         for row, _ in buffer.take_dirty_rows():
             articulation = self.articulations[row]
@@ -306,17 +303,9 @@ class PhysicsBatch:
             changed.add(self.articulation_scene[row])
         self._invalidate(changed)
 
-    def gpu_apply_articulation_qpos(self) -> None:
-        """Hands assigned joint positions to PhysX."""
-        self._apply_joint_values("qpos")
-
-    def gpu_apply_articulation_qvel(self) -> None:
-        """Hands assigned joint velocities to PhysX."""
-        self._apply_joint_values("qvel")
-
-    def gpu_apply_articulation_qf(self) -> None:
-        """Hands assigned joint forces to PhysX."""
-        self._apply_joint_values("qf")
+    gpu_apply_articulation_qpos = partialmethod(_apply_joint_values, "qpos")
+    gpu_apply_articulation_qvel = partialmethod(_apply_joint_values, "qvel")
+    gpu_apply_articulation_qf = partialmethod(_apply_joint_values, "qf")
 
     def _apply_targets(self, drives: Drives) -> None:
         set_targets = drives.take()

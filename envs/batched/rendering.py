@@ -63,15 +63,16 @@ def colours(cameras: Sequence[Camera]) -> np.ndarray:
     if pictures.dtype != np.uint8:
         return pictures
     for i in shows_through(pictures).nonzero()[0].tolist():
-        if pack_of(cameras[i]) is Pack.colour:
-            pictures[i] = _retaken(cameras[i], "Color")
+        pictures[i] = _picture(cameras[i], "Color")
     return pictures
 
 
-def _retaken(camera: Camera, name: str) -> np.ndarray:
-    give_shaders(camera, Pack.whole)
-    camera.entity.scene.render_system.step()
-    camera.take_picture()
+def _picture(camera: Camera, name: str) -> np.ndarray:
+    """Returns a picture that the camera has taken, taken again if its shaders draw colours only."""
+    if pack_of(camera) is Pack.colour:
+        give_shaders(camera, Pack.whole)
+        camera.entity.scene.render_system.step()
+        camera.take_picture()
     return camera.get_picture(name)
 
 
@@ -149,21 +150,11 @@ class CameraGroup:
                 self._cameras[row].take_picture()
                 self._taken[row] = self._versions[row]
         if rows:
-            fresh = self._fetch(name, [self._cameras[row] for row in rows])
+            cameras = [self._cameras[row] for row in rows]
+            fresh = colours(cameras) if name == "Color" else np.stack([_picture(camera, name) for camera in cameras])
             if name not in self._pictures:
                 self._pictures[name] = np.empty((len(self._cameras), *fresh.shape[1:]), fresh.dtype)
             self._pictures[name][rows] = fresh
             self._read[name] = list(self._versions)
         pictures = torch.from_numpy(self._pictures[name].copy())  # callers keep observations
         return SimpleNamespace(torch=lambda: pictures)
-
-    @staticmethod
-    def _fetch(name: str, cameras: Sequence[Camera]) -> np.ndarray:
-        if name == "Color":
-            return colours(cameras)
-        return np.stack(
-            [
-                _retaken(camera, name) if pack_of(camera) is Pack.colour else camera.get_picture(name)
-                for camera in cameras
-            ]
-        )

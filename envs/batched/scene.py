@@ -8,6 +8,7 @@ from mani_skill.utils.building.actor_builder import ActorBuilder
 from mani_skill.utils.structs.render_camera import RenderCamera
 from sapien import physx
 
+from envs.batched.adoption import adopt_camera
 from envs.batched.physics import PhysicsBatch
 from envs.batched.rendering import RenderGroup
 from envs.batched.shaders import STOCK, Pack, camera_shaders, current_pack, note_pack
@@ -57,9 +58,11 @@ class BatchedScene(ManiSkillScene):
         """Adds a camera where the body it is mounted on has no GPU index."""
         self.gpu_sim_enabled = False
         try:
-            return super().add_camera(*args, **kwargs)
+            camera = super().add_camera(*args, **kwargs)
         finally:
             self.gpu_sim_enabled = True
+        adopt_camera(camera)
+        return camera
 
     def _setup_gpu_rendering(self) -> None:
         self.render_system_group = RenderGroup(self.sub_scenes)

@@ -8,7 +8,7 @@ import numpy as np
 
 from rlinf_embodied.errors import SimulatorError
 
-FIRST_SEED = 2022  # ManiSkill builds row i with seed 2022 + i
+FIRST_SEED = 2022  # ManiSkill builds row i with seed 2022 + i, so a single env with this one
 SEED_LIMIT = 2**32  # of NumPy's RandomState
 DRAWN_LIMIT = 2**31  # of what ManiSkill draws
 

@@ -8,7 +8,6 @@ SAPIEN objects of one row of the batch, so that whatever it does happens to that
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
@@ -18,12 +17,13 @@ import torch
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
 from mani_skill.utils.structs import Pose
-from mani_skill.utils.structs.base import BaseStruct
 from sapien import physx
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from envs.batched.adoption import structs_of
 from envs.batched.controllers import copy_targets
+from envs.stock import overrides
 from rlinf_embodied.errors import SimulatorError
 
 
@@ -128,11 +128,9 @@ def rowwise_methods(task_class: type[BaseEnv]) -> dict[str, Callable]:
 
         return method
 
-    def own(names: tuple[str, ...]) -> list[str]:
-        return [name for name in names if getattr(task_class, name) is not getattr(BaseEnv, name)]
-
-    measures = {*own(MEASURES), "_get_obs_agent"}  # what robots observe is their own code too
-    return {name: hook(name) for name in own(HOOKS)} | {name: measure(name) for name in measures}
+    own = [name for name in (*HOOKS, *MEASURES) if overrides(task_class, name)]
+    own.append("_get_obs_agent")  # what robots observe is their own code too
+    return {name: (hook if name in HOOKS else measure)(name) for name in own}
 
 
 def _twins(single: physx.PhysxCpuSystem, row: physx.PhysxCpuSystem) -> dict[object, object]:
@@ -151,8 +149,7 @@ def _twins(single: physx.PhysxCpuSystem, row: physx.PhysxCpuSystem) -> dict[obje
 
 def _places(env: BaseEnv, twins: list[dict[object, object]]) -> list[tuple[list, int, list]]:
     """Returns (list, index, object by row) for every place where the env's structs refer to SAPIEN objects."""
-    structs = [o for o in gc.get_objects() if issubclass(type(o), BaseStruct) and o.scene is env.scene]
-    found = [getattr(struct, name, None) for struct in structs for name in _OBJECT_LISTS]
+    found = [getattr(struct, name, None) for struct in structs_of(env) for name in _OBJECT_LISTS]
     lists = {id(objects): objects for objects in found if isinstance(objects, list)}
     return [
         (objects, index, [by_object[objects[index]] for by_object in twins])

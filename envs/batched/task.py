@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
+from mani_skill.envs.utils.system.backend import BackendInfo
 from mani_skill.utils import common, tree
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from envs.batched.adoption import adopt_robots, adopt_structs
 from envs.batched.checks import check_actions, chosen_rows, short
-from envs.batched.controllers import controllers_of, has_bare_steps
+from envs.batched.controllers import adopt_controllers, controllers_of, has_bare_steps
 from envs.batched.decimate import decimate_task
 from envs.batched.draws import RowStates, row_draws
-from envs.batched.plain_torch import plain_torch
+from envs.batched.few_operations import few_operations
 from envs.batched.renewal import packed_state, put_back
 from envs.batched.scene import BatchedScene, make_scenes
 from envs.batched.seeds import FIRST_SEED, RowSeeds, Seeds
 from envs.batched.single import Alone, SingleEnv
+from envs.stock import overrides
 from rlinf_embodied.errors import SimulatorError
-
-CONSTRUCTION_SEED = FIRST_SEED  # what stock ManiSkill builds a single env with
 
 
 class BatchedTask:
@@ -54,15 +56,37 @@ class BatchedTask:
         self.scene = BatchedScene(scenes, self._num_threads, **stock)
         self.scene.px.timestep = 1.0 / self._sim_freq
 
+    @property
+    def backend(self) -> BackendInfo:
+        """CPU tensors, yet under a name and with a simulation device of its own.
+
+        BaseEnv refuses N > 1 rows where the backend is called "physx_cpu", and applies drive targets only where the
+        simulation device says "cuda".
+        """
+        return self._backend
+
+    @backend.setter
+    def backend(self, cpu: BackendInfo) -> None:
+        device = SimpleNamespace(is_cuda=lambda: True)
+        self._backend = replace(cpu, sim_backend="physx_cpu_batched", sim_device=device)
+
+    def _load_scene(self, options: dict) -> None:
+        super()._load_scene(options)
+        self.scene.px.number()
+        adopt_structs(self)
+
     def _reconfigure(self, options: dict) -> None:
         super()._reconfigure(options)
+        adopt_robots(self.agent, self._adopt_controllers)
         self._adopt_controllers()
 
+    def _after_reconfigure(self, options: dict) -> None:
+        super()._after_reconfigure(options)
+        adopt_structs(self)  # which may have been merged here
+
     def _adopt_controllers(self) -> None:
-        """Takes over the resets of the active controllers and finds out whether steps are bare with them."""
-        for controller in controllers_of(self.agent):
-            if not isinstance(controller.reset, partial):
-                controller.reset = partial(self._reset_controller, controller.reset)
+        """Changes the active controllers and finds out whether steps are bare with them."""
+        adopt_controllers(self.agent, self._reset_controller)
         self._steps_are_bare = has_bare_steps(self._task_class, self.agent)
 
     def _reset_controller(self, stock_reset) -> None:
@@ -97,8 +121,7 @@ class BatchedTask:
             )
         if not hasattr(self, "_seeds"):  # construction
             self._seeds = RowSeeds(self.num_envs)
-            alike = [CONSTRUCTION_SEED] * self.num_envs
-            return self._build(np.array(alike if self._rows_alike else seed), options)
+            return self._build(np.full(self.num_envs, FIRST_SEED) if self._rows_alike else np.array(seed), options)
         seeds = self._seeds.next(seed, rows)
         if rebuild:
             return self._build(seeds, options)
@@ -130,6 +153,7 @@ class BatchedTask:
         self._last_obs = self.get_obs(built[1])
         return self._last_obs, built[1]
 
+    @few_operations()
     def begin(self, rows: Sequence[int], seeds: Sequence[int], options: dict | None = None) -> None:
         """Starts an episode in each of these rows from its own seed, and evaluates nothing."""
         index = torch.as_tensor(list(rows))
@@ -141,13 +165,10 @@ class BatchedTask:
             self.scene.px.renew(row)
             put_back(self.scene.px.systems[row], self._built_state[row])
         self.scene.px.active = list(rows)
-        with plain_torch():
-            if self._alone is not Alone.nothing:
-                self._reset_rows_alone(index, options)
-            elif self._task_class.reset is BaseEnv.reset:
-                self._reset_rows(index, options)
-            else:
-                super().reset(seed=self._row_seeds, options=options)
+        if self._alone is Alone.nothing and overrides(self._task_class, "reset"):
+            super().reset(seed=self._row_seeds, options=options)
+        else:
+            self._reset_rows(index, options)
 
     def _reset_rows(self, rows: Tensor, options: dict) -> None:
         """Does what BaseEnv.reset does for these rows, less its evaluation and its global seeding.
@@ -156,40 +177,40 @@ class BatchedTask:
         """
         self._set_episode_rng(self._row_seeds, rows)
         self._elapsed_steps[rows] = 0
+        if self._alone is Alone.nothing:
+            self._initialize_together(rows, options)
+        else:
+            self._initialize_alone(rows, options)
+            self._restore(rows, options)
+        for controller in controllers_of(self.agent):
+            controller.reset()
+
+    def _initialize_together(self, rows: Tensor, options: dict) -> None:
         generator = None if self._draws_by_row else torch.default_generator.get_state()  # else it is not touched
         self.scene._reset_mask = self._being_reset.clone()
         self._clear_sim_state()
         if self.agent is not None:
             self.agent.reset()
-        if "reset_to_env_states" in options:
-            self._restore(options["reset_to_env_states"]["env_states"], rows)
-        else:
+        if not self._restore(rows, options):
             self._initialize_episode(rows, options)
         self.scene._reset_mask = torch.ones(self.num_envs, dtype=torch.bool)
         if generator is not None:
             torch.default_generator.set_state(generator)
         self.scene._gpu_apply_all()
         self.scene._gpu_fetch_all()
-        for controller in controllers_of(self.agent):
-            controller.reset()
 
     def _clear_sim_state(self) -> None:
         """Stops everything in the rows that are reset."""
         self.scene.px.stop(self._being_reset.nonzero()[:, 0].tolist())
         self.scene._gpu_fetch_all()
 
-    def _reset_rows_alone(self, rows: Tensor, options: dict) -> None:
-        """Resets rows one by one as stock single envs."""
-        self._set_episode_rng(self._row_seeds, rows)
-        self._elapsed_steps[rows] = 0
-        self._initialize_alone(rows, options)
-        if "reset_to_env_states" in options:
-            self._restore(options["reset_to_env_states"]["env_states"], rows)
-        for controller in controllers_of(self.agent):
-            controller.reset()
-
-    def _restore(self, states: dict | Tensor, rows: Tensor) -> None:
+    def _restore(self, rows: Tensor, options: dict) -> bool:
+        """Whether there are given states, which these rows get."""
+        if "reset_to_env_states" not in options:
+            return False
+        states = options["reset_to_env_states"]["env_states"]
         (self.set_state_dict if isinstance(states, dict) else self.set_state)(states, rows)
+        return True
 
     def _initialize_alone(self, rows: Tensor, options: dict) -> None:
         not_its = ("env_idx", "reconfigure", "reset_to_env_states")
@@ -225,8 +246,8 @@ class BatchedTask:
         if self._draws_by_row and not options.get("reconfigure"):
             seeds = [int(self._row_seeds[row]) for row in env_idx.tolist()]
             self._episode_rng = RowStates([self._batched_episode_rng[row] for row in env_idx.tolist()])
-            with row_draws(seeds):
-                super()._initialize_episode(env_idx, options)
+            with row_draws(self._task_class._initialize_episode, seeds) as initialize:
+                initialize(self, env_idx, options)
             return
         active = self.scene.px.active
         for row in env_idx.tolist():
@@ -240,6 +261,7 @@ class BatchedTask:
         self.scene.px.active = active
 
     # ------------------------------------------------------------------------------------------------------------ step
+    @few_operations()
     def step(self, action: Tensor | np.ndarray | dict | None) -> tuple:
         """Steps all rows; as BaseEnv.step.
 
@@ -248,9 +270,9 @@ class BatchedTask:
         """
         check_actions(action, self._orig_single_action_space, self.num_envs)
         self.scene.px.active = list(range(self.num_envs))
-        with plain_torch():
-            return super().step(action)
+        return super().step(action)
 
+    @few_operations()
     def advance(self, actions: Tensor, rows: Sequence[int]) -> None:
         """Runs one control step of these rows only; actions float32 [N, A] (entries of other rows are ignored)."""
         self.scene.px.active = list(rows)
@@ -277,25 +299,6 @@ class BatchedTask:
         """Changes the control mode, for all rows, and returns the action for it."""
         if control_mode != self.agent.control_mode:
             self.agent.set_control_mode(control_mode)
-            self._adopt_controllers()
             self.agent.controller.reset()
         check_actions(action, self.agent.controller.single_action_space, self.num_envs)
         return action
-
-    def _before_simulation_step(self) -> None:
-        self._fetch_for("_before_simulation_step")
-        super()._before_simulation_step()
-
-    def _after_simulation_step(self) -> None:
-        self._fetch_for("_after_simulation_step")
-        super()._after_simulation_step()
-
-    def _after_control_step(self) -> None:
-        self._fetch_for("_after_control_step")
-        super()._after_control_step()
-
-    def _fetch_for(self, hook: str) -> None:
-        """Brings the tensors up to date for a hook of the task: on the CPU there is nothing to fetch."""
-        if getattr(self._task_class, hook) is not getattr(BaseEnv, hook):
-            self.scene._gpu_apply_all()
-            self.scene._gpu_fetch_all()

@@ -148,12 +148,12 @@ class WarmStartConfig:
     demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot v3 folder
     teacher: str | None = None  # clone this checkpoint's policy on the simulator's state: it acts as the expert would
     from_nothing: bool = False  # a new policy
-    num_demos: int = 360  # PickCube clones of 480 solve 99 %, of 360 96 to 99, of 240 88 (docs/results/recipe.md)
+    num_demos: int = 480  # PickCube clones of 480 solve 99 %, of 360 96 to 99, of 240 88 (docs/results/recipe.md)
     region: list[float] | None = None  # demonstrations begin with the object here: x from, x to, y from, y to, metres
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
     noise_steps: int = 15  # the largest noise lasts so many steps only
-    epochs: int = 9  # of the whole policy
-    head_epochs: int = 51  # of everything but the stem, on cached features; with a third of them clones failed
+    epochs: int = 7  # of the whole policy
+    head_epochs: int = 38  # of everything but the stem, on cached features; with a third of them clones failed
     batch_size: int = 32
     head_batch_size: int = 32
     lr: float = 1e-3
@@ -168,7 +168,7 @@ class WarmStartConfig:
             rule = f"warm_start.{other} is {ways[other]!r}, and training starts from one policy"
             require(False, f"warm_start.{name}", ways[name], rule, "give one of the two")
         rule = "each of the 4 blocks of demonstrations needs at least one"
-        require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 360")
+        require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 480")
         for name in ("batch_size", "head_batch_size"):
             value = getattr(self, name)
             require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use 32")

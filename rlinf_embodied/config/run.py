@@ -66,7 +66,7 @@ class EvalConfig:
     num_envs: int = 32  # rows that are evaluated at a time, over all workers
     every: int = 0  # iterations between evaluations during training; 0: before and after only
     seed: int = 9000  # of the first episode; the following ones count up (training seeds are >= 2^30)
-    check_every: int = 12  # iterations between checks of run.until_success; the last iteration is checked, too
+    check_every: int = 8  # iterations between checks of run.until_success; the last iteration is checked, too
     check_episodes: int = 200  # of a check, which ends early once it can neither succeed nor equal the best one so far
     check_seed: int = 1_000_000  # of a check's first episode
     greedy: bool = True  # false: sample at policy.temperature

@@ -23,18 +23,9 @@ _LOG = logging.getLogger(__name__)
 _VERSION = 1  # of what a cached checkpoint depends on beside its key
 _STAGE = "warm_start"
 _PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where files lie; what is in them counts
-_OF_RL = frozenset(  # of the env's section: how it is trained in
-    {
-        "num_envs",
-        "block_size",
-        "auto_reset",
-        "carry_over",
-        "hold_steps",
-        "chunks_per_rollout",
-        "reward",
-        "success_bonus",
-    }
-)
+# of the env's section, how it is trained in
+_SCALE = ("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over")
+_REWARD = ("hold_steps", "reward", "success_bonus")
 
 
 def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
@@ -54,7 +45,7 @@ def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
 
 
 def _relevant(env: EnvConfig) -> dict[str, object]:
-    return {name: value for name, value in asdict(env).items() if name not in _OF_RL}
+    return {name: value for name, value in asdict(env).items() if name not in (*_SCALE, *_REWARD)}
 
 
 def starting_policy(

@@ -198,7 +198,7 @@ def test_every_demonstration_is_in_one_block_and_blocks_are_alike(number: int) -
 
 
 def test_fewer_demonstrations_than_blocks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"warm_start.num_demos is 3, .* at least one: use 360"):
+    with pytest.raises(ConfigError, match=r"warm_start.num_demos is 3, .* at least one: use 480"):
         tiny("warm_start.num_demos=3")
 
 

@@ -110,12 +110,15 @@ def test_rows_that_are_initialised_together_equal_rows_initialised_one_by_one(
 def test_a_draw_that_is_not_by_row_is_refused() -> None:
     from envs.batched.draws import row_draws
 
-    with row_draws([1, 2, 3]):
-        drawn = torch.rand((3, 2))
+    stock = torch.rand
+    with row_draws(lambda *size: torch.rand(*size), [1, 2, 3]) as draw:
+        drawn = draw((3, 2))
+        assert torch.rand is stock  # for everybody else
         with pytest.raises(AssertionError, match="a draw of size"):
-            torch.rand(2)
-    with pytest.raises(AssertionError, match="drawn by another call"), row_draws([1, 2, 3]):
-        torch.randint(0, 5, (3,))
+            draw(2)
+    integers = row_draws(lambda: torch.randint(0, 5, (3,)), [1, 2, 3])
+    with pytest.raises(AssertionError, match="drawn by another call"), integers as draw:
+        draw()
     alone = torch.rand(1, 2, generator=torch.Generator().manual_seed(2))
     assert torch.equal(drawn[1:2], alone)
 
@@ -174,14 +177,15 @@ def test_stock_envs_of_the_same_process_behave_as_before() -> None:
         env_.close()
 
 
-def test_another_version_of_maniskill_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from envs.batched import patches
+@pytest.mark.parametrize("package", ["mani_skill", "sapien"])
+def test_another_version_is_refused_with_the_way_out(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from envs.batched import versions
+    from envs.batched.choice import how_to_run
     from rlinf_embodied.errors import SimulatorError
 
-    monkeypatch.setattr(patches, "TESTED_VERSIONS", {"mani_skill": ("2.0.1", "2.0.2")})
-    with pytest.raises(SimulatorError, match=r"mani_skill 3\.0\.\d+ .* 2\.0\.1 and 2\.0\.2 only.*env.backend=stock"):
-        patches.check_versions()
-    monkeypatch.setattr(patches, "TESTED_VERSIONS", {})
-    monkeypatch.delattr(patches.PDEEPosController, "compute_target_pose")
-    with pytest.raises(SimulatorError, match="compute_target_pose is missing"):
-        patches.check_versions()
+    monkeypatch.setattr(versions, "TESTED_VERSIONS", {package: ("2.0.1", "2.0.2")})
+    expected = rf"{package} 3\.0\.\d+ .* 2\.0\.1 and 2\.0\.2 only.*{package}==2\.0\.2.*env.backend=stock"
+    with pytest.raises(SimulatorError, match=expected):
+        how_to_run("PickCube-v1")
+    with pytest.raises(SimulatorError, match=expected):
+        make_batched("PickCube-v1", 1, "pd_joint_delta_pos")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,6 +111,50 @@ def test_colours_are_those_of_the_stock_shaders(task: object) -> None:
     drawn = _rgb(task)
     assert {pack_of(camera) for camera in task._sensors["base_camera"].camera._render_cameras} == {Pack.colour}
     assert np.array_equal(drawn.numpy(), _stock_pictures(task, "Color")[..., :3])
+
+
+def test_the_packs_are_those_of_sapien_less_some_lines() -> None:
+    from envs.batched.shader_packs import STOCK_FOLDER, made_packs
+    from envs.batched.shaders import STOCK, Pack, shader_folder
+
+    left_out = {}
+    for path in made_packs().glob("*/*"):
+        folder = "common" if path.parent.name == "common" else STOCK
+        theirs, ours = (
+            file.read_text().replace("outColorRaw", "outColor").splitlines()
+            for file in (STOCK_FOLDER / folder / path.name, path)
+        )
+        rest = iter(theirs)
+        assert all(line in rest for line in ours), f"{path} has a line that SAPIEN's has not, or elsewhere"
+        left_out[f"{path.parent.name}/{path.name}"] = len(theirs) - len(ours)
+    changed = {"colour/gbuffer.frag": 21, "whole/gbuffer.frag": 19, "whole/composite0.frag": 1}
+    assert left_out == {name: changed.get(name, 0) for name in left_out}
+    assert len(left_out) == 11
+    for pack in (Pack.colour, Pack.whole):
+        text = "".join(path.read_text() for path in Path(shader_folder(pack)).iterdir())
+        assert "IBL" not in text
+        assert "samplerBRDFLUT" not in text
+        assert ("PositionSegmentation" in text) == ("outColorRaw" in text) == (pack is Pack.whole)
+
+
+@pytest.mark.parametrize("otherwise", ["changed", "missing"])
+def test_a_sapien_with_other_shaders_draws_with_its_own(
+    otherwise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from envs.batched import shader_packs
+    from envs.batched.shaders import STOCK, Pack, shader_folder
+
+    folder = Path(shutil.copytree(shader_packs.STOCK_FOLDER, tmp_path / "shaders"))
+    monkeypatch.setattr(shader_packs, "STOCK_FOLDER", folder)
+    assert shader_folder.__wrapped__(Pack.colour) != STOCK
+    assert not caplog.messages
+    lights = folder / "common" / "lights.glsl"  # no line of it is changed, but the others include it
+    if otherwise == "changed":
+        lights.write_text(lights.read_text() + "\n")
+    else:
+        lights.unlink()
+    assert shader_folder.__wrapped__(Pack.colour) == STOCK
+    assert "other shaders than the faster ones are made from (common/lights.glsl)" in caplog.text
 
 
 def test_what_is_transparent_is_drawn_as_by_the_stock_shaders(task: object) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController
 from torch import Tensor
 
-from envs.batched import patches
+from envs.batched import controllers
 from rlinf_embodied.interfaces.envs import Observation, VectorEnv
 
 
@@ -111,28 +111,28 @@ class Recorder:
         def solve(controller: PDEEPosController) -> Tensor:
             problem = self._problem(controller)
             add(lambda: limit.kinematics(problem))
-            return stock[patches, "_solve"](controller)
+            return stock[controllers, "_solve"](controller)
 
-        self._sim.reset, self._sim.pictures, self._px.advance, patches._solve = reset, pictures, advance, solve
+        self._sim.reset, self._sim.pictures, self._px.advance, controllers._solve = reset, pictures, advance, solve
         self._env.reset, self._env.step_chunk = self._recorded_reset, self._recorded_chunk  # type: ignore[method-assign]
         return self
 
     def _watched(self) -> list[tuple[object, str]]:
-        inside = [(self._sim, "reset"), (self._sim, "pictures"), (self._px, "advance"), (patches, "_solve")]
+        inside = [(self._sim, "reset"), (self._sim, "pictures"), (self._px, "advance"), (controllers, "_solve")]
         return [*inside, (self._env, "reset"), (self._env, "step_chunk")]
 
     def __exit__(self, *error: object) -> None:
         for owner, name in self._watched():
             delattr(owner, name)  # the class's own method is seen again
         self._sim.pictures = self._stock[self._sim, "pictures"]  # these two were no methods of a class
-        patches._solve = self._stock[patches, "_solve"]
+        controllers._solve = self._stock[controllers, "_solve"]
         self.recording.end = self._limit.state()
 
     def _problem(self, controller: PDEEPosController) -> Callable[[], None]:
         """Returns a call that solves the active rows' inverse kinematics as they are now."""
         rows, qpos = list(self._px.active), controller.articulation.get_qpos().numpy().copy()
         poses, targets = controller._target_pose.raw_pose.numpy().copy(), controller._start_qpos.numpy().copy()
-        solve = patches.row_solver(controller.kinematics).solve
+        solve = controllers.row_solver(controller.kinematics).solve
         return lambda: solve(rows, qpos, poses, targets)
 
     def _drives(self) -> list[tuple[Callable[[float], None], float]]:
