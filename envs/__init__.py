@@ -1,1 +1,1 @@
-"""Simulators behind the `VectorEnv` protocol of `rlinf_embodied.interfaces`."""
+"""Simulators behind the `VectorEnv` protocol of `rlinf_embodied.interfaces.envs`."""

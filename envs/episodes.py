@@ -12,7 +12,7 @@ from envs.batched.checks import check_finite, check_rows, short
 from envs.simulator import Measurement, Simulator
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import SimulatorError
-from rlinf_embodied.interfaces import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode
+from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rlinf_embodied.command_line import planning_main
 from rlinf_embodied.config import PlanningConfig
-from rlinf_embodied.flow.catalogue import linked, workflow_for
 from rlinf_embodied.flow.explain import LONG_COLUMNS, Infeasible, Ranked, rank, rows
+from rlinf_embodied.flow.measured import linked, workflow_for
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import simulate
 from rlinf_embodied.planning_inputs import find_cluster, find_profile

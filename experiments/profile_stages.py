@@ -22,7 +22,7 @@ def profile(config: TrainConfig | MathConfig) -> None:
     from rlinf_embodied.cluster.hardware import cluster_at_hand
     from rlinf_embodied.embodied.job import EmbodiedJob
     from rlinf_embodied.reasoning.job import ReasoningJob
-    from rlinf_embodied.runtime.sessions import make_session
+    from rlinf_embodied.runtime.sessions import open_session
     from rlinf_embodied.telemetry.live import LiveView
     from rlinf_embodied.telemetry.run_folder import RunFolder
     from rlinf_embodied.telemetry.tables import text_table
@@ -32,18 +32,14 @@ def profile(config: TrainConfig | MathConfig) -> None:
     job.require_checkpoint(None)
     cluster = cluster_at_hand(config.cluster)
     folder = RunFolder(Path(config.run.dir or f"runs/profile-{job.name}"))
-    session = make_session(config.cluster)
-    try:
-        with LiveView(1, f"{job.name} · profile") as view:
-            start = job.starting_policy(session, cluster, view.progress, folder.path)
-            session.clear()
-            workflow = job.workflow(str(start))
-            found, path = measured_profile(job, cluster, workflow, session, view.progress, folder.path)
-            folder.write_text("profile.json", path.read_text(encoding="utf-8"))
-            view.note(text_table(found.rows(), f"{found.name} on {cluster.description}, seconds and MB:"))
-            view.note(f"{folder.path / 'profile.json'}, kept as {path}")
-    finally:
-        session.close()
+    with open_session(config.cluster) as session, LiveView(1, f"{job.name} · profile") as view:
+        start = job.starting_policy(session, cluster, view.progress, folder.path)
+        session.clear()
+        workflow = job.workflow(str(start))
+        found, path = measured_profile(job, cluster, workflow, session, view.progress, folder.path)
+        folder.write_text("profile.json", path.read_text(encoding="utf-8"))
+        view.note(text_table(found.rows(), f"{found.name} on {cluster.description}, seconds and MB:"))
+        view.note(f"{folder.path / 'profile.json'}, kept as {path}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from rlinf_embodied.algorithms.log_probs import token_log_probs, token_log_probs
 from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
+from rlinf_embodied.interfaces.language import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
 from rlinf_embodied.randomness import words
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.interfaces import EnvSpec
+from rlinf_embodied.interfaces.envs import EnvSpec
 
 CONFIG, WEIGHTS, STATISTICS = "config.json", "model.safetensors", "dataset_statistics.json"
 _SCALE = "_scale"  # modules of this name ending hold statistics in `mean` and `std`

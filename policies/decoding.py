@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-from rlinf_embodied.interfaces import Prefix
+from rlinf_embodied.interfaces.language import Prefix
 
 Logits = Callable[[Tensor], Tensor]  # excludes what is never predicted
 _GROWTH = 8  # columns: more are read in vain, fewer are copied more often

@@ -23,7 +23,8 @@ from rlinf_embodied.algorithms.log_probs import likeliest_tokens, sample_tokens,
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces import CLOCK_COLUMNS, EnvSpec, Features, Observation, PolicyOutput, PolicySpec
+from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Features, PolicyOutput, PolicySpec
 from rlinf_embodied.randomness import words
 
 _FLOOR = 0.01  # least deviation that inputs are divided by
@@ -73,7 +74,7 @@ class StatePolicy:
         """
         _check(config, env)
         self.config, self.env = config, env
-        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, config.num_bins, env.action_dim)
+        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, config.num_bins)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
             net = StateNet(config, env)

@@ -27,7 +27,8 @@ from rlinf_embodied.algorithms.log_probs import likeliest_tokens, mean_near_mode
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces import EnvSpec, Features, Observation, PolicyOutput, PolicySpec
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Features, PolicyOutput, PolicySpec
 from rlinf_embodied.randomness import words
 
 _FLOORS = {"proprio": 0.01, "vision": 1e-3, "privileged": 0.01}  # least deviations that inputs are divided by
@@ -106,7 +107,7 @@ class TinyVLA:
         """
         _check(config, env)
         self.config, self.env = config, env
-        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, config.num_bins, env.action_dim)
+        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, config.num_bins)
         self._tokenizer = WordTokenizer(config.instruction_length)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)

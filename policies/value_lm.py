@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from policies.adapters import merged_model
 from policies.causal_lm import CausalLM
-from rlinf_embodied.interfaces import TokenBatch
+from rlinf_embodied.interfaces.language import TokenBatch
 
 
 class ValueNet(nn.Module):

@@ -15,8 +15,8 @@ import torch
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import WHOLE, Barrier, Edge, Loop, Repeat, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, Repeat, StageSpec, Verdict, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.runtime.session import SerialSession, Session
@@ -114,7 +114,7 @@ def judge(rounds: Sequence[Sequence[object]]) -> Verdict:
 
 
 def random_workflow(seed: int) -> Workflow:
-    """Chains, diamonds, several sources and sinks, barriers, weight edges, loops and data-dependent repeats."""
+    """Chains, diamonds, several sources and sinks, weight edges, loops and data-dependent repeats."""
     draw = random.Random(seed)
     with_loop = seed % 2 == 0
     names = [f"s{i}" for i in range(draw.randint(1, 2) if with_loop else draw.randint(2, 3) + (seed % 15 == 5))]
@@ -130,8 +130,6 @@ def random_workflow(seed: int) -> Workflow:
             "l": Loop("l", "env", "policy", draw.randint(1, 3), max_rounds=rounds, judge=judge if rounds > 1 else None)
         }
     edges = tuple(Edge(a, b, granularities=draw.choice([(), (), (WHOLE,)])) for a, b in pairs)
-    apart = [(a, b) for a, b in itertools.combinations(names, 2) if (a, b) not in pairs]
-    barriers = tuple(Barrier(a, b) for a, b in apart if draw.random() < 0.3)
     learns = _weight_edge(draw, collective, pairs)
     stages = {
         name: StageSpec(
@@ -142,7 +140,7 @@ def random_workflow(seed: int) -> Workflow:
         for i, name in enumerate(everyone)
     }
     weights = (WeightEdge(*learns),) if learns else ()
-    workflow = Workflow(f"random {seed}", blocks, stages, edges, weights, loops, barriers)
+    workflow = Workflow(f"random {seed}", blocks, stages, edges, weights, loops)
     return _repeated(draw, _in_sets(draw, workflow))
 
 
@@ -217,7 +215,6 @@ def _cuts(workflow: Workflow, stages: tuple[str, ...]) -> Iterator[tuple[tuple[s
         for first in itertools.combinations(stages, size):
             second = tuple(stage for stage in stages if stage not in first)
             back = any(edge.source in second and edge.target in first for edge in workflow.edges)
-            back = back or any(b.before in second and b.after in first for b in workflow.barriers)
             if not back and not any(pair & set(first) and pair & set(second) for pair in ends):
                 yield first, second
 
@@ -254,7 +251,6 @@ def outcome(workflow: Workflow, plan: Plan, session: Session) -> list[dict[str, 
     found = []
     for iteration in range(ITERATIONS):
         result = executor.run(Tick(iteration))
-        _require_barriers(workflow, result)
         merged: dict[str, dict[int, int]] = {}
         for stage, rounds in ((s, r) for s, r in result.reports.items() if s not in silent and "." not in s):
             merged[f"{stage} rounds"] = {0: len(rounds) if workflow.loops or workflow.repeat else 1}
@@ -267,10 +263,3 @@ def alone(workflow: Workflow) -> list[dict[str, dict[int, int]]]:
     """The same by one device, one stage after the other."""
     plain = [p for p in every_plan(workflow, 1) if "False" not in str(p.tree)]
     return outcome(workflow, plain[0], SerialSession())
-
-
-def _require_barriers(workflow: Workflow, result: IterationResult) -> None:
-    for barrier in workflow.barriers:
-        ended = max(span.end_s for span in result.spans if span.name == f"{barrier.before}.run")
-        begun = min(span.start_s for span in result.spans if span.name == f"{barrier.after}.run")
-        assert begun >= ended, f"{barrier} was passed too early"

@@ -15,7 +15,7 @@ from rlinf_embodied.flow.cost import Price
 from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.profile import Profile
+from rlinf_embodied.flow.profile import Profile, Workload
 from rlinf_embodied.flow.profile_file import FORMAT, parse_profile
 
 
@@ -49,6 +49,11 @@ def graph(
     granularities = (WHOLE,) if whole else ()
     specs = {name: StageSpec(name, f"fakes.{name}", None) for name in stages}
     return Workflow("test", blocks, specs, tuple(Edge(a, b, 0.0, granularities) for a, b in edges), **more)
+
+
+def own_graph(work: Workload, stages: Sequence[str]) -> Workflow:
+    """What a profile of another workflow could name."""
+    return graph(tuple(stages), (), blocks=work.num_items)
 
 
 def embodied(

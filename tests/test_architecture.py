@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_embodied.compose import CONFIG_DIR
+from rlinf_embodied.flow.measured import workflow_for
+from rlinf_embodied.flow.profile_file import load_profile
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("rlinf_embodied", "envs", "policies", "experiments")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+CORE = ("cluster", "flow", "learning", "runtime", "execution", "telemetry", "training")
 LONGEST_FUNCTION_LINES = 100
 
 
@@ -41,6 +46,31 @@ def test_imports_point_one_way():
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def texts(path: Path) -> set[str]:
+    """Every string constant of a file but its docstrings."""
+    tree = ast.parse(path.read_text())
+    bodies = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    told = {id(node.body[0].value) for node in bodies if node.body and isinstance(node.body[0], ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in told)
+    return {node.value for node in constants if isinstance(node.value, str)}
+
+
+def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
+    profiles = [load_profile(path) for path in (CONFIG_DIR / "profiles").glob("*.json")]
+    named = {workflow_for(profile).name for profile in profiles}
+    assert named == {"embodied", "reasoning"}
+    stages = {stage for profile in profiles for stage in workflow_for(profile).stages}
+    stages |= {"prompts", "proximal", "reference", "answers", "fine_tuning", "eval_env", "eval_policy"}
+    core = [path for name in CORE for path in sorted((ROOT / "rlinf_embodied" / name).rglob("*.py"))]
+    assert len(core) > 50
+    found = []
+    for path in core:
+        for text in texts(path):
+            if text in stages or any(f"{package}.{name}" in text for package in PACKAGES for name in named):
+                found.append(f"{path.relative_to(ROOT)}: {text!r}")
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,7 @@ BAD_INPUT = [
     ("policy.hidden_size=30", ["policy.hidden_size is 30", "policy.num_heads=4"]),
     ("eval.seed=1073741824", ["eval.seed is 1073741824", "2^30"]),
     ("cluster.session=threads", ["cluster.session is 'threads'", "ray or serial"]),
+    ("cluster.object_store_bytes=1000", ["cluster.object_store_bytes is 1000", "78643200 bytes or more"]),
     ("checkpoint.keep=0", ["checkpoint.keep is 0", "use 1 or more"]),
     ("plan=/nowhere/plan.yaml", ["/nowhere/plan.yaml cannot be read", "existing YAML file"]),
 ]

@@ -41,10 +41,10 @@ from rlinf_embodied.compose import choices, compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.catalogue import as_measured, linked
 from rlinf_embodied.flow.drift import Prediction, predict
 from rlinf_embodied.flow.explain import rank, rows
 from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.measured import as_measured, linked
 from rlinf_embodied.flow.plan import Plan, resolve
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.runtime.session import Session

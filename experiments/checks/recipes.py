@@ -24,7 +24,7 @@ from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartStage, WarmStartStageConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.interfaces import Policy
+from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.reasoning import workflow as reasoning
@@ -111,7 +111,7 @@ def clone(stages: Stages) -> None:
         stage.begin_phase(Tick(0), whole)
         if not whole:
             stages.add("features", *(part["maps"] for part in stage._features.values()))
-        losses = [stage.fit_epoch(Tick(epoch)) for epoch in range(epochs)]
+        losses = [stage.fit(Tick(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
         stages.add("losses of the whole" if whole else "losses of the head", losses)
         stages.add("cloned weights" if whole else "weights of the clone", *_weights(stage._policy.module))
     with tempfile.TemporaryDirectory() as folder:

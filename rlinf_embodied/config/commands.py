@@ -251,7 +251,7 @@ class PlanningConfig:
     """Everything that experiments/plan.py reads."""
 
     profile: str = "maniskill_openvla"  # a file under configs/profiles, or a path to a .json file
-    workflow: str | None = None  # embodied or reasoning; None: what the profile was measured for
+    workflow: str | None = None  # refuse profiles of others, for example embodied; None: whatever the profile is of
     cluster: str = "h100x8"  # local, a file under configs/cluster (also without "emulated_"), or a path to a .yaml file
     num_items: int | None = None  # another amount of work than the profile's
     num_ranked: int = 8  # plans that are shown
@@ -259,13 +259,6 @@ class PlanningConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        require(
-            self.workflow in (None, "embodied", "reasoning"),
-            "workflow",
-            self.workflow,
-            "it is embodied or reasoning",
-            "leave it out to take the profile's",
-        )
         require(self.num_ranked >= 1, "num_ranked", self.num_ranked, "it must be at least 1", "use 8")
         require(self.num_items is None or self.num_items >= 1, "num_items", self.num_items, "it is positive", "use 256")
 

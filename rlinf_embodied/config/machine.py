@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from rlinf_embodied.config.checks import require
 
+STORE_BYTES = 2 << 30
+_LEAST_STORE_BYTES = 75 << 20
+
 
 class TransportMode(StrEnum):
     """How data gets from stage to stage."""
@@ -56,7 +59,7 @@ class ClusterConfig:
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
     session: str = "ray"  # ray, or serial: one process, for debuggers
     call_timeout_s: float = 600.0  # a call that takes longer is reported as a hang
-    object_store_bytes: int | None = None  # None: Ray's choice
+    object_store_bytes: int = STORE_BYTES  # of shared memory on this machine, where this process starts Ray
     transport: TransportMode = TransportMode.adaptive
     emulated: bool = False  # described by the two below; for planning and for stages that only sleep
     nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see cluster/hardware.py
@@ -83,6 +86,14 @@ class ClusterConfig:
             self.transport.value,
             "one process (cluster.session=serial) has no object store",
             "use cluster.session=ray or cluster.transport=adaptive",
+        )
+        store = self.object_store_bytes
+        require(
+            store >= _LEAST_STORE_BYTES,
+            "cluster.object_store_bytes",
+            store,
+            f"Ray starts with {_LEAST_STORE_BYTES} bytes or more",
+            f"use {STORE_BYTES}",
         )
         limit = self.call_timeout_s
         require(limit > 0, "cluster.call_timeout_s", limit, "it must be positive", "use 600")

@@ -31,7 +31,8 @@ from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_car
 from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ObjectiveError
-from rlinf_embodied.interfaces import Policy, RunningEpisode
+from rlinf_embodied.interfaces.envs import RunningEpisode
+from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner

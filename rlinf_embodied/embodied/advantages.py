@@ -24,7 +24,8 @@ from rlinf_embodied.algorithms.advantages import (
 )
 from rlinf_embodied.config import AlgorithmConfig, Level
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock, concatenate, training_block
-from rlinf_embodied.interfaces import Features, Observation, Policy
+from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.policies import Features, Policy
 from rlinf_embodied.learning.reduce import Reducer
 
 Rollouts = Sequence[tuple[PolicyColumns, EnvColumns]]

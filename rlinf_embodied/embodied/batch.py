@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_embodied.interfaces import Features, Observation
+from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.policies import Features
 
 
 @dataclass(frozen=True, slots=True)

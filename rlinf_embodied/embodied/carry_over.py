@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlinf_embodied.interfaces import RunningEpisode
+from rlinf_embodied.interfaces.envs import RunningEpisode
 
 
 def flatten_carry_over(state: Mapping[int, list[RunningEpisode | None]]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rlinf_embodied.interfaces import Observation
+from rlinf_embodied.interfaces.envs import Observation
 
 
 @dataclass(slots=True)

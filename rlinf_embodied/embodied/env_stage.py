@@ -12,8 +12,7 @@ from torch import Tensor
 
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.batch import EnvColumns, Episode, RolloutReport
-from rlinf_embodied.errors import PlanError
-from rlinf_embodied.interfaces import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
+from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.targets import load_target
@@ -55,24 +54,16 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
 class EnvStage:
     """Rolls out `env.chunks_per_rollout` chunk-steps of every row."""
 
+    stays_on = ("cuda",)  # no simulator leaves the memory of a GPU
+
     def __init__(self, config: EnvStageConfig) -> None:
         """Takes plain data; `setup` builds the simulator."""
         self._config = config
         self._size = config.env.block_size
 
     def setup(self, context: StageContext) -> EnvSpec:
-        """Builds one env object per shard and returns the facts about it.
-
-        Raises:
-            PlanError: the plan takes the simulator out of a GPU's memory, which cannot be done.
-        """
+        """Builds one env object per shard and returns the facts about it."""
         self._parts = {}
-        if context.exclusive and context.device != "cpu":
-            raise PlanError(
-                f"stage env cannot be switched out: a simulator stays on {context.device}, but the plan wants its "
-                f"memory for {', '.join(sorted(context.exclusive))}: use resident: true there, or give env devices of "
-                "its own"
-            )
         for blocks in context.shards:
             env = make_env(self._config.env, len(blocks) * self._size, context.device, self._config.keep_images)
             ids = np.concatenate([np.arange(b * self._size, (b + 1) * self._size) for b in blocks])
@@ -225,7 +216,7 @@ class EnvStage:
 
     # ----------------------------------------------------------------------------------------------- context switch
     def offload(self, tick: Tick) -> None:
-        """Leaves the device's memory: on a CPU, which `setup` requires, it holds none that another stage could use."""
+        """Leaves the device's memory: on a CPU it holds none that another stage could use."""
 
     def onload(self, tick: Tick) -> None:
         """Comes back."""

@@ -8,23 +8,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import cluster_at_hand
-from rlinf_embodied.config import EnvConfig, EvaluateConfig, PolicyConfig
+from rlinf_embodied.config import EvaluateConfig, PolicyConfig
 from rlinf_embodied.embodied.evaluation import (
     Acting,
     Evaluation,
-    EvaluationPolicyConfig,
     EvaluationResult,
-    evaluation_env,
+    NoPolicyStage,
+    held_out,
+    policy_stage,
 )
 from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under
 from rlinf_embodied.embodied.starting_point import require_plug_ins
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.runtime.sessions import open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
-
-_PACKAGE = "rlinf_embodied.embodied.evaluation"
 
 
 def evaluate_command(config: EvaluateConfig) -> int:
@@ -41,21 +40,19 @@ def evaluate_command(config: EvaluateConfig) -> int:
     require_plug_ins(config.env, policy)
     folder = RunFolder(Path(config.run.dir or _default_dir(config)))
     cluster = cluster_at_hand(config.cluster)
-    env = evaluation_env(config.env, min(config.eval.num_envs, config.eval.num_episodes))
-    session = make_session(config.cluster)
-    try:
-        videos = str(folder.videos) if config.eval.record_video else None
-        stage = _policy_stage(config, env, policy)
-        acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
+    videos = str(folder.videos) if config.eval.record_video else None
+    acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
+    asked = held_out(config.env, config.eval, config.run.seed, videos, acting)
+    stage = StageSpec("eval_policy", f"{NoPolicyStage.__module__}.NoPolicyStage", None)
+    if policy is not None:
+        stage = policy_stage("eval_policy", policy, str(config.checkpoint), asked)
+    with open_session(config.cluster) as session:
         with LiveView(1, config.env.task) as view:
-            given = (session, cluster, config.run.seed, videos, acting)
-            evaluation = Evaluation(env, config.eval, stage, *given, progress=view.progress)
+            evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
             result = evaluation.run(_step_of(config.checkpoint))
         _write(folder, config, result, evaluation.env_spec.backend)
-    finally:
-        session.close()
     print(f"{config.env.task}: {result}")
-    print(f"success_once: solved at any time; at_end: solved when the episode's {env.horizon} steps are over")
+    print(f"success_once: solved at any time; at_end: solved when the episode's {config.env.horizon} steps are over")
     print(
         f"return {result.mean_return:.2f}, "
         f"episode_len {result.episode_len:.1f}; seeds {config.eval.seed}..{config.eval.seed + len(result.episodes) - 1}"
@@ -83,15 +80,6 @@ def _require_same(config: EvaluateConfig, policy: PolicyConfig) -> None:
             f"checkpoint {config.checkpoint} was trained under other conditions than this evaluation: {listed}. "
             "Its number would not mean what it seems to: use the checkpoint's own settings, or allow_mismatch=true"
         )
-
-
-def _policy_stage(config: EvaluateConfig, env: EnvConfig, policy: PolicyConfig | None) -> StageSpec:
-    if policy is None:
-        return StageSpec("eval_policy", f"{_PACKAGE}.NoPolicyStage", None)
-    held = EvaluationPolicyConfig(
-        policy, str(config.checkpoint), config.run.seed, env.block_size, config.eval, env.num_envs
-    )
-    return StageSpec("eval_policy", f"{_PACKAGE}.EvaluationPolicyStage", held)
 
 
 def _write(folder: RunFolder, config: EvaluateConfig, result: EvaluationResult, backend: str) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EnvConfig, EvalConfig
+from rlinf_embodied.config import EnvConfig, EvalConfig, PolicyConfig
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Part
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
@@ -26,12 +26,11 @@ from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Loop, StageSpec, Verdict, Workflow
-from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.interfaces import EnvSpec, EpisodeEnd, Observation
+from rlinf_embodied.interfaces.envs import EnvSpec, EpisodeEnd, Observation
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.runtime.session import Session, of_type
-from rlinf_embodied.telemetry.metrics import wilson
+from rlinf_embodied.telemetry.metrics import Rate
 from rlinf_embodied.telemetry.trace import Span
 
 Acting = Literal["policy", "expert", "random"]  # expert and random act inside the env stage, which knows what they need
@@ -59,6 +58,14 @@ def evaluation_env(env: EnvConfig, num_envs: int) -> EnvConfig:
         hold_steps=0,
         chunks_per_rollout=steps,
     )
+
+
+def held_out(
+    env: EnvConfig, how: EvalConfig, seed: int, videos: str | None = None, acting: Acting = "policy"
+) -> EvaluationEnvConfig:
+    """Returns the episodes to run in an env; `seed` is of sampled or random actions, `videos` a folder for these."""
+    whole = evaluation_env(env, min(how.num_envs, how.num_episodes))
+    return EvaluationEnvConfig(whole, seed, eval=how, videos=videos, acting=acting)
 
 
 class EvaluationEnvStage(EnvStage):
@@ -175,6 +182,13 @@ class EvaluationPolicyConfig(PolicyStageConfig):
     num_envs: int = 1
 
 
+def policy_stage(name: str, policy: PolicyConfig, folder: str, asked: EvaluationEnvConfig) -> StageSpec:
+    """Returns the stage in which the policy of a folder acts."""
+    env = asked.env
+    held = EvaluationPolicyConfig(policy, folder, asked.seed, env.block_size, asked.eval, env.num_envs)
+    return StageSpec(name, f"{__name__}.EvaluationPolicyStage", held)
+
+
 class NoPolicyStage:
     """Stands where a policy would, while expert or random actions are taken inside the env stage."""
 
@@ -195,26 +209,22 @@ class NoPolicyStage:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """What evaluation found; intervals are Wilson's for 95 %."""
+    """What evaluation found."""
 
-    success_once: float
-    interval: tuple[float, float]
-    success_at_end: float
-    interval_at_end: tuple[float, float]
+    once: Rate  # solved at any time
+    at_end: Rate  # solved when the episode ends
     mean_return: float
     episode_len: float
     episodes: tuple[Episode, ...]
     spans: tuple[Span, ...] = ()
     reached: bool = False  # whether all episodes were run and enough of them ended solved
-    score: float | None = None  # success_at_end where all episodes were run
+    score: float | None = None  # the share of at_end where all episodes were run
 
     def summary(self) -> dict[str, object]:
         """Returns the JSON form (eval_info.json adds what was evaluated)."""
         return {
-            "success_once": self.success_once,
-            "success_once_interval": list(self.interval),
-            "success_at_end": self.success_at_end,
-            "success_at_end_interval": list(self.interval_at_end),
+            **self.once.summary("success_once"),
+            **self.at_end.summary("success_at_end"),
             "return": self.mean_return,
             "episode_len": self.episode_len,
             "num_episodes": len(self.episodes),
@@ -223,20 +233,14 @@ class EvaluationResult:
     def metrics(self) -> dict[str, float]:
         """Returns what goes to the learning curve."""
         return {
-            "eval/success_once": self.success_once,
-            "eval/success_at_end": self.success_at_end,
+            "eval/success_once": self.once.value,
+            "eval/success_at_end": self.at_end.value,
             "eval/return": self.mean_return,
         }
 
     def __str__(self) -> str:
         """Returns, for example, "success_once 63.0 % [56.1, 69.4], at_end 61.0 % [54.1, 67.5] of 200 episodes"."""
-        once, at_end = shares(self.success_once, self.interval), shares(self.success_at_end, self.interval_at_end)
-        return f"success_once {once}, at_end {at_end} of {len(self.episodes)} episodes"
-
-
-def shares(share: float, interval: Sequence[float]) -> str:
-    """Returns a share with its interval, for example "63.0 % [56.1, 69.4]"."""
-    return f"{100 * share:.1f} % [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+        return f"success_once {self.once}, at_end {self.at_end} of {len(self.episodes)} episodes"
 
 
 class Evaluation:
@@ -244,31 +248,24 @@ class Evaluation:
 
     def __init__(
         self,
-        env: EnvConfig,
-        evaluation: EvalConfig,
+        asked: EvaluationEnvConfig,
         policy: StageSpec,
         session: Session,
         cluster: Cluster,
-        seed: int,
-        videos: str | None,
-        acting: Acting = "policy",
         target: float | None = None,
         progress: ShowProgress | None = None,
     ) -> None:
         """Builds the stages.
 
         Args:
-            env: as `evaluation_env` gives it.
-            evaluation: number of episodes and seeds.
+            asked: the episodes, as `held_out` gives them.
             policy: the stage that answers.
             session: where they run.
             cluster: its devices.
-            seed: of sampled or random actions.
-            videos: folder for videos, None for none.
-            acting: who acts.
             target: share of episodes that have to end solved; once too many did not, the rest is not run.
             progress: called after each round with ("episodes", done, total, how many are solved).
         """
+        env, evaluation = asked.env, asked.eval
         self._progress = progress
         self.stage, opener = policy.name, policy.name.replace("policy", "env")
         rounds = -(-evaluation.num_episodes // env.num_envs)
@@ -283,14 +280,11 @@ class Evaluation:
             max_rounds=rounds,
             judge=lambda reports: Verdict(self._show(reports) == rounds or self._is_missed(reports)),
         )
-        env_config = EvaluationEnvConfig(env, seed, eval=evaluation, videos=videos, acting=acting)
-        stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", env_config), policy.name: policy}
+        stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", asked), policy.name: policy}
         workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop})
-        devices = min(cluster.num_devices, env.num_blocks)
-        trees = [{"tree": {"loop": {"name": "evaluation", "stages": {opener: "all", policy.name: "all"}}}}]
-        self._executor = Executor(workflow, resolve("evaluation", trees, devices, workflow), session, cluster)
+        self.executor = Executor.on_all_devices(workflow, session, cluster)
         self._opener = opener
-        self.env_spec = of_type(self._executor.facts[opener], EnvSpec)[0]
+        self.env_spec = of_type(self.executor.facts[opener], EnvSpec)[0]
 
     def _show(self, rounds: Sequence[Sequence[object]]) -> int:
         """Tells how far it is; returns the number of rounds."""
@@ -306,11 +300,6 @@ class Evaluation:
             self._bearable
         )
 
-    @property
-    def workers(self) -> tuple[int, ...]:
-        """Workers that hold a copy of the policy."""
-        return self._executor.plan.devices()
-
     def run(self, step: int, best: float | None = None) -> EvaluationResult:
         """Evaluates every episode; `step` labels the videos.
 
@@ -319,23 +308,21 @@ class Evaluation:
         self._bearable = self._num_episodes
         if self._target is not None and best is not None:
             self._bearable = max(self._wanted, num_bearable(self._num_episodes, best))
-        result = self._executor.run(Tick(step))
+        result = self.executor.run(Tick(step))
         reports = result.all_of(self._opener, RolloutReport)
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
         mean = lambda key: sum(e.metrics[key] for e in episodes) / len(episodes)  # noqa: E731
-        number = len(episodes)
-        once, at_end = (sum(e.metrics[key] > 0 for e in episodes) for key in ("success_once", "success_at_end"))
+        rate = lambda key: Rate(sum(e.metrics[key] > 0 for e in episodes), len(episodes))  # noqa: E731
+        at_end, whole = rate("success_at_end"), len(episodes) == self._num_episodes
         return EvaluationResult(
-            once / number,
-            wilson(once, number),
-            at_end / number,
-            wilson(at_end, number),
+            rate("success_once"),
+            at_end,
             mean("return"),
             mean("episode_len"),
             tuple(episodes),
             tuple(result.spans),
-            reached=number == self._num_episodes and _num_unsolved(episodes) <= self._wanted,
-            score=at_end / number if number == self._num_episodes else None,
+            reached=whole and _num_unsolved(episodes) <= self._wanted,
+            score=at_end.value if whole else None,
         )
 
 

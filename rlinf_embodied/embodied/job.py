@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import EvalConfig, Reward, TrainConfig
+from rlinf_embodied.config import Reward, TrainConfig
 from rlinf_embodied.embodied.evaluation import (
     Evaluation,
-    EvaluationPolicyConfig,
     EvaluationResult,
-    evaluation_env,
-    shares,
+    held_out,
+    policy_stage,
 )
+from rlinf_embodied.embodied.graph import ACTOR, ENV
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.sizes import require_sizes
@@ -26,11 +25,12 @@ from rlinf_embodied.embodied.warm_start_source import require_source
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import StageSpec, Workflow
-from rlinf_embodied.interfaces import EnvSpec
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
+from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
@@ -52,6 +52,7 @@ class EmbodiedJob:
         Column("env steps/s", "charts/SPS", ".0f", after=True),
     )
     speed = "charts/SPS"
+    learner = ACTOR
     first_work = "env.step"
 
     def __init__(self, config: TrainConfig) -> None:
@@ -108,31 +109,18 @@ class EmbodiedJob:
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
         """See Job."""
-        videos = str(folder.videos) if self.config.eval.record_video else None
-        return self._evaluation("eval_policy", self.config.eval, session, cluster, policy_folder, videos, None)
+        config = self.config
+        videos = str(folder.videos) if config.eval.record_video else None
+        asked = held_out(config.env, config.eval, config.run.seed, videos)
+        return Evaluation(asked, policy_stage("eval_policy", config.policy, policy_folder, asked), session, cluster)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
         """See Job; the goal is run.until_success."""
-        given = self.config.eval
+        config, given = self.config, self.config.eval
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
-        return self._evaluation("check_policy", check, session, cluster, policy_folder, None, self.goal)
-
-    def _evaluation(
-        self,
-        stage: str,
-        how: EvalConfig,
-        session: Session,
-        cluster: Cluster,
-        policy_folder: str,
-        videos: str | None,
-        target: float | None,
-    ) -> Evaluation:
-        config = self.config
-        env = evaluation_env(config.env, min(how.num_envs, how.num_episodes))
-        seed = config.run.seed
-        policy = EvaluationPolicyConfig(config.policy, policy_folder, seed, env.block_size, how, env.num_envs)
-        spec = StageSpec(stage, "rlinf_embodied.embodied.evaluation.EvaluationPolicyStage", policy)
-        return Evaluation(env, how, spec, session, cluster, seed, videos, target=target)
+        asked = held_out(config.env, check, config.run.seed)
+        stage = policy_stage("check_policy", config.policy, policy_folder, asked)
+        return Evaluation(asked, stage, session, cluster, self.goal)
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
@@ -153,22 +141,22 @@ class EmbodiedJob:
         """Writes weights and optimizers (the actor's workers do) and the episodes that go on (the env's hold them)."""
         tick = Tick(progress.iteration)
         carry_over: dict[int, object] = {}
-        for part in of_type(executor.call("env", "export_state", tick), dict):
+        for part in of_type(executor.call(ENV, "export_state", tick), dict):
             carry_over |= part
         state = {"progress": asdict(progress), "config": to_yaml(self.config)}
         keep = self.config.checkpoint.keep
-        executor.call("actor", "save", tick, (str(root), progress.iteration, keep, state, carry_over))
+        executor.call(ACTOR, "save", tick, (str(root), progress.iteration, keep, state, carry_over))
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""
         progress = saved_progress(checkpoint)
         tick = Tick(progress.iteration)
-        executor.call("actor", "load", tick, str(checkpoint))
+        executor.call(ACTOR, "load", tick, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge.source, edge.target)
-        carry_over = executor.call("actor", "load_carry_over", tick, str(checkpoint))[0]
+        carry_over = executor.call(ACTOR, "load_carry_over", tick, str(checkpoint))[0]
         if carry_over:
-            executor.call("env", "import_state", tick, carry_over)
+            executor.call(ENV, "import_state", tick, carry_over)
         return progress
 
     # ------------------------------------------------------------------------------------------------------- finish
@@ -179,14 +167,13 @@ class EmbodiedJob:
         return {
             "success_rate_before": progress.before["success_once"],
             "success_rate_before_interval": progress.before["success_once_interval"],
-            "success_rate_after": after.success_once,
-            "success_rate_after_interval": list(after.interval),
+            **after.once.summary("success_rate_after"),
             "success_at_end_before": progress.before["success_at_end"],
-            "success_at_end_after": after.success_at_end,
+            "success_at_end_after": after.at_end.value,
             "num_eval_episodes": len(after.episodes),
             "env_steps": progress.global_step,
             "env_steps_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
-            "backend": of_type(executor.facts["env"], EnvSpec)[0].backend,
+            "backend": of_type(executor.facts[ENV], EnvSpec)[0].backend,
         }
 
     def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
@@ -195,9 +182,5 @@ class EmbodiedJob:
         lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
         lines.append(f"curve    {plot_curve(folder.path)}")
         named = (("success_once", "success_once"), ("at_end", "success_at_end"))
-        shown = [f"{name} {_shares(before, key)}" for name, key in named]
+        shown = [f"{name} {percent(before, key)}" for name, key in named]
         return lines, f"before RL {', '.join(shown)}; after {after}"
-
-
-def _shares(summary: Mapping[str, object], key: str) -> str:
-    return shares(cast(float, summary[key]), cast("list[float]", summary[f"{key}_interval"]))

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.evaluation import evaluation_env
-from rlinf_embodied.interfaces import Policy
+from rlinf_embodied.interfaces.policies import Policy
 
 LIFT_M, SLIDE_M = 0.04, 0.05  # how far an object must move to count
 BEHAVIOURS = ("lifted", "pushed", "pulled")

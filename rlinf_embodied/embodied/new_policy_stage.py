@@ -13,7 +13,8 @@ from torch import Tensor
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.warm_start_stage import ROWS, WarmStartStageConfig, for_demonstrations
-from rlinf_embodied.interfaces import Policy, VectorEnv
+from rlinf_embodied.interfaces.envs import VectorEnv
+from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StageContext, Tick
 from rlinf_embodied.targets import load_target

@@ -7,15 +7,15 @@ evaluation.json                                              env and policy sect
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import cast
 
 from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Reward
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.interfaces import OBSERVATION_VERSION, Policy
-from rlinf_embodied.learning.checkpoint import Fingerprint
+from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
+from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
@@ -54,6 +54,33 @@ def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConf
     policy.save(folder)
     content = {"env": asdict(env), "policy": asdict(config), "fingerprint": asdict(fingerprint(env, config))}
     (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What an evaluation must share with the training for its number to mean anything."""
+
+    task: str
+    control_mode: str
+    robot: str
+    cameras: tuple[str, ...]
+    camera_fov: float | None  # radians
+    obs_size: int
+    chunk: int
+    horizon: int
+    num_bins: int
+    action_head: str
+    libraries: Mapping[str, str] = field(default_factory=dict)  # versions by name
+    observations: int = 1  # interfaces/envs.py; checkpoints that do not say have the first
+
+    def differences(self, other: Fingerprint) -> list[str]:
+        """Returns what differs, for example "obs_size is 64 there and 128 here"; self is there, `other` here."""
+        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "libraries"}
+        for name in sorted({*self.libraries, *other.libraries}):
+            pairs[f"version of {name}"] = (self.libraries.get(name), other.libraries.get(name))
+        return [
+            f"{name} is {there!r} there and {here!r} here" for name, (there, here) in pairs.items() if there != here
+        ]
 
 
 def fingerprint(env: EnvConfig, policy: PolicyConfig) -> Fingerprint:

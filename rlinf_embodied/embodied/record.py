@@ -18,7 +18,7 @@ from rlinf_embodied.embodied.teacher import Teacher
 from rlinf_embodied.embodied.warm_start_source import is_recording, source_of
 from rlinf_embodied.embodied.warm_start_stage import ROWS, for_demonstrations
 from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.interfaces import Observation, VectorEnv
+from rlinf_embodied.interfaces.envs import Observation, VectorEnv
 from rlinf_embodied.randomness import reset_seed
 
 _FPS = 20  # control steps of ManiSkill's tasks per second

@@ -15,7 +15,7 @@ from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
 from rlinf_embodied.embodied.demonstrations import Demonstrations, join
 from rlinf_embodied.embodied.warm_start_source import FILES, Kind, Source, require_actions
 from rlinf_embodied.errors import ConfigError, DataError
-from rlinf_embodied.interfaces import EnvSpec, Observation, VectorEnv
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation, VectorEnv
 
 
 class Recorded(Protocol):

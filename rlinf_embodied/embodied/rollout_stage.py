@@ -13,7 +13,8 @@ from torch import Tensor
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.embodied.batch import PolicyColumns
 from rlinf_embodied.embodied.policy_folder import load_policy
-from rlinf_embodied.interfaces import Features, Observation, Policy, PolicyOutput
+from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
 from rlinf_embodied.randomness import uniform

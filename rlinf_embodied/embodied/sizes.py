@@ -15,13 +15,11 @@ from rlinf_embodied.embodied.warm_start_stage import for_demonstrations
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import StageSpec, Workflow
-from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.interfaces import EnvSpec
+from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.runtime.host import StageContext
 from rlinf_embodied.runtime.session import Session, of_type
 
 _STAGE = "env_sizes"
-_PLAN = [{"tree": {"leaf": {"stage": _STAGE, "devices": "all"}}}]
 _SIZES = {
     "action_dim": "actions",
     "proprio_dim": "proprioception",
@@ -62,7 +60,7 @@ def require_sizes(path: str, folder: Path, env: EnvConfig, session: Session, clu
     if all(getattr(theirs, name) == getattr(env, name) for name in _DECIDES_SIZES):
         return
     workflow = Workflow("env sizes", 1, {_STAGE: StageSpec(_STAGE, f"{__name__}.EnvSizesStage", env)})
-    executor = Executor(workflow, resolve("env sizes", _PLAN, 1, workflow), session, cluster)
+    executor = Executor.on_all_devices(workflow, session, cluster)
     (ours,) = of_type(executor.facts[_STAGE], EnvSpec)
     session.clear()
     described = json.loads((folder / "config.json").read_text(encoding="utf-8"))

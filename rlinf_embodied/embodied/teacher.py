@@ -8,7 +8,7 @@ from torch import Tensor
 from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
 from rlinf_embodied.embodied.warm_start_source import TEACHER
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.interfaces import VectorEnv
+from rlinf_embodied.interfaces.envs import VectorEnv
 
 
 class Teacher:

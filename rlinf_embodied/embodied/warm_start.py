@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from rlinf_embodied import portable
-from rlinf_embodied.cache import cache_root, writable_place
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage
 from rlinf_embodied.embodied.warm_start_source import source_of
 from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartStage, WarmStartStageConfig
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import StageSpec, Workflow
-from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.interfaces import OBSERVATION_VERSION
-from rlinf_embodied.learning.checkpoint import write_whole
+from rlinf_embodied.execution.profiler import ShowProgress
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session, of_type
-from rlinf_embodied.telemetry.run_folder import library_versions
+from rlinf_embodied.training import warm_start as common
 
 _LOG = logging.getLogger(__name__)
 _VERSION = 1  # of what a cached checkpoint depends on beside its key
+_STAGE = "warm_start"
 _PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where files lie; what is in them counts
 # of the env's section, how it is trained in
 _SCALE = ("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over")
 _REWARD = ("hold_steps", "reward", "success_bonus")
-PLAN = [{"tree": {"leaf": {"stage": "warm_start", "devices": "all"}}}]
 
 
 def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
     """Returns where the clone of this configuration is cached: keyed by all that it is a function of."""
-    root = cache_root(config.warm_start.cache_dir)
-    libraries = ("torch", "mani_skill", "sapien", "transformers")
     key = {
         "version": _VERSION,
         "observations": OBSERVATION_VERSION,
@@ -47,11 +39,9 @@ def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
         "source": config.source and (config.source.kind, config.source.digest),
         "seed": config.seed,
         "cpu": exact_cpu,
-        "portable": portable.is_pinned(),
-        "libraries": {k: v for k, v in library_versions().items() if k in libraries},
     }
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    return root / "warm_start" / f"{config.envs[0].task}-{digest}"
+    libraries = ("torch", "mani_skill", "sapien", "transformers")
+    return common.cache_folder(config.warm_start.cache_dir, config.envs[0].task, key, libraries)
 
 
 def _relevant(env: EnvConfig) -> dict[str, object]:
@@ -62,7 +52,7 @@ def starting_policy(
     config: TrainConfig,
     session: Session,
     cluster: Cluster,
-    progress: Callable[[str, int, int, str], None],
+    progress: ShowProgress,
     spare: Path | None = None,
 ) -> Path:
     """Returns the checkpoint that a training starts from: the given one, a clone, or a new policy.
@@ -81,21 +71,16 @@ def starting_policy(
 
 def new_policy(config: WarmStartStageConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
     """Returns the folder of a policy that has learned nothing; what it standardises its inputs with is measured."""
-    folder = writable_place(cache_folder(config, cluster.kind == "cpu"), spare)
-    if (folder / "config.json").exists():
-        return folder
-    stage = StageSpec("warm_start", f"{NewPolicyStage.__module__}.NewPolicyStage", config)
-    workflow = Workflow("new policy", 1, {"warm_start": stage})
-    executor = Executor(workflow, resolve("new policy", PLAN, 1, workflow), session, cluster)
-    write_whole(folder, lambda partial: executor.call("warm_start", "save", Tick(0), str(partial)))
-    return folder
+    stage = StageSpec(_STAGE, f"{NewPolicyStage.__module__}.NewPolicyStage", config)
+    cached = cache_folder(config, cluster.kind == "cpu")
+    return common.made_once(cached, stage, 1, session, cluster, lambda executor: None, spare)
 
 
 def warm_start(
     config: WarmStartStageConfig,
     session: Session,
     cluster: Cluster,
-    progress: Callable[[str, int, int, str], None],
+    progress: ShowProgress,
     spare: Path | None = None,
 ) -> Path:
     """Returns the folder of the cloned policy, made now or found in the cache.
@@ -110,29 +95,24 @@ def warm_start(
     Raises:
         ConfigError: the cache cannot be written, and there is no `spare`.
     """
-    folder = writable_place(cache_folder(config, cluster.kind == "cpu"), spare)
-    if (folder / "config.json").exists():
-        _LOG.info("warm start: cached clone in %s", folder)
-        return folder
-    stage = StageSpec("warm_start", f"{WarmStartStage.__module__}.WarmStartStage", config, collective=True)
-    workflow = Workflow("warm start", NUM_DATA_BLOCKS, {"warm_start": stage})
-    devices = min(cluster.num_devices, NUM_DATA_BLOCKS)
-    executor = Executor(workflow, resolve("warm start", PLAN, devices, workflow), session, cluster)
+    stage = StageSpec(_STAGE, f"{WarmStartStage.__module__}.WarmStartStage", config, collective=True)
+    cached = cache_folder(config, cluster.kind == "cpu")
+    teach = lambda executor: _clone(executor, config, progress)  # noqa: E731
+    return common.made_once(cached, stage, NUM_DATA_BLOCKS, session, cluster, teach, spare)
+
+
+def _clone(executor: Executor, config: WarmStartStageConfig, progress: ShowProgress) -> None:
+    """Collects demonstrations, then fits the whole policy, then all but its stem."""
     total = sum(len(config.demonstrations(block)) for block in range(NUM_DATA_BLOCKS))
-    rounds = max(of_type(executor.facts["warm_start"], int))
     done = solved = 0
-    for number in range(rounds):
-        answers = of_type(executor.call("warm_start", "collect", Tick(number)), dict)
+    for number in range(max(of_type(executor.facts[_STAGE], int))):
+        answers = of_type(executor.call(_STAGE, "collect", Tick(number)), dict)
         done += sum(answer["episodes"] for answer in answers)
         solved += sum(answer["solved"] for answer in answers)
         progress("demonstrations", done, total, f"{solved} solved")
     if config.source is not None and solved < total:
         _LOG.warning("%d of %d episodes of %s do not solve the task here", total - solved, total, config.source.path)
-    executor.call("warm_start", "prepare", Tick(0))
+    executor.call(_STAGE, "prepare", Tick(0))
     for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
-        executor.call("warm_start", "begin_phase", Tick(0), whole)
-        for epoch in range(epochs):
-            loss = executor.call("warm_start", "fit_epoch", Tick(epoch))[0]
-            progress("cloning" if whole else "cloning the head", epoch + 1, epochs, f"loss {loss:.3f}")
-    write_whole(folder, lambda partial: executor.call("warm_start", "save", Tick(0), str(partial)))
-    return folder
+        executor.call(_STAGE, "begin_phase", Tick(0), whole)
+        common.fit(executor, _STAGE, epochs, 1, "cloning" if whole else "cloning the head", progress)

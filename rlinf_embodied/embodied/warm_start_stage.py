@@ -25,7 +25,8 @@ from rlinf_embodied.embodied.recorded import Recorded, open_recorded
 from rlinf_embodied.embodied.teacher import Teacher
 from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import SimulatorError
-from rlinf_embodied.interfaces import Features, Observation, Policy, VectorEnv
+from rlinf_embodied.interfaces.envs import Observation, VectorEnv
+from rlinf_embodied.interfaces.policies import Features, Policy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.optimizer import one_cycle
@@ -264,26 +265,26 @@ class WarmStartStage:
         ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    def fit_epoch(self, tick: Tick) -> float:
-        """Runs one epoch of minibatches; returns the mean loss per chunk."""
+    def fit(self, tick: Tick, epochs: tuple[int, int]) -> float:
+        """Runs the epochs [first, last) of minibatches and returns the mean loss per chunk."""
         phase = "whole" if self._whole else "head"
-        shuffle = Shuffle(self._config.seed, f"clone/{phase}", tick.iteration)
         sizes = {block: len(data) for block, data in self._blocks_data.items()}
         total, count = 0.0, 0.0
-        for rows in minibatches(shuffle, sizes, self._parts):
-            self._learner.lr = one_cycle(self._done, self._total, self._lr)
-            made = self._learner.step(rows, partial(self._passes, tick))
-            total, count, self._done = total + made.sums["loss"], count + made.weight, self._done + 1
+        for epoch in range(*epochs):
+            for rows in minibatches(Shuffle(self._config.seed, f"clone/{phase}", epoch), sizes, self._parts):
+                self._learner.lr = one_cycle(self._done, self._total, self._lr)
+                made = self._learner.step(rows, partial(self._passes, epoch))
+                total, count, self._done = total + made.sums["loss"], count + made.weight, self._done + 1
         return total / count
 
-    def _passes(self, tick: Tick, block: int, index: Tensor) -> list[Pass]:
-        return [Pass(float(len(index)), partial(self._loss, tick, block, index))]
+    def _passes(self, epoch: int, block: int, index: Tensor) -> list[Pass]:
+        return [Pass(float(len(index)), partial(self._loss, epoch, block, index))]
 
-    def _loss(self, tick: Tick, block: int, index: Tensor) -> LossSums:
+    def _loss(self, epoch: int, block: int, index: Tensor) -> LossSums:
         data = self._blocks_data[block]
         targets = {} if data.object_positions is None else {"object_position": data.object_positions[index]}
         shape = tuple(data.observation.proprio.shape[1:])
-        drawn = normal(self._config.seed, "jitter", tick.iteration, block, index.numpy(), shape=shape)
+        drawn = normal(self._config.seed, "jitter", epoch, block, index.numpy(), shape=shape)
         jitter = torch.from_numpy(drawn) * _PROPRIO_JITTER
         if self._whole:
             observation = data.observation.rows(index.tolist())

@@ -24,13 +24,12 @@ from rlinf_embodied.config import AlgorithmName, Critic, TrainConfig
 from rlinf_embodied.embodied.actor_stage import ActorConfig, ActorReport
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
+from rlinf_embodied.embodied.graph import ACTOR, ENV, POLICY, embodied_graph, rollout
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import Verdict, Workflow
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import of_type
-
-_PACKAGE = "rlinf_embodied.embodied"
 
 
 def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
@@ -40,36 +39,22 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
     held = PolicyStageConfig(config.policy, policy_folder, seed, env.block_size)
     keep_images = not grpo and config.policy.critic is Critic.observation
     group_size = algorithm.group_size if grpo else 1
-    stages = {
-        "env": StageSpec("env", f"{_PACKAGE}.env_stage.EnvStage", EnvStageConfig(env, seed, group_size, keep_images)),
-        "policy": StageSpec("policy", f"{_PACKAGE}.rollout_stage.RolloutStage", held),
-        "actor": StageSpec(
-            "actor",
-            f"{_PACKAGE}.actor_stage.ActorStage",
-            ActorConfig(held, algorithm, env, config.run.num_iterations, config.run.exact.holds),
-            collective=True,
-            granularities=(WHOLE,),  # statistics and minibatches are of all blocks
-        ),
+    configs = {
+        ENV: EnvStageConfig(env, seed, group_size, keep_images),
+        POLICY: held,
+        ACTOR: ActorConfig(held, algorithm, env, config.run.num_iterations, config.run.exact.holds),
     }
     steps = env.chunks_per_rollout
     # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less to the end
     typical = min(env.horizon // env.chunk, steps) if env.auto_reset else 0
-    loop = Loop("rollout", "env", "policy", steps, typical_steps=typical)
+    loop = replace(rollout(steps), typical_steps=typical)
     if grpo:
         num_groups = env.num_envs // algorithm.group_size
         rounds = 1 + (algorithm.max_refills if algorithm.drop_uniform_groups else 0)
         judge = GroupJudge(num_groups, algorithm.min_groups, algorithm.drop_uniform_groups)
         loop = replace(loop, max_rounds=rounds, judge=judge)
-    return Workflow(
-        name="embodied",
-        num_blocks=env.num_blocks,
-        stages=stages,
-        edges=(Edge("policy", "actor"), Edge("env", "actor")),
-        weight_edges=(WeightEdge("actor", "policy"),),
-        loops={"rollout": loop},
-        typical_iteration=0 if grpo else algorithm.critic_warmup_iterations,
-        more_blocks="use more env.num_envs, a smaller env.block_size",
-    )
+    graph = embodied_graph(env.num_blocks, loop, configs)
+    return replace(graph, typical_iteration=0 if grpo else algorithm.critic_warmup_iterations)
 
 
 class GroupJudge:
@@ -104,15 +89,15 @@ def run_iteration(executor: Executor, iteration: int) -> tuple[IterationResult, 
     An iteration is a function of a snapshot: weights, optimizer state, counters and what the env carries over.
     """
     result = executor.run(Tick(iteration))
-    reports = result.all_of("env", RolloutReport)
-    update = result.all_of("actor", ActorReport)[0]
+    reports = result.all_of(ENV, RolloutReport)
+    update = result.all_of(ACTOR, ActorReport)[0]
     # in an order that no plan changes: floating-point means depend on it
     episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.env_id)
     metrics = {f"rollout/{key}": value for key, value in episode_means(episodes).items()}
     metrics["rollout/episodes"] = float(len(episodes))
     metrics["rollout/episodes_cut"] = float(sum(report.num_cut for report in reports))
     metrics["rollout/env_steps"] = float(sum(report.env_steps for report in reports))
-    metrics["rollout/rounds"] = float(len(result.reports["env"]))
+    metrics["rollout/rounds"] = float(len(result.reports[ENV]))
     return result, metrics | update.metrics
 
 

@@ -25,6 +25,7 @@ from rlinf_embodied.execution.iteration import Iteration, IterationResult
 from rlinf_embodied.execution.schedule import Step, parts, repeats, schedule, shards_of
 from rlinf_embodied.flow.graph import Loop, Repeat, Verdict, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
+from rlinf_embodied.flow.probes import together
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, Tick, WorkerSpec
@@ -40,12 +41,10 @@ class Executor:
         """Starts the workers and builds every stage where the plan puts it."""
         self.workflow, self.plan, self._session = workflow, plan, session
         self._owners = plan.all_owners(workflow)
-        self.routes = transport.routes(
-            workflow, plan, cluster, owners=self._owners, one_process=isinstance(session, SerialSession)
-        )
+        self._handover = transport.handover(workflow, plan, cluster)
+        one_process = isinstance(session, SerialSession)
+        self.routes = transport.routes(workflow, plan, cluster, self._handover, one_process=one_process)
         _LOG.info("transports of plan %s:\n%s", plan.name, transport.table(self.routes))
-        self._adaptive = not cluster.always_store
-        self._fused = {loop for loop in plan.loops() if plan.is_fused(loop, workflow.num_blocks, cluster)}
         self._repeated, self._steps = parts(schedule(plan, workflow), workflow)
         self._repeats = repeats(workflow)
         self._exclusive = plan.exclusive()
@@ -56,6 +55,11 @@ class Executor:
             start = time.time()
             self.facts[name] = self._add_stage(name, cluster)
             self.setup_s[name] = time.time() - start
+
+    @classmethod
+    def on_all_devices(cls, workflow: Workflow, session: Session, cluster: Cluster) -> Executor:
+        """Returns the executor of a plan in which every stage is on all devices that its blocks suffice for."""
+        return cls(workflow, together(workflow, cluster.num_devices, workflow.name), session, cluster)
 
     # ------------------------------------------------------------------------------------------------------- set-up
     def workers(self, stage: str) -> list[int]:
@@ -133,33 +137,17 @@ class Executor:
         chunk = range(step.chunk * size, (step.chunk + 1) * size)
         message = state.message_for(self._repeats.get(stage, ()))
         tick = replace(state.tick, chunk=step.chunk, num_chunks=step.num_chunks, message=message)
-        sources, keep = self.workflow.sources(stage), self._stays(stage)
-        calls, behind = [], self._behind(stage, state)
+        sources, keep = self.workflow.sources(stage), self._handover.stays[stage]
+        calls = []
         for worker in self.workers(stage):
             blocks = tuple(block for block in self._blocks(stage, worker) if block in chunk)
             if not blocks:  # of a stage whose workers own whole sets
                 continue
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
             call = Call(stage, "run", tick, blocks, len(inputs) // len(blocks), keep)
-            calls.append((worker, call, [*inputs, *behind]))
+            calls.append((worker, call, inputs))
         gang = self.workflow.stages[stage].collective
         self._note(stage, calls, self._session.submit(calls, gang), state)
-
-    def _stays(self, stage: str) -> frozenset[int]:
-        """Returns the blocks of a stage whose data is consumed only where it was made: it stays there."""
-        consumers = [self._owners[edge.target] for edge in self.workflow.edges if edge.source == stage]
-        if not self._adaptive or not consumers:
-            return frozenset()
-        makers = enumerate(self._owners[stage])
-        return frozenset(block for block, maker in makers if all(owners[block] == maker for owners in consumers))
-
-    def _behind(self, stage: str, state: Iteration) -> list[Ref]:
-        """Returns what a stage's calls wait for beside their inputs: the receipts of stages behind a barrier.
-
-        The order of submission alone holds up only the workers that both stages share.
-        """
-        before = {barrier.before for barrier in self.workflow.barriers if barrier.after == stage}
-        return [ref for name, refs in state.done.items() if name in before for ref in refs]
 
     def _note(self, stage: str, calls: Sequence[tuple], answers: list[list[Ref]], state: Iteration) -> None:
         """Files block results as the stage's outputs and the receipts for later."""
@@ -168,7 +156,6 @@ class Executor:
             for block, ref in zip(call.blocks, refs, strict=False):
                 outputs.setdefault(block, []).append(ref)
         state.receipts.append((stage, [refs[-1] for refs in answers]))
-        state.done.setdefault(stage, []).extend(refs[-1] for refs in answers)
 
     # --------------------------------------------------------------------------------------------------------- loops
     def _run_loop(self, node: LoopNode, state: Iteration) -> None:
@@ -178,7 +165,7 @@ class Executor:
         base = replace(before, message=state.message_for(self._repeats.get(loop.opener, ())))
         for number in range(loop.max_rounds):
             state.tick = replace(base, round=number)
-            if loop.name in self._fused:
+            if loop.name in self._handover.fused:
                 self._fused_loop(loop, state)
             else:
                 self._stepwise_loop(loop, node.shards, state)
@@ -195,8 +182,7 @@ class Executor:
 
     def _fused_loop(self, loop: Loop, state: Iteration) -> None:
         calls, sources = [], self._outside(loop)
-        behind = self._behind(loop.opener, state) + self._behind(loop.answerer, state)
-        keep = self._stays(loop.opener) & self._stays(loop.answerer)
+        keep = self._handover.stays[loop.opener]
         for worker in self.workers(loop.opener):
             blocks = self._blocks(loop.opener, worker)
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
@@ -205,7 +191,7 @@ class Executor:
                 partner=loop.answerer,
                 chunk_steps=loop.chunk_steps,
             )
-            calls.append((worker, call, [*inputs, *behind]))
+            calls.append((worker, call, inputs))
         answers = self._session.submit(calls)
         for (_, call, _), refs in zip(calls, answers, strict=True):
             size = len(call.blocks)
@@ -213,8 +199,6 @@ class Executor:
                 state.outputs.setdefault(loop.opener, {}).setdefault(block, []).append(ours)
                 state.outputs.setdefault(loop.answerer, {}).setdefault(block, []).append(theirs)
         state.receipts.append((loop.opener, [refs[-1] for refs in answers]))
-        for stage in (loop.opener, loop.answerer):
-            state.done.setdefault(stage, []).extend(refs[-1] for refs in answers)
 
     def _outside(self, loop: Loop) -> list[str]:
         """Returns the stages before a loop whose data its opener takes."""
@@ -250,14 +234,14 @@ class Executor:
         final: bool = False,
     ) -> dict[int, list[Ref]]:
         """Submits one call of a loop's stage for a shard to all workers that hold blocks of it."""
-        calls, behind = [], self._behind(stage, state)
+        calls = []
         for worker in self.workers(stage):
             blocks = tuple(block for block in self._blocks(stage, worker) if block in shard)
             if blocks:
                 payloads = [ref for block in blocks for ref in inputs.get(block, ())]
-                keep = self._stays(stage) if final else frozenset()
+                keep = self._handover.stays[stage] if final else frozenset()
                 call = Call(stage, method, tick or state.tick, blocks, len(payloads) // len(blocks), keep)
-                calls.append((worker, call, [*payloads, *behind]))
+                calls.append((worker, call, payloads))
         answers = self._session.submit(calls)
         if final:
             self._note(stage, calls, answers, state)
@@ -294,12 +278,9 @@ class Executor:
     def sync_weights(self, source: str, target: str, state: Iteration | None = None) -> None:
         """Sends the weights of `source` to those workers of `target` that do not share them already."""
         tick = state.tick if state else Tick(0)
-        hosts = self.workers(source) if self._adaptive else []  # these share the weights: nothing is sent
-        missing = [worker for worker in self.workers(target) if worker not in hosts]
-        if missing:
-            sent = self.send_weights(
-                self._session, (self.workers(source)[0], source), [(w, target) for w in missing], tick
-            )
+        sender, receivers = self._handover.weights[source, target]
+        if receivers:
+            sent = self.send_weights(self._session, (sender, source), [(w, target) for w in receivers], tick)
             if state:
                 state.result.spans.extend(span for receipt in sent for span in receipt.spans)
                 state.result.reports[f"{target}.install_weights"] = [[receipt.report for receipt in sent[1:]]]

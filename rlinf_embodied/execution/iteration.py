@@ -41,7 +41,6 @@ class Iteration:
     receipts: list[tuple[str, list[Ref]]] = field(default_factory=list)
     timings: list[Ref] = field(default_factory=list)
     verdicts: dict[str, object] = field(default_factory=dict)  # what repeats tell the stages downstream of them
-    done: dict[str, list[Ref]] = field(default_factory=dict)  # receipts by stage, for those behind a barrier
     result: IterationResult = field(default_factory=IterationResult)
 
     def message_for(self, repeats: Sequence[str]) -> object:

@@ -31,6 +31,7 @@ from rlinf_embodied.flow.probes import Probe, probes, shortened, warm_up
 from rlinf_embodied.flow.profile import Profile
 from rlinf_embodied.flow.profile_file import load_profile, parse_profile
 from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.residents import can_leave
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
@@ -130,7 +131,7 @@ def measure(
         advance = lambda k, at=done, what=probe.name: progress("profile", at + k, total, what)  # noqa: E731
         _repeat(executor, probe, metered, measured, budget, workflow.num_blocks, advance)
         _count_bytes(probe, metered, measured, executor.workflow)
-        _switches(executor, probe, metered, measured)
+        _switches(executor, probe, metered, measured, cluster)
         _weights(executor, probe, metered, measured)
     metered.clear()
     if min(cluster.num_devices, workflow.num_blocks) > 1:
@@ -244,13 +245,15 @@ def _count_bytes(probe: Probe, metered: MeteredSession, measured: Measurements, 
     metered.answers = []
 
 
-def _switches(executor: Executor, probe: Probe, metered: MeteredSession, measured: Measurements) -> None:
-    """Times offload and onload of the stages that have them, and reads what they leave on the device."""
+def _switches(
+    executor: Executor, probe: Probe, metered: MeteredSession, measured: Measurements, cluster: Cluster
+) -> None:
+    """Times offload and onload of the stages that can leave their device, and reads what they leave there."""
     for stage, spec in probe.workflow.stages.items():
         memory = measured.memory[stage]
-        if memory.parked_bytes is not None or not hasattr(load_target(spec.target), "offload"):
-            continue
         worker = executor.workers(stage)[0]
+        if memory.parked_bytes is not None or not can_leave(load_target(spec.target), cluster.torch_device(worker)):
+            continue
         before = metered.readings()[worker].used_bytes
         start = time.perf_counter()
         metered.ask(worker, stage, "offload", _tick(probe, 0))

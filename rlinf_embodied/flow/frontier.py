@@ -58,11 +58,6 @@ class Front:
         """Number of places per share."""
         return self.block.shape[1]
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no candidate at all."""
-        return not np.isfinite(self.price.first_s).any()
-
 
 def flatten(price: Price, shape: tuple[int, ...]) -> Price:
     """Returns a price with every field broadcast to `shape` and flattened."""
@@ -77,10 +72,10 @@ def join(blocks: Sequence[Block]) -> tuple[Price, Ints, Ints, Ints, Ints]:
     return price, state, number, np.concatenate([b.left for b in blocks]), np.concatenate([b.right for b in blocks])
 
 
-def fitting(block: Block, capacity_bytes: float, limit_s: float, chunks: int) -> Block:
-    """Returns the candidates of a block that fit into memory and are not slower than `limit_s`."""
+def fitting(block: Block, capacity_bytes: float, chunks: int) -> Block:
+    """Returns the candidates of a block that are possible and fit into memory."""
     seconds = cost.iteration_s(block.price, chunks)
-    keep = np.flatnonzero(np.isfinite(seconds) & (seconds <= limit_s) & (block.price.peak_bytes <= capacity_bytes))
+    keep = np.flatnonzero(np.isfinite(seconds) & (block.price.peak_bytes <= capacity_bytes))
     return Block(block.how, block.state[keep], cost.select(block.price, keep), block.left[keep], block.right[keep])
 
 

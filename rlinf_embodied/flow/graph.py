@@ -62,14 +62,6 @@ class WeightEdge:
 
 
 @dataclass(frozen=True, slots=True)
-class Barrier:
-    """No block enters `after` before `before` has finished them all, although no data flows between them."""
-
-    before: str
-    after: str
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """What a repeat decides after a round: stop or not, and what downstream stages are told."""
 
@@ -121,11 +113,11 @@ class Workflow:
     edges: tuple[Edge, ...] = ()
     weight_edges: tuple[WeightEdge, ...] = ()
     loops: Mapping[str, Loop] = field(default_factory=dict)
-    barriers: tuple[Barrier, ...] = ()
     repeat: Repeat | None = None
     items_per_block: int = 1  # episodes, prompts: the unit in which profiles count
     typical_iteration: int = 0  # the first whose work is like that of the later ones; stages are measured in it
     more_blocks: str = "make more and smaller blocks"  # what a user does to have them, for messages
+    of_workload: str = ""  # dotted path of what makes the graph again from a profile, see flow/measured.py
 
     def __post_init__(self) -> None:
         """Checks that every name is declared, loops are bounded and data edges have no cycle outside the loops.
@@ -140,8 +132,6 @@ class Workflow:
             )
         for edge in (*self.edges, *self.weight_edges):
             self._check_ends(f"edge {edge.source} -> {edge.target}", edge.source, edge.target)
-        for barrier in self.barriers:
-            self._check_ends(f"barrier {barrier.before} | {barrier.after}", barrier.before, barrier.after)
         for edge in self.edges:
             self._check_edge(edge)
         for loop in self.loops.values():
@@ -289,24 +279,20 @@ class Workflow:
         return blocks if together == 1 else self.num_blocks // together
 
     def blocking(self, first: Sequence[str], second: Sequence[str], blocks_per_chunk: int) -> list[str]:
-        """Returns what keeps `second` from starting on a chunk before `first` has finished all: edges and barriers."""
-        edges = [
+        """Returns the edges that keep `second` from starting on a chunk before `first` has finished all."""
+        return [
             f"edge {edge.source} -> {edge.target}"
             for edge in self.edges
             if edge.source in first and edge.target in second and not edge.allows(blocks_per_chunk, self.num_blocks)
         ]
-        barriers = [b for b in self.barriers if b.before in first and b.after in second]
-        return edges + [f"barrier {b.before} | {b.after}" for b in barriers if blocks_per_chunk != self.num_blocks]
 
     def order(self) -> tuple[str, ...]:
-        """Returns the stages sorted along the data edges and barriers.
+        """Returns the stages sorted along the data edges.
 
         Raises:
             PlanError: the edges form a cycle.
         """
         before: dict[str, set[str]] = {stage: set(self.sources(stage)) for stage in self.stages}
-        for barrier in self.barriers:
-            before[barrier.after].add(barrier.before)
         done: list[str] = []
         while len(done) < len(self.stages):
             ready = [s for s in self.stages if s not in done and before[s].issubset(done)]
@@ -315,24 +301,3 @@ class Workflow:
                 raise PlanError(f"workflow {self.name}: the edges among {left} form a cycle: declare it as a loop")
             done.extend(ready)
         return tuple(done)
-
-    def to_dot(self) -> str:
-        """Returns the graph in Graphviz' language: loops as clusters, weight edges dashed, barriers dotted."""
-        lines = [f'digraph "{self.name}" {{', "  rankdir=LR; node [shape=box];"]
-        for loop in self.loops.values():
-            rounds = f", up to {loop.max_rounds} rounds" if loop.max_rounds > 1 else ""
-            lines += [
-                f'  subgraph "cluster_{loop.name}" {{',
-                f'    label="{loop.name}: {loop.chunk_steps} chunk-steps{rounds}";',
-                f'    "{loop.opener}" -> "{loop.answerer}" [dir=both];',
-                "  }",
-            ]
-        lines += [f'  "{stage}";' for stage in self.stages]
-        lines += [f'  "{edge.source}" -> "{edge.target}";' for edge in self.edges]
-        lines += [f'  "{e.source}" -> "{e.target}" [style=dashed, label="weights"];' for e in self.weight_edges]
-        if self.repeat is not None:
-            label = f"{self.repeat.name}: up to {self.repeat.max_rounds} rounds"
-            first = next(stage for stage in self.order() if stage in self.upstream(self.repeat.before))
-            lines.append(f'  "{self.repeat.judged}" -> "{first}" [style=dotted, constraint=false, label="{label}"];')
-        lines += [f'  "{b.before}" -> "{b.after}" [style=dotted, label="barrier"];' for b in self.barriers]
-        return "\n".join([*lines, "}"])

@@ -129,7 +129,7 @@ def profile_dict(
     stages = {stage: _stage_dict(workflow, stage, measured) for stage in workflow.stages}
     loops = list(workflow.loops.values())
     work: dict[str, object] = {
-        "workflow": workflow.name,
+        "workflow": workflow.of_workload or workflow.name,
         "num_items": workflow.num_blocks * workflow.items_per_block,
         "items_per_block": workflow.items_per_block,
     }
@@ -179,7 +179,7 @@ def _stage_dict(workflow: Workflow, stage: str, measured: Measurements) -> dict[
     # what cannot be offloaded stays where it is
     resident = max(memory.resident.values(), default=0.0)
     entry["parked_bytes"] = resident if memory.parked_bytes is None else memory.parked_bytes
-    return entry
+    return entry | ({"stays": True} if memory.parked_bytes is None else {})
 
 
 def finish_quantiles(finishes: Sequence[Mapping[int, float]]) -> list[list[float]]:

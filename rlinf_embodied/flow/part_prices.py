@@ -54,6 +54,7 @@ class PartPrices:
         self.classes = cluster.node_groups()
         self.overlap_in_worker = overlap_in_worker
         self.bits = {stage: 1 << i for i, stage in enumerate(workflow.stages)}
+        self.staying = sum(bit for stage, bit in self.bits.items() if profile.stages[stage].stays)
         self._expected_rounds = workflow.expected_rounds() if workflow.repeat else {}
         self._cuts: dict[tuple[int, int], Cut] = {}
         self._leaves: dict[tuple[str, bytes, int], Price] = {}
@@ -102,10 +103,6 @@ class PartPrices:
     def slowdown_on(self, stage: str, device: int) -> float:
         """Returns how much longer a stage takes on a device than the profile says; inf where it cannot run."""
         return float(self._slowdown(self.profile.stages[stage], self.counts_of([device]))[0])
-
-    def usable(self, stage: str, counts: Counts) -> NDArray[np.bool_]:
-        """Returns where every class in use can run the stage."""
-        return np.isfinite(self._slowdown(self.profile.stages[stage], counts))
 
     def leaf(self, stage: str, counts: Counts, chunks: int) -> Price:
         """Returns the price of a stage on each share of the cluster; a chunk is spread over all of its devices."""
@@ -255,7 +252,6 @@ class PartPrices:
 
     def _cut(self, first: int, second: int) -> Cut:
         edges = tuple(e for e in self.workflow.edges if self.bits[e.source] & first and self.bits[e.target] & second)
-        barriers = [b for b in self.workflow.barriers if self.bits[b.before] & first and self.bits[b.after] & second]
         either = first | second
         weights = tuple(
             (e.source, e.target)
@@ -263,14 +259,12 @@ class PartPrices:
             if (self.bits[e.source] | self.bits[e.target]) & either == self.bits[e.source] | self.bits[e.target]
             and bool(self.bits[e.source] & first) != bool(self.bits[e.target] & first)
         )
-        return Cut(edges, weights, bool(edges or barriers))
+        return Cut(edges, weights, bool(edges))
 
     def streams(self, first: int, second: int, chunks: int) -> bool:
         """Returns whether all that passes between two sets of stages may do so chunk by chunk."""
         size = self.workflow.num_blocks // chunks
-        barred = any(self.bits[b.before] & first and self.bits[b.after] & second for b in self.workflow.barriers)
-        edges_allow = all(edge.allows(size, self.workflow.num_blocks) for edge in self.cut(first, second).edges)
-        return chunks == 1 or (edges_allow and not barred)
+        return chunks == 1 or all(edge.allows(size, self.workflow.num_blocks) for edge in self.cut(first, second).edges)
 
     def chunk_counts(self) -> tuple[int, ...]:
         """Returns the numbers of chunks that some edge allows, 1 first."""

@@ -49,7 +49,6 @@ def _check_order(name: str, tree: Node, workflow: Workflow) -> None:
     place = {leaf.stage: number for number, leaf in enumerate(leaves(tree))}
     ends = [{loop.opener, loop.answerer} for loop in workflow.loops.values()]
     pairs = [(f"edge {e.source} -> {e.target}", e.source, e.target) for e in workflow.edges]
-    pairs += [(f"barrier {b.before} | {b.after}", b.before, b.after) for b in workflow.barriers]
     for what, first, second in pairs:
         if place[first] > place[second] and {first, second} not in ends:
             raise PlanError(

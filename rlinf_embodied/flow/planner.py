@@ -58,7 +58,6 @@ class Search:
         *,
         width: int = SMALL_WIDTH,
         ignore_memory: bool = False,
-        limit_s: float = np.inf,
     ) -> None:
         """Prepares a search.
 
@@ -67,9 +66,8 @@ class Search:
             mode: which trees are tried.
             width: candidates that are kept per set of units and share.
             ignore_memory: look for the plan that needs the least memory, whether or not there is as much.
-            limit_s: sub-plans slower than this are dropped at once.
         """
-        self.pricer, self.mode, self.width, self.by_memory, self.limit_s = pricer, mode, width, ignore_memory, limit_s
+        self.pricer, self.mode, self.width, self.by_memory = pricer, mode, width, ignore_memory
         self.shares = make_shares(
             [group.num_devices for group in pricer.classes], [group.devices_per_node for group in pricer.classes]
         )
@@ -101,7 +99,7 @@ class Search:
                 ]
             else:
                 blocks += collapsed
-            blocks = [fitting(block, self.capacity_bytes, self.limit_s, chunks) for block in blocks]
+            blocks = [fitting(block, self.capacity_bytes, chunks) for block in blocks]
             blocks = [block for block in blocks if len(block.state)]
             if is_root and chunks == 1:
                 self._last = blocks
@@ -156,7 +154,8 @@ class Search:
         left, right, state = _places(rows, rows, rows, a.width, b.width)
         cut, by_chunk = self.pricer.cut(first, second), self.pricer.by_chunk(first, second, chunks)
         sides = at(a.price, rows, 1), at(b.price, rows, 2)
-        for resident in (True, False):
+        may_switch = not self.pricer.staying & (first | second)
+        for resident in (True, False) if may_switch else (True,):
             joined = self.pricer.together(cut, *sides, chunks, counts[:, None, None], by_chunk, resident)
             if chunks == 1:
                 joined = cost.collapse(joined, 1)

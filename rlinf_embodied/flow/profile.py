@@ -45,6 +45,7 @@ class StageProfile:
     resident_bytes: Floats
     working_bytes: Floats
     in_loop: bool
+    stays: bool = False  # it cannot leave a device, so that no plan may switch it
     parked_bytes: float = 0.0
     park_s: float = 0.0
     unpark_s: float = 0.0

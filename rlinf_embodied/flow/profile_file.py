@@ -7,7 +7,7 @@ One stage of such a file (every name carries its unit; a loop's stage has s_per_
               "resident_bytes": [[5e10, 2e10], [5e10, 2e10]],          on each device, as long as the stage stays there
               "working_bytes": [[1e10, 1e10], [1.5e10, 1.5e10]],       beside that, while a call runs
               "parked_bytes": 1e9, "park_s": 2.0, "unpark_s": 2.0,     on the device once offloaded; the switch itself
-              "cores_per_device": 2}
+              "cores_per_device": 2}                                   "stays": true, where it cannot be offloaded
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _STAGE_KEYS = (
     "devices",
     "kind_factors",
     "finish_quantiles",
+    "stays",
     "note",
 )
 _WEIGHT_KEYS = ("bytes", "export_s", "install_s")
@@ -155,6 +156,7 @@ def _stage(name: str, data: object, path: str) -> StageProfile:
         resident_bytes=tables["resident_bytes"],
         working_bytes=tables["working_bytes"],
         in_loop=timed[0] == "s_per_chunk_step",
+        stays=_flag(body.get("stays", False), f"{path}.stays"),
         kind_factors={key: _number(value, f"{path}.kind_factors.{key}") for key, value in factors.items()},
         finish_quantiles=_quantiles(body.get("finish_quantiles", ()), f"{path}.finish_quantiles"),
         **{key: _number(body[key], f"{path}.{key}") for key in _STAGE_NUMBERS if key in body and key != "spread_s"},
@@ -181,6 +183,12 @@ def _number(value: object, path: str) -> float:
             f"{path} is {value!r}, but seconds, bytes and cores are finite and not negative: measure again"
         )
     return float(value)
+
+
+def _flag(value: object, path: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{path} is {value!r}, but it is true or false: mend the profile")
+    return value
 
 
 def _axis(value: object, path: str) -> Floats:

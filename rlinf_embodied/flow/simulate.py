@@ -213,11 +213,8 @@ class _Run:
 
     # --------------------------------------------------------------------------------------------------- small pieces
     def _inputs(self, leaf: Leaf, k: int, chunks: int, ready_s: float) -> float:
-        """Returns when the k-th chunk of all inputs is there: barriers and edges, each with its wire."""
+        """Returns when the k-th chunk of all inputs is there, each with its wire."""
         self.devices[leaf.stage] = leaf.devices
-        for barrier in self.work.barriers:
-            if barrier.after == leaf.stage:
-                ready_s = max(ready_s, max(self.done[barrier.before]))
         for edge in self.work.edges:
             if edge.target != leaf.stage or self._same_loop(edge.source, edge.target):
                 continue

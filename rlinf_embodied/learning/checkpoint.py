@@ -20,7 +20,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -344,30 +344,3 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """What an evaluation must share with the training for its number to mean anything."""
-
-    task: str
-    control_mode: str
-    robot: str
-    cameras: tuple[str, ...]
-    camera_fov: float | None  # radians
-    obs_size: int
-    chunk: int
-    horizon: int
-    num_bins: int
-    action_head: str
-    libraries: Mapping[str, str] = field(default_factory=dict)  # versions by name
-    observations: int = 1  # interfaces.OBSERVATION_VERSION; checkpoints that do not say have the first
-
-    def differences(self, other: Fingerprint) -> list[str]:
-        """Returns what differs, for example "obs_size is 64 there and 128 here"; self is there, `other` here."""
-        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "libraries"}
-        for name in sorted({*self.libraries, *other.libraries}):
-            pairs[f"version of {name}"] = (self.libraries.get(name), other.libraries.get(name))
-        return [
-            f"{name} is {there!r} there and {here!r} here" for name, (there, here) in pairs.items() if there != here
-        ]

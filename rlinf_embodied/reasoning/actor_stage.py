@@ -22,7 +22,7 @@ from rlinf_embodied.algorithms.losses import require_unit_ratio
 from rlinf_embodied.config import Engine, MathConfig, Precision, ReasoningName, Sharding
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ObjectiveError
-from rlinf_embodied.interfaces import LanguagePolicy
+from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
 from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner, Step

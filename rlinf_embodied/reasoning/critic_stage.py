@@ -22,7 +22,7 @@ from rlinf_embodied.algorithms.advantages import (
 )
 from rlinf_embodied.algorithms.losses import explained_variance_sums, value_loss
 from rlinf_embodied.config import LanguagePolicyConfig, ReasoningAlgorithmConfig
-from rlinf_embodied.interfaces import ValueModel
+from rlinf_embodied.interfaces.language import ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner

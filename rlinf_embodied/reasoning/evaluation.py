@@ -23,19 +23,16 @@ from rlinf_embodied.data.text_forms import text_form
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
-from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
 from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
 from rlinf_embodied.reasoning.judge import Judge, reward_function
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.telemetry.metrics import wilson
+from rlinf_embodied.telemetry.metrics import Z95, Rate
 from rlinf_embodied.telemetry.trace import Span
 
 STAGE = "answers"
-_ON_ALL_DEVICES = [{"tree": {"leaf": {"stage": STAGE, "devices": "all"}}}]
-_Z95 = 1.959963984540054
 
 
 class Mode(StrEnum):
@@ -176,26 +173,23 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class AnswerResult:
-    """What an evaluation found; `interval` is Wilson's for 95 %."""
+    """What an evaluation found."""
 
-    accuracy: float  # of greedy answers
-    interval: tuple[float, float]
-    num_problems: int
+    accuracy: Rate  # of greedy answers
     num_asked: int  # eval.num_problems: more than there are for tests, where all of these were taken
     length: float  # mean tokens of a greedy answer
     truncated: float  # share of greedy answers that were cut off
     reward: float | None  # mean of what reward._target_ said of greedy answers; None: it is not used
     sampled: Sampled | None
-    forced: tuple[float, tuple[float, float]] | None
+    forced: Rate | None
     shown: tuple[Answer, ...]
     spans: tuple[Span, ...] = field(default=(), repr=False)
 
     def summary(self) -> dict[str, object]:
         """Returns the JSON form."""
         found: dict[str, object] = {
-            "accuracy": self.accuracy,
-            "accuracy_interval": list(self.interval),
-            "num_problems": self.num_problems,
+            **self.accuracy.summary("accuracy"),
+            "num_problems": self.accuracy.number,
             "num_asked": self.num_asked,
             "length": self.length,
             "truncated": self.truncated,
@@ -207,25 +201,24 @@ class AnswerResult:
             for k, value in self.sampled.pass_at.items():
                 found |= {f"pass@{k}": value, f"pass@{k}_interval": list(self.sampled.intervals[k])}
         if self.forced is not None:
-            found |= {"forced_accuracy": self.forced[0], "forced_accuracy_interval": list(self.forced[1])}
+            found |= self.forced.summary("forced_accuracy")
         return found
 
     def metrics(self) -> dict[str, float]:
         """Returns what goes to the learning curve."""
         rewards = {} if self.reward is None else {"eval/reward": self.reward}
-        return {"eval/accuracy": self.accuracy, "eval/length": self.length, **rewards}
+        return {"eval/accuracy": self.accuracy.value, "eval/length": self.length, **rewards}
 
     def __str__(self) -> str:
         """Returns, for example, "63.0 % [60.0, 66.0] of 1000 problems, pass@1 58.2 %, pass@8 81.0 %"."""
-        low, high = self.interval
-        text = f"{100 * self.accuracy:.1f} % [{100 * low:.1f}, {100 * high:.1f}] of {self.num_problems} problems"
-        if self.num_problems < self.num_asked:
+        text = f"{self.accuracy} of {self.accuracy.number} problems"
+        if self.accuracy.number < self.num_asked:
             text += f" (all there are for tests: eval.num_problems asks for {self.num_asked})"
         if self.reward is not None:
             text += f", reward {self.reward:.3f}"
         for k in (1, self.sampled.num_samples) if self.sampled else ():
             text += f", pass@{k} {100 * self.sampled.pass_at[k]:.1f} %" if self.sampled else ""
-        return text + (f", with a forced start {100 * self.forced[0]:.1f} %" if self.forced else "")
+        return text + (f", with a forced start {100 * self.forced.value:.1f} %" if self.forced else "")
 
     def table(self) -> str:
         """Returns sample answers as a Markdown table."""
@@ -245,10 +238,14 @@ def sampled_result(correct: Sequence[Sequence[bool]]) -> Sampled:
     for k in ks:
         missed = np.array([math.comb(size - int(c), k) / math.comb(size, k) for c in counts])
         solved = 1.0 - missed
-        half = _Z95 * float(solved.std(ddof=1)) / math.sqrt(len(solved)) if len(solved) > 1 else 1.0
+        half = Z95 * float(solved.std(ddof=1)) / math.sqrt(len(solved)) if len(solved) > 1 else 1.0
         pass_at[k] = float(solved.mean())
         intervals[k] = (max(0.0, pass_at[k] - half), min(1.0, pass_at[k] + half))
     return Sampled(size, pass_at, intervals)
+
+
+def _first_right(correct: Sequence[Sequence[bool]]) -> Rate:
+    return Rate(sum(row[0] for row in correct), len(correct))
 
 
 class AnswerEvaluation:
@@ -281,15 +278,9 @@ class AnswerEvaluation:
         self._number = number
         stages = {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", config)}
         workflow = Workflow("evaluation", blocks, stages)
-        devices = min(cluster.num_devices, blocks)
-        self._executor = Executor(workflow, resolve("evaluation", _ON_ALL_DEVICES, devices, workflow), session, cluster)
-        owners = self._executor.plan.all_owners(workflow)[STAGE]
+        self.executor = Executor.on_all_devices(workflow, session, cluster)
+        owners = self.executor.plan.all_owners(workflow)[STAGE]
         self._rounds = max(owners.count(worker) for worker in owners)
-
-    @property
-    def workers(self) -> tuple[int, ...]:
-        """Workers that hold a copy of the policy."""
-        return self._executor.plan.devices()
 
     def run(self, step: int) -> AnswerResult:
         """Answers every problem."""
@@ -298,12 +289,10 @@ class AnswerEvaluation:
         if self._eval.num_samples and step in (0, self._last_step):
             sampled = sampled_result(self._answers(step, Mode.sampled)[0])
         if self._eval.forced_start and step == 0:
-            right = [row[0] for row in self._answers(step, Mode.forced)[0]]
-            forced = (sum(right) / len(right), wilson(sum(right), len(right)))
-        right = sum(row[0] for row in greedy)
+            forced = _first_right(self._answers(step, Mode.forced)[0])
         number = len(greedy)
         return AnswerResult(
-            *(right / number, wilson(right, number), number, self._eval.num_problems),
+            *(_first_right(greedy), self._eval.num_problems),
             *(totals[0] / number, totals[1] / number),
             totals[2] / number if self._own_reward else None,
             *(sampled, forced, shown, spans),
@@ -316,7 +305,7 @@ class AnswerEvaluation:
         reports: list[AnswerReport] = []
         spans: list[Span] = []
         for number in range(self._rounds):
-            result = self._executor.run(Tick(step, message=f"{mode.value} {number}"))
+            result = self.executor.run(Tick(step, message=f"{mode.value} {number}"))
             reports += result.all_of(STAGE, AnswerReport)
             spans += result.spans
             if self._progress is not None:

@@ -15,7 +15,7 @@ from rlinf_embodied.config import LoraSettings, MathConfig
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.data.text_forms import text_form
-from rlinf_embodied.interfaces import TokenBatch
+from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.reduce import ExactReducer

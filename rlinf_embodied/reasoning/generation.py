@@ -28,7 +28,7 @@ from rlinf_embodied.algorithms.log_probs import (
     restrict_to_nucleus,
 )
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces import Decoder, LanguagePolicy, Prefix
+from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Sampling
 

@@ -17,7 +17,7 @@ from typing import cast
 
 from rlinf_embodied.config import Engine, GenerationConfig, LanguagePolicyConfig
 from rlinf_embodied.data.text_forms import text_form
-from rlinf_embodied.interfaces import LanguagePolicy
+from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
 from rlinf_embodied.reasoning.batch import (

@@ -17,7 +17,7 @@ from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.interfaces import LanguagePolicy
+from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.reasoning.batch import Prompt, RewardReport, Sampling
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
@@ -31,6 +31,7 @@ from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
+from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Checking, Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
@@ -52,6 +53,7 @@ class ReasoningJob:
         Column("tokens/s", "charts/tokens_per_s", ".0f", after=True),
     )
     speed = "charts/tokens_per_s"
+    learner = "actor"
     first_work = "generation.run"
 
     def __init__(self, config: MathConfig) -> None:
@@ -257,9 +259,8 @@ class ReasoningJob:
         return {
             "accuracy_before": progress.before["accuracy"],
             "accuracy_before_interval": progress.before["accuracy_interval"],
-            "accuracy_after": after.accuracy,
-            "accuracy_after_interval": list(after.interval),
-            "num_eval_problems": after.num_problems,
+            **after.accuracy.summary("accuracy_after"),
+            "num_eval_problems": after.accuracy.number,
             "tokens": progress.global_step,
             "tokens_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
             "problems": progress.counts.get(_PROBLEMS, 0),
@@ -270,8 +271,7 @@ class ReasoningJob:
         assert isinstance(after, AnswerResult)
         folder.write_text("samples.md", after.table())
         lines = [f"samples  {folder.path / 'samples.md'}", f"curve    {plot_curve(folder.path)}"]
-        accuracy, (low, high) = before["accuracy"], cast("list[float]", before["accuracy_interval"])
-        shown = f"{100 * cast(float, accuracy):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+        shown = percent(before, "accuracy")
         if "forced_accuracy" in before:
             shown += f" (with a forced start {100 * cast(float, before['forced_accuracy']):.1f} %)"
         return lines, f"accuracy before {shown}, after {after}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlinf_embodied.algorithms.losses import policy_loss, reference_kl
 from rlinf_embodied.algorithms.off_policy import mismatch, truncated_token_weights
 from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig
-from rlinf_embodied.interfaces import LanguagePolicy, TokenBatch
+from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.update import POLICY_STATISTICS
 from rlinf_embodied.reasoning.packing import pack

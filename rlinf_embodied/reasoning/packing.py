@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces import LanguagePolicy, TokenBatch, TokenLogProbs
+from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch, TokenLogProbs
 from rlinf_embodied.reasoning.batch import Group
 
 

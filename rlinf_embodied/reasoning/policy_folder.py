@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_embodied.config import DataConfig, GenerationConfig, LanguagePolicyConfig, MathConfig, RewardConfig
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.interfaces import LanguagePolicy
+from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions

@@ -35,7 +35,7 @@ from torch import nn
 from rlinf_embodied.config import VllmConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces import LanguagePolicy
+from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.randomness import words
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Sampling
 from rlinf_embodied.reasoning.generation import require_context

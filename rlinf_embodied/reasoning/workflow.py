@@ -21,23 +21,22 @@ run_iteration                driver     one Tick down the plan tree, then metric
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import WHOLE, Edge, Repeat, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import Verdict, Workflow
 from rlinf_embodied.reasoning.actor_stage import ActorReport, ActorStageConfig
 from rlinf_embodied.reasoning.batch import GenerationReport, RewardReport
 from rlinf_embodied.reasoning.critic_stage import CriticReport, CriticStageConfig
 from rlinf_embodied.reasoning.generation_stage import GenerationStageConfig, LanguageStageConfig
+from rlinf_embodied.reasoning.graph import reasoning_graph, refill
 from rlinf_embodied.reasoning.logprob_stage import LogProbStageConfig
 from rlinf_embodied.reasoning.prompt_stage import PromptStageConfig
 from rlinf_embodied.reasoning.reward_stage import RewardStageConfig
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import of_type
-
-_PACKAGE = "rlinf_embodied.reasoning"
 
 
 def training_workflow(config: MathConfig, policy_folder: str, reference_folder: str = "") -> Workflow:
@@ -53,71 +52,40 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
     proximal, reference = algorithm.num_steps > 1, algorithm.kl_coef > 0
     sources = ["generation", "reward"]
     sources += ["proximal"] * proximal + ["reference"] * reference + ["critic"] * ppo
-    inputs = [("prompts", "generation"), ("generation", "reward")]
-    inputs += [("generation", name) for name in ("proximal", "reference") if name in sources]
-    inputs += [("generation", "critic"), ("reward", "critic")] if ppo else []
-    streamed = tuple(Edge(a, b, granularities=()) for a, b in inputs if b != "critic")
-    whole = tuple(Edge(a, b) for a, b in inputs if b == "critic")
     # a sharded actor's pass is made by all of its workers together, and they get chunks of unequal size
     sharded = algorithm.sharding is not Sharding.none
     streams = not (algorithm.num_steps > 1 or algorithm.dynamic_sampling or ppo or sharded)
-    into_actor = tuple(Edge(name, "actor", granularities=() if streams else (WHOLE,)) for name in sources)
-    return Workflow(
-        name="reasoning",
-        num_blocks=config.num_blocks,
-        stages=_stages(config, policy_folder, reference_folder or policy_folder, tuple(sources), streams),
-        edges=streamed + whole + into_actor,
-        weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", *["proximal"] * proximal)),
-        repeat=_repeat(config) if algorithm.dynamic_sampling else None,
+    judge = GroupJudge(algorithm.prompts_per_iteration, 1 + algorithm.max_refills)
+    graph = reasoning_graph(
+        ("prompts", *sources, "actor"),
+        config.num_blocks,
+        streams=streams,
         items_per_block=generation.rows_per_block,
-        more_blocks="use more algorithm.prompts_per_iteration, a smaller generation.rows_per_block and rows_together",
-        typical_iteration=algorithm.critic_warmup_iterations if ppo else 0,
+        together=config.blocks_together,
+        repeat=refill(judge, 1 + algorithm.max_refills) if algorithm.dynamic_sampling else None,
+        configs=_configs(config, policy_folder, reference_folder or policy_folder, tuple(sources)),
     )
+    return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)
 
 
-def _stages(
-    config: MathConfig, folder: str, reference: str, sources: tuple[str, ...], streams: bool
-) -> dict[str, StageSpec]:
-    """Returns the stages that the algorithm needs; `sources` feed the actor, block by block where it `streams`."""
+def _configs(config: MathConfig, folder: str, reference: str, sources: tuple[str, ...]) -> dict[str, object]:
+    """Returns the configs of all stages that there may be; `sources` feed the actor."""
     data, generation, algorithm, seed = config.data, config.generation, config.algorithm, config.run.seed
     held = LanguageStageConfig(config.policy, folder, seed)
-    read = (generation.temperature, algorithm.tokens_per_microbatch)
     frozen = LanguageStageConfig(config.policy, reference, seed, share="reference")
-    together = config.blocks_together
-    prompts = PromptStageConfig(data, seed, config.prompts_per_block, together)
-    generated = GenerationStageConfig(held, generation, algorithm.group_size, data.form)
-    rewarded = RewardStageConfig(config.reward, data.form, generation.max_new_tokens, config.samples)
-    learns = {"collective": True, "granularities": () if streams else (WHOLE,)}
-    known = {
-        "prompts": StageSpec("prompts", f"{_PACKAGE}.prompt_stage.PromptStage", prompts),
-        "generation": StageSpec(
-            *("generation", f"{_PACKAGE}.generation_stage.GenerationStage", generated), at_once=True, together=together
-        ),
-        "reward": StageSpec("reward", f"{_PACKAGE}.reward_stage.RewardStage", rewarded),
-        "proximal": StageSpec("proximal", f"{_PACKAGE}.logprob_stage.LogProbStage", LogProbStageConfig(held, *read)),
-        "reference": StageSpec(
-            "reference", f"{_PACKAGE}.logprob_stage.LogProbStage", LogProbStageConfig(frozen, *read)
-        ),
-        "critic": StageSpec(
-            *("critic", f"{_PACKAGE}.critic_stage.CriticStage"),
-            CriticStageConfig(config.policy, folder, seed, algorithm),
-            collective=True,
-            granularities=(WHOLE,),
-        ),
-        "actor": StageSpec(
-            "actor", f"{_PACKAGE}.actor_stage.ActorStage", ActorStageConfig(held, config, sources), **learns
-        ),
+    read = (generation.temperature, algorithm.tokens_per_microbatch)
+    return {
+        "prompts": PromptStageConfig(data, seed, config.prompts_per_block, config.blocks_together),
+        "generation": GenerationStageConfig(held, generation, algorithm.group_size, data.form),
+        "reward": RewardStageConfig(config.reward, data.form, generation.max_new_tokens, config.samples),
+        "proximal": LogProbStageConfig(held, *read),
+        "reference": LogProbStageConfig(frozen, *read),
+        "critic": CriticStageConfig(config.policy, folder, seed, algorithm),
+        "actor": ActorStageConfig(held, config, sources),
     }
-    return {name: spec for name, spec in known.items() if name in ("prompts", "actor", *sources)}
 
 
 # ----------------------------------------------------------------------------------------------------- dynamic sampling
-def _repeat(config: MathConfig) -> Repeat:
-    rounds = 1 + config.algorithm.max_refills
-    judge = GroupJudge(config.algorithm.prompts_per_iteration, rounds)
-    return Repeat("refill", "actor", "reward", judge, rounds)
-
-
 class GroupJudge:
     """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw metric.
 

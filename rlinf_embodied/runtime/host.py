@@ -81,7 +81,7 @@ class Stage(Protocol):
     Loop answerer: `step`, `close(tick, {block: last message}) -> Output`.
     Weight edge: `export_weights(tick) -> object`, `install_weights(tick, object)`.
     Context switch: `offload(tick)` leaves the device's memory and `onload(tick)` comes back; a stage without them is
-    resident always.
+    resident always, and so is one on a device of a kind that its class names in `stays_on`.
     """
 
     def setup(self, context: StageContext) -> object:
@@ -101,9 +101,9 @@ class LocalRef:
 class Call:
     """One call of a stage's method for some blocks.
 
-    `payloads_per_block` payloads follow for each block, then those that the call only waits for.  Results of the blocks
-    in `keep` stay in the worker.  `method` "loop" runs a whole loop between two stages of this worker (`partner`
-    answers) for `chunk_steps` turns; "enter" only brings the stage into the device's memory.
+    `payloads_per_block` payloads follow for each block.  Results of the blocks in `keep` stay in the worker.  `method`
+    "loop" runs a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns; "enter" only
+    brings the stage into the device's memory.
     """
 
     stage: str
@@ -164,7 +164,8 @@ class WorkerHost:
             self._pin_threads()
             stage = make(spec.config)
             assert isinstance(stage, Stage)
-            self._residents.admit(spec.name, type(stage), context.exclusive, lambda n, m: self._switch(n, m, Tick(0)))
+            device, switch = self.spec.device, lambda n, m: self._switch(n, m, Tick(0))
+            self._residents.admit(spec.name, type(stage), device, context.exclusive, switch)
             self.stages[spec.name] = stage
             return stage.setup(context)
         except RlinfError:
@@ -278,8 +279,8 @@ class WorkerHost:
         return result
 
     def _keep(self, call: Call, index: int, value: object) -> LocalRef:
-        tick = call.tick
-        key = (tick.iteration, tick.attempt, call.stage, call.method, tick.round, tick.chunk_step, call.blocks, index)
+        tick, maker = call.tick, call.stage if index < len(call.blocks) else call.partner
+        key = (tick.iteration, tick.attempt, maker, call.method, tick.round, tick.chunk_step, call.blocks, index)
         self._store[key] = value
         return LocalRef(self.spec.worker, key)
 

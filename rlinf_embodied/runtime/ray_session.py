@@ -24,6 +24,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED
+from rlinf_embodied.config.machine import STORE_BYTES
 from rlinf_embodied.errors import HangError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
@@ -34,7 +35,6 @@ from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.socket_group import SocketGroup
 
 _LOG = logging.getLogger(__name__)
-_DEFAULT_STORE_BYTES = 2 << 30
 _START_ATTEMPTS = 3
 _SLOW_START = "timed out during startup"
 
@@ -102,7 +102,7 @@ def _group(context: StageContext, rendezvous: str, timeout_s: float) -> Group:
 class RaySession:
     """Workers as Ray actors on this machine or cluster; see Session for the protocol."""
 
-    def __init__(self, timeout_s: float = 600.0, object_store_bytes: int | None = None) -> None:
+    def __init__(self, timeout_s: float = 600.0, object_store_bytes: int = STORE_BYTES) -> None:
         """Connects to the running Ray of this process, or starts one."""
         self._timeout_s = timeout_s
         self._actors: dict[int, ActorHandle] = {}
@@ -199,7 +199,7 @@ class RaySession:
             ray.shutdown()
 
 
-def start_ray(object_store_bytes: int | None = None) -> str | None:
+def start_ray(object_store_bytes: int = STORE_BYTES) -> str | None:
     """Starts Ray in this process, quietly, and returns its folder; or joins the cluster that RAY_ADDRESS names."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default, 15, yields every core to whatever else runs
@@ -214,7 +214,7 @@ def start_ray(object_store_bytes: int | None = None) -> str | None:
             started = ray.init(
                 num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
                 include_dashboard=False,
-                object_store_memory=object_store_bytes or _DEFAULT_STORE_BYTES,
+                object_store_memory=object_store_bytes,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 configure_logging=True,

@@ -13,6 +13,12 @@ from rlinf_embodied.errors import PlanError
 Switch = Callable[[str, str], None]  # (stage, "offload" or "onload")
 
 
+def can_leave(kind: Callable[..., object], device: str) -> bool:
+    """Returns whether a class of stages can leave the memory of a device (torch's name) and come back."""
+    offers = hasattr(kind, "offload") and hasattr(kind, "onload")
+    return offers and not device.startswith(getattr(kind, "stays_on", ()))
+
+
 class Residents:
     """Book-keeping only; the worker makes the switches."""
 
@@ -21,17 +27,16 @@ class Residents:
         self._exclusive: dict[str, frozenset[str]] = {}  # of every stage that was admitted
         self._parked: set[str] = set()
 
-    def admit(self, name: str, kind: type, exclusive: frozenset[str], switch: Switch) -> None:
+    def admit(self, name: str, kind: type, device: str, exclusive: frozenset[str], switch: Switch) -> None:
         """Makes room for a new stage, or one that takes another's place.
 
         Raises:
-            PlanError: its class has no `offload` and `onload`, but the plan takes it out of memory.
+            PlanError: its class cannot leave the device's memory, but the plan takes it out.
         """
-        missing = [method for method in ("offload", "onload") if not hasattr(kind, method)]
-        if exclusive and missing:
+        if exclusive and not can_leave(kind, device):
             raise PlanError(
-                f"the plan takes {name} out of the device's memory for {', '.join(sorted(exclusive))}, but "
-                f"{kind.__name__} has no {' and '.join(missing)}: use a plan that keeps it resident"
+                f"the plan takes {name} out of the memory of {device} for {', '.join(sorted(exclusive))}, but a "
+                f"{kind.__name__} stays there: use resident: true in that part, or give {name} devices of its own"
             )
         self._exclusive[name] = exclusive
         self._parked.discard(name)

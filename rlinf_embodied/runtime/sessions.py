@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.runtime.session import SerialSession, Session
 
@@ -14,3 +17,13 @@ def make_session(config: ClusterConfig) -> Session:
     from rlinf_embodied.runtime.ray_session import RaySession
 
     return RaySession(config.call_timeout_s, config.object_store_bytes)
+
+
+@contextmanager
+def open_session(config: ClusterConfig) -> Iterator[Session]:
+    """Yields the session that `cluster.session` names, and ends its workers behind the block."""
+    session = make_session(config)
+    try:
+        yield session
+    finally:
+        session.close()

@@ -1,5 +1,7 @@
 """Which way each edge's data goes, chosen at launch from the placement: plain functions of plan, cluster and session.
 
+`handover` decides what stays in its worker, which the executor obeys; `routes` tells it edge by edge:
+
     same worker                      in_process     a reference; nothing is copied
     same node                        shared_memory  packed as numpy into the node's object store, mapped by the reader
     other node                       network        the same; the object stores copy it from node to node
@@ -7,12 +9,13 @@
     GPUs of one kind                 nccl           wanted; goes by shared_memory or network, through the host's memory
 
 Every route names what the placement calls for and what is used, which differ where the wanted transport does not exist
-here.  `cluster.transport=object_store` sends everything through the store, edges inside a worker too.
+here, or where data is needed in another worker too.  `cluster.transport=object_store` sends everything through the
+store, edges inside a worker too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
@@ -32,9 +35,6 @@ class Transport(StrEnum):
     network = "network"
     cuda_ipc = "cuda_ipc"
     nccl = "nccl"
-
-
-IMPLEMENTED = frozenset({Transport.in_process, Transport.shared_memory, Transport.network})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,9 @@ def endpoints(cluster: Cluster) -> tuple[Endpoint, ...]:
     )
 
 
-def choose(source: Endpoint, target: Endpoint, *, always_store: bool = False, one_process: bool = False) -> Choice:
+def choose(
+    source: Endpoint, target: Endpoint, *, always_store: bool = False, one_process: bool = False, parted: str = ""
+) -> Choice:
     """Returns how data goes from one worker to another.
 
     Args:
@@ -91,6 +93,7 @@ def choose(source: Endpoint, target: Endpoint, *, always_store: bool = False, on
         target: who consumes it.
         always_store: nothing stays in a process, as if no two stages shared one.
         one_process: all workers live in one process (a serial session).
+        parted: why data leaves its worker even where both ends are there; "": it does not.
     """
     if one_process:
         return Choice(Transport.in_process, Transport.in_process, "all workers are one process")
@@ -99,7 +102,8 @@ def choose(source: Endpoint, target: Endpoint, *, always_store: bool = False, on
     if always_store:
         return Choice(store, store, "cluster.transport=object_store")
     if source.worker == target.worker:
-        return Choice(Transport.in_process, Transport.in_process, "same worker")
+        used = store if parted else Transport.in_process
+        return Choice(Transport.in_process, used, f"same worker, but {parted}" if parted else "same worker")
     place = "same node" if near else "other node"
     if source.gpu is None and target.gpu is None:
         return Choice(store, store, f"{place}, CPU tensors")
@@ -111,41 +115,71 @@ def choose(source: Endpoint, target: Endpoint, *, always_store: bool = False, on
     return Choice(wanted, store, f"{where}; {wanted} is not implemented: through the host's memory")
 
 
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What the executor does with data under a plan; the routes are read off it."""
+
+    stays: Mapping[str, frozenset[int]]  # by stage: blocks whose data stays in the worker that made it
+    fused: frozenset[str]  # loops that are one call per worker
+    weights: Mapping[tuple[str, str], tuple[int, tuple[int, ...]]]  # weight edge -> who sends, and to whom
+
+
+def handover(workflow: Workflow, plan: Plan, cluster: Cluster) -> Handover:
+    """Returns what leaves its worker: what must, or everything if the cluster says so."""
+    owners, whole = plan.all_owners(workflow), workflow.num_blocks
+    fused = {name: workflow.loops[name] for name in plan.loops() if plan.is_fused(name, whole, cluster)}
+    stays = {stage: _staying(stage, workflow, owners, cluster) for stage in workflow.stages}
+    read = {edge.source for edge in workflow.edges}
+    for loop in fused.values():  # one call keeps the same blocks of both its sides
+        kept = [stays[end] for end in (loop.opener, loop.answerer) if end in read]
+        stays[loop.opener] = stays[loop.answerer] = frozenset.intersection(*kept) if kept else frozenset()
+    weights = {}
+    for edge in workflow.weight_edges:
+        hosts = sorted(set(owners[edge.source]))
+        sharing = set() if cluster.always_store else set(hosts)  # who hosts both ends has the new weights already
+        weights[edge.source, edge.target] = hosts[0], tuple(sorted(set(owners[edge.target]) - sharing))
+    return Handover(stays, frozenset(fused), weights)
+
+
+def _staying(stage: str, workflow: Workflow, owners: Mapping[str, Sequence[int]], cluster: Cluster) -> frozenset[int]:
+    """Returns the blocks of a stage whose data is consumed only where it was made."""
+    consumers = [owners[edge.target] for edge in workflow.edges if edge.source == stage]
+    if cluster.always_store or not consumers:
+        return frozenset()
+    return frozenset(b for b, maker in enumerate(owners[stage]) if all(where[b] == maker for where in consumers))
+
+
 def routes(
-    workflow: Workflow,
-    plan: Plan,
-    cluster: Cluster,
-    *,
-    owners: Mapping[str, Sequence[int]] | None = None,
-    one_process: bool = False,
+    workflow: Workflow, plan: Plan, cluster: Cluster, done: Handover, *, one_process: bool = False
 ) -> list[Route]:
     """Returns the routes of all edges: loops (both ways), data, weights.
 
     Args:
         workflow: whose edges.
         plan: which worker hosts what.
-        cluster: where these workers run, and whether everything goes through the store.
-        owners: the worker of each block, by stage; None: as the plan says.
+        cluster: where these workers run.
+        done: what the executor does with the data.
         one_process: see `choose`.
     """
-    owners = owners or plan.all_owners(workflow)
-    where = endpoints(cluster)
+    owners, where = plan.all_owners(workflow), endpoints(cluster)
 
-    def pick(hop: Hop) -> Choice:
-        return choose(where[hop[0]], where[hop[1]], always_store=cluster.always_store, one_process=one_process)
+    def pick(hop: Hop, parted: str) -> Choice:
+        ends = where[hop[0]], where[hop[1]]
+        return choose(*ends, always_store=cluster.always_store, one_process=one_process, parted=parted)
 
     found: list[Route] = []
-    ends = [("loop", pair) for loop in workflow.loops.values() for pair in _both_ways(loop.opener, loop.answerer)]
-    ends += [("data", (edge.source, edge.target)) for edge in workflow.edges]
-    declared = {(edge.source, edge.target): edge.bytes_per_item for edge in workflow.edges}
-    for kind, (source, target) in ends:
-        hops = list(zip(owners[source], owners[target], strict=True))
-        found += _grouped(f"{source} -> {target}", kind, hops, pick, declared.get((source, target)) or None)
-    for edge in workflow.weight_edges:
-        hosts = sorted(set(owners[edge.source]))
-        shared = [] if cluster.always_store else hosts  # who hosts both ends has the new weights already
-        hops = [(worker if worker in shared else hosts[0], worker) for worker in sorted(set(owners[edge.target]))]
-        rows = _grouped(f"{edge.source} ~> {edge.target}", "weights", hops, pick, None)
+    for loop in workflow.loops.values():
+        for source, target in ((loop.opener, loop.answerer), (loop.answerer, loop.opener)):
+            hops = list(zip(owners[source], owners[target], strict=True))
+            parted = "" if loop.name in done.fused else "the loop is a call per step"
+            found += _grouped(f"{source} -> {target}", "loop", hops, [pick(hop, parted) for hop in hops])
+    for edge in workflow.edges:
+        hops, stays = list(zip(owners[edge.source], owners[edge.target], strict=True)), done.stays[edge.source]
+        choices = [pick(hop, "" if b in stays else "it is consumed elsewhere too") for b, hop in enumerate(hops)]
+        found += _grouped(f"{edge.source} -> {edge.target}", "data", hops, choices, edge.bytes_per_item or None)
+    for (source, target), (sender, receivers) in done.weights.items():
+        hops = [(sender if worker in receivers else worker, worker) for worker in sorted(set(owners[target]))]
+        rows = _grouped(f"{source} ~> {target}", "weights", hops, [pick(hop, "") for hop in hops])
         found += [replace(route, blocks=()) for route in rows]
     return found
 
@@ -156,17 +190,13 @@ def with_bytes(found: Sequence[Route], measured: Mapping[tuple[str, str], float]
     return [replace(route, bytes_per_item=by_edge.get(route.edge, route.bytes_per_item)) for route in found]
 
 
-def _both_ways(first: str, second: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    return (first, second), (second, first)
-
-
 def _grouped(
-    edge: str, kind: str, hops: Sequence[Hop], pick: Callable[[Hop], Choice], size: float | None
+    edge: str, kind: str, hops: Sequence[Hop], choices: Sequence[Choice], size: float | None = None
 ) -> list[Route]:
     """Returns one route per way that the hops (one per block) of an edge go."""
     by_choice: dict[Choice, list[int]] = {}
-    for place, hop in enumerate(hops):
-        by_choice.setdefault(pick(hop), []).append(place)
+    for place, choice in enumerate(choices):
+        by_choice.setdefault(choice, []).append(place)
     return [
         Route(edge, kind, choice, tuple(places), tuple(sorted({hops[place] for place in places})), size)
         for choice, places in by_choice.items()

@@ -1,4 +1,4 @@
-"""Metrics: typed values that merge across workers, an interval for success rates, and the files they go to.
+"""Metrics: an interval for success rates, and the files that numbers go to.
 
 Names: `rollout/{success_once,success_at_end,return,episode_len}` as in ManiSkill, the same under `eval/`;
 `losses/{policy_loss,value_loss,entropy,approx_kl,clipfrac,explained_variance}`; `time/<stage>_s`; `charts/SPS` (env
@@ -10,78 +10,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from rlinf_embodied.config import WandbConfig
 from rlinf_embodied.errors import ConfigError
 
-_Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
-
-
-# -------------------------------------------------------------------------------------------------------------- values
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """A mean as its two sums, for example Mean(12.0, 64): parts of any size merge into the true mean."""
-
-    numerator: float
-    denominator: float
-
-    def merge(self, other: Mean) -> Mean:
-        """Returns the mean over both parts."""
-        return Mean(self.numerator + other.numerator, self.denominator + other.denominator)
-
-    @property
-    def value(self) -> float:
-        """The mean; NaN over nothing."""
-        return self.numerator / self.denominator if self.denominator else math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """A total."""
-
-    value: float
-
-    def merge(self, other: Sum) -> Sum:
-        """Returns the total of both parts."""
-        return Sum(self.value + other.value)
-
-
-@dataclass(frozen=True, slots=True)
-class Max:
-    """A maximum; a NaN in any part stays visible."""
-
-    value: float
-
-    def merge(self, other: Max) -> Max:
-        """Returns the larger of both."""
-        return Max(math.nan if math.isnan(self.value) or math.isnan(other.value) else max(self.value, other.value))
-
-
-Metric = Mean | Sum | Max
-
-
-def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
-    """Returns the metrics of several workers as one, in the order of first mention; each worker may lack some.
-
-    A name has one type everywhere.
-    """
-    merged: dict[str, Metric] = {}
-    for part in parts:
-        for name, metric in part.items():
-            known = merged.setdefault(name, metric)
-            if known is not metric:
-                assert type(known) is type(metric), f"{name} is a {type(known).__name__} and a {type(metric).__name__}"
-                merged[name] = known.merge(metric)  # pyright: ignore[reportArgumentType]
-    return merged
-
-
-def metric_values(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Returns plain numbers."""
-    return {name: metric.value for name, metric in metrics.items()}
+Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
@@ -94,13 +31,40 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     assert 0 <= successes <= n, f"{successes} successes of {n} episodes"
     if n == 0:
         return 0.0, 1.0
-    p, z2 = successes / n, _Z95**2
+    p, z2 = successes / n, Z95**2
     centre = p + z2 / (2 * n)
-    margin = _Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    margin = Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
     # rounding would leave 1e-17 where the interval ends at 0 or 1 exactly
     low = 0.0 if successes == 0 else (centre - margin) / (1 + z2 / n)
     high = 1.0 if successes == n else (centre + margin) / (1 + z2 / n)
     return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A share of successes with its interval, as Rate(126, 200): 63.0 % [56.1, 69.4]."""
+
+    successes: int
+    number: int  # at least 1
+
+    @property
+    def value(self) -> float:
+        """The share, 0..1."""
+        return self.successes / self.number
+
+    def summary(self, name: str) -> dict[str, object]:
+        """Returns the JSON form: the share under `name`, and its 95 % interval."""
+        return {name: self.value, f"{name}_interval": list(wilson(self.successes, self.number))}
+
+    def __str__(self) -> str:
+        """Returns the share and its interval in per cent."""
+        return percent(self.summary("rate"), "rate")
+
+
+def percent(summary: Mapping[str, object], name: str) -> str:
+    """Returns a rate of a summary in per cent, for example "63.0 % [56.1, 69.4]"."""
+    share, (low, high) = cast(float, summary[name]), cast("list[float]", summary[f"{name}_interval"])
+    return f"{100 * share:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 # --------------------------------------------------------------------------------------------------------------- files

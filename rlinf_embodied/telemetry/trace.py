@@ -7,9 +7,7 @@ one machine share an axis.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,32 +30,6 @@ class Span:
     def duration_s(self) -> float:
         """Seconds it took."""
         return self.end_s - self.start_s
-
-
-class Tracer:
-    """Collects the spans of one worker."""
-
-    def __init__(self, worker: int, device: str) -> None:
-        """Takes what all its spans have in common."""
-        self._worker, self._device = worker, device
-        self._spans: list[Span] = []
-
-    @contextmanager
-    def span(self, name: str, stage: str, **args: object) -> Iterator[None]:
-        """Times the body; a body that raises is recorded too, with the error's type in `args`."""
-        start = time.time()
-        try:
-            yield
-        except BaseException as error:
-            args["error"] = type(error).__name__
-            raise
-        finally:
-            self._spans.append(Span(name, stage, self._worker, self._device, start, time.time(), args))
-
-    def take(self) -> list[Span]:
-        """Returns the spans that ended since the last call, in the order of their ends, and forgets them."""
-        taken, self._spans = self._spans, []
-        return taken
 
 
 def busy_seconds(spans: Iterable[Span]) -> dict[tuple[int, str], float]:

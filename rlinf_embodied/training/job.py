@@ -79,11 +79,7 @@ class Evaluating(Protocol):
     """The evaluation stages of a session."""
 
     stage: str  # the one that holds a copy of the weights
-
-    @property
-    def workers(self) -> tuple[int, ...]:
-        """Workers that hold such a copy."""
-        ...
+    executor: Executor  # of these stages
 
     def run(self, step: int) -> Evaluated:
         """Evaluates the weights as they are now."""
@@ -94,11 +90,7 @@ class Checking(Protocol):
     """As Evaluating, for the run's goal."""
 
     stage: str
-
-    @property
-    def workers(self) -> tuple[int, ...]:
-        """Workers that hold a copy of the weights."""
-        ...
+    executor: Executor
 
     def run(self, step: int, best: float | None = None) -> Checked:
         """Checks the weights as they are now; `best`: the highest score so far."""
@@ -117,6 +109,7 @@ class Job(Protocol):
     title: str  # for people: "PickCube-v1 · ppo"
     columns: tuple[Column, ...]  # of the live view
     speed: str  # name of the metric that counts global steps per second
+    learner: str  # the stage that trains the weights: it exports them, and tells their digest
     first_work: str  # the end of the name of the spans with which work begins, for example "env.step"
     eval_every: int  # iterations between evaluations; 0: before and after only
     cache_dir: str

@@ -24,10 +24,10 @@ from rlinf_embodied.execution.profiler import (
     measure,
     store_profile,
 )
-from rlinf_embodied.flow.catalogue import as_measured, linked
 from rlinf_embodied.flow.drift import DriftWatch, Prediction, predict, replan
 from rlinf_embodied.flow.explain import LONG_COLUMNS, Ranked, rank, rows
 from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.measured import as_measured, linked
 from rlinf_embodied.flow.plan import Plan, resolve
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.probes import together

@@ -191,7 +191,7 @@ class Trainer:
         running.executor, running.evaluation, running.checking = started.executor, started.evaluation, started.checking
 
     def _evaluate(self, running: _Running, step: int, view: LiveView, label: str) -> Evaluated:
-        """Evaluates the actor's present weights on all devices."""
+        """Evaluates the learner's present weights on all devices."""
         view.note(f"evaluating {label} ...")
         self._update(running, running.evaluation, step)
         result = running.evaluation.run(step)
@@ -237,12 +237,12 @@ class Trainer:
         self._save(running.executor)
 
     def _update(self, running: _Running, stages: Evaluating | Checking, step: int) -> None:
-        """Sends the actor's weights to those workers of the stages that do not share them."""
+        """Sends the learner's weights to those workers of the stages that do not share them."""
         executor = running.executor
-        hosts = executor.workers("actor")
-        missing = [(worker, stages.stage) for worker in stages.workers if worker not in hosts]
+        learner, hosts = self._job.learner, executor.workers(self._job.learner)
+        missing = [(worker, stages.stage) for worker in stages.executor.workers(stages.stage) if worker not in hosts]
         if missing:
-            executor.send_weights(running.session, (hosts[0], "actor"), missing, Tick(step))
+            executor.send_weights(running.session, (hosts[0], learner), missing, Tick(step))
 
     def _note_start(self, spans: Sequence[Span], view: LiveView) -> None:
         if self._startup.first(spans):
@@ -333,7 +333,7 @@ class Trainer:
     # ----------------------------------------------------------------------------------------------------- finish
     def _finish(self, executor: Executor, after: Evaluated, view: LiveView) -> None:
         progress = self._progress
-        digest = executor.call("actor", "weights_digest", Tick(progress.iteration))[0]
+        digest = executor.call(self._job.learner, "weights_digest", Tick(progress.iteration))[0]
         assert progress.before is not None
         self._folder.write_json(
             "summary.json",

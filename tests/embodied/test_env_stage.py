@@ -12,7 +12,7 @@ from runs import GRPO, tiny
 from rlinf_embodied.embodied.batch import EnvColumns, RolloutReport
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
-from rlinf_embodied.interfaces import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode
+from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode
 from rlinf_embodied.runtime.host import Tick, solo_context
 
 

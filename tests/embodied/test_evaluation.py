@@ -15,7 +15,7 @@ from runs import clone, cluster, tiny, train
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.embodied import evaluation as evaluation_module
 from rlinf_embodied.embodied.evaluate import evaluate_command
-from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, evaluation_env, num_bearable
+from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, evaluation_env, held_out, num_bearable
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.randomness import TRAINING_SEED_BIT
@@ -209,8 +209,8 @@ def test_evaluation_runs_whole_episodes_whatever_training_does() -> None:
 def test_an_evaluation_can_be_run_again_and_gives_the_same() -> None:
     config = tiny()
     stage = StageSpec("eval_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
-    env = evaluation_env(config.env, 4)
-    again = Evaluation(env, config.eval, stage, SerialSession(), cluster(2), 0, None, "random")
+    asked = held_out(config.env, config.eval, 0, acting="random")
+    again = Evaluation(asked, stage, SerialSession(), cluster(2))
     first, second = again.run(0), again.run(1)
     assert first.episodes == second.episodes
     assert first.summary() == second.summary()
@@ -224,11 +224,10 @@ def test_as_many_episodes_may_fail_as_the_target_leaves(episodes: int, target: f
 def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:
     config = tiny("eval.num_episodes=24", "env.horizon=4")  # too short for long ways
     stage = StageSpec("check_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
-    env = evaluation_env(config.env, 4)
+    asked = held_out(config.env, config.eval, 0, acting="expert")
 
     def check(target: float | None) -> EvaluationResult:
-        asked = (env, config.eval, stage, SerialSession(), cluster(2), 0, None, "expert")
-        return Evaluation(*asked, target=target).run(0, target)
+        return Evaluation(asked, stage, SerialSession(), cluster(2), target).run(0, target)
 
     whole = check(None)
     unsolved = sum(e.metrics["success_at_end"] == 0 for e in whole.episodes)
@@ -249,10 +248,10 @@ def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:
 def test_the_first_check_of_a_run_is_run_to_its_end_for_its_score() -> None:
     config = tiny("eval.num_episodes=24", "env.horizon=4")
     stage = StageSpec("check_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
-    asked = (evaluation_env(config.env, 4), config.eval, stage, SerialSession(), cluster(2), 0, None, "expert")
-    result = Evaluation(*asked, target=1.0).run(0)
+    asked = held_out(config.env, config.eval, 0, acting="expert")
+    result = Evaluation(asked, stage, SerialSession(), cluster(2), 1.0).run(0)
     assert (len(result.episodes), result.reached) == (24, False)
-    assert result.score == result.success_at_end
+    assert result.score == result.at_end.value
 
 
 def test_videos_bear_the_iteration_of_the_checkpoint_and_progress_is_told(trained, tmp_path, capsys) -> None:

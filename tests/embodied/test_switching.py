@@ -15,7 +15,8 @@ from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.runtime import host as host_module
-from rlinf_embodied.runtime.host import Call, Receipt, Tick, WorkerHost, WorkerSpec, solo_context
+from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, Tick, WorkerHost, WorkerSpec, solo_context
+from rlinf_embodied.runtime.residents import can_leave
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
@@ -28,11 +29,15 @@ def test_the_hybrid_preset_keeps_simulator_and_policy_apart_and_the_learner_ever
     assert plan.loops()["rollout"].shards == 2
 
 
-def test_a_simulator_on_a_gpu_cannot_be_switched_out() -> None:
+def test_a_simulator_on_a_gpu_does_not_offer_to_leave_and_a_plan_that_wants_it_out_is_refused() -> None:
+    assert can_leave(EnvStage, "cpu")
+    assert not can_leave(EnvStage, "cuda:0")  # so its profile says that all of its memory stays taken
+    assert can_leave(RolloutStage, "cuda:0")
     context = solo_context((0,), "cuda:0")
     context.exclusive = frozenset({"actor"})
-    with pytest.raises(PlanError, match=r"stage env cannot be switched out: a simulator stays on cuda:0, .*for actor"):
-        EnvStage(EnvStageConfig(tiny().env, 0)).setup(context)
+    spec = StageSpec("env", "rlinf_embodied.embodied.env_stage.EnvStage", EnvStageConfig(tiny().env, 0))
+    with pytest.raises(PlanError, match=r"takes env out of the memory of cuda:0 for actor, but a EnvStage stays there"):
+        WorkerHost(WorkerSpec(0, "cuda:0")).add_stage(spec, context)
 
 
 def test_the_weights_are_on_the_device_while_one_of_their_users_is() -> None:
@@ -56,21 +61,39 @@ def test_the_weights_are_on_the_device_while_one_of_their_users_is() -> None:
     assert policy.users == {"policy"}
 
 
+def worker_on_a_gpu(**exclusive: str) -> WorkerHost:
+    """A worker of fakes, each of which excludes the others that it names."""
+    worker = WorkerHost(WorkerSpec(0, "cuda:0"))
+    for number, (name, others) in enumerate(exclusive.items()):
+        context = solo_context((0, 1))
+        context.exclusive = frozenset(others)
+        config = {"name": name, "number": number, "collective": False, "ends": ()}
+        worker.add_stage(StageSpec(name, "any_plan.Fake", config), context)
+    return worker
+
+
 def test_what_a_leaving_stage_keeps_in_its_worker_leaves_too(monkeypatch) -> None:
     moved: list[object] = []
     monkeypatch.setattr(host_module, "to_device", lambda value, device: moved.append((value, device)) or value)
-    worker = WorkerHost(WorkerSpec(0, "cuda:0"))
-    for number, (name, other) in enumerate((("a", "b"), ("b", "a"))):
-        context = solo_context((0, 1))
-        context.exclusive = frozenset({other})
-        config = {"name": name, "number": number, "collective": False, "ends": ()}
-        worker.add_stage(StageSpec(name, "any_plan.Fake", config), context)
+    worker = worker_on_a_gpu(a="b", b="a")
     kept, _, receipt = worker.invoke(Call("a", "run", Tick(0), (0, 1), keep=frozenset({0, 1})), [])
     assert isinstance(receipt, Receipt)
     values = list(receipt.report.values())  # pyright: ignore[reportAttributeAccessIssue]
     assert moved == []
     worker.invoke(Call("b", "run", Tick(0), (0,), 1), [kept])
     assert moved == [(value, "cpu") for value in values]
+
+
+def test_of_a_loop_in_one_call_each_side_takes_its_own_data_along(monkeypatch) -> None:
+    moved: list[object] = []
+    monkeypatch.setattr(host_module, "to_device", lambda value, device: moved.append(value) or value)
+    worker = worker_on_a_gpu(e="", p="l", l="p")  # the opener stays where it is
+    call = Call("e", "loop", Tick(0), (0, 1), keep=frozenset({0, 1}), partner="p", chunk_steps=1)
+    *results, _ = worker.invoke(call, [])
+    theirs = [worker._store[ref.key] for ref in results[2:] if isinstance(ref, LocalRef)]
+    assert len(theirs) == 2
+    worker.invoke(Call("l", "enter", Tick(0)), [])
+    assert moved == theirs
 
 
 @pytest.mark.gpu

@@ -109,11 +109,11 @@ def test_the_cache_knows_what_a_clone_is_a_function_of(fresh_cache) -> None:
 
 
 def test_what_stops_on_the_way_leaves_nothing_in_the_cache(fresh_cache, monkeypatch) -> None:
-    for method in ("fit_epoch", "save"):
+    for method in ("fit", "save"):
         root = fresh_cache()
 
-        def stop(self, tick, folder=None):
-            if folder is not None:
+        def stop(self, tick, folder):
+            if isinstance(folder, str):  # not the epochs
                 Path(folder).mkdir(parents=True)
                 (Path(folder) / "config.json").write_text("{")
             raise KeyboardInterrupt
@@ -124,6 +124,12 @@ def test_what_stops_on_the_way_leaves_nothing_in_the_cache(fresh_cache, monkeypa
                 clone(tiny("warm_start.num_demos=4", "warm_start.head_epochs=0"))
         assert [path for path in root.rglob("*") if path.is_file()] == []
     assert (clone(tiny("warm_start.num_demos=4", "warm_start.head_epochs=0")) / "config.json").exists()
+
+
+def test_a_clone_that_is_made_leaves_no_stages_in_the_workers(fresh_cache) -> None:
+    session = SerialSession()
+    warm_start(stage_config(tiny("warm_start.num_demos=4")), session, cluster(2), lambda *_: None)
+    assert [host.stages for host in session._hosts.values()] == [{}, {}]
 
 
 def test_progress_counts_every_demonstration_and_epoch(fresh_cache) -> None:
@@ -243,5 +249,5 @@ def test_cloning_lowers_the_loss_in_both_phases() -> None:
     stage.prepare(Tick(0))
     for whole, epochs in ((True, 4), (False, 4)):
         assert stage.begin_phase(Tick(0), whole) >= 1
-        losses = [stage.fit_epoch(Tick(epoch)) for epoch in range(epochs)]
+        losses = [stage.fit(Tick(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
         assert losses[-1] < losses[0]

@@ -21,7 +21,7 @@ from envs import point_reach
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import SimulatorError
-from rlinf_embodied.interfaces import ChunkResult, Observation, VectorEnv
+from rlinf_embodied.interfaces.envs import ChunkResult, Observation, VectorEnv
 from rlinf_embodied.targets import load_target
 
 N, CHUNK = 3, 5

@@ -13,7 +13,7 @@ from envs.episodes import EpisodeEnv
 from envs.simulator import Measurement, Simulator
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.interfaces import CLOCK_COLUMNS
+from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS
 
 
 class Scripted:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.interfaces import VectorEnv
+from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.randomness import normal
 
 pytestmark = pytest.mark.sim

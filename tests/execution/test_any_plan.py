@@ -26,7 +26,6 @@ def test_every_feasible_plan_computes_what_one_device_computes(seed: int) -> Non
 def test_the_cases_cover_what_there_is() -> None:
     workflows = [random_workflow(seed) for seed in SEEDS]
     assert sum(bool(work.loops) for work in workflows) >= 20
-    assert sum(bool(work.barriers) for work in workflows) >= 5
     assert sum(bool(work.weight_edges) for work in workflows) >= 10
     assert sum(any(loop.judge for loop in work.loops.values()) for work in workflows) >= 8
     assert sum(any(len(work.sources(stage)) > 1 for stage in work.stages) for work in workflows) >= 12  # two join

@@ -10,11 +10,11 @@ from any_plan import alone, every_plan, outcome, random_workflow
 from threads import ThreadSession
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.graph import Barrier, Edge, Loop, StageSpec, Verdict, Workflow
-from rlinf_embodied.flow.plan import Leaf, Plan, Spatial, Temporal, resolve
+from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, Verdict, Workflow
+from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.runtime.session import SerialSession
 
-CASES = sorted({0, 2, 6, 8, 20, *[seed for seed in range(60) if random_workflow(seed).barriers][:8]})
+CASES = (0, 1, 2, 3, 5, 6, 7, 8, 9, 11, 15, 20)
 
 
 def workflow(names: str, edges: Sequence[tuple[str, str]], **more) -> Workflow:
@@ -44,20 +44,6 @@ def test_workers_that_pause_at_random_compute_what_one_device_computes(seed: int
         session = ThreadSession(seed)
         assert outcome(work, plan, session) == expected, plan.tree
         session.close()
-
-
-def test_a_barrier_holds_between_workers_that_share_nothing() -> None:
-    work = workflow("a b c", (("a", "c"), ("b", "c")), barriers=(Barrier("a", "b"),))
-    for tree in (
-        Spatial((Leaf("a", (0,)), Spatial((Leaf("b", (1,)), Leaf("c", (2,)))))),
-        Temporal((Spatial((Leaf("a", (0,)), Leaf("b", (1,)))), Leaf("c", (0, 1, 2)))),
-        Temporal((Leaf("a", (0, 1, 2)), Leaf("b", (0, 1, 2)), Leaf("c", (0, 1, 2)))),
-    ):
-        plan = resolve("p", [Plan("p", 3, tree).to_dict()], 3, work)
-        for seed in range(5):
-            session = ThreadSession(seed)
-            outcome(work, plan, session)  # it looks at the barriers
-            session.close()
 
 
 def repeated(name: str, opener: str, answerer: str, modulus: int) -> Loop:
@@ -96,9 +82,7 @@ def test_data_for_the_answering_side_of_a_loop_is_refused() -> None:
         workflow("x env policy", (("x", "policy"),), loops={"l": Loop("l", "env", "policy", 2)})
 
 
-def test_a_tree_against_the_edges_or_barriers_is_refused() -> None:
+def test_a_tree_against_the_edges_is_refused() -> None:
     backwards = [{"tree": {"temporal": [{"leaf": {"stage": s, "devices": "all"}} for s in ("b", "a")]}}]
     with pytest.raises(PlanError, match=r"puts b before a, but edge a -> b wants it after"):
         resolve("p", backwards, 1, workflow("a b", (("a", "b"),)))
-    with pytest.raises(PlanError, match=r"puts b before a, but barrier a \| b wants it after"):
-        resolve("p", backwards, 1, workflow("a b", (), barriers=(Barrier("a", "b"),)))

@@ -7,16 +7,16 @@ import pytest
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.schedule import schedule
-from rlinf_embodied.flow.graph import WHOLE, Barrier, Edge, StageSpec, Workflow
+from rlinf_embodied.flow.graph import WHOLE, Edge, StageSpec, Workflow
 from rlinf_embodied.flow.plan import Leaf, Node, Plan, Spatial, Temporal, resolve
 
 A, B, C = Leaf("a", (0,)), Leaf("b", (0,)), Leaf("c", (1,))
 
 
-def work(*, at_once: str = "", whole: tuple[str, str] | None = None, barriers: tuple[Barrier, ...] = ()) -> Workflow:
+def work(*, at_once: str = "", whole: tuple[str, str] | None = None) -> Workflow:
     stages = {name: StageSpec(name, f"fakes.{name}", None, at_once=name == at_once) for name in "abc"}
     edges = tuple(Edge(s, t, granularities=(WHOLE,) if (s, t) == whole else ()) for s, t in (("a", "b"), ("b", "c")))
-    return Workflow("chain", 4, stages, edges, barriers=barriers)
+    return Workflow("chain", 4, stages, edges)
 
 
 def order(tree: Node, workflow: Workflow) -> str:
@@ -47,12 +47,10 @@ def test_without_granularity_everything_is_one_chunk() -> None:
     assert order(Spatial((Temporal((A, B)), C)), work()) == "a0 b0 c0"
 
 
-def test_a_stream_along_an_edge_or_barrier_that_needs_everything_is_refused() -> None:
+def test_a_stream_along_an_edge_that_needs_everything_is_refused() -> None:
     streamed = Spatial((Temporal((A, B)), C), 2)
     with pytest.raises(PlanError, match=r"streams 2 blocks at a time, but edge b -> c passes on all blocks at once"):
         order(streamed, work(whole=("b", "c")))
-    with pytest.raises(PlanError, match=r"barrier a \| c passes on all blocks"):
-        order(streamed, work(barriers=(Barrier("a", "c"),)))
 
 
 def test_a_stage_that_takes_all_at_once_and_a_loop_are_not_called_by_chunks() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_embodied.flow.catalogue import workflow_for
+from rlinf_embodied.flow.measured import workflow_for
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.flow.profile_file import load_profile
 
@@ -41,7 +41,7 @@ def test_it_ranks_plans_and_writes_what_the_executor_and_people_read(tmp_path: P
     [
         ("profile=nothing", "profile is 'nothing', but it must be one of configs/profiles"),
         ("cluster=h100x9", "cluster is 'h100x9', but it must be local, one of configs/cluster"),
-        ("workflow=reasoning", "workload.workflow is 'embodied', but reasoning is asked for"),
+        ("workflow=reasoning", "of embodied, but workflow=reasoning is asked for"),
         ("clustr=local", "clustr is unknown"),
     ],
 )

@@ -8,19 +8,17 @@ from planning import graph
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.graph import (
     WHOLE,
-    Barrier,
     Edge,
     Loop,
     Repeat,
     StageSpec,
     Verdict,
-    WeightEdge,
     Workflow,
 )
 
 
-def test_the_order_follows_edges_and_barriers() -> None:
-    work = graph(("c", "b", "a"), (("a", "c"),), barriers=(Barrier("c", "b"),))
+def test_the_order_follows_the_edges() -> None:
+    work = graph(("c", "b", "a"), (("a", "c"), ("c", "b")))
     assert work.order() == ("a", "c", "b")
 
 
@@ -28,9 +26,7 @@ def test_the_order_follows_edges_and_barriers() -> None:
     ("changes", "message"),
     [
         ({"edges": (("a", "x"),)}, r"edge a -> x names the stage 'x', but there are only \['a', 'b'\]"),
-        ({"barriers": (Barrier("x", "a"),)}, r"barrier x \| a names the stage 'x'"),
         ({"edges": (("a", "b"), ("b", "a"))}, r"the edges among \['a', 'b'\] form a cycle: declare it as a loop"),
-        ({"barriers": (Barrier("b", "a"),), "edges": (("a", "b"),)}, "form a cycle"),
         ({"loops": {"l": Loop("l", "a", "b", 0)}}, "a loop is bounded by positive numbers"),
         ({"loops": {"l": Loop("l", "a", "a", 1)}}, "made of two stages"),
         ({"loops": {"l": Loop("l", "a", "b", 1, expected_rounds=2.0)}}, r"between 1 and max_rounds=1 rounds"),
@@ -55,21 +51,6 @@ def test_an_edge_allows_what_it_lists_and_always_the_whole() -> None:
     assert Edge("a", "b", granularities=(WHOLE, 2)).allows(2, 8)
     assert Edge("a", "b", granularities=()).allows(4, 8)
     assert Edge("a", "b").allows(8, 8)
-
-
-def test_the_drawing_shows_every_kind_of_edge() -> None:
-    work = graph(
-        ("env", "policy", "actor", "log"),
-        (("policy", "actor"),),
-        loops={"rollout": Loop("rollout", "env", "policy", 7, max_rounds=3)},
-        weight_edges=(WeightEdge("actor", "policy"),),
-        barriers=(Barrier("actor", "log"),),
-    )
-    dot = work.to_dot()
-    assert 'label="rollout: 7 chunk-steps, up to 3 rounds"' in dot
-    assert '"policy" -> "actor";' in dot
-    assert '"actor" -> "policy" [style=dashed' in dot
-    assert '"actor" -> "log" [style=dotted' in dot
 
 
 def stages(**changes: dict) -> dict[str, StageSpec]:
@@ -99,7 +80,6 @@ def test_what_comes_before_the_stage_is_counted_by_rounds() -> None:
     work = Workflow("w", 4, stages(c={"granularities": (WHOLE,)}), CHAIN, repeat=ENOUGH).with_rounds(1.5)
     assert work.expected_rounds() == {"a": 1.5, "b": 1.5}
     assert work.rounds({"b": [[1], [2]]}) == {"a": 2, "b": 2}
-    assert 'label="more: up to 3 rounds"' in work.to_dot()
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     measured.links = {"latency_s": 0.002, "within_node_bytes_per_s": 1e8}
     profile = parse_profile(profile_dict("x", workflow(), "cpu", measured, {"config": "a"}))
     assert float(profile.stages["env"].call_s(4, 1)) == pytest.approx(0.5)  # the median
-    assert profile.stages["env"].parked_bytes == 100.0  # it has no offload: it stays
+    assert (profile.stages["env"].parked_bytes, profile.stages["env"].stays) == (100.0, True)  # it has no offload
+    assert not profile.stages["actor"].stays
     assert (profile.stages["actor"].parked_bytes, profile.stages["actor"].unpark_s) == (5.0, 0.5)
     assert profile.workload is not None
     assert (profile.workload.expected_rounds, profile.workload.num_items) == (1.5, 8)

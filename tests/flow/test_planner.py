@@ -107,6 +107,18 @@ def test_an_edge_that_needs_the_whole_does_not_stream() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
+@pytest.mark.parametrize("stays", [False, True])
+def test_what_cannot_leave_a_device_is_never_switched(stays: bool) -> None:
+    # 20 + 50 + 50 GB on 80 GB: b and c take turns; a may stay through both, or take turns as well if it can leave
+    stages = {name: stage(0, 1) | {"resident_bytes": 50e9, "park_s": 1.0, "unpark_s": 1.0} for name in "bc"}
+    stages["a"] = stage(0, 1) | {"resident_bytes": 20e9, "parked_bytes": 20e9 if stays else 0.0, "stays": stays}
+    pricer = Pricer(graph("abc", (("a", "b"), ("b", "c")), whole=True), profile(stages), cluster(2, 80e9))
+    plans = [Plan("p", 2, plan_tree(found, pricer)) for found in find_plans(pricer)]
+    assert plans
+    assert any(plan.exclusive()["c"] for plan in plans)
+    assert any(plan.exclusive()["a"] for plan in plans) is not stays
+
+
 def test_what_does_not_fit_together_takes_turns_with_its_switches() -> None:
     # 60 + 60 GB on 80 GB: 4 + 4 s of work on 2 devices, and out and in once each way: 2 * (1 + 2) s
     parked = {"resident_bytes": 60e9, "park_s": 1.0, "unpark_s": 2.0}

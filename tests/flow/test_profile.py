@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planning import profile, stage
 
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.flow.catalogue import workflow_for
+from rlinf_embodied.flow.measured import workflow_for
 from rlinf_embodied.flow.profile import interpolate
 from rlinf_embodied.flow.profile_file import FORMAT, load_profile, parse_profile
 

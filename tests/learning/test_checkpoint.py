@@ -8,7 +8,6 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -244,18 +243,3 @@ def test_the_hash_of_weights_depends_on_names_types_shapes_and_bytes_but_not_on_
     assert C.weights_sha256({"t": torch.arange(6.0).reshape(2, 3).T}) == C.weights_sha256(
         {"t": torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]])}
     )
-
-
-def test_fingerprints_name_every_difference():
-    trained = C.Fingerprint(
-        "PickCube-v1", "pd_ee_delta_pose", "panda", ("base",), 0.8, 64, 5, 50, 33, "tiny_vla", {"torch": "2", "x": "1"}
-    )
-    assert trained.differences(replace(trained)) == []
-    other = replace(trained, obs_size=128, camera_fov=None, libraries={"torch": "3"})
-    assert trained.differences(other) == [
-        "camera_fov is 0.8 there and None here",
-        "obs_size is 64 there and 128 here",
-        "version of torch is '2' there and '3' here",
-        "version of x is '1' there and None here",
-    ]
-    assert trained.differences(replace(trained, observations=2)) == ["observations is 1 there and 2 here"]

@@ -15,7 +15,7 @@ from policies.char_tokenizer import char_tokenizer
 from policies.value_lm import ValueLM
 from rlinf_embodied.config import LoraSettings, TinyLMConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.interfaces import LanguagePolicy, TokenBatch
+from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 
 TEXT = "7+8-3="
 TEMPLATE = (

@@ -11,7 +11,7 @@ from language_models import MODELS, language_model
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import LoraSettings
-from rlinf_embodied.interfaces import TokenBatch
+from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass, Passes
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner

@@ -11,7 +11,8 @@ import torch
 from policies.state_policy import StatePolicy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.interfaces import CLOCK_COLUMNS, EnvSpec, Observation, Policy
+from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Policy
 
 ENV = EnvSpec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, (), "physx_cpu")
 CONFIG = PolicyConfig(_target_="policies.state_policy.StatePolicy", name="state", hidden_size=16, num_bins=9)

@@ -12,7 +12,8 @@ from policies.tiny_vla import TinyVLA
 from policies.tokenizer import PAD, WORDS, WordTokenizer
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.interfaces import EnvSpec, Observation, Policy
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Policy
 
 ENV = EnvSpec("PickCube-v1", 16, 5, 50, 7, 19, 45, 64, ("base_camera", "hand_camera"), "physx_cpu")
 ROWS, CHUNK, ACTION, BINS = 8, 5, 7, 33

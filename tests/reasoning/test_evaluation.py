@@ -21,7 +21,7 @@ from rlinf_embodied.reasoning.evaluate import evaluate_command
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, sampled_result
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
 from rlinf_embodied.runtime.session import SerialSession
-from rlinf_embodied.telemetry.metrics import wilson
+from rlinf_embodied.telemetry.metrics import Rate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NUMBER = 20
@@ -66,8 +66,7 @@ def test_the_held_out_problems_are_a_matter_of_their_own_seed(plain) -> None:
 
 def test_accuracy_is_that_of_the_answers_that_are_shown(plain) -> None:
     right = [a.correct for a in plain.shown]
-    assert plain.accuracy == sum(right) / NUMBER
-    assert plain.interval == wilson(sum(right), NUMBER)
+    assert plain.accuracy == Rate(sum(right), NUMBER)
     for answer in plain.shown:  # the compact form ends with # and the answer
         assert answer.correct == (answer.completion.rpartition("#")[2] == answer.answer)
     table = plain.table().splitlines()
@@ -90,7 +89,7 @@ def test_a_forced_answer_begins_as_a_worked_one_does(plain) -> None:
     found = evaluated(short)
     assert found.truncated < 1
     assert found.forced is not None
-    assert found.forced[0] == 0
+    assert found.forced.value == 0
     assert plain.forced is not None
 
 

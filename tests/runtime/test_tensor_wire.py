@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlinf_embodied.execution.meter import context_of
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.interfaces import Observation, RunningEpisode
+from rlinf_embodied.interfaces.envs import Observation, RunningEpisode
 from rlinf_embodied.runtime.host import Call, Receipt, Tick, WorkerSpec
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.runtime.tensor_wire import pack, unpack

@@ -16,11 +16,12 @@ from rlinf_embodied.flow.plan import Plan, resolve
 from rlinf_embodied.runtime.host import Tick
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.transport import (
-    IMPLEMENTED,
     Endpoint,
+    Route,
     Transport,
     choose,
     endpoints,
+    handover,
     routes,
     table,
     with_bytes,
@@ -56,7 +57,7 @@ H100_0, H100_1, H100_ELSEWHERE = (Endpoint(w, w // 2, "h100", w % 2) for w in (0
 def test_a_transport_follows_from_the_two_places(source: Endpoint, target: Endpoint, wanted: str, used: str) -> None:
     choice = choose(source, target)
     assert (choice.wanted, choice.used) == (wanted, used)
-    assert choice.used in IMPLEMENTED
+    assert choice.used in ("in_process", "shared_memory", "network")
     assert ("not implemented" in choice.reason) == (wanted != used)
     assert choose(source, target, one_process=True).used is Transport.in_process
 
@@ -84,6 +85,10 @@ def graph() -> Workflow:
     return Workflow("pair", 4, stages, (Edge("maker", "taker", bytes_per_item=24.0),))
 
 
+def routes_of(workflow: Workflow, plan: Plan, cluster: Cluster) -> list[Route]:
+    return routes(workflow, plan, cluster, handover(workflow, plan, cluster))
+
+
 def plan_for(workflow: Workflow, num_devices: int, **devices: list[int]) -> Plan:
     parts = [{"leaf": {"stage": stage, "devices": places}} for stage, places in devices.items()]
     return resolve("test", [{"tree": {"temporal": parts}}], num_devices, workflow)
@@ -91,7 +96,7 @@ def plan_for(workflow: Workflow, num_devices: int, **devices: list[int]) -> Plan
 
 def test_an_edge_whose_blocks_go_different_ways_has_a_route_for_each() -> None:
     workflow = graph()
-    found = routes(workflow, plan_for(workflow, 2, maker=[1], taker=[0, 1]), CORES)
+    found = routes_of(workflow, plan_for(workflow, 2, maker=[1], taker=[0, 1]), CORES)
     assert [(r.edge, r.choice.used, r.blocks, r.hops) for r in found] == [
         ("maker -> taker", "shared_memory", (0, 1), ((1, 0),)),
         ("maker -> taker", "in_process", (2, 3), ((1, 1),)),
@@ -109,7 +114,7 @@ def test_loops_go_both_ways_and_weights_from_one_worker_to_those_without() -> No
             {"leaf": {"stage": "actor", "devices": [2, 3]}},
         ]
     }
-    found = routes(workflow, resolve("p", [{"tree": tree}], 6, workflow), MIXED)
+    found = routes_of(workflow, resolve("p", [{"tree": tree}], 6, workflow), MIXED)
     found = with_bytes(found, {("env", "actor"): 8.0})
     assert [(r.edge, r.kind, r.choice.wanted, r.choice.used, len(r.blocks), r.bytes_per_item) for r in found] == [
         ("env -> policy", "loop", "network", "network", 4, None),
@@ -123,7 +128,7 @@ def test_loops_go_both_ways_and_weights_from_one_worker_to_those_without() -> No
 
 def test_the_table_says_edge_transport_size_and_reason() -> None:
     workflow = graph()
-    found = routes(workflow, plan_for(workflow, 6, maker=[0], taker=[1]), MIXED)
+    found = routes_of(workflow, plan_for(workflow, 6, maker=[0], taker=[1]), MIXED)
     lines = table(found).splitlines()
     assert lines[0].split() == ["edge", "workers", "blocks", "transport", "bytes/item", "why"]
     assert "maker -> taker  0->1     4       shared_memory (wanted: nccl)  24" in lines[1]
@@ -149,11 +154,44 @@ def received(session: Session, cluster: Cluster, **devices: list[int]) -> tuple[
     return {block: value for report in reports for block, value in report.items()}, said
 
 
+CONSUMERS = {"maker": "Maker", "taker": "Taker", "other": "Taker"}
 PLACEMENTS = {
     "together": ({"maker": [0, 1], "taker": [0, 1]}, {0, 1, 2, 3}),
     "apart": ({"maker": [0], "taker": [1]}, set()),
     "half of the blocks together": ({"maker": [1], "taker": [0, 1]}, {2, 3}),
 }
+
+
+def test_what_one_of_two_consumers_needs_elsewhere_leaves_for_both_and_the_route_says_so() -> None:
+    stages = {name: StageSpec(name, f"fakes.{target}", None) for name, target in CONSUMERS.items()}
+    workflow = Workflow("pair", 4, stages, (Edge("maker", "taker"), Edge("maker", "other")))
+    plan = plan_for(workflow, 2, maker=[0], taker=[0], other=[1])
+    found = {route.edge: route.choice for route in routes_of(workflow, plan, CORES)}
+    assert [choice.used for choice in found.values()] == ["shared_memory", "shared_memory"]
+    assert found["maker -> taker"].reason == "same worker, but it is consumed elsewhere too"
+
+
+def test_a_loop_that_is_called_step_by_step_says_that_its_messages_leave_their_worker() -> None:
+    stages = {name: StageSpec(name, "fakes.Counter", None) for name in ("env", "policy")}
+    workflow = Workflow("fake", 4, stages, loops={"rollout": Loop("rollout", "env", "policy", 3)})
+    tree = {"loop": {"name": "rollout", "stages": {"env": [0, 1], "policy": [1]}}}
+    found = routes_of(workflow, resolve("p", [{"tree": tree}], 2, workflow), CORES)
+    assert {route.choice.used for route in found} == {"shared_memory"}
+    assert {route.hops: route.choice.reason for route in found if route.edge == "env -> policy"} == {
+        ((0, 1),): "same node, CPU tensors",
+        ((1, 1),): "same worker, but the loop is a call per step",
+    }
+
+
+@pytest.mark.ray
+def test_a_block_that_leaves_its_worker_is_a_copy_for_all_of_its_consumers(ray_session) -> None:
+    stages = {name: StageSpec(name, f"fakes.{target}", None) for name, target in CONSUMERS.items()}
+    workflow = Workflow("pair", 4, stages, (Edge("maker", "taker"), Edge("maker", "other")))
+    executor = Executor(workflow, plan_for(workflow, 2, maker=[0], taker=[0], other=[1]), ray_session, CORES)
+    result = executor.run(Tick(5))
+    assert {route.choice.used for route in executor.routes} == {"shared_memory"}
+    for stage in ("taker", "other"):
+        assert [report[0] for report in result.all_of(stage, dict)] == [(False, [0, 5])]
 
 
 @pytest.mark.ray

@@ -12,31 +12,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlinf_embodied.config import WandbConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.telemetry.metrics import Max, Mean, MetricsWriter, Sum, merge_metrics, metric_values, wilson
+from rlinf_embodied.telemetry.metrics import MetricsWriter, Rate, wilson
 
 
-def test_metrics_of_workers_merge_by_their_type():
-    merged = merge_metrics(
-        [
-            {"success": Mean(3, 4), "steps": Sum(10), "ratio": Max(0.5)},
-            {"steps": Sum(5), "ratio": Max(2.0)},
-            {"success": Mean(0, 12), "episodes": Sum(1)},
-        ]
-    )
-    # 3 of 16 episodes, not the mean of 3/4 and 0
-    assert metric_values(merged) == {"success": 0.1875, "steps": 15, "ratio": 2.0, "episodes": 1}
-
-
-def test_a_mean_over_nothing_and_a_maximum_with_nan_are_nan():
-    assert math.isnan(Mean(0, 0).value)
-    assert Mean(0, 0).merge(Mean(1, 2)).value == 0.5
-    assert math.isnan(Max(1.0).merge(Max(math.nan)).value)
-    assert math.isnan(Max(math.nan).merge(Max(1.0)).value)
-
-
-def test_one_name_has_one_type():
-    with pytest.raises(AssertionError, match="x is a Sum and a Mean"):
-        merge_metrics([{"x": Sum(1)}, {"x": Mean(1, 1)}])
+def test_a_rate_says_its_share_with_its_interval_in_words_and_as_json():
+    rate = Rate(15, 50)
+    assert str(rate) == "30.0 % [19.1, 43.8]"
+    assert rate.summary("success") == {"success": 0.3, "success_interval": list(wilson(15, 50))}
 
 
 @pytest.mark.parametrize(

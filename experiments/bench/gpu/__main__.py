@@ -40,7 +40,8 @@ from rlinf_embodied.config import Backend, TrainConfig
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.workflow import training_workflow
-from rlinf_embodied.interfaces import EnvSpec, Observation, Policy
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.targets import load_target
 
 TOY = (

@@ -14,7 +14,7 @@ from functools import partial
 from experiments.bench.harness import Benchmark, Report, Run, Table, seconds_of
 from experiments.bench.planner.published import WINNERS, frozen, h100, pricer_of
 from rlinf_embodied.flow import shares
-from rlinf_embodied.flow.catalogue import workflow_for
+from rlinf_embodied.flow.measured import workflow_for
 from rlinf_embodied.flow.planner import Mode, find_plans
 from rlinf_embodied.flow.sensitivity import MODES, Turn, times_by_mode, turning_points, winner
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import CONFIG_DIR
-from rlinf_embodied.flow.catalogue import workflow_for
+from rlinf_embodied.flow.measured import workflow_for
 from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
 from rlinf_embodied.flow.pricing import Pricer

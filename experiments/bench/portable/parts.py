@@ -11,7 +11,7 @@ import torch
 from experiments.bench.harness.trainings import in_this_process, iterations, job_of, starting_folder
 from policies.tiny_vla import TinyVLA
 from rlinf_embodied.compose import compose_math, compose_train
-from rlinf_embodied.interfaces import EnvSpec, Observation
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.targets import load_target
 

@@ -13,7 +13,7 @@ from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController
 from torch import Tensor
 
 from envs.batched import controllers
-from rlinf_embodied.interfaces import Observation, VectorEnv
+from rlinf_embodied.interfaces.envs import Observation, VectorEnv
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.interfaces import VectorEnv
+from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
 from rlinf_embodied.randomness import uniform

@@ -1,0 +1,1 @@
+"""What plug-ins meet, the data that they give and take and their protocols: envs, policies, language models."""

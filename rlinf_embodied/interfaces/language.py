@@ -1,0 +1,169 @@
+"""What language models give and take: batches of tokens in, log-probs, logits or values out.
+
+Axes: N prompts, B sequences, L tokens of the longest prompt with its completion, R of the longest completion, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_embodied.config import LanguagePolicyConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageSpec:
+    """Plain facts about a language model, as LanguageSpec("qwen2", 25, 128, 0, (1,))."""
+
+    name: str
+    vocab_size: int  # V, width of the logits
+    context_length: int | None  # tokens of prompt and completion together; None: no limit
+    pad_id: int
+    eos_ids: tuple[int, ...]  # any of them ends a completion
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """B sequences, prompt then completion, padded on the right.
+
+    [[5, 6, 7, 1], [8, 9, 1, 0]] with prompt_lengths [2, 1], lengths [4, 3]: completions [7, 1] and [9, 1], both R = 2.
+    """
+
+    tokens: Tensor  # int64 [B, L]
+    prompt_lengths: Tensor  # int64 [B], at least 1
+    lengths: Tensor  # int64 [B], prompt and completion
+
+    @property
+    def mask(self) -> Tensor:
+        """Where [B, R] holds a token of a completion, bool."""
+        counts = self.lengths - self.prompt_lengths
+        return torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
+
+    def to(self, device: str) -> TokenBatch:
+        """Returns the batch on a device."""
+        return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device))
+
+
+@runtime_checkable
+class Prefix(Protocol):
+    """N prompts that a decoder has read."""
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits of each prompt's first completion token, float [N, V]."""
+        ...
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """The memory (KV cache) of up to S rows that decode together; it keeps slots 0..n-1, n = tokens of the last step.
+
+    Made for the weights as they are when it is made; they must not change while it is used.  A row joins with a prompt,
+    is handed one token per step, and is dropped when another row joins or moves into its slot, or when the caller steps
+    with fewer tokens.
+    """
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefix:
+        """Reads N prompts; not one of them has a slot yet."""
+        ...
+
+    def join(self, prefix: Prefix, prompts: Tensor, slots: Tensor) -> None:
+        """Puts copies of prompts (int64 [k], numbers within `prefix`) into slots (int64 [k])."""
+        ...
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Moves rows (int64 [k] slots, disjoint from `targets`) into other slots."""
+        ...
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Appends one token to each of slots 0..n-1 (int64 [n]) and returns the next one's logits [n, V]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogProbs:
+    """What a model says about the completions of a batch; 0 where a row has no token."""
+
+    log_probs: Tensor  # float32 [B, R]
+    entropy: Tensor | None  # float32 [B, R] nats; None where it was not asked for
+
+
+@runtime_checkable
+class LanguagePolicy(Protocol):
+    """A causal language model with its tokenizer.
+
+    It draws nothing, and its forward pass is the same in training and in generation (no dropout).  The padding token
+    is never predicted: generation and training exclude it alike.
+    """
+
+    spec: LanguageSpec
+    module: nn.Module
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a prompt, in the model's chat template where it has one."""
+        ...
+
+    def encode_completion(self, text: str) -> list[int]:
+        """Returns the tokens of an answer, end of sequence included (for supervised training)."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens, special ones left out."""
+        ...
+
+    def log_probs(
+        self, batch: TokenBatch, temperature: float, with_entropy: bool = True, entropy_gradient: bool = True
+    ) -> TokenLogProbs:
+        """Returns log-probs of the completions' tokens at a temperature, differentiable, and so is the entropy.
+
+        Without `entropy_gradient` the entropy is a number to look at, and costs no memory until the backward pass.
+        """
+        ...
+
+    def decoder(self, num_slots: int, width: int) -> Decoder:
+        """Returns memory for S rows of at most `width` tokens each, with the weights as they are now."""
+        ...
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Returns what RL trains, in a fixed order."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes a folder that transformers' from_pretrained loads to the same logits (adapters merged)."""
+        ...
+
+    @classmethod
+    def from_config(cls, config: LanguagePolicyConfig, folder: Path | None, seed: int) -> LanguagePolicy:
+        """Returns the policy of a folder, or a new one; adapters and new weights are drawn from the seed.
+
+        Raises:
+            CheckpointError: the folder is incomplete or damaged.
+            ConfigError: settings that do not fit the model.
+        """
+        ...
+
+
+@runtime_checkable
+class ValueModel(Protocol):
+    """A critic for completions."""
+
+    module: nn.Module
+
+    def values(self, batch: TokenBatch) -> Tensor:
+        """Returns V before each token of the completions, float32 [B, R], differentiable; 0 where a row has none."""
+        ...
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Returns what the value loss trains, in a fixed order."""
+        ...
+
+    @classmethod
+    def from_policy(cls, policy: LanguagePolicy) -> ValueModel:
+        """Returns a new critic that starts from a policy's weights and shares none with it."""
+        ...
