@@ -64,7 +64,7 @@ class VllmEngine:
         self._vllm, self._settings = vllm, settings
         self._module = weakref.ref(policy.module)
         every = (WeightUpdate.load, WeightUpdate.reload, WeightUpdate.restart)
-        self._ways = every if settings.update is WeightUpdate.auto else (settings.update,)
+        self._ways: tuple[WeightUpdate, ...] = every if settings.update is WeightUpdate.auto else (settings.update,)
         self._start(policy, version)
 
     def _start(self, policy: LanguagePolicy, version: int) -> None:
@@ -88,7 +88,8 @@ class VllmEngine:
                 f"generation.vllm is {settings}, but vLLM does not start on {policy.spec.name} with it ({error}): what "
                 "it wrote above says why; use settings and a model that it takes, or generation.engine=transformers"
             ) from error
-        self._version, self.checked, self.rounding = version, False, None
+        self._version, self.checked = version, False
+        self.rounding: float | None = None
         self.dtype = "unknown"
         if hasattr(self.llm, "apply_model"):
             self.dtype = str(self.llm.apply_model(model_dtype)[0])
