@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,12 +51,15 @@ def process_tied(model: nn.Module) -> list[str]:
     return tied
 
 
-def end_with(owner: int, model: nn.Module) -> None:
-    """Has this process end when `owner` does, also when that is killed: vLLM's would live on, and keep its memory."""
-    if owner == os.getpid() or not hasattr(os, "pidfd_open"):
-        return
-    waiting = threading.Thread(target=_end_after, args=(os.pidfd_open(owner),), daemon=True, name="end with the owner")
-    waiting.start()
+def end_with(owner: int, model: nn.Module) -> int:
+    """Has this process end when `owner` does, also when that is killed; returns this process's id.
+
+    Nothing happens where they are one, or where the system cannot tell the end of a process (Linux can).
+    """
+    if owner != os.getpid() and hasattr(os, "pidfd_open"):
+        end_after = partial(_end_after, os.pidfd_open(owner))
+        threading.Thread(target=end_after, daemon=True, name="end with the owner").start()
+    return os.getpid()
 
 
 def _end_after(owner: int) -> None:

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import logging
 import os
+import select
+import signal
 import weakref
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 from rlinf_embodied.config import VllmConfig, WeightUpdate
 from rlinf_embodied.errors import ConfigError
@@ -27,6 +30,7 @@ from rlinf_embodied.runtime.own_folder import OwnFolder
 
 _LOG = logging.getLogger(__name__)
 _MODEL = "model"  # in a folder of this process
+_GRACE_S = 30.0  # for what vLLM does at its end
 # vLLM sends a function to its engine's process only where this says that it may; both processes are ours
 _SENDS_FUNCTIONS = "VLLM_ALLOW_INSECURE_SERIALIZATION"
 
@@ -68,6 +72,7 @@ class VllmEngine:
         self._start(policy, version)
 
     def _start(self, policy: LanguagePolicy, version: int) -> None:
+        self.llm: Any = None  # vllm.LLM; the package need not be there
         settings, self._folder = self._settings, OwnFolder()  # vLLM may look into it again
         policy.save(self._folder.path / _MODEL)
         try:
@@ -90,20 +95,28 @@ class VllmEngine:
             ) from error
         self._version, self.checked = version, False
         self.rounding: float | None = None
-        self.dtype = "unknown"
+        self.dtype, self._processes = "unknown", []
         if hasattr(self.llm, "apply_model"):
             self.dtype = str(self.llm.apply_model(model_dtype)[0])
-            self.llm.apply_model(partial(end_with, os.getpid()))
+            others = {*self.llm.apply_model(partial(end_with, os.getpid()))} - {os.getpid()}
+            self._processes = [os.pidfd_open(pid) for pid in others if hasattr(os, "pidfd_open")]
 
     def belongs_to(self, policy: LanguagePolicy) -> bool:
         """Whether it was made from this policy, at whatever version."""
         return self._module() is policy.module
 
     def close(self) -> None:
-        """Ends vLLM's processes; vLLM itself would do so once nobody refers to any part of it, or never."""
+        """Ends vLLM's processes and waits until they are gone, and with them what they held of the device's memory.
+
+        vLLM itself would end them once nobody refers to any part of it, and does not wait.
+        """
+        if self.llm is None:
+            return
         held = self.llm.llm_engine
         next(part for part in (self.llm, held, held.engine_core) if hasattr(part, "shutdown")).shutdown()
-        del self.llm
+        self.llm = None
+        for process in self._processes:
+            _wait_for_end(process)
         self._folder.cleanup()
 
     # ----------------------------------------------------------------------------------------------------- new weights
@@ -157,3 +170,13 @@ class VllmEngine:
         self.llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
         self.llm.apply_model(process_tied)
         self.llm.reset_prefix_cache()
+
+
+def _wait_for_end(process: int) -> None:
+    """Waits for a process by its descriptor, which it closes; kills one that does not end."""
+    gone = select.poll()
+    gone.register(process, select.POLLIN)
+    if not gone.poll(_GRACE_S * 1000):
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        gone.poll()
+    os.close(process)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 
@@ -55,6 +56,10 @@ def change(policy):
     with torch.no_grad():
         for parameter in policy.module.parameters():
             parameter.mul_(0.5)
+
+
+def no_engine(*args, **settings):
+    raise RuntimeError("the device is full")
 
 
 def leave_tied_layers(model):
@@ -254,6 +259,23 @@ def evaluated(*overrides):
     held = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
     sections = (config.data, config.generation, config.reward, config.eval)
     return AnswerEvaluation(held, *sections, SerialSession(), cluster(1), last_step=7).run(0)
+
+
+def test_a_process_that_does_not_end_is_killed(monkeypatch):
+    monkeypatch.setattr(vllm_process, "_GRACE_S", 0.1)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        vllm_process._wait_for_end(os.pidfd_open(process.pid))
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_an_engine_that_could_not_be_replaced_leaves_none_behind(engine, monkeypatch):
+    policy = language_model("qwen2")
+    run(policy, update=WeightUpdate.restart)
+    monkeypatch.setattr(engine, "LLM", no_engine)
+    with pytest.raises(ConfigError, match=r"vLLM does not start.*the device is full"):
+        run(policy, version=1)
+    vllm_engine.close_engine()
+    assert engine.OldLLM.running == 0
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input

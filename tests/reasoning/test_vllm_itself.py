@@ -41,7 +41,13 @@ def largest_difference(policy, temperature, version, update):
 
 
 def engines():
-    return {child.pid for child in psutil.Process().children(recursive=True) if "EngineCore" in child.name()}
+    """Processes that hold a model: on a CPU vLLM's worker, on a GPU the engine itself."""
+    return {child.pid for child in psutil.Process().children(recursive=True) if holds_a_model(child)}
+
+
+def holds_a_model(process):
+    kind = "VLLM::Worker" if not torch.cuda.is_available() else "VLLM::EngineCor"
+    return process.status() != psutil.STATUS_ZOMBIE and process.name().startswith(kind)
 
 
 @pytest.mark.timeout(1800)
