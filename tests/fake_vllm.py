@@ -1,7 +1,11 @@
 """A stand-in for the package vllm: the classes and methods that its documentation names, over a transformers model.
 
 It refuses what vLLM refuses, draws each sample from seed + index, keeps the first step of prompts that it has read
-(prefix caching), and applies functions to its model only as pickles, as between processes.
+(prefix caching), applies functions to its model only as pickles, as between processes, and lives until it is shut down.
+
+    OldLLM       has no way to its model
+    LLM          keeps weights as parameters, as on a GPU
+    PackedLLM    computes with packed copies of emptied parameters, as on a CPU; reload_weights forgets a tied head's
 """
 
 from __future__ import annotations
@@ -10,11 +14,14 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TypedDict
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 
 class TokensPrompt(TypedDict):
@@ -73,6 +80,11 @@ class _Model(nn.Module):
         super().__init__()
         self.inner = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
 
+    @property
+    def computing(self) -> PreTrainedModel:
+        """What computes."""
+        return self.inner
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         own, loaded = dict(self.inner.named_parameters()), set()
         for name, tensor in weights:
@@ -80,11 +92,59 @@ class _Model(nn.Module):
             loaded.add(name)
         return loaded
 
+    def reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self.load_weights(weights)
+
+
+class _PackedModel(_Model):
+    """The matrices of its linear layers are copies, from which only the head keeps the parameter too."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        copies = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+        copies.lm_head.weight = nn.Parameter(copies.lm_head.weight.detach().clone())
+        self._copies = [copies]  # in a list, so that its parameters are not the model's
+        head = self.inner.lm_head
+        head.quant_method = SimpleNamespace(process_weights_after_loading=self._pack_head)
+        for layer in self.inner.modules():
+            if isinstance(layer, nn.Linear) and layer is not head:
+                layer.weight.data = torch.empty(0)
+
+    @property
+    def computing(self) -> PreTrainedModel:
+        return self._copies[0]
+
+    @torch.no_grad()
+    def _pack_head(self, head: nn.Linear) -> None:
+        self.computing.lm_head.weight.copy_(head.weight)
+
+    def reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        own, copies = dict(self.inner.named_parameters()), dict(self.computing.named_parameters())
+        for name, tensor in weights:
+            copies[name].data.copy_(tensor)
+            if own[name].numel():
+                own[name].data.copy_(tensor)
+
+
+class _EngineCore:
+    """The client of the engine's process."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        OldLLM.running += 1
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        assert self.alive
+        self.alive = False
+        OldLLM.running -= 1
+
 
 class OldLLM:
     """An engine without `apply_model`."""
 
     made = 0  # engines so far
+    running = 0  # engines that were not shut down
+    model_class = _Model
 
     def __init__(
         self,
@@ -95,17 +155,25 @@ class OldLLM:
         seed: int | None = None,
         gpu_memory_utilization: float = 0.9,
         enforce_eager: bool = False,
+        tensor_parallel_size: int = 1,
+        max_model_len: int | None = None,
         logprobs_mode: str = "raw_logprobs",
     ) -> None:
         assert logprobs_mode in ("raw_logprobs", "processed_logprobs")
         OldLLM.made += 1
-        self._model, self._mode = _Model(model), logprobs_mode
+        self._model, self._mode = self.model_class(model), logprobs_mode
+        if self._model.inner.config.num_attention_heads % tensor_parallel_size:
+            raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+        self._longest = max_model_len or self._model.inner.config.max_position_embeddings
+        self.llm_engine = SimpleNamespace(engine_core=_EngineCore())
         self._first: dict[tuple[int, ...], Tensor] = {}  # logits after prompts that were read
 
     def generate(
         self, prompts: Sequence[TokensPrompt], sampling_params: Sequence[SamplingParams], *, use_tqdm: bool = True
     ) -> list[RequestOutput]:
-        pairs = zip(prompts, sampling_params, strict=True)
+        assert self.llm_engine.engine_core.alive
+        pairs = list(zip(prompts, sampling_params, strict=True))
+        assert all(len(p["prompt_token_ids"]) + (s.max_tokens or 0) <= self._longest for p, s in pairs)
         return [self._request(prompt["prompt_token_ids"], parameters) for prompt, parameters in pairs]
 
     def reset_prefix_cache(self) -> bool:
@@ -143,7 +211,8 @@ class OldLLM:
     def _logits(self, prompt: list[int], tokens: list[int]) -> Tensor:
         key = tuple(prompt)
         if tokens or key not in self._first:
-            found = self._model.inner(input_ids=torch.tensor([prompt + tokens]), use_cache=False).logits[0, -1].float()
+            ids = torch.tensor([prompt + tokens])
+            found = self._model.computing(input_ids=ids, use_cache=False).logits[0, -1].float()
             if tokens:
                 return found
             self._first[key] = found
@@ -159,4 +228,27 @@ class LLM(OldLLM):
     def apply_model(self, func: Callable[[nn.Module], object]) -> list[object]:
         if os.environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION") != "1":
             raise TypeError(f"Object of type {type(func)} is not serializable")
-        return [pickle.loads(pickle.dumps(func))(self._model)]
+        assert self.llm_engine.engine_core.alive
+        try:
+            return [pickle.loads(pickle.dumps(func))(self._model)]
+        except BaseException as error:  # noqa: BLE001 - between processes nothing finer comes back
+            raise Exception(f"Call to collective_rpc method failed: {error}") from None
+
+    def collective_rpc(self, method: str, kwargs: dict[str, str]) -> list[None]:
+        assert method == "reload_weights"
+        (file,) = Path(kwargs["weights_path"]).glob("*.safetensors")
+        self._model.reload(load_file(file).items())
+        return [None]
+
+
+class PackedLLM(LLM):
+    """An engine on a CPU."""
+
+    model_class = _PackedModel
+
+
+class StubbornLLM(PackedLLM):
+    """An engine that takes no new weights."""
+
+    def collective_rpc(self, method: str, kwargs: dict[str, str]) -> list[None]:
+        raise Exception("Call to collective_rpc method failed: Model reloading with `dummy` format")

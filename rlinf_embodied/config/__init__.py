@@ -46,6 +46,7 @@ from rlinf_embodied.config.reasoning import (
     SamplesConfig,
     Sharding,
     VllmConfig,
+    WeightUpdate,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig, WandbConfig
 
@@ -91,4 +92,5 @@ __all__ = [
     "VllmConfig",
     "WandbConfig",
     "WarmStartConfig",
+    "WeightUpdate",
 ]

@@ -27,6 +27,7 @@ FREE_ON_RESUME = (
     *("resume", "plan.", "cluster.", "checkpoint.", "eval.", "wandb.", "samples."),
     *("run.dir", "run.num_iterations", "run.until_success", "run.dry", "run.wandb"),
     *("warm_start.cache_dir", "reward.num_workers", "generation.vllm.gpu_memory_utilization"),
+    *("generation.vllm.tensor_parallel_size", "generation.vllm.max_model_len", "generation.vllm.update"),
     "algorithm.max_idle_iterations",
 )
 
@@ -146,13 +147,15 @@ class MathConfig:
             "run.exact=true needs sums in a fixed order",
             "set run.exact=false or algorithm.reduction=auto",
         )
-        require(
-            generation.engine is not Engine.vllm or not self.run.exact.holds,
-            "generation.engine",
-            generation.engine.value,
-            "run.exact=true needs tokens that no other completion has an influence on, which vLLM does not promise",
-            "set run.exact=false or generation.engine=transformers",
-        )
+        for path, engine in (("generation.engine", generation.engine), ("eval.engine", self.eval.engine)):
+            require(
+                engine is not Engine.vllm or not self.run.exact.holds,
+                path,
+                engine.value,
+                "run.exact=true needs tokens that no other completion has an influence on, which vLLM does not promise",
+                f"set run.exact=false or {path}=transformers",
+            )
+        _require_whole_distribution(self.eval, generation)
         require(
             generation.max_new_tokens > 1 or not self.eval.forced_start,
             "generation.max_new_tokens",
@@ -196,6 +199,16 @@ class MathConfig:
     def blocks_together(self) -> int:
         """Blocks that are decoded together."""
         return self.generation.rows_together // self.generation.rows_per_block
+
+
+def _require_whole_distribution(evaluation: AnswerEvalConfig, generation: GenerationConfig) -> None:
+    require(
+        evaluation.engine is not Engine.vllm or generation.top_p == 1 or not evaluation.num_samples,
+        "generation.top_p",
+        generation.top_p,
+        "eval.engine=vllm samples from the whole distribution only",
+        "use 1.0, eval.num_samples=0, or eval.engine=transformers",
+    )
 
 
 def _largest(unit: int, limit: int, whole: int) -> int:
@@ -244,6 +257,9 @@ class EvaluateAnswersConfig:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: AnswerEvalConfig = field(default_factory=lambda: AnswerEvalConfig(forced_start=False))
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        _require_whole_distribution(self.eval, self.generation)
 
 
 @dataclass(kw_only=True, slots=True)

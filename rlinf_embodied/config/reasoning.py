@@ -16,17 +16,32 @@ class Engine(StrEnum):
     vllm = "vllm"  # vLLM's own engine, see docs/reasoning.md
 
 
+class WeightUpdate(StrEnum):
+    """How a running vLLM gets new weights."""
+
+    auto = "auto"  # the first of the following that it does not refuse
+    load = "load"  # into the parameters of its model
+    reload = "reload"  # by its own reload_weights, which also derives anew what it computes with
+    restart = "restart"  # an engine for each version of the weights: slow, and right for every model
+
+
 @dataclass(kw_only=True, slots=True)
 class VllmConfig:
     """What vLLM is told beside the model."""
 
     gpu_memory_utilization: float = 0.4  # share of the GPU for its weights and cache; a learner there needs the rest
     dtype: str = "auto"  # auto: that of the model, half precision for float32
-    enforce_eager: bool = False  # true: no CUDA graphs, which start slowly
+    enforce_eager: bool = False  # true: no compilation and no CUDA graphs, which start slowly
+    tensor_parallel_size: int = 1  # GPUs (on a CPU: processes) that share each layer
+    max_model_len: int | None = None  # tokens of a prompt with its completion; None: the model's context
+    update: WeightUpdate = WeightUpdate.auto
 
     def __post_init__(self) -> None:
-        share = self.gpu_memory_utilization
+        share, ranks, length = self.gpu_memory_utilization, self.tensor_parallel_size, self.max_model_len
         require(0 < share <= 1, "generation.vllm.gpu_memory_utilization", share, "it is a share", "use 0.4")
+        require(ranks >= 1, "generation.vllm.tensor_parallel_size", ranks, "it must be at least 1", "use 1")
+        rule = "a prompt and its completion have at least one token each"
+        require(length is None or length >= 2, "generation.vllm.max_model_len", length, rule, "use null or 512")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -257,6 +272,7 @@ class AnswerEvalConfig:
     problems_per_block: int = 125  # that are decoded together
     forced_start: bool = True  # before training: also with every answer made to begin as a worked one does
     num_shown: int = 12  # answers in the table of samples
+    engine: Engine = Engine.transformers  # what decodes; vllm is told what stands in generation.vllm
 
     def __post_init__(self) -> None:
         for name in ("num_problems", "problems_per_block"):

@@ -24,7 +24,6 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
-from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
 from rlinf_embodied.reasoning.judge import Judge, reward_function
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
@@ -145,7 +144,7 @@ class AnswerStage(LanguageStage):
         sampling = Sampling(longest, config.temperature if sampled else 0.0, config.top_p if sampled else 1.0)
         noise = Noise(self._held.seed, 0, "evaluation")
         block = GenerationBlock(tuple(prompts), group_size)
-        groups = generate(policy, block, sampling, noise, num_slots=config.num_slots, in_order=True)
+        groups = self._generate(block, sampling, noise, config, self._config.eval.engine)
         texts, lengths, ended = [], [], []
         for group in groups:
             for row, length in zip(group.tokens.tolist(), group.lengths.tolist(), strict=True):

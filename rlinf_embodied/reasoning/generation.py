@@ -27,14 +27,23 @@ from rlinf_embodied.algorithms.log_probs import (
     log_softmax,
     restrict_to_nucleus,
 )
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Sampling
 
 
-def require_context(policy: LanguagePolicy, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-    """Checks that the longest prompt and its completion fit into the model's context.
+def require_context(
+    policy: LanguagePolicy, prompts: Sequence[Prompt], sampling: Sampling, max_model_len: int | None = None
+) -> None:
+    """Checks that the longest prompt and its completion fit into the model's context, and into that of the engine.
+
+    Args:
+        policy: whose context is meant.
+        prompts: what is completed.
+        sampling: how long completions may be.
+        max_model_len: what generation.vllm allows for, where vLLM decodes.
 
     Raises:
         ConfigError: they do not, or a prompt has no tokens.
@@ -51,6 +60,10 @@ def require_context(policy: LanguagePolicy, prompts: Sequence[Prompt], sampling:
             f"the context of {policy.spec.name} holds {limit}: use at most {max(0, limit - length)} new tokens, "
             "shorter prompts, or a model with a longer context"
         )
+    needed = length + sampling.max_new_tokens
+    rule = f"prompt {longest.id} with its completion may have {needed} tokens"
+    known = max_model_len is not None
+    require(not known or max_model_len >= needed, "generation.vllm.max_model_len", max_model_len, rule, f"use {needed}")
 
 
 def generate(

@@ -32,6 +32,7 @@ from rlinf_embodied.reasoning.batch import (
 )
 from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.policy_folder import load_policy
+from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
 from rlinf_embodied.runtime.host import Output, StageContext, Tick
 
 
@@ -66,6 +67,15 @@ class LanguageStage:
         """Installs a new version; checksum and names are verified first."""
         install_weights(self._shared.policy.module, message)
         self._shared.version = message.version
+
+    def _generate(
+        self, block: GenerationBlock, sampling: Sampling, noise: Noise, config: GenerationConfig, engine: Engine
+    ) -> Iterator[Group]:
+        """Completes a block with an engine; groups come in the order of the prompts."""
+        policy = self._shared.policy
+        if engine is Engine.vllm:
+            return generate_with_vllm(policy, block, sampling, noise, self._shared.version, config.vllm)
+        return generate(policy, block, sampling, noise, num_slots=config.num_slots, in_order=True)
 
     def offload(self, tick: Tick) -> None:
         """Leaves the device's memory; the weights stay if another stage uses them."""
@@ -136,8 +146,4 @@ class GenerationStage(LanguageStage):
         sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p)
         noise = Noise(self._held.seed, tick.iteration)
         block = GenerationBlock(asked, self._config.group_size)
-        if config.engine is Engine.vllm:
-            from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
-
-            return generate_with_vllm(policy, block, sampling, noise, self._shared.version, config.vllm)
-        return generate(policy, block, sampling, noise, num_slots=config.num_slots, in_order=True)
+        return self._generate(block, sampling, noise, config, config.engine)

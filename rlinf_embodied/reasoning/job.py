@@ -9,7 +9,7 @@ from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import MathConfig, ReasoningName
+from rlinf_embodied.config import Engine, MathConfig, ReasoningName
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.data.text_forms import text_form
@@ -122,7 +122,9 @@ class ReasoningJob:
         policy = load_policy(config.policy, folder, config.run.seed, "cpu").policy
         trained = self._longest(policy, Split.train, config.run.seed)
         held_out = self._longest(policy, Split.test, config.data.seed, config.eval.num_problems)
-        require_context(policy, [trained, held_out], Sampling(config.generation.max_new_tokens))
+        engines = {config.generation.engine, config.eval.engine}
+        max_model_len = config.generation.vllm.max_model_len if Engine.vllm in engines else None
+        require_context(policy, [trained, held_out], Sampling(config.generation.max_new_tokens), max_model_len)
         longest = len(trained.tokens) + config.generation.max_new_tokens
         if longest > config.algorithm.tokens_per_microbatch:
             raise ConfigError(

@@ -1,7 +1,7 @@
-"""Generation by vLLM, an engine for GPUs: pip install 'rlinf-embodied[vllm]', generation.engine=vllm, run.exact=false.
+"""Generation by vLLM, an engine of its own: generation.engine=vllm, run.exact=false.
 
-    first call      policy.save -> a folder -> vllm.LLM, in a process of its own, kept for later calls of this one
-    other weights   policy.save -> a folder -> LLM.apply_model: the engine's model reads it; cached prefixes are dropped
+    first call      an engine starts from a folder (vllm_process.py), and is kept for later calls of this process
+    other weights   they go to the engine; the first log-probs that it then tells are compared with training's
     each call       LLM.generate over all prompts of a block at once, G samples each
 
 Beside our own engine (generation.py): nothing is handed on before all completions have ended; a row's generator is
@@ -13,49 +13,34 @@ included.  (Its default, `raw_logprobs`, is the model's at temperature 1, before
 other kernels, often in half precision: algorithm.importance_cap corrects for that, and losses/mismatch_* say how much
 it is.  With a nucleus they would be of the nucleus, and nothing tells its mass, without which they cannot be compared
 with training's: top_p stays 1.
-
-Written against vLLM's documentation and tested with a stand-in of the same interface: it has not run with vLLM itself.
 """
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from torch import nn
 
 from rlinf_embodied.config import VllmConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.randomness import words
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Sampling
 from rlinf_embodied.reasoning.generation import require_context
-from rlinf_embodied.runtime.own_folder import OwnFolder
+from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
+from rlinf_embodied.reasoning.vllm_process import VllmEngine, vllm_package
 
 _NEVER = -100.0  # the least logit bias that vLLM takes: e^-100 is no chance at all
-_MODEL = "model"  # in a folder of this process
-# vLLM sends a function to its engine's process only where this says that it may; both processes are ours
-_SENDS_FUNCTIONS = "VLLM_ALLOW_INSECURE_SERIALIZATION"
+_NUM_COMPARED = 8  # completions, of as many prompts
+# mean |difference| of a token's log-prob to training's, in float32 and with an engine of another precision
+_UNLIKE, _UNLIKE_HALF = 1e-3, 0.1  # an engine that is new computes something else
+_ROUNDING, _ROUNDING_HALF = 1e-5, 1e-2  # never of other weights, however small it was when the engine was new
+_GROWTH = 5.0  # of rounding while the policy learns: more than that is of other weights
 
-
-@dataclass(slots=True)
-class _Engine:
-    llm: Any  # vllm.LLM; the package need not be there
-    module: weakref.ref[nn.Module]  # of the policy that it was made from
-    version: int  # of the weights that it holds
-    folder: OwnFolder  # that it was made from
-
-
-_ENGINES: list[_Engine] = []  # of this process: none or one, as each holds a share of the GPU
+_ENGINES: list[VllmEngine] = []  # of this process: none or one, as each holds a share of the GPU
 
 
 def generate_with_vllm(
@@ -77,76 +62,88 @@ def generate_with_vllm(
         settings: of a new engine.
 
     Raises:
-        ConfigError: vLLM is not installed, a prompt with its completion exceeds the context, or top_p is not 1.
+        ConfigError: vLLM is not installed or does not start, a prompt with its completion exceeds the context, or top_p
+            is not 1.
+        ObjectiveError: the engine does not compute with the policy's weights.
     """
-    require_context(policy, block.prompts, sampling)
+    settings = settings or VllmConfig()
+    require_context(policy, block.prompts, sampling, settings.max_model_len)
     rule = "vLLM does not tell the mass of a nucleus, without which its log-probs are not comparable"
     require(sampling.top_p == 1, "generation.top_p", sampling.top_p, rule, "use 1.0, or engine=transformers")
-    vllm = _package()
-    llm = _engine(vllm, policy, version, settings or VllmConfig())
+    vllm = vllm_package()
+    engine = _engine(vllm, policy, version, settings)
     prompts = [vllm.TokensPrompt(prompt_token_ids=list(prompt.tokens)) for prompt in block.prompts]
     parameters = [_parameters(vllm, policy, block.group_size, sampling, noise, prompt) for prompt in block.prompts]
-    answers = llm.generate(prompts, parameters, use_tqdm=False)
+    answers = engine.llm.generate(prompts, parameters, use_tqdm=False)
     assert len(answers) == len(prompts), "vLLM answers every prompt, in their order"
     pairs = zip(block.prompts, answers, strict=True)
-    return (_group(policy, prompt, _completions(answer.outputs, block.group_size)) for prompt, answer in pairs)
+    groups = [_group(policy, prompt, _completions(answer.outputs, block.group_size)) for prompt, answer in pairs]
+    if not engine.checked:
+        _require_same_weights(engine, policy, groups, sampling.temperature or 1.0)
+    return iter(groups)
 
 
-# ---------------------------------------------------------------------------------------------------------- the engine
-def _package() -> ModuleType:
-    os.environ.setdefault(_SENDS_FUNCTIONS, "1")
-    try:
-        import vllm  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ConfigError(
-            f"generation.engine is 'vllm', but the package vllm cannot be imported ({error}): "
-            "pip install 'rlinf-embodied[vllm]', or use generation.engine=transformers"
-        ) from error
-    return vllm
+def close_engine() -> None:
+    """Ends this process's engine, if it has one, and gives its memory back."""
+    while _ENGINES:
+        _ENGINES.pop().close()
 
 
-def _engine(vllm: ModuleType, policy: LanguagePolicy, version: int, settings: VllmConfig) -> Any:
+def _engine(vllm: ModuleType, policy: LanguagePolicy, version: int, settings: VllmConfig) -> VllmEngine:
     """Returns this process's engine, made now or kept, with the policy's weights."""
-    held = _ENGINES[0] if _ENGINES else None
-    known = held is not None and held.module() is policy.module
-    if held is not None and known and held.version == version:
-        return held.llm
-    if held is not None and known and hasattr(held.llm, "apply_model"):
-        _update(held.llm, policy)
-        held.version = version
-        return held.llm
-    del held
-    _ENGINES.clear()  # gives its memory back before the next one takes it
-    folder = OwnFolder()
-    policy.save(folder.path / _MODEL)
-    llm = vllm.LLM(
-        model=str(folder.path / _MODEL),
-        skip_tokenizer_init=True,  # tokens go in, tokens come out
-        dtype=settings.dtype,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        enforce_eager=settings.enforce_eager,
-        logprobs_mode="processed_logprobs",
-        seed=0,  # each request brings its own
+    if _ENGINES and _ENGINES[0].belongs_to(policy):
+        _ENGINES[0].take(policy, version)
+    else:
+        close_engine()  # gives its memory back before the next one takes it
+        _ENGINES.append(VllmEngine(vllm, policy, version, settings))
+    return _ENGINES[0]
+
+
+def _require_same_weights(
+    engine: VllmEngine, policy: LanguagePolicy, groups: Sequence[Group], temperature: float
+) -> None:
+    """Compares an engine's log-probs with those of training's forward pass; those of a new engine tell its rounding.
+
+    Raises:
+        ObjectiveError: they are of other weights, or of another model.
+    """
+    found = _difference(policy, groups[:_NUM_COMPARED], temperature)
+    full = engine.dtype == "float32"
+    new = engine.rounding is None
+    if engine.rounding is None:
+        limit = _UNLIKE if full else _UNLIKE_HALF
+        engine.rounding = found
+    else:
+        limit = max(_ROUNDING if full else _ROUNDING_HALF, _GROWTH * engine.rounding)
+    if not found <= limit:
+        close_engine()
+        raise ObjectiveError(_unlike(engine, found, limit, new))
+    engine.checked = True
+
+
+def _difference(policy: LanguagePolicy, groups: Sequence[Group], temperature: float) -> float:
+    """Returns mean |log pi(engine) - log pi(training)| over the tokens of each group's first completion."""
+    rows = Sequences.of(groups)
+    firsts = [sum(len(group.lengths) for group in groups[:number]) for number in range(len(groups))]
+    compared = rows.select(firsts)
+    own = all_log_probs(policy, compared, temperature, max(compared.lengths())).log_probs  # a row at a time
+    pairs = zip(groups, own, compared.completions, strict=True)
+    apart = [(group.log_probs[0, : len(tokens)] - row[: len(tokens)]).abs() for group, row, tokens in pairs]
+    return float(torch.cat(apart).mean())
+
+
+def _unlike(engine: VllmEngine, found: float, limit: float, new: bool) -> str:
+    told = f"vLLM's log-probs differ from training's by {found:.3g} per token (mean; its dtype is {engine.dtype}), but"
+    if new:
+        return (
+            f"{told} a new engine's differ by at most {limit:g}: it computes another function than the policy; use "
+            "generation.vllm.dtype=float32 to see whether it is rounding, or generation.engine=transformers"
+        )
+    return (
+        f"{told} with these weights' first engine it was {engine.rounding:.3g}, and {limit:.3g} is the limit: part of "
+        f"the new weights did not reach it by generation.vllm.update={engine.way.value}; use "
+        "generation.vllm.update=restart, which starts an engine with each version of the weights"
     )
-    _ENGINES.append(_Engine(llm, weakref.ref(policy.module), version, folder))
-    return llm
-
-
-def _update(llm: Any, policy: LanguagePolicy) -> None:
-    folder = OwnFolder()
-    try:
-        policy.save(folder.path / _MODEL)
-        llm.apply_model(partial(load_folder, str(folder.path / _MODEL)))
-    finally:
-        folder.cleanup()
-    llm.reset_prefix_cache()  # what it holds is of the old weights
-
-
-def load_folder(folder: str, model: nn.Module) -> None:
-    """Overwrites the weights of an engine's model with those of a folder; runs in the engine's process."""
-    files = sorted(Path(folder).glob("*.safetensors"))
-    assert files, f"{folder} holds no weights"
-    cast(Any, model).load_weights(item for file in files for item in load_file(file).items())
 
 
 # ---------------------------------------------------------------------------------------------------- what is asked for

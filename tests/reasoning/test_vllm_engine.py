@@ -1,27 +1,33 @@
-"""The vLLM engine against a stand-in with vLLM's interface; vLLM itself needs a GPU and is not installed here."""
+"""The vLLM engine against a stand-in with vLLM's interface; test_vllm_itself.py is about vLLM's own."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import signal
+import subprocess
 import sys
 
 import fake_vllm
 import pytest
 import torch
 from language_models import language_model
-from math_runs import tiny_math, train_math, untimed_rows
+from math_runs import tiny_math, train_math, untimed_rows, warm
+from runs import cluster
 
 from rlinf_embodied.compose import compose_math
-from rlinf_embodied.config import DataConfig, Engine, GenerationConfig, VllmConfig
+from rlinf_embodied.config import DataConfig, Engine, GenerationConfig, VllmConfig, WeightUpdate
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
-from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.reasoning import vllm_engine
+from rlinf_embodied.errors import ConfigError, ObjectiveError
+from rlinf_embodied.reasoning import vllm_engine, vllm_process
 from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Noise, Prompt, PromptSet, Sampling
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation
 from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
 from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
 from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
 from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.session import SerialSession
 
 PROMPTS = (Prompt(40, (5, 9, 2)), Prompt(7, (3, 4, 8, 8, 12)), Prompt(23, (6,)))
 BLOCK = GenerationBlock(PROMPTS, group_size=4)
@@ -35,13 +41,29 @@ def engine(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", fake_vllm)
     monkeypatch.setattr(vllm_engine, "_ENGINES", [])
     monkeypatch.setattr(fake_vllm.OldLLM, "made", 0)
+    monkeypatch.setattr(fake_vllm.OldLLM, "running", 0)
     monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
     yield fake_vllm
     os.environ.pop("VLLM_ALLOW_INSECURE_SERIALIZATION", None)
 
 
-def run(policy, block=BLOCK, sampling=SAMPLING, noise=NOISE, version=0):
-    return list(generate_with_vllm(policy, block, sampling, noise, version, VllmConfig()))
+def run(policy, block=BLOCK, sampling=SAMPLING, noise=NOISE, version=0, **settings):
+    return list(generate_with_vllm(policy, block, sampling, noise, version, VllmConfig(**settings)))
+
+
+def change(policy):
+    """Changes every weight, so that one that stays behind shows."""
+    with torch.no_grad():
+        for parameter in policy.module.parameters():
+            parameter.mul_(0.5)
+
+
+def no_engine(*args, **settings):
+    raise RuntimeError("the device is full")
+
+
+def leave_tied_layers(model):
+    """What reload_weights alone makes of them."""
 
 
 def assert_log_probs_are_those_of(policy, groups, temperature=SAMPLING.temperature):
@@ -96,35 +118,96 @@ def test_draws_are_keyed_by_seed_iteration_prompt_and_sample(engine):
         assert any(not torch.equal(g.tokens, groups[g.prompt.id].tokens) for g in run(policy, noise=other))
 
 
-def test_new_weights_reach_the_engine_that_is_kept(engine):
-    policy = language_model("qwen2")
-    run(policy)
-    with torch.no_grad():
-        for parameter in policy.module.parameters():
-            parameter.mul_(0.5)
-    assert_log_probs_are_those_of(policy, run(policy, version=1))  # a kept prefix would be of the old weights
-    run(policy, version=1)
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])  # tied and untied embeddings
+@pytest.mark.parametrize(("kind", "way"), [("LLM", "load"), ("PackedLLM", "reload")])
+def test_new_weights_reach_the_engine_that_is_kept(engine, monkeypatch, kind, way, architecture):
+    monkeypatch.setattr(engine, "LLM", getattr(engine, kind))
+    policy = language_model(architecture)
+    for version in range(3):
+        assert_log_probs_are_those_of(policy, run(policy, version=version))  # a kept prefix would be of old weights
+        run(policy, version=version)
+        change(policy)
     assert engine.OldLLM.made == 1
+    assert vllm_engine._ENGINES[0].way == way
 
 
-def test_an_engine_that_cannot_take_weights_is_made_anew(engine, monkeypatch):
-    monkeypatch.setattr(engine, "LLM", engine.OldLLM)
+@pytest.mark.parametrize("kind", ["OldLLM", "StubbornLLM"])
+def test_an_engine_that_cannot_take_weights_is_ended_and_another_started(engine, monkeypatch, kind):
+    monkeypatch.setattr(engine, "LLM", getattr(engine, kind))
     policy = language_model("qwen2")
-    run(policy)
-    run(policy)
-    assert engine.OldLLM.made == 1
-    with torch.no_grad():
-        policy.module.get_input_embeddings().weight.mul_(0.5)
+    for version in range(3):
+        run(policy, version=version)
+        assert_log_probs_are_those_of(policy, run(policy, version=version))
+        assert engine.OldLLM.made == version + 1
+        assert engine.OldLLM.running == 1
+        change(policy)
+
+
+def test_an_engine_is_started_for_each_version_where_that_is_asked_for(engine):
+    policy = language_model("qwen2")
+    run(policy, update=WeightUpdate.restart)
+    change(policy)
     assert_log_probs_are_those_of(policy, run(policy, version=1))
-    assert engine.OldLLM.made == 2
+    assert (engine.OldLLM.made, engine.OldLLM.running) == (2, 1)
 
 
-def test_another_policy_gets_another_engine_in_place_of_the_first(engine):
+@pytest.mark.parametrize(
+    ("kind", "update", "refusal"),
+    [("PackedLLM", "load", r"emptied \d+ parameters, such as"), ("StubbornLLM", "reload", "Model reloading")],
+)
+def test_a_way_that_vllm_refuses_is_named(engine, monkeypatch, kind, update, refusal):
+    monkeypatch.setattr(engine, "LLM", getattr(engine, kind))
+    policy = language_model("qwen2")
+    run(policy, update=WeightUpdate(update))
+    with pytest.raises(ConfigError, match=rf"generation.vllm.update is '{update}'.*{refusal}.*use auto or restart"):
+        run(policy, version=1)
+
+
+def test_weights_that_did_not_arrive_stop_the_run_and_end_the_engine(engine, monkeypatch):
+    monkeypatch.setattr(engine, "LLM", engine.PackedLLM)
+    monkeypatch.setattr(vllm_process, "process_tied", leave_tied_layers)
+    policy = language_model("qwen2")
+    run(policy)
+    with torch.no_grad():
+        policy.module.get_input_embeddings().weight.mul_(1.01)  # the embeddings arrive, the head that shares them not
+    with pytest.raises(ObjectiveError, match=r"generation.vllm.update=reload.*generation.vllm.update=restart"):
+        run(policy, version=1)
+    assert engine.OldLLM.running == 0
+    assert_log_probs_are_those_of(policy, run(policy, version=1))  # by an engine that is new
+
+
+def test_a_new_engine_that_computes_something_else_stops_the_run(engine, monkeypatch):
+    told = dataclasses.replace(SAMPLING, temperature=0.9)
+    policy = language_model("qwen2")
+    real = vllm_engine._parameters
+    monkeypatch.setattr(vllm_engine, "_parameters", lambda v, p, size, _, *rest: real(v, p, size, SAMPLING, *rest))
+    with pytest.raises(ObjectiveError, match=r"computes another function.*generation.engine=transformers"):
+        run(policy, sampling=told)
+
+
+def test_another_policy_gets_another_engine_and_the_first_one_ends(engine):
     run(language_model("qwen2", seed=0))
     other = language_model("llama", seed=1)
     assert_log_probs_are_those_of(other, run(other))
-    assert engine.OldLLM.made == 2
-    assert len(vllm_engine._ENGINES) == 1
+    assert (engine.OldLLM.made, engine.OldLLM.running) == (2, 1)
+    vllm_engine.close_engine()
+    assert engine.OldLLM.running == 0
+
+
+def test_a_process_ends_with_its_owner_also_when_that_is_killed():
+    child = (
+        "import sys, threading; from rlinf_embodied.reasoning.vllm_model import end_with; "
+        "end_with(int(sys.argv[1]), None); print('waits', flush=True); threading.Event().wait()"
+    )
+    owner = (
+        "import os, subprocess, sys, threading; "
+        f"subprocess.Popen([sys.executable, '-c', {child!r}, str(os.getpid())]); threading.Event().wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"waits\n"
+        process.kill()
+        assert process.stdout.read() == b""  # the pipe closes when the child is gone
 
 
 def test_likeliest_tokens_are_asked_for_once_and_given_to_the_whole_group(engine):
@@ -162,6 +245,39 @@ def test_a_training_on_the_engine_has_the_newest_weights_in_it_each_time(engine,
     assert engine.OldLLM.made == 1
 
 
+def test_greedy_answers_of_an_evaluation_are_those_of_our_own_decoder(engine):
+    own, found = (evaluated(f"eval.engine={name}", "run.exact=false") for name in ("transformers", "vllm"))
+    assert engine.OldLLM.made == 1
+    assert found.shown == own.shown
+    assert (found.accuracy, found.length, found.forced) == (own.accuracy, own.length, own.forced)
+    assert found.sampled is not None
+    assert set(found.sampled.pass_at) == {1, 2}
+
+
+def evaluated(*overrides):
+    config = tiny_math("eval.num_problems=12", "eval.num_samples=2", *overrides)
+    held = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
+    sections = (config.data, config.generation, config.reward, config.eval)
+    return AnswerEvaluation(held, *sections, SerialSession(), cluster(1), last_step=7).run(0)
+
+
+def test_a_process_that_does_not_end_is_killed(monkeypatch):
+    monkeypatch.setattr(vllm_process, "_GRACE_S", 0.1)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        vllm_process._wait_for_end(os.pidfd_open(process.pid))
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_an_engine_that_could_not_be_replaced_leaves_none_behind(engine, monkeypatch):
+    policy = language_model("qwen2")
+    run(policy, update=WeightUpdate.restart)
+    monkeypatch.setattr(engine, "LLM", no_engine)
+    with pytest.raises(ConfigError, match=r"vLLM does not start.*the device is full"):
+        run(policy, version=1)
+    vllm_engine.close_engine()
+    assert engine.OldLLM.running == 0
+
+
 # ------------------------------------------------------------------------------------------------------------ bad input
 def test_a_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)  # an import of it fails then
@@ -173,6 +289,30 @@ def test_a_completion_beyond_the_context_is_refused_before_an_engine_starts(engi
     with pytest.raises(ConfigError, match=r"max_new_tokens is 95.*prompt 7 has 5 tokens"):
         run(language_model("qwen2"), sampling=Sampling(max_new_tokens=95))
     assert engine.OldLLM.made == 0
+
+
+def test_a_completion_beyond_what_the_engine_is_made_for_is_refused_before_it_starts(engine):
+    assert run(language_model("qwen2"), max_model_len=14)  # 5 tokens of a prompt, 9 of its completion
+    vllm_engine.close_engine()
+    with pytest.raises(ConfigError, match=r"generation.vllm.max_model_len is 13.*prompt 7.*14 tokens: use 14"):
+        run(language_model("qwen2"), max_model_len=13)
+    assert engine.OldLLM.made == 1
+
+
+@pytest.mark.parametrize("which", ["generation", "eval"])
+def test_training_refuses_a_context_that_is_too_short_before_anything_starts(engine, tmp_path, which):
+    config = tiny_math(
+        f"run.dir={tmp_path}", f"{which}.engine=vllm", "run.exact=false", "generation.vllm.max_model_len=21"
+    )
+    with pytest.raises(ConfigError, match=r"generation.vllm.max_model_len is 21"):
+        train_math(config)
+    assert engine.OldLLM.made == 0
+
+
+def test_settings_that_vllm_does_not_start_with_are_named(engine):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=3.*vLLM does not start.*initialization failed"):
+        run(language_model("qwen2"), tensor_parallel_size=3)
+    assert engine.OldLLM.running == 0
 
 
 def test_a_nucleus_is_refused(engine):
@@ -187,5 +327,26 @@ def test_exact_runs_refuse_the_engine():
         compose_math(["generation.engine=vllm"])
     config = compose_math(["generation.engine=vllm", "run.exact=false", "generation.vllm.gpu_memory_utilization=0.6"])
     assert config.generation.vllm == VllmConfig(gpu_memory_utilization=0.6)
-    with pytest.raises(ConfigError, match=r"gpu_memory_utilization is 1.5"):
-        compose_math(["generation.vllm.gpu_memory_utilization=1.5"])
+    with pytest.raises(ConfigError, match=r"eval.engine is 'vllm', but run.exact=true.*eval.engine=transformers"):
+        compose_math(["eval.engine=vllm"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("generation.vllm.gpu_memory_utilization=1.5", "gpu_memory_utilization is 1.5"),
+        ("generation.vllm.tensor_parallel_size=0", "tensor_parallel_size is 0"),
+        ("generation.vllm.max_model_len=1", "max_model_len is 1"),
+        ("generation.vllm.update=sync", "auto, load, reload, restart"),
+    ],
+)
+def test_impossible_settings_are_refused(override, message):
+    with pytest.raises(ConfigError, match=message):
+        compose_math([override])
+
+
+def test_evaluation_with_a_nucleus_is_refused():
+    with pytest.raises(ConfigError, match=r"generation.top_p is 0.9, but eval.engine=vllm.*eval.num_samples=0"):
+        compose_math(["eval.engine=vllm", "run.exact=false", "generation.top_p=0.9"])
+    greedy = ["eval.engine=vllm", "run.exact=false", "generation.top_p=0.9", "eval.num_samples=0"]
+    assert compose_math(greedy).eval.engine is Engine.vllm

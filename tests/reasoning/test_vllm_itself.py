@@ -1,0 +1,65 @@
+"""The vLLM engine with vLLM itself, on whatever device it was built for; an engine takes half a minute to start."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+import torch
+
+from policies.causal_lm import CausalLM
+from rlinf_embodied.config import TinyLMConfig, VllmConfig, WeightUpdate
+from rlinf_embodied.reasoning import vllm_engine
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
+
+pytest.importorskip("vllm", reason="needs vLLM in an environment of its own: docs/reasoning.md")
+
+BLOCK = GenerationBlock((Prompt(40, (5, 9, 2)), Prompt(7, (3, 4, 8, 8, 12)), Prompt(23, (6,))), group_size=4)
+
+
+@pytest.fixture
+def policy():
+    """A model with tied embeddings and heads of a size that vLLM has kernels for."""
+    made = CausalLM.tiny(TinyLMConfig(hidden_size=64, num_heads=2, num_layers=2, context_length=64), seed=1)
+    drawn = torch.Generator().manual_seed(0)
+    for parameter in made.module.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=0.2, generator=drawn)
+    yield made
+    vllm_engine.close_engine()
+
+
+def largest_difference(policy, temperature, version, update):
+    settings = VllmConfig(dtype="float32", enforce_eager=True, max_model_len=64, update=update)
+    sampling = Sampling(max_new_tokens=20, temperature=temperature)
+    groups = list(vllm_engine.generate_with_vllm(policy, BLOCK, sampling, Noise(3, 0), version, settings))
+    assert [len(group.lengths) for group in groups] == [4, 4, 4]
+    rows = Sequences.of(groups)
+    expected = all_log_probs(policy, rows, temperature or 1.0, token_budget=1000).log_probs
+    found = torch.cat([torch.nn.functional.pad(g.log_probs, (0, 20 - g.log_probs.shape[1])) for g in groups])
+    return float((found[:, : expected.shape[1]] - expected).abs().max())
+
+
+def engines():
+    """Processes that hold a model: on a CPU vLLM's worker, on a GPU the engine itself."""
+    return {child.pid for child in psutil.Process().children(recursive=True) if holds_a_model(child)}
+
+
+def holds_a_model(process):
+    kind = "VLLM::Worker" if not torch.cuda.is_available() else "VLLM::EngineCor"
+    return process.status() != psutil.STATUS_ZOMBIE and process.name().startswith(kind)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("update", [WeightUpdate.auto, WeightUpdate.restart])
+def test_log_probs_are_those_of_training_with_each_version_of_the_weights_and_no_engine_stays(policy, update):
+    for version in range(3):
+        assert largest_difference(policy, 0.7, version, update) < 1e-4
+        (engine,) = engines()
+        with torch.no_grad():
+            for parameter in policy.module.parameters():
+                parameter.mul_(0.9)
+    assert largest_difference(policy, 0.0, 3, update) < 1e-4
+    assert (engine in engines()) == (update is WeightUpdate.auto)
+    vllm_engine.close_engine()
+    assert not engines()
