@@ -24,7 +24,7 @@ from typing import Any
 
 from rlinf_embodied.config import VllmConfig, WeightUpdate
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces import LanguagePolicy
+from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.reasoning.vllm_model import emptied_weights, end_with, load_folder, model_dtype, process_tied
 from rlinf_embodied.runtime.own_folder import OwnFolder
 
