@@ -118,7 +118,7 @@ def mean_near_mode(logits: Float[Tensor, "*axes V"], reach: int) -> Float[Tensor
     """Returns the mean index over the values within `reach` of the likeliest one, float32; the first of equals is that.
 
     For tokens whose values are places on a line: finer than the likeliest value alone, and never between two modes that
-    are further apart.  Summed value by value, so that its bits do not depend on a processor's vectors.
+    are further apart.
     """
     probabilities, mode = log_softmax(logits, 1.0).exp(), likeliest_tokens(logits)
     total = torch.zeros_like(mode, dtype=torch.float32)

@@ -29,7 +29,7 @@ class PolicySpec:
 class PolicyOutput:
     """Actions sampled (or chosen) for B rows."""
 
-    actions: Tensor  # float32 [B, C, A] in [-1, 1]
+    actions: Tensor  # float32 [B, C, A] in [-1, 1]: those of the tokens; greedy ones may lie between two bins
     tokens: Tensor  # int64 [B, C, A], index of the bin
     log_probs: Tensor  # float32 [B, C, A], under the distribution sampled from (temperature included)
 
@@ -50,7 +50,7 @@ class Policy(Protocol):
         ...
 
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Samples by inverting the cumulative distribution at `noise` [B, C, A] in (0, 1); None takes the likeliest."""
+        """Samples by inverting the cumulative distribution at `noise` [B, C, A] in (0, 1); None is greedy."""
         ...
 
     def evaluate(

@@ -78,8 +78,11 @@ class ReasoningJob:
 
     def launch_notes(self) -> list[str]:
         """Returns what training sees as the reward."""
-        own = self.config.reward._target_
-        return [f"reward   {f'what {own} returns' if own else '1 for a right answer, 0 for another'} (reward.*)"]
+        reward = self.config.reward
+        parts = [f"what {reward._target_} returns" if reward._target_ else "1 for a right answer, 0 for another"]
+        parts += [f"{reward.format_reward:g} for the right form"] if reward.format_reward else []
+        parts += [f"up to -{reward.overlong_penalty:g} for length"] if reward.overlong_tokens else []
+        return [f"reward   {', '.join(parts)} (reward.*)"]
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; also checks that problems can be had, and that their prompts fit the model's context.

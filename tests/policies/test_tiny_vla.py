@@ -128,6 +128,18 @@ def test_without_noise_the_likeliest_token_is_chosen(policy: TinyVLA) -> None:
     assert (greedy.log_probs >= policy.evaluate(features, other, 0.6)[0]).all()
 
 
+def test_the_greedy_action_is_the_mean_of_the_distribution_within_two_bins_of_the_likeliest(policy: TinyVLA) -> None:
+    features = policy.encode(observe())
+    every = [policy.evaluate(features, torch.full((ROWS, CHUNK, ACTION), v), 1.0)[0] for v in range(BINS)]
+    odds = torch.stack(every, -1).detach().double().exp()  # [ROWS, CHUNK, ACTION, BINS]
+    places = torch.arange(BINS)
+    odds = odds * ((places - odds.argmax(-1, keepdim=True)).abs() <= 2)
+    means = (odds * torch.linspace(-1, 1, BINS)).sum(-1) / odds.sum(-1)
+    greedy = policy.act(features, None, 0.6)
+    assert (greedy.actions - means).abs().max() < 1e-5
+    assert (greedy.actions - torch.linspace(-1, 1, BINS)[greedy.tokens]).abs().max() > 1e-3
+
+
 def test_actions_are_the_centres_of_their_bins(policy: TinyVLA) -> None:
     output = policy.act(policy.encode(observe()), noise(), 1.0)
     assert torch.allclose(output.actions, torch.linspace(-1, 1, BINS)[output.tokens], atol=1e-6)

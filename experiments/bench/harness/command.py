@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
@@ -57,7 +59,8 @@ class Benchmark(Generic[_Options]):
                 use_one_thread_per_process()
             recorded = [word for word in words if not word.startswith(PRIVATE)]
             run = Run(options, overrides, {"benchmark": self.name, "arguments": recorded, "machine": machine()})
-            report = self.measure(run)
+            with _sigterm_exits():
+                report = self.measure(run)
         except RlinfError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -65,6 +68,16 @@ class Benchmark(Generic[_Options]):
             print(report.text)
         report.write(run.out, run.known)
         return report.exit_code
+
+
+@contextmanager
+def _sigterm_exits() -> Iterator[None]:
+    """Within it SIGTERM raises SystemExit, so that a benchmark ends the processes that it started."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def parse(options: type[_Options], arguments: Sequence[str]) -> tuple[_Options, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 
 from experiments.bench import harness
 from experiments.bench.harness import (
+    REPOSITORY,
     Benchmark,
     Child,
     Goal,
@@ -30,6 +32,35 @@ from experiments.bench.harness import (
     write_results,
 )
 from rlinf_embodied.errors import ConfigError, WorkerError
+
+
+TERMINATED = """
+import sys, time
+from dataclasses import dataclass
+from experiments.bench.harness import Benchmark
+
+@dataclass
+class Options:
+    out: str = ""
+
+def measure(run):
+    print("started", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        print("cleaned up", flush=True)
+
+sys.exit(Benchmark("sleeper", Options, measure).main([]))
+"""
+
+
+def test_a_benchmark_that_is_terminated_ends_what_it_started():
+    bench = subprocess.Popen([sys.executable, "-c", TERMINATED], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    assert bench.stdout is not None
+    assert bench.stdout.readline() == "started\n"
+    bench.terminate()
+    assert bench.communicate()[0] == "cleaned up\n"
+    assert bench.returncode == 143
 
 
 def test_a_spread_is_median_smallest_and_largest():
