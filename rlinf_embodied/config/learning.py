@@ -148,7 +148,7 @@ class WarmStartConfig:
     demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot v3 folder
     teacher: str | None = None  # clone this checkpoint's policy on the simulator's state: it acts as the expert would
     from_nothing: bool = False  # a new policy
-    num_demos: int = 480  # PickCube clones of 480 solve 99 %, of 360 96 to 99, of 240 88 (docs/results/recipe.md)
+    num_demos: int = 480  # PickCube clones of 480 solve 99 %, of 240 87 (docs/results/recipe.md)
     region: list[float] | None = None  # demonstrations begin with the object here: x from, x to, y from, y to, metres
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
     noise_steps: int = 15  # the largest noise lasts so many steps only

@@ -6,7 +6,7 @@ For every seed the whole of train_vla.py runs with an empty cache (in the folder
 finds its clone again): demonstrations, cloning, evaluation, RL to its goal, evaluation.  `side_by_side` runs share the
 machine, each in one process on one core; 1 gives every run the whole machine, as `make demo` has it (weights do not
 depend on that).  Recipes: pick (the demo), region (demonstrations of a part of the table only), grpo (success as the
-only reward, from the clones of region), clone (no RL).  `demos=60,120,240` runs the recipe with each of these numbers
+only reward, from the clones of pick), clone (no RL).  `demos=60,120,240` runs the recipe with each of these numbers
 of demonstrations, with as many optimizer steps as with the default one, and draws a picture beside `out`.
 
 Printed and written: success_once and success_at_end before and after with 95 % intervals, env steps, minutes of warm
@@ -29,6 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from experiments.bench.harness import Benchmark, Report, Run
 from experiments.bench.recipe.outcomes import Outcome, cells, draw, in_order, outcome_of, page
 from rlinf_embodied.cluster.hardware import num_cores
@@ -38,8 +40,8 @@ from rlinf_embodied.errors import ConfigError
 TRAIN = Path(__file__).resolve().parents[2] / "train_vla.py"
 RECIPES: dict[str, list[str]] = {
     "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo"],
-    "region": ["env=maniskill_pick", "run.num_iterations=40", "warm_start.region=[0.03,1,0.03,1]"],
-    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run.num_iterations=40", "warm_start.region=[0.03,1,0.03,1]"],
+    "region": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo", "warm_start.region=[0.03,1,0.03,1]"],
+    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run=demo"],
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
 
@@ -52,7 +54,7 @@ class Options:
     episodes: int = 300
     side_by_side: int = 2
     recipe: str = "pick"
-    demos: str = ""  # numbers of demonstrations; "": the default
+    demos: str = ""  # numbers of demonstrations; "": the recipe's
     out: str = ""
     keep: str = ""  # folder for run folders and clones; "": they are thrown away
     table: str = ""  # an earlier out=<file>: print its table, run nothing
@@ -87,9 +89,9 @@ def command(
 class SeedRun:
     """One seed's training as a child process with a cache of its own."""
 
-    def __init__(self, words: Sequence[str], folder: Path, seed: int, num_demos: int, cache: Path) -> None:
+    def __init__(self, words: Sequence[str], folder: Path, seed: int, cache: Path) -> None:
         """Starts it; what it prints goes to a log in its folder."""
-        self.seed, self.folder, self._num_demos = seed, folder, num_demos
+        self.seed, self.folder = seed, folder
         shutil.rmtree(folder, ignore_errors=True)  # an earlier run's; it would be resumed
         folder.mkdir(parents=True)
         self._log = (folder / "log.txt").open("w")
@@ -111,7 +113,8 @@ class SeedRun:
             tail = (self.folder / "log.txt").read_text()[-2000:]
             raise ConfigError(f"the run of seed {self.seed} ended with exit code {self._process.returncode}:\n{tail}")
         summary = json.loads((self.folder / "summary.json").read_text())
-        return outcome_of(self.seed, summary, (usage.ru_utime + usage.ru_stime) / 60, self._num_demos)
+        num_demos = OmegaConf.load(self.folder / "config.yaml").warm_start.num_demos
+        return outcome_of(self.seed, summary, (usage.ru_utime + usage.ru_stime) / 60, num_demos)
 
     def stop(self) -> None:
         """Ends a run that nobody waits for any more."""
@@ -130,19 +133,19 @@ def with_demos(number: int) -> list[str]:
 
 def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Outcome]], None]) -> list[Outcome]:
     """Runs every seed and returns the outcomes in the order of the seeds; `keep` gets those so far after each run."""
-    usual, shared = WarmStartConfig().num_demos, own.side_by_side > 1
-    numbers = seeds_of(own.demos) if own.demos else [usual]
+    shared = own.side_by_side > 1
+    numbers: list[int | None] = [*seeds_of(own.demos)] if own.demos else [None]
     waiting = [(number, seed) for seed in seeds_of(own.seeds) for number in numbers]
     root = Path(own.keep or tempfile.mkdtemp(prefix="recipe-"))
     cores = list(range(num_cores()))[: own.side_by_side]
     if shared and len(cores) < own.side_by_side:
         raise ConfigError(f"side_by_side is {own.side_by_side}, but there are {num_cores()} cores: use fewer")
 
-    def started(number: int, seed: int, core: int) -> SeedRun:
-        folder = root / (f"{own.recipe}-{seed}" + ("" if number == usual else f"-{number}"))
-        mine = [*([] if number == usual else with_demos(number)), *overrides]
+    def started(number: int | None, seed: int, core: int) -> SeedRun:
+        folder = root / (f"{own.recipe}-{seed}" + ("" if number is None else f"-{number}"))
+        mine = [*([] if number is None else with_demos(number)), *overrides]
         words = command(own.recipe, seed, folder, own.episodes, core if shared else None, mine)
-        return SeedRun(words, folder, seed, number, root / f"cache-{seed}")
+        return SeedRun(words, folder, seed, root / f"cache-{seed}")
 
     running: dict[int, SeedRun] = {}
     done: list[Outcome] = []
