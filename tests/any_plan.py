@@ -18,7 +18,7 @@ from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, Repeat, StageSpec, Verdict, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 
 ITERATIONS = 2  # the second one shows whether the weights arrived
@@ -52,25 +52,27 @@ class Fake:
         self.waiting: dict[int, int] = {}
         self.seen: dict[int, int] = {}
 
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         assert not self.parked
         self.parked = True
 
-    def onload(self, tick: Tick) -> None:
+    def onload(self, step_context: StepContext) -> None:
         assert self.parked
         self.parked = False
 
-    def _value(self, tick: Tick, block: int, *parts: int) -> int:
+    def _value(self, step_context: StepContext, block: int, *parts: int) -> int:
         assert not self.parked, "a parked stage was called"
-        message = tick.message if isinstance(tick.message, int) else 0
-        return mixed(self.number, block, tick.iteration, message, self.weights[0], *parts)
+        message = step_context.message if isinstance(step_context.message, int) else 0
+        return mixed(self.number, block, step_context.iteration, message, self.weights[0], *parts)
 
-    def run(self, tick: Tick, inputs: Mapping[int, Sequence[int]]) -> Output:
-        results = {block: self._value(tick, block, tick.round, *parts) for block, parts in inputs.items()}
+    def run(self, step_context: StepContext, inputs: Mapping[int, Sequence[int]]) -> Output:
+        results = {
+            block: self._value(step_context, block, step_context.round, *parts) for block, parts in inputs.items()
+        }
         if self.collective:
             assert not results.keys() & self.waiting.keys()
             self.waiting |= results
-            if tick.chunk == tick.num_chunks - 1:
+            if step_context.chunk == step_context.num_chunks - 1:
                 self._meet()
         return Output(results, dict(results))
 
@@ -84,25 +86,31 @@ class Fake:
             self.weights[0] = mixed(self.number, sum(int(value) for values in met for value in values))
         self.waiting = {}
 
-    def open(self, tick: Tick, blocks: Sequence[int] | Mapping[int, Sequence[int]]) -> dict[int, int]:
+    def open(self, step_context: StepContext, blocks: Sequence[int] | Mapping[int, Sequence[int]]) -> dict[int, int]:
         given = blocks if isinstance(blocks, Mapping) else dict.fromkeys(blocks, ())
-        self.seen |= {block: self._value(tick, block, tick.round, *parts) for block, parts in given.items()}
+        self.seen |= {
+            block: self._value(step_context, block, step_context.round, *parts) for block, parts in given.items()
+        }
         return {block: self.seen[block] for block in blocks}
 
-    def step(self, tick: Tick, messages: Mapping[int, int]) -> dict[int, int]:
+    def step(self, step_context: StepContext, messages: Mapping[int, int]) -> dict[int, int]:
         for block, message in messages.items():
-            self.seen[block] = self._value(tick, block, self.seen.get(block, 0), tick.chunk_step, message)
+            self.seen[block] = self._value(
+                step_context, block, self.seen.get(block, 0), step_context.chunk_step, message
+            )
         return {block: self.seen[block] for block in messages}
 
-    def close(self, tick: Tick, messages: Mapping[int, int | None]) -> Output:
-        results = {b: self._value(tick, b, self.seen.pop(b, 0), message or 0) for b, message in messages.items()}
+    def close(self, step_context: StepContext, messages: Mapping[int, int | None]) -> Output:
+        results = {
+            b: self._value(step_context, b, self.seen.pop(b, 0), message or 0) for b, message in messages.items()
+        }
         return Output(results, dict(results))
 
-    def export_weights(self, tick: Tick) -> int:
+    def export_weights(self, step_context: StepContext) -> int:
         assert not self.parked
         return self.weights[0]
 
-    def install_weights(self, tick: Tick, weight: int) -> None:
+    def install_weights(self, step_context: StepContext, weight: int) -> None:
         assert not self.parked
         self.weights[0] = weight
 
@@ -250,7 +258,7 @@ def outcome(workflow: Workflow, plan: Plan, session: Session) -> list[dict[str, 
     executor = Executor(workflow, plan, session, cluster)
     found = []
     for iteration in range(ITERATIONS):
-        result = executor.run(Tick(iteration))
+        result = executor.run(StepContext(iteration))
         merged: dict[str, dict[int, int]] = {}
         for stage, rounds in ((s, r) for s, r in result.reports.items() if s not in silent and "." not in s):
             merged[f"{stage} rounds"] = {0: len(rounds) if workflow.loops or workflow.repeat else 1}

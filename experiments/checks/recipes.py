@@ -29,7 +29,7 @@ from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.reasoning import workflow as reasoning
 from rlinf_embodied.reasoning.warm_start import starting_policy
-from rlinf_embodied.runtime.host import StageContext, Tick
+from rlinf_embodied.runtime.host import StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.targets import load_target
 
@@ -101,21 +101,21 @@ def clone(stages: Stages) -> None:
     blocks = tuple(range(NUM_DATA_BLOCKS))
     context = StageContext(0, "cpu", blocks, (blocks,), len(blocks), (0,) * len(blocks), SoloGroup(), {})
     for number in range(stage.setup(context)):
-        stage.collect(Tick(number))
-    stage.prepare(Tick(0))
+        stage.collect(StepContext(number))
+    stage.prepare(StepContext(0))
     data = stage._blocks_data.values()
     stages.add("initial weights", *_weights(stage._policy.module))
     stages.add("demonstrations", *(part.actions for part in data))
     stages.add("pictures", *(part.observation.images for part in data))
     for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
-        stage.begin_phase(Tick(0), whole)
+        stage.begin_phase(StepContext(0), whole)
         if not whole:
             stages.add("features", *(part["maps"] for part in stage._features.values()))
-        losses = [stage.fit(Tick(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
+        losses = [stage.fit(StepContext(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
         stages.add("losses of the whole" if whole else "losses of the head", losses)
         stages.add("cloned weights" if whole else "weights of the clone", *_weights(stage._policy.module))
     with tempfile.TemporaryDirectory() as folder:
-        stage.save(Tick(0), folder)
+        stage.save(StepContext(0), folder)
         stages.add_iterations("PPO", config, embodied.training_workflow(config, folder), COLLOCATED)
 
 

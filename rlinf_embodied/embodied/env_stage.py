@@ -14,7 +14,7 @@ from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.batch import EnvColumns, Episode, RolloutReport
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.randomness import reset_seed
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.targets import load_target
 
 Blocks = tuple[int, ...]
@@ -72,12 +72,12 @@ class EnvStage:
         return next(iter(self._parts.values())).env.spec
 
     # ------------------------------------------------------------------------------------------------ rollout loop
-    def open(self, tick: Tick, blocks: Blocks) -> dict[int, Observation | None]:
+    def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts an episode in every row, or goes on with the running ones, and shows what the policy sees first."""
         part = self._parts[blocks]
         self._begin(part)
         if part.observation is None or not self._config.env.carry_over:
-            part.observation = part.env.reset(self._seeds(part, tick, part.episode).tolist())
+            part.observation = part.env.reset(self._seeds(part, step_context, part.episode).tolist())
             part.running[:] = True
         return self._by_block(part, part.observation)
 
@@ -87,12 +87,12 @@ class EnvStage:
         part.episode[:] = 0
         part.begun[:] = 0
 
-    def _seeds(self, part: _Part, tick: Tick, episode: np.ndarray) -> np.ndarray:
+    def _seeds(self, part: _Part, step_context: StepContext, episode: np.ndarray) -> np.ndarray:
         """Reset seeds of each row's episode of that number: keyed by its group, never by worker or shard."""
         groups = part.env_ids // self._config.group_size
-        return reset_seed(self._config.seed, groups, tick.iteration, tick.round, episode)
+        return reset_seed(self._config.seed, groups, step_context.iteration, step_context.round, episode)
 
-    def step(self, tick: Tick, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
+    def step(self, step_context: StepContext, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
         """Runs one chunk of actions [B, C, A] per block; None stands for a block whose rows are all frozen."""
         part = self._parts[tuple(actions)]
         if all(chunk is None for chunk in actions.values()):
@@ -101,7 +101,7 @@ class EnvStage:
         device = next(chunk.device for chunk in actions.values() if chunk is not None)
         idle = torch.zeros(self._size, spec.chunk, spec.action_dim, device=device)
         chunk = torch.cat([idle if a is None else a for a in actions.values()])
-        seeds = self._seeds(part, tick, part.episode + 1).tolist() if self._config.env.auto_reset else None
+        seeds = self._seeds(part, step_context, part.episode + 1).tolist() if self._config.env.auto_reset else None
         return self._advance(part, chunk, seeds)
 
     def _advance(
@@ -161,11 +161,11 @@ class EnvStage:
             shown[block] = observation.rows(rows) if part.running[rows].any() else None
         return shown
 
-    def close(self, tick: Tick, blocks: Mapping[int, object]) -> Output:
+    def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
         """Returns each block's columns, and a report on the episodes that ended."""
         part = self._parts[tuple(blocks)]
         assert part.observation is not None
-        columns = {block: self._columns(part, i, tick) for i, block in enumerate(part.blocks)}
+        columns = {block: self._columns(part, i, step_context) for i, block in enumerate(part.blocks)}
         env_steps = sum(int(result.valid.sum()) for result in part.results)
         begun = part.running & (part.begun < len(part.results))  # not those that are to begin
         late = sum(not self._seen_whole(part, int(row)) for row in np.flatnonzero(begun))
@@ -173,7 +173,7 @@ class EnvStage:
         part.results = []
         return Output(columns, report)
 
-    def _columns(self, part: _Part, index: int, tick: Tick) -> EnvColumns:
+    def _columns(self, part: _Part, index: int, step_context: StepContext) -> EnvColumns:
         low, high = index * self._size, (index + 1) * self._size
         assert part.observation is not None
         last = part.observation.rows(slice(low, high))
@@ -200,7 +200,7 @@ class EnvStage:
             final_index=torch.tensor(final_index, dtype=torch.long).reshape(-1, 2),
             final=Observation.concatenate(finals) if finals else None,
             success=success,
-            round=tick.round,
+            round=step_context.round,
         )
 
     def _group_success(self, columns: Mapping[int, EnvColumns]) -> dict[int, tuple[bool, ...]]:
@@ -215,14 +215,14 @@ class EnvStage:
         return groups
 
     # ----------------------------------------------------------------------------------------------- context switch
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory: on a CPU it holds none that another stage could use."""
 
-    def onload(self, tick: Tick) -> None:
+    def onload(self, step_context: StepContext) -> None:
         """Comes back."""
 
     # --------------------------------------------------------------------------------------------------- carry-over
-    def export_state(self, tick: Tick) -> dict[int, list[RunningEpisode | None]]:
+    def export_state(self, step_context: StepContext) -> dict[int, list[RunningEpisode | None]]:
         """Returns the running episodes of each block as (seed, actions): all that an env carries over."""
         if not self._config.env.carry_over:
             return {}
@@ -233,7 +233,7 @@ class EnvStage:
                 state[block] = running[i * self._size : (i + 1) * self._size]
         return state
 
-    def import_state(self, tick: Tick, state: Mapping[int, list[RunningEpisode | None]]) -> None:
+    def import_state(self, step_context: StepContext, state: Mapping[int, list[RunningEpisode | None]]) -> None:
         """Brings every row to where `export_state` found it, by reset and replay."""
         for part in self._parts.values():
             if all(block in state for block in part.blocks):

@@ -28,7 +28,7 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Loop, StageSpec, Verdict, Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec, EpisodeEnd, Observation
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.metrics import Rate
 from rlinf_embodied.telemetry.trace import Span
@@ -76,13 +76,13 @@ class EvaluationEnvStage(EnvStage):
         super().__init__(config)
         self._eval = config
 
-    def _numbers(self, part: _Part, tick: Tick) -> np.ndarray:
-        return tick.round * self._eval.env.num_envs + part.env_ids
+    def _numbers(self, part: _Part, step_context: StepContext) -> np.ndarray:
+        return step_context.round * self._eval.env.num_envs + part.env_ids
 
-    def open(self, tick: Tick, blocks: Blocks) -> dict[int, Observation | None]:
+    def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts this round's episodes; rows beyond the last episode stay frozen."""
         part = self._parts[blocks]
-        numbers = self._numbers(part, tick)
+        numbers = self._numbers(part, step_context)
         rows = np.nonzero(numbers < self._eval.eval.num_episodes)[0].tolist()
         self._begin(part)
         part.running[:] = False
@@ -93,37 +93,41 @@ class EvaluationEnvStage(EnvStage):
             part.observation = part.env.reset([self._eval.eval.seed + int(numbers[row]) for row in rows], rows)
         return self._by_block(part, part.observation) if part.observation else dict.fromkeys(blocks)
 
-    def step(self, tick: Tick, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
+    def step(self, step_context: StepContext, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
         """As in training; the expert, if it acts, sees the state before each of the chunk's steps."""
         if self._eval.acting == "policy" or all(chunk is None for chunk in actions.values()):
-            return super().step(tick, actions)
+            return super().step(step_context, actions)
         part = self._parts[tuple(actions)]
         chosen = (
-            self._random(part, tick) if self._eval.acting == "random" else lambda substep: part.env.expert_actions()
+            self._random(part, step_context)
+            if self._eval.acting == "random"
+            else lambda substep: part.env.expert_actions()
         )
         return self._advance(part, chosen, None)
 
-    def _random(self, part: _Part, tick: Tick) -> Tensor:
+    def _random(self, part: _Part, step_context: StepContext) -> Tensor:
         """Uniform actions [N, C, A], keyed by the episode."""
         spec = part.env.spec
         shape = (spec.chunk, spec.action_dim)
-        drawn = uniform(self._eval.seed, "random", self._numbers(part, tick), tick.chunk_step, shape=shape)
+        drawn = uniform(
+            self._eval.seed, "random", self._numbers(part, step_context), step_context.chunk_step, shape=shape
+        )
         return torch.from_numpy(drawn * 2 - 1)
 
-    def close(self, tick: Tick, blocks: Mapping[int, object]) -> Output:
+    def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
         """Returns no data, only the report; writes the videos."""
         part = self._parts[tuple(blocks)]
         ends = [end for result in part.results for end in result.episodes]
         steps = sum(int(result.valid.sum()) for result in part.results)
-        self._write_videos(part, {end.row: end for end in ends}, tick)
+        self._write_videos(part, {end.row: end for end in ends}, step_context)
         part.results = []
         return Output(dict.fromkeys(blocks), RolloutReport(tuple(part.ended), steps, {}))
 
-    def _write_videos(self, part: _Part, ends: Mapping[int, EpisodeEnd], tick: Tick) -> None:
+    def _write_videos(self, part: _Part, ends: Mapping[int, EpisodeEnd], step_context: StepContext) -> None:
         filmed = {row: [f.cpu().numpy() for f in frames] for row, frames in part.env.take_frames().items() if frames}
         if not filmed or self._eval.videos is None:
             return
-        folder = Path(self._eval.videos) / f"step_{tick.iteration}"
+        folder = Path(self._eval.videos) / f"step_{step_context.iteration}"
         for row, frames in filmed.items():
             end = ends[row]
             success = int(end.metrics["success_once"] > 0)
@@ -150,25 +154,27 @@ class EvaluationPolicyStage(RolloutStage):
         super().setup(context)
         self._shared.leave(self._user)
 
-    def step(self, tick: Tick, observations: Mapping[int, Observation | None]) -> dict[int, Tensor | None]:
+    def step(
+        self, step_context: StepContext, observations: Mapping[int, Observation | None]
+    ) -> dict[int, Tensor | None]:
         """See RolloutStage."""
-        if tick.chunk_step == 0:
+        if step_context.chunk_step == 0:
             self._shared.enter(self._user)
-        return super().step(tick, observations)
+        return super().step(step_context, observations)
 
     @torch.no_grad()
-    def _act(self, tick: Tick, block: int, observation: Observation) -> Tensor:
+    def _act(self, step_context: StepContext, block: int, observation: Observation) -> Tensor:
         policy, size = self._shared.policy, self._config.block_size
         noise = None
         if not self._eval.eval.greedy:
-            numbers = tick.round * self._eval.num_envs + np.arange(block * size, (block + 1) * size)
+            numbers = step_context.round * self._eval.num_envs + np.arange(block * size, (block + 1) * size)
             shape = (policy.spec.chunk, policy.spec.action_dim)
-            noise = uniform(self._config.seed, "evaluate", numbers, tick.chunk_step, shape=shape)
+            noise = uniform(self._config.seed, "evaluate", numbers, step_context.chunk_step, shape=shape)
         features = policy.encode(observation.to(self._device))
         drawn = None if noise is None else torch.from_numpy(noise).to(self._device)
         return policy.act(features, drawn, self._config.policy.temperature).actions
 
-    def close(self, tick: Tick, observations: Mapping[int, Observation | None]) -> Output:
+    def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         """Returns nothing."""
         self._shared.leave(self._user)
         return Output(dict.fromkeys(observations))
@@ -198,11 +204,13 @@ class NoPolicyStage:
     def setup(self, context: StageContext) -> None:
         """Needs nothing."""
 
-    def step(self, tick: Tick, observations: Mapping[int, Observation | None]) -> dict[int, Tensor | None]:
+    def step(
+        self, step_context: StepContext, observations: Mapping[int, Observation | None]
+    ) -> dict[int, Tensor | None]:
         """Returns an empty placeholder for each block that has something to show."""
         return {block: None if o is None else torch.empty(0) for block, o in observations.items()}
 
-    def close(self, tick: Tick, observations: Mapping[int, Observation | None]) -> Output:
+    def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         """Returns nothing."""
         return Output(dict.fromkeys(observations))
 
@@ -308,7 +316,7 @@ class Evaluation:
         self._bearable = self._num_episodes
         if self._target is not None and best is not None:
             self._bearable = max(self._wanted, num_bearable(self._num_episodes, best))
-        result = self.executor.run(Tick(step))
+        result = self.executor.run(StepContext(step))
         reports = result.all_of(self._opener, RolloutReport)
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
         mean = lambda key: sum(e.metrics[key] for e in episodes) / len(episodes)  # noqa: E731

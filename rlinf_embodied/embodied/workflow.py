@@ -6,7 +6,7 @@ env <==> policy     loop "rollout": H chunk-steps; GRPO repeats it until enough 
        |
        +~~> policy  new weights, where the policy does not share the actor's
 
-run_iteration            driver     one Tick down the plan tree, then metrics of what came back
+run_iteration            driver     every step of the plan tree, then metrics of what came back
   Executor._run_loop     driver     the rollout loop: one call per worker, or one per chunk-step and shard
     EnvStage.step        worker     C simulator steps of every row, one picture at the end
     RolloutStage.step    worker     encode, sample with keyed noise, keep features, tokens and log-probs
@@ -28,7 +28,7 @@ from rlinf_embodied.embodied.graph import ACTOR, ENV, POLICY, embodied_graph, ro
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import Verdict, Workflow
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
 
 
@@ -88,7 +88,7 @@ def run_iteration(executor: Executor, iteration: int) -> tuple[IterationResult, 
 
     An iteration is a function of a snapshot: weights, optimizer state, counters and what the env carries over.
     """
-    result = executor.run(Tick(iteration))
+    result = executor.run(StepContext(iteration))
     reports = result.all_of(ENV, RolloutReport)
     update = result.all_of(ACTOR, ActorReport)[0]
     # in an order that no plan changes: floating-point means depend on it

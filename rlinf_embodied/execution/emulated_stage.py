@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.flow.profile import StageProfile, WeightProfile
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 NO_WEIGHTS = WeightProfile(0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Sent with every tick: when the iteration began on the wall clock, and wall seconds per emulated second."""
+    """The message of every step: when the iteration began on the wall clock, and wall seconds per emulated second."""
 
     iteration: int
     wall_s: float
@@ -82,10 +82,10 @@ class EmulatedDevice:
         self._free_s = 0.0
         self.peak_bytes = 0.0
 
-    def at(self, tick: Tick) -> None:
+    def at(self, step_context: StepContext) -> None:
         """Sets the clock back where a new iteration begins."""
-        if isinstance(tick.message, Start) and tick.message != self.start:
-            self.start, self._free_s = tick.message, 0.0
+        if isinstance(step_context.message, Start) and step_context.message != self.start:
+            self.start, self._free_s = step_context.message, 0.0
 
     def hold(self, stage: str, num_bytes: float) -> None:
         """Notes what a stage holds from now on, loaded or parked."""
@@ -143,28 +143,28 @@ class EmulatedStage:
         self.onload(None)
 
     # -------------------------------------------------------------------------------------------------------- switching
-    def onload(self, tick: Tick | None) -> None:
+    def onload(self, step_context: StepContext | None) -> None:
         """Comes (back) into the device's memory."""
         profile = self._config.profile
-        if tick is not None:
-            self._device.at(tick)
+        if step_context is not None:
+            self._device.at(step_context)
             self._device.switch(profile.unpark_s)
         self._device.hold(profile.name, float(profile.resident(self._owned, self._num_devices)))
 
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory, but for what stays when parked."""
         profile = self._config.profile
-        self._device.at(tick)
+        self._device.at(step_context)
         self._device.switch(profile.park_s)
         self._device.hold(profile.name, profile.parked_bytes)
 
     # ------------------------------------------------------------------------------------------------------------- leaf
-    def run(self, tick: Tick, inputs: Mapping[int, Sequence[Parcel]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, Sequence[Parcel]]) -> Output:
         """Works on some blocks; a stage with a length distribution hands on what is finished by then."""
         seconds = self._seconds(len(inputs))
-        self._device.at(tick)
+        self._device.at(step_context)
         begin_s = max(self._device.free_s, self._arrival_s(parcel for parts in inputs.values() for parcel in parts))
-        if self._config.profile.finish_quantiles and tick.num_chunks > 1:
+        if self._config.profile.finish_quantiles and step_context.num_chunks > 1:
             seconds = self._streamed_s(inputs)
         if self._group.size > 1:
             met = self._group.exchange([begin_s, seconds], [2] * self._group.size)  # pyright: ignore[reportArgumentType]
@@ -179,35 +179,35 @@ class EmulatedStage:
         return self._seconds_of(self._owned) * float(share(after) - (share(before) if before else 0.0))
 
     # ------------------------------------------------------------------------------------------------------------- loop
-    def open(self, tick: Tick, blocks: Sequence[int]) -> dict[int, Parcel]:
+    def open(self, step_context: StepContext, blocks: Sequence[int]) -> dict[int, Parcel]:
         """Shows what there is at the start of a loop."""
-        self._device.at(tick)
+        self._device.at(step_context)
         return dict(self._done(blocks, self._device.free_s, 0.0).blocks)  # pyright: ignore[reportReturnType]
 
-    def step(self, tick: Tick, messages: Mapping[int, Parcel]) -> dict[int, Parcel]:
+    def step(self, step_context: StepContext, messages: Mapping[int, Parcel]) -> dict[int, Parcel]:
         """Takes one turn for a shard."""
-        self._device.at(tick)
+        self._device.at(step_context)
         seconds = self._seconds(len(messages))
         return dict(self._done(messages, self._arrival_s(messages.values()), seconds).blocks)  # pyright: ignore[reportReturnType]
 
-    def close(self, tick: Tick, messages: Mapping[int, Parcel | None]) -> Output:
+    def close(self, step_context: StepContext, messages: Mapping[int, Parcel | None]) -> Output:
         """Ends the loop; the answering side values what it is shown last."""
-        self._device.at(tick)
+        self._device.at(step_context)
         shown = [parcel for parcel in messages.values() if parcel is not None]
         fraction = self._config.profile.bootstrap_fraction if self._config.answers else 0.0
         seconds = fraction * self._seconds(len(messages))
         return self._done(messages, self._arrival_s(shown), seconds)
 
     # ---------------------------------------------------------------------------------------------------------- weights
-    def export_weights(self, tick: Tick) -> Parcel:
+    def export_weights(self, step_context: StepContext) -> Parcel:
         """Gathers the weights."""
-        self._device.at(tick)
+        self._device.at(step_context)
         end_s = self._device.work(self._device.free_s, self._config.exports.export_s)
         return Parcel(self._config.profile.name, self._device.number, end_s)
 
-    def install_weights(self, tick: Tick, parcel: Parcel) -> Finish:
+    def install_weights(self, step_context: StepContext, parcel: Parcel) -> Finish:
         """Receives the weights and puts them in place."""
-        self._device.at(tick)
+        self._device.at(step_context)
         installs = self._config.installs
         arrival_s = parcel.ready_s + self._wire_s(parcel.device, installs.bytes)
         return self._finish(self._device.work(arrival_s, installs.install_s))

@@ -20,7 +20,7 @@ from rlinf_embodied.flow.graph import StageSpec, Verdict, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import simulate
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 
 _TARGET = "rlinf_embodied.execution.emulated_stage.EmulatedStage"
@@ -115,7 +115,7 @@ class Emulator:
         """Runs an iteration; returns the emulated seconds until the last worker was done, and what they report."""
         self._iteration += 1
         begin = Start(self._iteration, time.time(), scale)
-        result = executor.run(Tick(self._iteration, message=begin))
+        result = executor.run(StepContext(self._iteration, message=begin))
         end_s = max(span.end_s for span in result.spans)
         return (end_s - begin.wall_s) / scale, _finishes(result)
 

@@ -26,7 +26,7 @@ from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
 from rlinf_embodied.reasoning.judge import Judge, reward_function
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.metrics import Z95, Rate
 from rlinf_embodied.telemetry.trace import Span
@@ -100,9 +100,9 @@ class AnswerStage(LanguageStage):
         )
         self._shared.leave(self._user)
 
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
-        """Answers the problems of one of its blocks: the tick's message holds the mode, and which one."""
-        mode, number = str(tick.message).split()
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
+        """Answers the problems of one of its blocks: the step_context's message holds the mode, and which one."""
+        mode, number = str(step_context.message).split()
         self._shared.enter(self._user)
         try:
             blocks = sorted(inputs)[int(number) : int(number) + 1]
@@ -304,7 +304,7 @@ class AnswerEvaluation:
         reports: list[AnswerReport] = []
         spans: list[Span] = []
         for number in range(self._rounds):
-            result = self.executor.run(Tick(step, message=f"{mode.value} {number}"))
+            result = self.executor.run(StepContext(step, message=f"{mode.value} {number}"))
             reports += result.all_of(STAGE, AnswerReport)
             spans += result.spans
             if self._progress is not None:

@@ -22,7 +22,7 @@ from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.randomness import permutation, uniform
 from rlinf_embodied.reasoning.packing import Sequences, pack
 from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
-from rlinf_embodied.runtime.host import StageContext, Tick
+from rlinf_embodied.runtime.host import StageContext, StepContext
 
 NUM_BLOCKS = 2  # of examples: fixed, so that weights do not depend on the number of devices
 _LEAST_WASTE = 0.5  # a microbatch is cut in two where more than this share of it would be padding
@@ -65,7 +65,7 @@ class FineTuningStage:
         answers = [form.completion(problem, worked=bool(w)) for problem, w in zip(problems, worked, strict=True)]
         return Sequences(tuple(prompts), tuple(tuple(self._policy.encode_completion(text)) for text in answers))
 
-    def fit(self, tick: Tick, steps: tuple[int, int]) -> float:
+    def fit(self, step_context: StepContext, steps: tuple[int, int]) -> float:
         """Makes the steps [first, last) and returns the mean loss per token."""
         settings, total, count = self._config.warm_start, 0.0, 0.0
         for step in range(*steps):
@@ -99,7 +99,7 @@ class FineTuningStage:
         loss = -found.log_probs.sum()
         return LossSums(loss, batch.mask.sum().to(torch.float32), loss.detach().reshape(1))
 
-    def save(self, tick: Tick, folder: str) -> None:
+    def save(self, step_context: StepContext, folder: str) -> None:
         """Writes the policy (the first worker does)."""
         if self._rank == 0:
             save_policy(self._policy, Path(folder), self._config)

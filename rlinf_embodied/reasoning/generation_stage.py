@@ -33,7 +33,7 @@ from rlinf_embodied.reasoning.batch import (
 from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.policy_folder import load_policy
 from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class LanguageStage:
         self._shared.enter(self._user)
         self._device = context.device
 
-    def install_weights(self, tick: Tick, message: WeightsMessage) -> None:
+    def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:
         """Installs a new version; checksum and names are verified first."""
         install_weights(self._shared.policy.module, message)
         self._shared.version = message.version
@@ -77,11 +77,11 @@ class LanguageStage:
             return generate_with_vllm(policy, block, sampling, noise, self._shared.version, config.vllm)
         return generate(policy, block, sampling, noise, num_slots=config.num_slots, in_order=True)
 
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory; the weights stay if another stage uses them."""
         self._shared.leave(self._user)
 
-    def onload(self, tick: Tick) -> None:
+    def onload(self, step_context: StepContext) -> None:
         """Comes back."""
         self._shared.enter(self._user)
 
@@ -108,7 +108,7 @@ class GenerationStage(LanguageStage):
         self._form = text_form(config.form)
         self._under_way: tuple[tuple[int, ...], Iterator[Group]] = (), iter(())
 
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Completions of each block.
 
         Raises:
@@ -117,17 +117,17 @@ class GenerationStage(LanguageStage):
         start, made, finish_s = time.perf_counter(), {}, {}
         for block in sorted(inputs):
             (prompts,) = cast("list[PromptSet]", inputs[block])
-            made[block] = self._completions(tick, block, prompts)
+            made[block] = self._completions(step_context, block, prompts)
             finish_s[block] = time.perf_counter() - start
         lengths = [n for block in made.values() for group in block.groups for n in group.lengths.tolist()]
         ended = sum(int(group.ended.sum()) for block in made.values() for group in block.groups)
         report = GenerationReport(sum(lengths), len(lengths), len(lengths) - ended, max(lengths), finish_s)
         return Output(made, report)
 
-    def _completions(self, tick: Tick, block: int, prompts: PromptSet) -> Completions:
-        key = (tick.iteration, tick.attempt, tick.round, block - prompts.index)
+    def _completions(self, step_context: StepContext, block: int, prompts: PromptSet) -> Completions:
+        key = (step_context.iteration, step_context.attempt, step_context.round, block - prompts.index)
         if self._under_way[0] != key:
-            self._under_way = key, self._decoding(tick, prompts)
+            self._under_way = key, self._decoding(step_context, prompts)
         groups = tuple(islice(self._under_way[1], len(prompts.own)))
         assert len(groups) == len(prompts.own), "blocks of a set are asked for once, in ascending order"
         if prompts.index == len(prompts.blocks) - 1:
@@ -139,11 +139,11 @@ class GenerationStage(LanguageStage):
         )
         return Completions(prompts.own, groups, texts, self._shared.version)
 
-    def _decoding(self, tick: Tick, prompts: PromptSet) -> Iterator[Group]:
+    def _decoding(self, step_context: StepContext, prompts: PromptSet) -> Iterator[Group]:
         config, policy = self._config.generation, self._shared.policy
         problems = [problem for block in prompts.blocks for problem in block]
         asked = tuple(Prompt(p.id, tuple(policy.encode(self._form.prompt(p)))) for p in problems)
         sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p)
-        noise = Noise(self._held.seed, tick.iteration)
+        noise = Noise(self._held.seed, step_context.iteration)
         block = GenerationBlock(asked, self._config.group_size)
         return self._generate(block, sampling, noise, config, config.engine)

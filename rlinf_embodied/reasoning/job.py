@@ -28,7 +28,7 @@ from rlinf_embodied.reasoning.policy_folder import load_policy, trained_on
 from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
@@ -235,23 +235,23 @@ class ReasoningJob:
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers of actor and critic."""
-        tick = Tick(progress.iteration)
+        step_context = StepContext(progress.iteration)
         critic = "critic" in executor.workflow.stages
-        tensors = executor.call("critic", "export_state", tick)[0] if critic else {}
+        tensors = executor.call("critic", "export_state", step_context)[0] if critic else {}
         reference, own = Path(self._reference), root.resolve().parent
         if reference.is_relative_to(own):
             reference = reference.relative_to(own)
         state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": str(reference)}
         keep = self.config.checkpoint.keep
-        executor.call("actor", "save", tick, (str(root), progress.iteration, keep, state, tensors))
+        executor.call("actor", "save", step_context, (str(root), progress.iteration, keep, state, tensors))
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""
         progress = saved_progress(checkpoint)
-        tick = Tick(progress.iteration)
+        step_context = StepContext(progress.iteration)
         for stage in ("actor", "critic"):
             if stage in executor.workflow.stages:
-                executor.call(stage, "load", tick, str(checkpoint))
+                executor.call(stage, "load", step_context, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge.source, edge.target)
         return progress

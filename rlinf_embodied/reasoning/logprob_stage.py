@@ -13,7 +13,7 @@ from typing import cast
 from rlinf_embodied.reasoning.batch import Completions, LogProbs
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
 from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
-from rlinf_embodied.runtime.host import Output, Tick
+from rlinf_embodied.runtime.host import Output, StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class LogProbStage(LanguageStage):
         super().__init__(config.held)
         self._config = config
 
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the LogProbs of each block."""
         config, made = self._config, {}
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():

@@ -15,7 +15,7 @@ from rlinf_embodied.config import RewardConfig, SamplesConfig
 from rlinf_embodied.data.text_forms import text_form
 from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards, Sample
 from rlinf_embodied.reasoning.judge import Judge, Verdicts, reward_function
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class RewardStage:
             function=reward_function(reward),
         )
 
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Rewards of each block."""
         made: dict[int, Rewards] = {}
         correct: dict[int, tuple[tuple[bool, ...], ...]] = {}
@@ -61,13 +61,13 @@ class RewardStage:
             uniform[block] = tuple((~groups_with_spread(made[block].raw)).tolist())
             formatted[block] = int(verdicts.formatted.sum())
             sums[block] = float(made[block].rewards.sum())
-            if self._shows(tick):
+            if self._shows(step_context):
                 shown += self._shown(block, completions, made[block], correct[block])
         return Output(made, RewardReport(correct, uniform, sums, formatted, tuple(shown)))
 
-    def _shows(self, tick: Tick) -> bool:
+    def _shows(self, step_context: StepContext) -> bool:
         every = self._config.samples.every
-        return every > 0 and tick.iteration % every == 0 and tick.round == 0
+        return every > 0 and step_context.iteration % every == 0 and step_context.round == 0
 
     def _shown(
         self, block: int, completions: Completions, rewards: Rewards, correct: Sequence[Sequence[bool]]
@@ -95,8 +95,8 @@ class RewardStage:
         shape = (len(completions.groups), size)
         return Rewards(rewards.reshape(shape), torch.from_numpy(verdicts.raw).reshape(shape)), verdicts
 
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory: it holds none."""
 
-    def onload(self, tick: Tick) -> None:
+    def onload(self, step_context: StepContext) -> None:
         """Comes back."""

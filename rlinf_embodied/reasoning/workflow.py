@@ -8,7 +8,7 @@ prompts -> generation -> reward ---------------------+-> actor ~~> generation (a
 
 With dynamic sampling all that comes before the actor is done again, with further problems, until enough groups differ.
 
-run_iteration                driver     one Tick down the plan tree, then metrics of what came back
+run_iteration                driver     every step of the plan tree, then metrics of what came back
   PromptStage.run            worker     problems from the training stream, by position
   GenerationStage.run        worker     continuous batching over a set of blocks; a block is handed on when it has ended
   RewardStage.run            worker     right or wrong; math-verify in processes of its own where texts do not tell
@@ -35,7 +35,7 @@ from rlinf_embodied.reasoning.graph import reasoning_graph, refill
 from rlinf_embodied.reasoning.logprob_stage import LogProbStageConfig
 from rlinf_embodied.reasoning.prompt_stage import PromptStageConfig
 from rlinf_embodied.reasoning.reward_stage import RewardStageConfig
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
 
 
@@ -146,7 +146,7 @@ def run_iteration(executor: Executor, iteration: int, start: int) -> tuple[Itera
     An iteration is a function of a snapshot: weights, optimizers, counters, and `start`, the number of problems that
     the run has used so far.
     """
-    result = executor.run(Tick(iteration, message=start))
+    result = executor.run(StepContext(iteration, message=start))
     metrics = rollout_metrics(result.all_of("generation", GenerationReport), result.all_of("reward", RewardReport))
     metrics["rollout/rounds"] = float(max(executor.workflow.rounds(result.reports).values(), default=1))
     if "critic" in executor.workflow.stages:

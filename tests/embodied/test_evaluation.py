@@ -76,10 +76,10 @@ def test_evaluation_never_sees_a_training_seed(trained, monkeypatch) -> None:
         resets[where[0]] += [int(seed) for seed in seeds]
         return begin(self, seeds, rows)
 
-    def opened(self, tick, blocks):
+    def opened(self, step_context, blocks):
         where[0] = "evaluate"
         try:
-            return original(self, tick, blocks)
+            return original(self, step_context, blocks)
         finally:
             where[0] = "train"
 

@@ -30,7 +30,7 @@ from rlinf_embodied.embodied.warm_start_stage import (
 )
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, SimulatorError
 from rlinf_embodied.interfaces.policies import Policy
-from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
 STATE = ["policy=state", "algorithm=ppo_dense", "env.cameras=[]", "env.chunk=1", "env.chunks_per_rollout=12"]
@@ -68,7 +68,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def collected(config: TrainConfig) -> tuple[WarmStartStage, dict[str, int]]:
     """Runs all rounds in one worker; returns the stage and the sums of its answers."""
     stage = WarmStartStage(stage_config(config))
-    answers = [stage.collect(Tick(k)) for k in range(stage.setup(solo_context(range(NUM_DATA_BLOCKS))))]
+    answers = [stage.collect(StepContext(k)) for k in range(stage.setup(solo_context(range(NUM_DATA_BLOCKS))))]
     return stage, {name: sum(answer[name] for answer in answers) for name in answers[0]}
 
 
@@ -129,7 +129,7 @@ def test_a_recording_that_solves_nothing_says_what_to_check(tmp_path: Path) -> N
     stage, counts = collected(from_files(still))
     assert counts["solved"] < 8
     with pytest.raises(SimulatorError, match=r"still.h5', but none of a block's episodes solves .* check env.robot"):
-        stage.prepare(Tick(0))
+        stage.prepare(StepContext(0))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rlinf_embodied.errors import HangError, WorkerError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, Verdict, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.runtime.host import Call, Tick
+from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session
 
 CHUNK_STEPS = 3
@@ -65,7 +65,7 @@ def make(name: str, session: Session, graph: Workflow, transport: str = "adaptiv
 
 
 def totals(executor: Executor, iterations: int) -> list[float]:
-    return [executor.run(Tick(k)).reports["actor"][0][0]["total"] for k in range(iterations)]
+    return [executor.run(StepContext(k)).reports["actor"][0][0]["total"] for k in range(iterations)]
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -76,7 +76,7 @@ def test_every_plan_gives_the_totals_computed_by_hand(name: str) -> None:
 @pytest.mark.parametrize("name", ["collocated on 2", "disaggregated on 2", "hybrid on 2"])
 def test_a_repeated_loop_runs_until_its_judge_has_enough(name: str) -> None:
     executor = make(name, SerialSession(), workflow(rounds=2))
-    result = executor.run(Tick(0))
+    result = executor.run(StepContext(0))
     assert result.reports["actor"][0][0] == {"total": by_hand(1, rounds=2)[0], "message": "after 2"}
     assert len(result.reports["env"]) == 2
 
@@ -119,17 +119,17 @@ def test_ray_gives_the_same_in_processes_of_their_own(name: str, ray_session: Se
 def test_a_failing_stage_names_itself_its_worker_and_the_reason(ray_session: Session) -> None:
     executor = make("collocated on 2", ray_session, workflow(env={"fail_at": 1}))
     with pytest.raises(WorkerError, match=r"worker \d .* failed in env.loop .*ValueError: the fake failed"):
-        executor.run(Tick(0))
+        executor.run(StepContext(0))
 
 
 @pytest.mark.ray
 def test_a_hang_says_who_waits_for_whom(impatient_ray_session: Session) -> None:
     executor = make("disaggregated on 2", impatient_ray_session, workflow(env={"hang_at": 0}))
     with pytest.raises(HangError, match=r"no answer from worker 0 \(env.step .* wait behind it"):
-        executor.run(Tick(0))
+        executor.run(StepContext(0))
 
 
 def test_spans_cover_every_stage() -> None:
-    result = make("disaggregated on 2", SerialSession(), workflow()).run(Tick(0))
+    result = make("disaggregated on 2", SerialSession(), workflow()).run(StepContext(0))
     assert {span.stage for span in result.spans} == {"env", "policy", "actor"}
     assert all(span.end_s >= span.start_s for span in result.spans)

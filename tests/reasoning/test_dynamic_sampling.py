@@ -69,11 +69,11 @@ def taken(monkeypatch) -> list[tuple[int, int, int, tuple[int, ...]]]:
     seen = []
     original = PromptStage.run
 
-    def run(self, tick, inputs):
-        output = original(self, tick, inputs)
+    def run(self, step_context, inputs):
+        output = original(self, step_context, inputs)
         for block, made in output.blocks.items():
             assert isinstance(made, PromptSet)
-            seen.append((tick.iteration, tick.round, block, tuple(problem.id for problem in made.own)))
+            seen.append((step_context.iteration, step_context.round, block, tuple(problem.id for problem in made.own)))
         return output
 
     monkeypatch.setattr(PromptStage, "run", run)
@@ -113,19 +113,19 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
     questions, verdicts, trained = {}, [], []
     give, judge, rows_of = PromptStage.run, GroupJudge.__call__, ActorStage._rows_of
 
-    def given(self, tick, inputs):
-        output = give(self, tick, inputs)
+    def given(self, step_context, inputs):
+        output = give(self, step_context, inputs)
         for block, made in output.blocks.items():
             assert isinstance(made, PromptSet)
-            questions[tick.round, block] = [problem.question for problem in made.own]
+            questions[step_context.round, block] = [problem.question for problem in made.own]
         return output
 
     def judged(self, rounds):
         verdicts.append(judge(self, rounds))
         return verdicts[-1]
 
-    def rows(self, tick, block, payloads):
-        made = rows_of(self, tick, block, payloads)
+    def rows(self, step_context, block, payloads):
+        made = rows_of(self, step_context, block, payloads)
         decode = self._shared.policy.decode
         trained.extend((block, decode(prompt)) for prompt in made.sequences.prompts[: made.num_trained])
         return made

@@ -25,7 +25,7 @@ from rlinf_embodied.reasoning.objective import STATISTICS, Objective
 from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
 from rlinf_embodied.reasoning.reward_stage import RewardStage, RewardStageConfig
 from rlinf_embodied.reasoning.training_rows import Round, TrainingRows, training_rows
-from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 
 TEMPERATURE, LONGEST = 0.8, 12
 PROMPTS, COMPLETIONS = (3, 9, 1, 6, 4, 5), (8, 2, 12, 1, 7, 12)  # lengths
@@ -324,7 +324,7 @@ def test_long_completions_lose_up_to_the_penalty_over_the_last_tokens():
     group = group_of(1, lengths, ended)
     texts = ("#6", "#6", "#6", "#5", "#6", "#6")
     completions = Completions((Problem(1, "7+8-9=", "6", None, "sum", "sum2-2-9"),), (group,), texts, 0)
-    output = stage.run(Tick(0), {0: [completions]})
+    output = stage.run(StepContext(0), {0: [completions]})
     found = output.blocks[0]
     assert isinstance(found, Rewards)
     # right - penalty x (length - 6) / 4; an answer that was cut off earns nothing

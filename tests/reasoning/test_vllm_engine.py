@@ -26,7 +26,7 @@ from rlinf_embodied.reasoning.evaluation import AnswerEvaluation
 from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
 from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
 from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
-from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
 PROMPTS = (Prompt(40, (5, 9, 2)), Prompt(7, (3, 4, 8, 8, 12)), Prompt(23, (6,)))
@@ -226,7 +226,7 @@ def test_the_stage_hands_on_what_the_engine_generates_block_by_block(engine, tmp
     stage.setup(solo_context((0, 1)))
     problems = problem_source(DataConfig(level="sum1-2-9"), 3).batch(Split.train, 0, 4)
     together = tuple(problems[:2]), tuple(problems[2:])
-    output = stage.run(Tick(0), {block: [PromptSet(together, block)] for block in (0, 1)})
+    output = stage.run(StepContext(0), {block: [PromptSet(together, block)] for block in (0, 1)})
     for block in (0, 1):
         completions = output.blocks[block]
         assert isinstance(completions, Completions)

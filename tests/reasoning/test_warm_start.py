@@ -18,7 +18,7 @@ from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning.fine_tuning_stage import NUM_BLOCKS, FineTuningStage, cosine_with_warmup
 from rlinf_embodied.reasoning.policy_folder import trained_on
 from rlinf_embodied.reasoning.warm_start import cache_folder, starting_policy
-from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
 
@@ -64,10 +64,10 @@ def test_it_learns_what_is_likely_and_says_what_it_was_trained_on(monkeypatch, t
     config = few()
     stage = FineTuningStage(config)
     stage.setup(solo_context(range(NUM_BLOCKS)))
-    first, _, last = (stage.fit(Tick(steps[0]), steps) for steps in ((0, 1), (1, 11), (11, 12)))
+    first, _, last = (stage.fit(StepContext(steps[0]), steps) for steps in ((0, 1), (1, 11), (11, 12)))
     assert first == pytest.approx(math.log(24), rel=0.2)  # 25 tokens without <pad>, nearly uniform
     assert last < first - 0.3
-    stage.save(Tick(0), str(tmp_path / "policy"))
+    stage.save(StepContext(0), str(tmp_path / "policy"))
     assert trained_on(tmp_path / "policy").data.level == "sum1-2-9"
 
 

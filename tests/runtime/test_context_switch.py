@@ -7,7 +7,7 @@ from any_plan import Fake
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.runtime.host import Call, Receipt, Tick, WorkerHost, WorkerSpec, solo_context
+from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerHost, WorkerSpec, solo_context
 
 
 def host(**exclusive: set[str]) -> WorkerHost:
@@ -25,7 +25,7 @@ def parked(worker: WorkerHost) -> set[str]:
 
 
 def spans(worker: WorkerHost, stage: str, method: str) -> list[str]:
-    (*_, receipt) = worker.invoke(Call(stage, method, Tick(0), blocks=(0, 1) if method == "run" else ()), [])
+    (*_, receipt) = worker.invoke(Call(stage, method, StepContext(0), blocks=(0, 1) if method == "run" else ()), [])
     assert isinstance(receipt, Receipt)
     return [span.name for span in receipt.spans]
 
