@@ -16,7 +16,7 @@ import torch
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, Repeat, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
@@ -35,7 +35,7 @@ def mixed(*parts: int) -> int:
 
 
 class Fake:
-    """Any stage: a leaf, either side of a loop, a gang that meets at its last chunk, source or target of weights."""
+    """Any stage: a leaf, a side of a loop, a collective that meets at its last chunk, source or target of weights."""
 
     def __init__(self, config: Mapping[str, object]) -> None:
         self.name, self.number = str(config["name"]), int(str(config["number"]))
@@ -115,10 +115,10 @@ class Fake:
         self.weights[0] = weight
 
 
-def judge(rounds: Sequence[Sequence[object]]) -> Verdict:
+def decide(rounds: Sequence[Sequence[object]]) -> RepeatDecision:
     """Stops at a round that depends on the data."""
     values = [value for reports in rounds for report in reports for value in dict(report).values()]  # pyright: ignore
-    return Verdict(sum(values) % 3 != 0, sum(values))
+    return RepeatDecision(sum(values) % 3 != 0, sum(values))
 
 
 def random_workflow(seed: int) -> Workflow:
@@ -135,7 +135,9 @@ def random_workflow(seed: int) -> Workflow:
         pairs += [(end, names[0]) for end in ("policy", "env") if draw.random() < 0.8]
         rounds = draw.choice([1, 3])
         loops = {
-            "l": Loop("l", "env", "policy", draw.randint(1, 3), max_rounds=rounds, judge=judge if rounds > 1 else None)
+            "l": Loop(
+                "l", "env", "policy", draw.randint(1, 3), max_rounds=rounds, decide=decide if rounds > 1 else None
+            )
         }
     edges = tuple(Edge(a, b, granularities=draw.choice([(), (), (WHOLE,)])) for a, b in pairs)
     learns = _weight_edge(draw, collective, pairs)
@@ -172,7 +174,7 @@ def _repeated(draw: random.Random, workflow: Workflow) -> Workflow:
             return replace(
                 workflow,
                 stages={**workflow.stages, before: whole},
-                repeat=Repeat("r", before, sorted(workflow.upstream(before))[-1], judge, 3),
+                repeat=Repeat("r", before, sorted(workflow.upstream(before))[-1], decide, 3),
             )
         except (PlanError, IndexError):
             continue

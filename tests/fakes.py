@@ -67,7 +67,7 @@ class Doubler:
 
 
 class Summer:
-    """The actor: sums everything over all blocks, in a gang, and makes that its weight."""
+    """The actor: sums everything over all blocks, in one collective call, and makes that its weight."""
 
     def __init__(self, config: object) -> None:
         pass

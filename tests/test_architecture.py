@@ -78,7 +78,7 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
     [  # the wire's benchmark compares it with bare Ray
         ("ray", ["experiments/bench/wire.py", "rlinf_embodied/runtime/ray_session.py"]),
         ("hydra", ["rlinf_embodied/compose.py"]),
-        ("math_verify", ["rlinf_embodied/reasoning/judge_worker.py"]),
+        ("math_verify", ["rlinf_embodied/reasoning/verifier_worker.py"]),
     ],
 )
 def test_a_heavy_library_has_one_door(library, doors):

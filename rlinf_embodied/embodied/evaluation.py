@@ -25,7 +25,7 @@ from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStag
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import Loop, StageSpec, Verdict, Workflow
+from rlinf_embodied.flow.graph import Loop, RepeatDecision, StageSpec, Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec, EpisodeEnd, Observation
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
@@ -286,7 +286,7 @@ class Evaluation:
             policy.name,
             chunk_steps=env.chunks_per_rollout,
             max_rounds=rounds,
-            judge=lambda reports: Verdict(self._show(reports) == rounds or self._is_missed(reports)),
+            decide=lambda reports: RepeatDecision(self._show(reports) == rounds or self._is_missed(reports)),
         )
         stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", asked), policy.name: policy}
         workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop})

@@ -27,7 +27,7 @@ from rlinf_embodied.embodied.env_stage import EnvStageConfig
 from rlinf_embodied.embodied.graph import ACTOR, ENV, POLICY, embodied_graph, rollout
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import Verdict, Workflow
+from rlinf_embodied.flow.graph import RepeatDecision, Workflow
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
 
@@ -51,13 +51,13 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
     if grpo:
         num_groups = env.num_envs // algorithm.group_size
         rounds = 1 + (algorithm.max_refills if algorithm.drop_uniform_groups else 0)
-        judge = GroupJudge(num_groups, algorithm.min_groups, algorithm.drop_uniform_groups)
-        loop = replace(loop, max_rounds=rounds, judge=judge)
+        sampling_filter = DynamicSamplingFilter(num_groups, algorithm.min_groups, algorithm.drop_uniform_groups)
+        loop = replace(loop, max_rounds=rounds, decide=sampling_filter)
     graph = embodied_graph(env.num_blocks, loop, configs)
     return replace(graph, typical_iteration=0 if grpo else algorithm.critic_warmup_iterations)
 
 
-class GroupJudge:
+class DynamicSamplingFilter:
     """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw task metric.
 
     The message to the actor is the (round, group) pairs to train on: the first `num_groups` useful ones in that order.
@@ -67,7 +67,7 @@ class GroupJudge:
         """Takes how many groups a round has, how many suffice, and whether any are dropped at all."""
         self._num_groups, self._min_groups, self._drop = num_groups, min_groups, drop_uniform
 
-    def __call__(self, rounds: Sequence[Sequence[object]]) -> Verdict:
+    def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
         """Returns whether enough groups are useful, and which to train on."""
         useful = [
             (number, group)
@@ -75,7 +75,7 @@ class GroupJudge:
             for group, success in _groups(of_type(reports, RolloutReport))
             if not self._drop or len(set(success)) > 1
         ]
-        return Verdict(len(useful) >= self._min_groups, tuple(useful[: self._num_groups]))
+        return RepeatDecision(len(useful) >= self._min_groups, tuple(useful[: self._num_groups]))
 
 
 def _groups(reports: Sequence[RolloutReport]) -> list[tuple[int, tuple[bool, ...]]]:

@@ -6,7 +6,7 @@ The plan tree becomes a list of steps (schedule.py), which are submitted in orde
     1. loop    every worker's blocks go round between opener and answerer.  Where both live in the same workers that is
                one call per worker; otherwise a call per chunk-step, shard and worker, submitted all at once, shard by
                shard, so that one shard's simulator runs while the other's policy does.
-    2. leaf    gets, block by block, what the edges into it brought; members of a collective stage start as a gang.
+    2. leaf    gets, block by block, what the edges into it brought; all workers of a collective stage start at once.
     3. weights go to the workers of a weight edge's target that do not share a process with its source.
 
 The driver holds references; values move only between the workers that need them, or stay where they are.  Stages that
@@ -23,7 +23,7 @@ from dataclasses import replace
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
 from rlinf_embodied.execution.schedule import Step, parts, repeats, schedule, shards_of
-from rlinf_embodied.flow.graph import Loop, Repeat, Verdict, Workflow
+from rlinf_embodied.flow.graph import Loop, Repeat, RepeatDecision, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
 from rlinf_embodied.flow.probes import together
 from rlinf_embodied.learning.groups import SoloGroup
@@ -115,11 +115,11 @@ class Executor:
                 for block, refs in blocks.items():
                     gathered.setdefault(stage, {}).setdefault(block, []).extend(refs)
             self._collect(state)
-            verdict = repeat.judge(state.result.reports[repeat.judged])
-            if verdict.enough:
+            decision = repeat.decide(state.result.reports[repeat.decided_by])
+            if decision.enough:
                 break
         state.step_context, state.outputs = before, gathered
-        state.verdicts[repeat.name] = verdict.message
+        state.decisions[repeat.name] = decision.message
 
     def _enter(self, stages: Sequence[str], state: Iteration) -> None:
         """Has workers switch as soon as the turn before is over, not only when the inputs of the next one arrive."""
@@ -148,8 +148,8 @@ class Executor:
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
             call = Call(stage, "run", step_context, blocks, len(inputs) // len(blocks), keep)
             calls.append((worker, call, inputs))
-        gang = self.workflow.stages[stage].collective
-        self._note(stage, calls, self._session.submit(calls, gang), state)
+        collective = self.workflow.stages[stage].collective
+        self._note(stage, calls, self._session.submit(calls, collective), state)
 
     def _note(self, stage: str, calls: Sequence[tuple], answers: list[list[Ref]], state: Iteration) -> None:
         """Files block results as the stage's outputs and the receipts for later."""
@@ -161,7 +161,7 @@ class Executor:
 
     # --------------------------------------------------------------------------------------------------------- loops
     def _run_loop(self, node: LoopNode, state: Iteration) -> None:
-        """Runs a loop: once, or round after round until its judge has enough or the bound is reached."""
+        """Runs a loop: once, or round after round until `decide` has enough or the bound is reached."""
         loop, before = self.workflow.loops[node.loop], state.step_context
         self._enter([loop.opener, loop.answerer], state)
         base = replace(before, message=state.message_for(self._repeats.get(loop.opener, ())))
@@ -171,15 +171,15 @@ class Executor:
                 self._fused_loop(loop, state)
             else:
                 self._stepwise_loop(loop, node.shards, state)
-            if loop.judge is None:
+            if loop.decide is None:
                 break
             self._collect(state)
-            verdict: Verdict = loop.judge(state.result.reports[loop.opener])
-            base = replace(base, message=verdict.message)
-            if verdict.enough:
+            decision: RepeatDecision = loop.decide(state.result.reports[loop.opener])
+            base = replace(base, message=decision.message)
+            if decision.enough:
                 break
-        if loop.judge is not None:
-            state.verdicts[loop.name] = base.message
+        if loop.decide is not None:
+            state.decisions[loop.name] = base.message
         state.step_context = before
 
     def _fused_loop(self, loop: Loop, state: Iteration) -> None:
@@ -273,9 +273,9 @@ class Executor:
         state.receipts, state.timings = [], []
 
     def call(self, stage: str, method: str, step_context: StepContext, argument: object = None) -> list[object]:
-        """Calls a method on every worker of a stage, as a gang, and returns their answers in order of rank."""
+        """Calls a method on every worker of a stage at once and returns their answers in order of rank."""
         calls = [(worker, Call(stage, method, step_context, argument=argument), []) for worker in self.workers(stage)]
-        answers = self._session.submit(calls, gang=self.workflow.stages[stage].collective)
+        answers = self._session.submit(calls, collective=self.workflow.stages[stage].collective)
         receipts = self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
         return [receipt.report for receipt in of_type(receipts, Receipt)]
 

@@ -40,13 +40,13 @@ class Iteration:
     outputs: dict[str, dict[int, list[Ref]]] = field(default_factory=dict)
     receipts: list[tuple[str, list[Ref]]] = field(default_factory=list)
     timings: list[Ref] = field(default_factory=list)
-    verdicts: dict[str, object] = field(default_factory=dict)  # what repeats tell the stages downstream of them
+    decisions: dict[str, object] = field(default_factory=dict)  # what repeats tell the stages downstream of them
     result: IterationResult = field(default_factory=IterationResult)
 
     def message_for(self, repeats: Sequence[str]) -> object:
-        """Returns what a stage is told that the data of these repeats reaches: the verdict of the last one of them.
+        """Returns what a stage is told that the data of these repeats reaches: the message of the last one of them.
 
         Which of them has run by then is the same under every plan; what else has run is not.
         """
-        reaching = [name for name in repeats if name in self.verdicts]
-        return self.verdicts[reaching[-1]] if reaching else self.step_context.message
+        reaching = [name for name in repeats if name in self.decisions]
+        return self.decisions[reaching[-1]] if reaching else self.step_context.message

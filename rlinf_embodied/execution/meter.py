@@ -142,9 +142,9 @@ class MeteredSession:
         self.resident[spec.name] = max(0.0, *grown)
         return facts
 
-    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         """Submits, and keeps the references of what leaves a worker if it is recorded."""
-        answers = self._inner.submit(calls, gang)
+        answers = self._inner.submit(calls, collective)
         if self.recording:
             self.answers += [(call, _leaving(call, refs)) for (_, call, _), refs in zip(calls, answers, strict=True)]
         return answers

@@ -110,7 +110,7 @@ def prune(blocks: Sequence[Block], num_states: int, width: int, chunks: int, by_
 
 
 def _merits(price: Price, chunks: int) -> NDArray[np.float64]:
-    """Returns what a candidate is judged by, less is better, as [merits, n]; what does not differ is left out."""
+    """Returns what candidates are compared by, less is better, as [merits, n]; what does not differ is left out."""
     first_out = np.where(price.barrier, price.first_s + (chunks - 1) * price.period_s + price.rest_s, price.first_s)
     out_period = np.where(price.barrier, price.last_s, price.period_s)
     rows = [

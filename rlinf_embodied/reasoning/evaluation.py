@@ -25,7 +25,7 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
-from rlinf_embodied.reasoning.judge import Judge, reward_function
+from rlinf_embodied.reasoning.verifier import Verifier, reward_function
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.metrics import Z95, Rate
@@ -76,7 +76,7 @@ class AnswerReport:
 
 
 class AnswerStage(LanguageStage):
-    """Answers held-out problems and judges them.
+    """Answers held-out problems and verifies them.
 
     It holds the weights on the device only while it does, so that training's switches free the memory.
     """
@@ -89,13 +89,13 @@ class AnswerStage(LanguageStage):
         self._config = config
 
     def setup(self, context: StageContext) -> None:
-        """Loads the model, opens the problems, makes the judge."""
+        """Loads the model, opens the problems, makes the verifier."""
         super().setup(context)
         config = self._config
         self._form = text_form(config.data.form)
         self._source = problem_source(config.data, config.data.seed)
         reward = config.reward
-        self._judge = Judge(
+        self._verifier = Verifier(
             self._form, num_workers=reward.num_workers, timeout_s=reward.timeout_s, function=reward_function(reward)
         )
         self._shared.leave(self._user)
@@ -117,8 +117,8 @@ class AnswerStage(LanguageStage):
             texts, lengths, ended = self._answers(problems, mode)
             size = len(texts) // len(problems)
             every = [problem for problem in problems for _ in range(size)]
-            verdicts = self._judge.judge(texts, every, ended)
-            right, earned[block] = verdicts.correct, float(verdicts.raw.sum(dtype=np.float64))
+            verified = self._verifier.verify(texts, every, ended)
+            right, earned[block] = verified.correct, float(verified.raw.sum(dtype=np.float64))
             correct[block] = tuple(tuple(row) for row in right.reshape(-1, size).tolist())
             first = range(0, len(texts), size)
             shown[block] = tuple(Answer(every[i].question, every[i].answer, texts[i], bool(right[i])) for i in first)
@@ -230,7 +230,7 @@ class AnswerResult:
 
 
 def sampled_result(correct: Sequence[Sequence[bool]]) -> Sampled:
-    """Returns pass@k for k = 1, 2, 4, ... and the number of samples, from [N][n] judged answers."""
+    """Returns pass@k for k = 1, 2, 4, ... and the number of samples, from [N][n] verified answers."""
     counts, size = np.array([sum(row) for row in correct]), len(correct[0])
     ks = sorted({k for k in (1, 2, 4, 8, 16, 32, 64) if k < size} | {size})
     pass_at, intervals = {}, {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from rlinf_embodied.flow.graph import WHOLE, Edge, Repeat, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import WHOLE, Edge, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.profile import Workload
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -99,7 +99,9 @@ def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
     wait for all answers; those of published systems do not.
     """
     waits = "prompts" in stages and (work.max_rounds > 1 or bool({"critic", "proximal"} & set(stages)))
-    again = refill(lambda rounds: Verdict(True), work.max_rounds) if work.max_rounds > 1 else None  # nothing runs
+    again = (
+        refill(lambda rounds: RepeatDecision(True), work.max_rounds) if work.max_rounds > 1 else None
+    )  # nothing runs
     return reasoning_graph(
         stages,
         work.num_items // work.items_per_block,
@@ -110,6 +112,6 @@ def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
     ).with_rounds(work.expected_rounds)
 
 
-def refill(judge: Callable[[Sequence[Sequence[object]]], Verdict], max_rounds: int) -> Repeat:
-    """Returns the repeat of dynamic sampling: all that comes before the actor, until `judge` has enough groups."""
-    return Repeat("refill", "actor", "reward", judge, max_rounds)
+def refill(decide: Callable[[Sequence[Sequence[object]]], RepeatDecision], max_rounds: int) -> Repeat:
+    """Returns the repeat of dynamic sampling: all that comes before the actor, until `decide` has enough groups."""
+    return Repeat("refill", "actor", "reward", decide, max_rounds)

@@ -23,9 +23,9 @@ from rlinf_embodied.reasoning.batch import Prompt, RewardReport, Sampling
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation import require_context
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
-from rlinf_embodied.reasoning.judge import reward_function
 from rlinf_embodied.reasoning.policy_folder import load_policy, trained_on
 from rlinf_embodied.reasoning.report import plot_curve
+from rlinf_embodied.reasoning.verifier import reward_function
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
 from rlinf_embodied.runtime.host import StepContext

@@ -14,7 +14,7 @@ from rlinf_embodied.algorithms.rewards import overlong_penalty
 from rlinf_embodied.config import RewardConfig, SamplesConfig
 from rlinf_embodied.data.text_forms import text_form
 from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards, Sample
-from rlinf_embodied.reasoning.judge import Judge, Verdicts, reward_function
+from rlinf_embodied.reasoning.verifier import Verification, Verifier, reward_function
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
@@ -29,16 +29,16 @@ class RewardStageConfig:
 
 
 class RewardStage:
-    """Judges completions."""
+    """Verifies completions."""
 
     def __init__(self, config: RewardStageConfig) -> None:
         """Takes plain data."""
         self._config = config
 
     def setup(self, context: StageContext) -> None:
-        """Makes the judge; its processes start when an answer needs them."""
+        """Makes the verifier; its processes start when an answer needs them."""
         reward = self._config.reward
-        self._judge = Judge(
+        self._verifier = Verifier(
             text_form(self._config.form),
             num_workers=reward.num_workers,
             timeout_s=reward.timeout_s,
@@ -55,11 +55,11 @@ class RewardStage:
         formatted: dict[int, int] = {}
         shown: list[tuple[tuple[int, int], Sample]] = []
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
-            made[block], verdicts = self._rewards(completions)
+            made[block], verified = self._rewards(completions)
             shape = made[block].raw.shape
-            correct[block] = tuple(tuple(row) for row in verdicts.correct.reshape(shape).tolist())
+            correct[block] = tuple(tuple(row) for row in verified.correct.reshape(shape).tolist())
             uniform[block] = tuple((~groups_with_spread(made[block].raw)).tolist())
-            formatted[block] = int(verdicts.formatted.sum())
+            formatted[block] = int(verified.formatted.sum())
             sums[block] = float(made[block].rewards.sum())
             if self._shows(step_context):
                 shown += self._shown(block, completions, made[block], correct[block])
@@ -82,18 +82,18 @@ class RewardStage:
             for row, p in enumerate(problems)
         ]
 
-    def _rewards(self, completions: Completions) -> tuple[Rewards, Verdicts]:
+    def _rewards(self, completions: Completions) -> tuple[Rewards, Verification]:
         size = len(completions.groups[0].lengths)
         problems = [problem for problem in completions.problems for _ in range(size)]
         ended = np.concatenate([group.ended.cpu().numpy() for group in completions.groups])
-        verdicts = self._judge.judge(completions.texts, problems, ended)
-        rewards = torch.from_numpy(verdicts.rewards)
+        verified = self._verifier.verify(completions.texts, problems, ended)
+        rewards = torch.from_numpy(verified.rewards)
         if self._config.reward.overlong_tokens:
             lengths = torch.cat([group.lengths.cpu() for group in completions.groups])
             reward, longest = self._config.reward, self._config.max_new_tokens
             rewards = rewards - overlong_penalty(lengths, longest, reward.overlong_tokens, reward.overlong_penalty)
         shape = (len(completions.groups), size)
-        return Rewards(rewards.reshape(shape), torch.from_numpy(verdicts.raw).reshape(shape)), verdicts
+        return Rewards(rewards.reshape(shape), torch.from_numpy(verified.raw).reshape(shape)), verified
 
     def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory: it holds none."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import Verdict, Workflow
+from rlinf_embodied.flow.graph import RepeatDecision, Workflow
 from rlinf_embodied.reasoning.actor_stage import ActorReport, ActorStageConfig
 from rlinf_embodied.reasoning.batch import GenerationReport, RewardReport
 from rlinf_embodied.reasoning.critic_stage import CriticReport, CriticStageConfig
@@ -55,14 +55,14 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
     # a sharded actor's pass is made by all of its workers together, and they get chunks of unequal size
     sharded = algorithm.sharding is not Sharding.none
     streams = not (algorithm.num_steps > 1 or algorithm.dynamic_sampling or ppo or sharded)
-    judge = GroupJudge(algorithm.prompts_per_iteration, 1 + algorithm.max_refills)
+    sampling_filter = DynamicSamplingFilter(algorithm.prompts_per_iteration, 1 + algorithm.max_refills)
     graph = reasoning_graph(
         ("prompts", *sources, "actor"),
         config.num_blocks,
         streams=streams,
         items_per_block=generation.rows_per_block,
         together=config.blocks_together,
-        repeat=refill(judge, 1 + algorithm.max_refills) if algorithm.dynamic_sampling else None,
+        repeat=refill(sampling_filter, 1 + algorithm.max_refills) if algorithm.dynamic_sampling else None,
         configs=_configs(config, policy_folder, reference_folder or policy_folder, tuple(sources)),
     )
     return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)
@@ -86,7 +86,7 @@ def _configs(config: MathConfig, folder: str, reference: str, sources: tuple[str
 
 
 # ----------------------------------------------------------------------------------------------------- dynamic sampling
-class GroupJudge:
+class DynamicSamplingFilter:
     """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw metric.
 
     The message to the actor is the (round, block, group) triples to train on: the first useful ones in that order.
@@ -96,7 +96,7 @@ class GroupJudge:
         """Takes how many groups an iteration trains on, and after how many rounds it goes on with fewer."""
         self._wanted, self._max_rounds = wanted, max_rounds
 
-    def __call__(self, rounds: Sequence[Sequence[object]]) -> Verdict:
+    def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
         """Returns whether enough groups are useful, and which to train on.
 
         Raises:
@@ -116,7 +116,7 @@ class GroupJudge:
                 "can be learned: choose problems that are sometimes solved (data.level), a larger "
                 "algorithm.group_size, or another warm start"
             )
-        return Verdict(len(useful) >= self._wanted, useful[: self._wanted])
+        return RepeatDecision(len(useful) >= self._wanted, useful[: self._wanted])
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class StepContext:
     chunk_step: int = 0
     chunk: int = 0  # of a stage whose blocks arrive in several calls ...
     num_chunks: int = 1  # ... and how many there are
-    message: object = None  # a repeat's verdict, for the stages downstream
+    message: object = None  # a repeat's decision, for the stages downstream
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ class Stage(Protocol):
     Leaf: `run(step_context, {block: [payload, ...]}) -> Output`, payloads in the order of the edges, rounds within an
     edge.
     Loop opener: `open(step_context, blocks)`, or `open(step_context, {block: [payload, ...]})` where edges lead into
-    the loop; `step(step_context, {block: message}) -> {block: message}`; `close(step_context, {block: None}) -> Output`.
+    the loop; `step(step_context, {block: message}) -> {block: message}`;
+    `close(step_context, {block: None}) -> Output`.
     Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
     Weight edge: `export_weights(step_context) -> object`, `install_weights(step_context, object)`.
     Context switch: `offload(step_context)` leaves the device's memory and `onload(step_context)` comes back; a stage

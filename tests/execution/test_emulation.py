@@ -95,12 +95,12 @@ def test_switches_come_before_the_next_call_and_free_memory():
 
 
 def test_repeats_take_their_expected_rounds_on_average():
-    judge = Rounds(1.5)
+    decide = Rounds(1.5)
     taken = []
     for iteration in range(8):
         finish = Finish(0.0, 0.0, Start(iteration, 0.0, NOW))
         rounds: list[list[object]] = [[finish]]
-        while not judge(rounds).enough:
+        while not decide(rounds).enough:
             rounds.append([finish])
         taken.append(len(rounds))
     assert set(taken) == {1, 2}

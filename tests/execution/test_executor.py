@@ -8,7 +8,7 @@ import pytest
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import HangError, WorkerError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import Edge, Loop, RepeatDecision, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session
@@ -32,8 +32,8 @@ def workflow(rounds: int = 1, env: dict | None = None) -> Workflow:
         "policy": StageSpec("policy", "fakes.Doubler", None),
         "actor": StageSpec("actor", "fakes.Summer", None, collective=True),
     }
-    judge = (lambda reports: Verdict(len(reports) >= rounds, f"after {len(reports)}")) if rounds > 1 else None
-    loop = Loop("rollout", "env", "policy", CHUNK_STEPS, max_rounds=rounds + 2, judge=judge)
+    decide = (lambda reports: RepeatDecision(len(reports) >= rounds, f"after {len(reports)}")) if rounds > 1 else None
+    loop = Loop("rollout", "env", "policy", CHUNK_STEPS, max_rounds=rounds + 2, decide=decide)
     edges = (Edge("policy", "actor"), Edge("env", "actor"))
     return Workflow("fake", 4, stages, edges, (WeightEdge("actor", "policy"),), {"rollout": loop})
 
@@ -88,9 +88,9 @@ class Listening(SerialSession):
         super().__init__()
         self.methods: set[str] = set()
 
-    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         self.methods |= {call.method for _, call, _ in calls}
-        return super().submit(calls, gang)
+        return super().submit(calls, collective)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from rlinf_embodied.flow.graph import (
     Edge,
     Loop,
     Repeat,
+    RepeatDecision,
     StageSpec,
-    Verdict,
     Workflow,
 )
 
@@ -57,15 +57,20 @@ def stages(**changes: dict) -> dict[str, StageSpec]:
     return {name: StageSpec(name, "fakes.x", None, **changes.get(name, {})) for name in "abc"}
 
 
-ENOUGH = Repeat("more", "c", "b", lambda rounds: Verdict(True), max_rounds=3)
+ENOUGH = Repeat("more", "c", "b", lambda rounds: RepeatDecision(True), max_rounds=3)
 CHAIN = (Edge("a", "b"), Edge("b", "c"))
 
 
 @pytest.mark.parametrize(
     ("repeat", "changes", "edges", "message"),
     [
-        (replace(ENOUGH, judged="x"), {}, CHAIN, "repeat more names the stage 'x'"),
-        (replace(ENOUGH, judged="c"), {}, CHAIN, r"judges c, whose data does not reach c: judge one of \['a', 'b'\]"),
+        (replace(ENOUGH, decided_by="x"), {}, CHAIN, "repeat more names the stage 'x'"),
+        (
+            replace(ENOUGH, decided_by="c"),
+            {},
+            CHAIN,
+            r"is decided by c, whose data does not reach c: let one decide of \['a', 'b'\]",
+        ),
         (ENOUGH, {"c": {}}, CHAIN, r"c waits for all rounds: give it granularities=\(WHOLE,\)"),
         (ENOUGH, {}, CHAIN[1:], r"\['a'\] are neither before nor behind c"),
         (replace(ENOUGH, expected_rounds=4.0), {}, CHAIN, "expected_rounds=4.0 and max_rounds=3"),

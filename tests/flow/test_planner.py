@@ -88,12 +88,12 @@ def test_a_diamond_loses_no_cut() -> None:
 
 
 def test_a_long_tail_streams_to_the_next_stage() -> None:
-    # half of the answers are ready after 2 of 10 s; judging takes 1 s per block of 2: 10 + 1 instead of 10 + 4 s
+    # half of the answers are ready after 2 of 10 s; verification takes 1 s per block of 2: 10 + 1 instead of 10 + 4 s
     tail = stage(10, 0, finish_quantiles=[[0.0, 0.0], [0.5, 0.2], [1.0, 1.0]])
-    work = graph(("generation", "judge"), (("generation", "judge"),), blocks=4)
-    pricer = Pricer(work, profile({"generation": tail, "judge": stage(0, 1)}), cluster(2))
-    stream = Spatial((Leaf("generation", (0,)), Leaf("judge", (1,))), 1)
-    at_once = Spatial((Leaf("generation", (0,)), Leaf("judge", (1,))), WHOLE)
+    work = graph(("generation", "reward"), (("generation", "reward"),), blocks=4)
+    pricer = Pricer(work, profile({"generation": tail, "reward": stage(0, 1)}), cluster(2))
+    stream = Spatial((Leaf("generation", (0,)), Leaf("reward", (1,))), 1)
+    at_once = Spatial((Leaf("generation", (0,)), Leaf("reward", (1,))), WHOLE)
     assert seconds(pricer, stream) == pytest.approx(11.0)
     assert seconds(pricer, at_once) == pytest.approx(14.0)
     assert simulate(stream, pricer).iteration_s == pytest.approx(11.0)
@@ -162,14 +162,14 @@ def mixed() -> Cluster:
 
 
 def test_each_class_of_devices_gets_what_suits_it() -> None:
-    # the judge runs on CPU nodes as fast as on GPUs, which the model needs for itself
-    stages = {"model": stage(0, 4, 60e9), "judge": stage(0, 2, 1e9, kind_factors={"gpu": 1.0, "cpu": 1.0})}
-    work = graph(("model", "judge"), (("model", "judge"),), blocks=8)
+    # the reward stage runs on CPU nodes as fast as on GPUs, which the model needs for itself
+    stages = {"model": stage(0, 4, 60e9), "reward": stage(0, 2, 1e9, kind_factors={"gpu": 1.0, "cpu": 1.0})}
+    work = graph(("model", "reward"), (("model", "reward"),), blocks=8)
     pricer = Pricer(work, profile(stages), mixed())
     best = find_plans(pricer)[0]
     placed = {leaf.stage: leaf.devices for leaf in leaves(plan_tree(best, pricer))}
     assert placed["model"] == (0, 1)
-    assert set(placed["judge"]) & {2, 3}
+    assert set(placed["reward"]) & {2, 3}
     memory = pricer.memory(plan_tree(best, pricer))
     assert all(memory[device] <= mixed().place_of(device).group.memory_bytes for device in memory)
 
@@ -186,9 +186,9 @@ def test_the_report_ranks_and_says_why_the_others_lost() -> None:
     work, measured = embodied((0, 1), (0, 1), (0, 1))
     ranked, _ = rank(Pricer(work, measured, cluster(2)))
     assert [entry.iteration_s for entry in ranked] == sorted(entry.iteration_s for entry in ranked)
-    assert ranked[0].verdict == ""
+    assert ranked[0].why_not == ""
     loser = next(entry for entry in ranked if entry.shape == "(rollout apart > actor)")
-    assert loser.verdict.startswith("+4 s (11%)")
+    assert loser.why_not.startswith("+4 s (11%)")
     assert loser.devices == {"env": 1, "policy": 1, "actor": 2}
     assert ranked[0].idle_share == pytest.approx(0.0)
     assert 0.0 < loser.idle_share < 0.5

@@ -10,7 +10,7 @@ from rlinf_embodied.reasoning.actor_stage import ActorStage
 from rlinf_embodied.reasoning.batch import PromptSet, RewardReport
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.prompt_stage import PromptStage
-from rlinf_embodied.reasoning.workflow import GroupJudge, training_workflow
+from rlinf_embodied.reasoning.workflow import DynamicSamplingFilter, training_workflow
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.training.job import Progress
 
@@ -22,31 +22,31 @@ def report(correct: dict[int, tuple[tuple[bool, ...], ...]]) -> RewardReport:
     return RewardReport(correct, uniform, dict.fromkeys(correct, 0.0), dict.fromkeys(correct, 0))
 
 
-# --------------------------------------------------------------------------------------------------------------- judge
+# --------------------------------------------------------------------------------------------------------------- filter
 def test_only_groups_whose_members_differ_are_useful_in_the_order_of_rounds_and_blocks():
-    judge = GroupJudge(wanted=4, max_rounds=3)
+    decide = DynamicSamplingFilter(wanted=4, max_rounds=3)
     first = [report({1: (RIGHT, MIXED)}), report({0: (MIXED, WRONG)})]  # two workers, in any order
-    verdict = judge([first])
-    assert (verdict.enough, verdict.message) == (False, ((0, 0, 0), (0, 1, 1)))
+    decision = decide([first])
+    assert (decision.enough, decision.message) == (False, ((0, 0, 0), (0, 1, 1)))
     second = [report({0: (MIXED, MIXED), 1: (MIXED, RIGHT)})]
-    verdict = judge([first, second])
-    assert (verdict.enough, verdict.message) == (True, ((0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1)))
+    decision = decide([first, second])
+    assert (decision.enough, decision.message) == (True, ((0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1)))
 
 
 def test_after_the_last_round_it_goes_on_with_fewer():
-    judge = GroupJudge(wanted=4, max_rounds=2)
+    decide = DynamicSamplingFilter(wanted=4, max_rounds=2)
     rounds = [[report({0: (MIXED, WRONG)})], [report({0: (RIGHT, MIXED)})]]
-    assert judge(rounds).message == ((0, 0, 0), (1, 0, 1))
+    assert decide(rounds).message == ((0, 0, 0), (1, 0, 1))
 
 
 @pytest.mark.parametrize(("groups", "counts"), [((RIGHT, RIGHT), "4 are all right and 0 all wrong"),
                                                 ((WRONG, RIGHT), "2 are all right and 2 all wrong")])  # fmt: skip
 def test_it_gives_up_only_after_the_last_round_and_says_what_it_saw(groups, counts):
-    judge = GroupJudge(wanted=2, max_rounds=2)
+    decide = DynamicSamplingFilter(wanted=2, max_rounds=2)
     one = [report({0: groups})]
-    assert judge([one]).enough is False
+    assert decide([one]).enough is False
     with pytest.raises(DataError, match=rf"gives up after 2 rounds \(algorithm.max_refills=1\): of 4 groups {counts}"):
-        judge([one, one])
+        decide([one, one])
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -110,8 +110,8 @@ def test_without_it_an_iteration_takes_as_many_problems_as_it_has(taken):
 
 
 def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
-    questions, verdicts, trained = {}, [], []
-    give, judge, rows_of = PromptStage.run, GroupJudge.__call__, ActorStage._rows_of
+    questions, decisions, trained = {}, [], []
+    give, decide, rows_of = PromptStage.run, DynamicSamplingFilter.__call__, ActorStage._rows_of
 
     def given(self, step_context, inputs):
         output = give(self, step_context, inputs)
@@ -120,9 +120,9 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
             questions[step_context.round, block] = [problem.question for problem in made.own]
         return output
 
-    def judged(self, rounds):
-        verdicts.append(judge(self, rounds))
-        return verdicts[-1]
+    def recorded(self, rounds):
+        decisions.append(decide(self, rounds))
+        return decisions[-1]
 
     def rows(self, step_context, block, payloads):
         made = rows_of(self, step_context, block, payloads)
@@ -131,11 +131,11 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
         return made
 
     monkeypatch.setattr(PromptStage, "run", given)
-    monkeypatch.setattr(GroupJudge, "__call__", judged)
+    monkeypatch.setattr(DynamicSamplingFilter, "__call__", recorded)
     monkeypatch.setattr(ActorStage, "_rows_of", rows)
     config = tiny_math(*DAPO)
     iterate_math(config, math_executor(config, config.plan.trees, 1, SerialSession()), 1)
-    chosen = sorted(verdicts[-1].message, key=lambda place: (place[1], place[0], place[2]))  # block by block
+    chosen = sorted(decisions[-1].message, key=lambda place: (place[1], place[0], place[2]))  # block by block
     assert len(chosen) == 8
     assert len({number for number, _, _ in chosen}) > 1
     expected = [(block, questions[number, block][group]) for number, block, group in chosen]
@@ -146,4 +146,4 @@ def test_only_dynamic_sampling_repeats():
     assert training_workflow(tiny_math(), "x").repeat is None
     repeat = training_workflow(tiny_math(*DAPO), "x").repeat
     assert repeat is not None
-    assert (repeat.before, repeat.judged, repeat.max_rounds) == ("actor", "reward", 5)
+    assert (repeat.before, repeat.decided_by, repeat.max_rounds) == ("actor", "reward", 5)

@@ -1,4 +1,4 @@
-"""No text that a model may write holds up a check that reads it outside of the judge's processes."""
+"""No text that a model may write holds up a check that reads it outside of the verifier's processes."""
 
 import pytest
 

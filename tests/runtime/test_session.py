@@ -1,4 +1,4 @@
-"""The serial session: all workers in one process, gangs in threads."""
+"""The serial session: all workers in one process, collective calls in threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf_embodied.runtime.session import SerialSession
 
 
 class Member:
-    """Sums its worker's number over the gang; raises or sleeps where it is told to."""
+    """Sums its worker's number over all workers; raises or sleeps where it is told to."""
 
     def __init__(self, config: dict[int, object] | None) -> None:
         self.config = config or {}
@@ -62,7 +62,7 @@ def importable(monkeypatch):
 
 def totals(session: SerialSession, size: int = 3) -> list[object]:
     calls = [(k, Call("member", "total", StepContext(0)), []) for k in range(size)]
-    receipts = session.fetch([refs[-1] for refs in session.submit(calls, gang=True)], "totals")
+    receipts = session.fetch([refs[-1] for refs in session.submit(calls, collective=True)], "totals")
     return [receipt.report for receipt in receipts if isinstance(receipt, Receipt)]
 
 

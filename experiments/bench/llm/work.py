@@ -1,4 +1,4 @@
-"""The work that every arm does: problems, hyperparameters, the model to start from, how it is judged.
+"""The work that every arm does: problems, hyperparameters, the model to start from, how it is scored.
 
 The tokenizer pads with its end token.  Ours excludes a padding token of its own from the distribution, TRL does not;
 with this tokenizer nothing is excluded on either side, and both sample from the same distribution.
@@ -34,8 +34,8 @@ from rlinf_embodied.errors import ConfigError, WorkerError
 from rlinf_embodied.randomness import permutation, uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
 from rlinf_embodied.reasoning.generation import generate
-from rlinf_embodied.reasoning.judge import Judge
 from rlinf_embodied.reasoning.packing import Sequences, microbatches
+from rlinf_embodied.reasoning.verifier import Verifier
 
 FORM = CompactForm()
 _Found = TypeVar("_Found")
@@ -160,7 +160,7 @@ def _schedule(step: int, steps: int) -> float:
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 20) / max(1, steps - 20)))
 
 
-# ------------------------------------------------------------------------------------------------------------ the judge
+# --------------------------------------------------------------------------------------------------------- the verifier
 def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
     """Returns the share of `count` test problems that the model in a folder solves greedily."""
     torch.set_num_threads(1)
@@ -174,8 +174,8 @@ def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
         length = int(group.lengths[0])
         texts[group.prompt.id] = policy.decode(group.tokens[0, :length].tolist())
         ended[group.prompt.id] = bool(group.ended[0])
-    with Judge(FORM) as judge:
-        return float(judge.judge(texts, problems, ended).correct.mean())
+    with Verifier(FORM) as verifier:
+        return float(verifier.verify(texts, problems, ended).correct.mean())
 
 
 # --------------------------------------------------------------------------------------------------- what an arm leaves

@@ -44,8 +44,8 @@ def gradient(work, **own) -> torch.Tensor:
     problems = llm_work.step_problems(work, 0)
     policy = CausalLM.load(Path(work.start))
     groups = bare.generated(policy, problems, work, 256, 0)
-    with bare.Judge(bare.FORM) as judge:
-        advantages = group_advantages(bare.judged(policy, judge, groups, problems).rewards).reshape(-1)
+    with bare.Verifier(bare.FORM) as verifier:
+        advantages = group_advantages(bare.scored(policy, verifier, groups, problems).rewards).reshape(-1)
     bare.backward(policy, groups, advantages, bare.Settings.of(work, **own))
     bare.average(policy, sum(int(group.lengths.sum()) for group in groups), 1)
     return torch.cat([p.grad.reshape(-1) for p in policy.parameters() if p.grad is not None])

@@ -1,9 +1,9 @@
 """Rewards: which completions are right, or what a function of the user's says they earn.
 
-A verdict is a pure function of (completion, problem): `answers.py` decides by the texts alone wherever it can, and
-bounds what is left for math-verify, which runs under a limit of processor time (not of the clock) in `judge_pool.py`.
-For references that are numbers, and for countdown, nothing is left that a limit could cut short.  A function of the
-user's (reward._target_) stands in place of all that, and runs in the caller's process, without a limit.
+What is right is a pure function of (completion, problem): `answers.py` decides by the texts alone wherever it can, and
+bounds what is left for math-verify, which runs under a limit of processor time (not of the clock) in
+`verifier_pool.py`.  For references that are numbers, and for countdown, nothing is left that a limit could cut short.  A function of the
+user's (reward._target_) replaces all that, and runs in the caller's process, without a limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.text_forms import TextForm
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.answers import decide, solves
-from rlinf_embodied.reasoning.judge_pool import JudgePool
+from rlinf_embodied.reasoning.verifier_pool import VerifierPool
 from rlinf_embodied.targets import load_plug_in
 
 RewardFunction = Callable[[str, Problem], float]  # (completion without its ending token, problem) -> what it earns
@@ -40,7 +40,7 @@ def reward_function(config: RewardConfig) -> RewardFunction | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class Verification:
     """What was found about B completions, in their order."""
 
     correct: np.ndarray  # bool [B]: the final answer is right and the completion came to its end
@@ -49,8 +49,8 @@ class Verdicts:
     rewards: np.ndarray  # float32 [B]: raw + format_reward * formatted
 
 
-class Judge:
-    """Judges completions of one text form; a context manager.
+class Verifier:
+    """Verifies completions of one text form; a context manager.
 
     Its processes start when a first answer needs them, on the machine where it is called.  One caller at a time.
     """
@@ -74,10 +74,10 @@ class Judge:
             function: says what a completion earns in place of the problem's answer; 1 and more count as right.
         """
         self._form, self._format_reward, self._function = form, format_reward, function
-        self._pool = JudgePool(num_workers, timeout_s)
+        self._pool = VerifierPool(num_workers, timeout_s)
 
-    def __enter__(self) -> Judge:
-        """Returns the judge."""
+    def __enter__(self) -> Verifier:
+        """Returns the verifier."""
         return self
 
     def __exit__(
@@ -91,10 +91,10 @@ class Judge:
         """Process ids of the workers that were started."""
         return self._pool.pids
 
-    def judge(
+    def verify(
         self, completions: Sequence[str], problems: Sequence[Problem], ended: Sequence[bool] | np.ndarray | None = None
-    ) -> Verdicts:
-        """Judges each completion by its problem.
+    ) -> Verification:
+        """Verifies each completion by its problem.
 
         Args:
             completions: B texts, without the end-of-sequence token.
@@ -118,7 +118,7 @@ class Judge:
             raw = np.array(earned, np.float32)
             correct = raw >= _RIGHT
         rewards = raw + np.float32(self._format_reward) * formatted
-        return Verdicts(correct, formatted, raw, rewards.astype(np.float32))
+        return Verification(correct, formatted, raw, rewards.astype(np.float32))
 
     def close(self) -> None:
         """Ends the processes; a later call starts new ones."""
