@@ -8,7 +8,7 @@ from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 from mani_skill.utils.registration import REGISTERED_ENVS
 from torch import Tensor
 
-from envs.batched.renewal import packed_state, put_back, renewed
+from envs.batched.scene_recreation import packed_state, put_back, renewed
 
 
 def overrides(task_class: type[BaseEnv], *names: str) -> bool:

@@ -133,7 +133,7 @@ class Worker:
         self.learner = ShardedLearner(
             *(self.model, self.model.trained, self.view),
             *(AdamSettings(0.0, (0.9, 0.99), job.max_grad_norm), STATISTICS),
-            idle=lambda: self.model(torch.zeros(1, 1, dtype=torch.long)).sum() * 0.0,
+            zero_loss=lambda: self.model(torch.zeros(1, 1, dtype=torch.long)).sum() * 0.0,
             group=group,
             device="cpu",
         )

@@ -17,7 +17,7 @@ from envs.batched.buffers import ANGULAR, LINEAR, POSE, BodyBuffer, CellBuffer, 
 from envs.batched.contacts import ContactTable
 from envs.batched.drives import Drives
 from envs.batched.layout import index_packs
-from envs.batched.renewal import renewed
+from envs.batched.scene_recreation import renewed
 
 _ZERO = np.zeros(3, np.float32)
 

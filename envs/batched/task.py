@@ -21,8 +21,8 @@ from envs.batched.controllers import adopt_controllers, controllers_of, has_bare
 from envs.batched.decimate import decimate_task
 from envs.batched.draws import RowStates, row_draws
 from envs.batched.few_operations import few_operations
-from envs.batched.renewal import packed_state, put_back
 from envs.batched.scene import BatchedScene, make_scenes
+from envs.batched.scene_recreation import packed_state, put_back
 from envs.batched.seeds import FIRST_SEED, RowSeeds, Seeds
 from envs.batched.single import Alone, SingleEnv
 from envs.stock import overrides

@@ -1,6 +1,6 @@
 """The embodied workflow: its graph, and what one iteration is, top to bottom.
 
-env <==> policy     loop "rollout": H chunk-steps; GRPO repeats it until enough groups are useful
+env <==> policy     loop "rollout": H chunk-steps; GRPO repeats it until enough groups have nonzero variance
  |         |
  +-> actor <-+      rewards and what the policy saw, block by block
        |
@@ -50,8 +50,8 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
     loop = replace(rollout(steps), typical_steps=typical)
     if grpo:
         num_groups = env.num_envs // algorithm.group_size
-        rounds = 1 + (algorithm.max_refills if algorithm.drop_uniform_groups else 0)
-        sampling_filter = DynamicSamplingFilter(num_groups, algorithm.min_groups, algorithm.drop_uniform_groups)
+        rounds = 1 + (algorithm.max_resamples if algorithm.drop_zero_variance_groups else 0)
+        sampling_filter = DynamicSamplingFilter(num_groups, algorithm.min_groups, algorithm.drop_zero_variance_groups)
         loop = replace(loop, max_rounds=rounds, decide=sampling_filter)
     graph = embodied_graph(env.num_blocks, loop, configs)
     return replace(graph, typical_iteration=0 if grpo else algorithm.critic_warmup_iterations)
@@ -60,22 +60,22 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
 class DynamicSamplingFilter:
     """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw task metric.
 
-    The message to the actor is the (round, group) pairs to train on: the first `num_groups` useful ones in that order.
+    The message to the actor is the (round, group) pairs to train on: the first `num_groups` with nonzero variance.
     """
 
-    def __init__(self, num_groups: int, min_groups: int, drop_uniform: bool) -> None:
+    def __init__(self, num_groups: int, min_groups: int, drop_zero_variance: bool) -> None:
         """Takes how many groups a round has, how many suffice, and whether any are dropped at all."""
-        self._num_groups, self._min_groups, self._drop = num_groups, min_groups, drop_uniform
+        self._num_groups, self._min_groups, self._drop = num_groups, min_groups, drop_zero_variance
 
     def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
-        """Returns whether enough groups are useful, and which to train on."""
-        useful = [
+        """Returns whether enough groups have nonzero variance, and which to train on."""
+        kept = [
             (number, group)
             for number, reports in enumerate(rounds)
             for group, success in _groups(of_type(reports, RolloutReport))
             if not self._drop or len(set(success)) > 1
         ]
-        return RepeatDecision(len(useful) >= self._min_groups, tuple(useful[: self._num_groups]))
+        return RepeatDecision(len(kept) >= self._min_groups, tuple(kept[: self._num_groups]))
 
 
 def _groups(reports: Sequence[RolloutReport]) -> list[tuple[int, tuple[bool, ...]]]:

@@ -91,8 +91,8 @@ class Loop:
 class Repeat:
     """All that comes before a stage, done again until there is enough for it; at most `max_rounds` times.
 
-    After each round `decide` sees the reports of the stage `decided_by` of all rounds so far (a list per round, in order
-    of workers).  The stage `before` and those behind it get the data of all rounds, and the decision's message.
+    After each round `decide` sees the reports of the stage `decided_by`, of all rounds so far (a list per round, in
+    order of workers).  The stage `before` and those behind it get the data of all rounds, and the decision's message.
     """
 
     name: str
@@ -211,8 +211,8 @@ class Workflow:
         upstream = self.upstream(repeat.before)
         if repeat.decided_by not in upstream:
             raise PlanError(
-                f"{where} is decided by {repeat.decided_by}, whose data does not reach {repeat.before}: let one decide of "
-                f"{sorted(upstream)}"
+                f"{where} is decided by {repeat.decided_by}, whose data does not reach {repeat.before}: let one "
+                f"decide of {sorted(upstream)}"
             )
         if self.stages[repeat.before].granularities != (WHOLE,):
             raise PlanError(f"{where}: {repeat.before} waits for all rounds: give it granularities=(WHOLE,)")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config.renamed import with_current_stages
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.graph import WHOLE, Workflow
 from rlinf_embodied.flow.plan_check import require_runnable
@@ -228,7 +229,7 @@ def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, 
             "use plan=collocated or a larger cluster"
         )
     _, variant = max(fitting, key=lambda entry: entry[0])
-    tree = without_absent(variant["tree"], workflow)
+    tree = without_absent(with_current_stages(variant["tree"], workflow.stages), workflow)
     plan = Plan(name, num_devices, _parse(tree, num_devices, f"plan.{name}"))
     require_runnable(name, plan.tree, workflow)
     return plan

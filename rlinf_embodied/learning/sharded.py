@@ -108,7 +108,7 @@ class ShardedLearner:
         settings: AdamSettings,
         statistics: Sequence[str],
         *,
-        idle: Callable[[], Tensor],
+        zero_loss: Callable[[], Tensor],
         group: Group,
         device: str,
     ) -> None:
@@ -120,7 +120,7 @@ class ShardedLearner:
             view: another copy, which other stages read.
             settings: of Adam.
             statistics: names of what passes add up beside the loss.
-            idle: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
+            zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
             group: the workers.
             device: torch's name.
 
@@ -129,7 +129,7 @@ class ShardedLearner:
         """
         self.lr = settings.lr
         self.statistics, self._max_norm = tuple(statistics), settings.max_grad_norm
-        self._group, self._device, self._idle = group, device, idle
+        self._group, self._device, self._zero_loss = group, device, zero_loss
         self._mesh = device_mesh(group, device)
         shard(module, self._mesh)
         self._module, self._view = cast(FSDPModule, module), dict(view.named_parameters())
@@ -184,7 +184,7 @@ class ShardedLearner:
             if number < len(own):
                 total += own[number].run().statistics
             else:
-                self._idle()
+                self._zero_loss()
         if rounds:
             self._module.reshard()  # there is no backward pass that would do it
         return total
@@ -201,7 +201,7 @@ class ShardedLearner:
                 total += sums.statistics
                 loss = sums.loss / weight
             else:
-                loss = self._idle()
+                loss = self._zero_loss()
             loss.backward()
         return total
 

@@ -32,7 +32,7 @@ from rlinf_embodied.learning.sharded import ShardedLearner
 from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
-from rlinf_embodied.reasoning.objective import STATISTICS, Objective, idle_loss
+from rlinf_embodied.reasoning.objective import STATISTICS, Objective, zero_loss
 from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
 from rlinf_embodied.reasoning.training_rows import Round, TrainingRows, training_rows
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
@@ -100,7 +100,7 @@ class ActorStage(LanguageStage):
         policy = load_policy(held.policy, held.folder, held.seed, "cpu").policy
         learner = ShardedLearner(
             *(policy.module, policy.parameters, view, self._settings(), STATISTICS),
-            idle=lambda: idle_loss(policy, context.device),
+            zero_loss=lambda: zero_loss(policy, context.device),
             group=context.group,
             device=context.device,
         )
@@ -143,7 +143,7 @@ class ActorStage(LanguageStage):
     def _rows_of(self, step_context: StepContext, block: int, payloads: list[object]) -> TrainingRows:
         rounds = _rounds([to_device(payload, self._device) for payload in payloads], self._inputs)
         versions = {r.completions.version for r in rounds}
-        versions |= {part.version for r in rounds for part in (r.proximal,) if part is not None}
+        versions |= {part.version for r in rounds for part in (r.old_log_probs,) if part is not None}
         if versions != {self._shared.version}:
             raise ObjectiveError(
                 f"completions or log-probs come from weights of version {sorted(versions)}, but the actor has "
@@ -296,7 +296,12 @@ def _rounds(payloads: Sequence[object], inputs: Sequence[str]) -> list[Round]:
     """Sorts a block's payloads (edge by edge, rounds within an edge) into rounds."""
     count = len(payloads) // len(inputs)
     by_stage = {stage: payloads[i * count : (i + 1) * count] for i, stage in enumerate(inputs)}
-    names = {"completions": "generation", "rewards": "reward", "proximal": "proximal", "reference": "reference"}
+    names = {
+        "completions": "generation",
+        "rewards": "reward",
+        "old_log_probs": "old_log_probs",
+        "reference": "reference",
+    }
     names["advantages"] = "critic"
     found = {name: by_stage[stage] for name, stage in names.items() if stage in by_stage}
     return [Round(**{name: parts[k] for name, parts in found.items()}) for k in range(count)]  # pyright: ignore[reportArgumentType]

@@ -29,7 +29,7 @@ from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.update import VALUE_STATISTICS, Shuffle, fit, minibatches, value_metrics
 from rlinf_embodied.reasoning.batch import Completions, Rewards, TokenAdvantages
-from rlinf_embodied.reasoning.packing import Sequences, microbatches, pack
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, dynamic_batches, microbatches
 from rlinf_embodied.reasoning.policy_folder import load_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
@@ -141,7 +141,7 @@ class CriticStage:
 
     def _passes(self, rows: _Rows, index: Sequence[int]) -> list[Pass]:
         chosen, budget, made = rows.sequences.select(index), self._algorithm.tokens_per_microbatch, []
-        for numbers in pack(chosen.lengths(), budget):
+        for numbers in dynamic_batches(chosen.lengths(), budget):
             places = [index[number] for number in numbers]
             weight = float(sum(len(rows.sequences.completions[place]) for place in places))
             made.append(Pass(weight, partial(self._loss, rows, places)))

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import cast
 
 from rlinf_embodied.config import Engine, GenerationConfig, LanguagePolicyConfig
-from rlinf_embodied.data.text_forms import text_form
+from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
@@ -28,7 +28,7 @@ from rlinf_embodied.reasoning.batch import (
     Noise,
     Prompt,
     PromptSet,
-    Sampling,
+    SamplingParams,
 )
 from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.policy_folder import load_policy
@@ -69,13 +69,13 @@ class LanguageStage:
         self._shared.version = message.version
 
     def _generate(
-        self, block: GenerationBlock, sampling: Sampling, noise: Noise, config: GenerationConfig, engine: Engine
+        self, block: GenerationBlock, sampling: SamplingParams, noise: Noise, config: GenerationConfig, engine: Engine
     ) -> Iterator[Group]:
         """Completes a block with an engine; groups come in the order of the prompts."""
         policy = self._shared.policy
         if engine is Engine.vllm:
             return generate_with_vllm(policy, block, sampling, noise, self._shared.version, config.vllm)
-        return generate(policy, block, sampling, noise, num_slots=config.num_slots, in_order=True)
+        return generate(policy, block, sampling, noise, max_num_seqs=config.max_num_seqs, in_order=True)
 
     def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory; the weights stay if another stage uses them."""
@@ -93,7 +93,7 @@ class GenerationStageConfig:
     held: LanguageStageConfig
     generation: GenerationConfig
     group_size: int
-    form: str  # of the prompts
+    prompt_template: str  # of the prompts
 
 
 class GenerationStage(LanguageStage):
@@ -105,7 +105,7 @@ class GenerationStage(LanguageStage):
         """Takes plain data."""
         super().__init__(config.held)
         self._config = config
-        self._form = text_form(config.form)
+        self._prompt_template = prompt_template(config.prompt_template)
         self._under_way: tuple[tuple[int, ...], Iterator[Group]] = (), iter(())
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
@@ -142,8 +142,8 @@ class GenerationStage(LanguageStage):
     def _decoding(self, step_context: StepContext, prompts: PromptSet) -> Iterator[Group]:
         config, policy = self._config.generation, self._shared.policy
         problems = [problem for block in prompts.blocks for problem in block]
-        asked = tuple(Prompt(p.id, tuple(policy.encode(self._form.prompt(p)))) for p in problems)
-        sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p)
+        asked = tuple(Prompt(p.id, tuple(policy.encode(self._prompt_template.prompt(p)))) for p in problems)
+        sampling = SamplingParams(config.max_new_tokens, config.temperature, config.top_p)
         noise = Noise(self._held.seed, step_context.iteration)
         block = GenerationBlock(asked, self._config.group_size)
         return self._generate(block, sampling, noise, config, config.engine)

@@ -16,7 +16,7 @@ _CLASSES = {  # in the order of the data
     "prompts": "prompt_stage.PromptStage",
     "generation": "generation_stage.GenerationStage",
     "reward": "reward_stage.RewardStage",
-    "proximal": "logprob_stage.LogProbStage",
+    "old_log_probs": "logprob_stage.LogProbStage",
     "reference": "logprob_stage.LogProbStage",
     "logprob": "logprob_stage.LogProbStage",
     "critic": "critic_stage.CriticStage",
@@ -44,7 +44,7 @@ def reasoning_graph(
         streams: whether the learners take answers in chunks as they are finished, and accumulate gradients over them.
         items_per_block: completions.
         together: blocks that generation works on at the same time.
-        repeat: of dynamic sampling, see `refill`.
+        repeat: of dynamic sampling, see `resample`.
         configs: of the stages; without them the graph can be planned but not run.
     """
     names = [name for name in _CLASSES if name in stages]
@@ -54,10 +54,10 @@ def reasoning_graph(
         num_blocks=num_blocks,
         stages={name: _spec(name, configs.get(name), together, streams) for name in names},
         edges=tuple(Edge(a, b, granularities=() if streams or b not in _LEARNERS else (WHOLE,)) for a, b in ends),
-        weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", "proximal") if name in names),
+        weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", "old_log_probs") if name in names),
         repeat=repeat,
         items_per_block=items_per_block,
-        more_blocks="use more algorithm.prompts_per_iteration, a smaller generation.rows_per_block and rows_together",
+        more_blocks="use more algorithm.prompts_per_iteration, a smaller generation.rows_per_block and rows_per_call",
         of_workload=f"{__name__}.of_workload",
     )
 
@@ -77,7 +77,7 @@ def _ends(stages: Iterable[str]) -> list[tuple[str, str]]:
     """Returns the data edges."""
     sources = [name for name in stages if name not in ("prompts", "actor")]
     ends = [("prompts", "generation"), ("generation", "reward")]
-    ends += [("generation", name) for name in ("proximal", "reference", "critic") if name in sources]
+    ends += [("generation", name) for name in ("old_log_probs", "reference", "critic") if name in sources]
     ends += [("reward", "critic")] if "critic" in sources else []
     return [*ends, *((name, "actor") for name in sources)]
 
@@ -95,12 +95,12 @@ def _published_ends(stages: Collection[str]) -> list[tuple[str, str]]:
 def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
     """Returns the graph that a profile was measured for.
 
-    Where there is a critic, more than one optimizer step (which needs proximal log-probs) or a repeat, the learners
+    Where there is a critic, more than one optimizer step (whose ratio needs old log-probs) or a repeat, the learners
     wait for all answers; those of published systems do not.
     """
-    waits = "prompts" in stages and (work.max_rounds > 1 or bool({"critic", "proximal"} & set(stages)))
+    waits = "prompts" in stages and (work.max_rounds > 1 or bool({"critic", "old_log_probs"} & set(stages)))
     again = (
-        refill(lambda rounds: RepeatDecision(True), work.max_rounds) if work.max_rounds > 1 else None
+        resample(lambda rounds: RepeatDecision(True), work.max_rounds) if work.max_rounds > 1 else None
     )  # nothing runs
     return reasoning_graph(
         stages,
@@ -112,6 +112,6 @@ def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
     ).with_rounds(work.expected_rounds)
 
 
-def refill(decide: Callable[[Sequence[Sequence[object]]], RepeatDecision], max_rounds: int) -> Repeat:
+def resample(decide: Callable[[Sequence[Sequence[object]]], RepeatDecision], max_rounds: int) -> Repeat:
     """Returns the repeat of dynamic sampling: all that comes before the actor, until `decide` has enough groups."""
-    return Repeat("refill", "actor", "reward", decide, max_rounds)
+    return Repeat("resample", "actor", "reward", decide, max_rounds)

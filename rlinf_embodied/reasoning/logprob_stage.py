@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from rlinf_embodied.reasoning.batch import Completions, LogProbs
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
-from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
 from rlinf_embodied.runtime.host import Output, StepContext
 
 

@@ -9,10 +9,10 @@ from typing import cast
 import numpy as np
 import torch
 
-from rlinf_embodied.algorithms.advantages import groups_with_spread
+from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
 from rlinf_embodied.algorithms.rewards import overlong_penalty
 from rlinf_embodied.config import RewardConfig, SamplesConfig
-from rlinf_embodied.data.text_forms import text_form
+from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards, Sample
 from rlinf_embodied.reasoning.verifier import Verification, Verifier, reward_function
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
@@ -23,13 +23,13 @@ class RewardStageConfig:
     """What the stage needs to know."""
 
     reward: RewardConfig
-    form: str
+    prompt_template: str
     max_new_tokens: int
     samples: SamplesConfig
 
 
 class RewardStage:
-    """Verifies completions."""
+    """Scores completions."""
 
     def __init__(self, config: RewardStageConfig) -> None:
         """Takes plain data."""
@@ -39,7 +39,7 @@ class RewardStage:
         """Makes the verifier; its processes start when an answer needs them."""
         reward = self._config.reward
         self._verifier = Verifier(
-            text_form(self._config.form),
+            prompt_template(self._config.prompt_template),
             num_workers=reward.num_workers,
             timeout_s=reward.timeout_s,
             format_reward=reward.format_reward,
@@ -50,7 +50,7 @@ class RewardStage:
         """Returns the Rewards of each block."""
         made: dict[int, Rewards] = {}
         correct: dict[int, tuple[tuple[bool, ...], ...]] = {}
-        uniform: dict[int, tuple[bool, ...]] = {}
+        zero_variance: dict[int, tuple[bool, ...]] = {}
         sums: dict[int, float] = {}
         formatted: dict[int, int] = {}
         shown: list[tuple[tuple[int, int], Sample]] = []
@@ -58,12 +58,12 @@ class RewardStage:
             made[block], verified = self._rewards(completions)
             shape = made[block].raw.shape
             correct[block] = tuple(tuple(row) for row in verified.correct.reshape(shape).tolist())
-            uniform[block] = tuple((~groups_with_spread(made[block].raw)).tolist())
+            zero_variance[block] = tuple((~nonzero_variance_groups(made[block].raw)).tolist())
             formatted[block] = int(verified.formatted.sum())
             sums[block] = float(made[block].rewards.sum())
             if self._shows(step_context):
                 shown += self._shown(block, completions, made[block], correct[block])
-        return Output(made, RewardReport(correct, uniform, sums, formatted, tuple(shown)))
+        return Output(made, RewardReport(correct, zero_variance, sums, formatted, tuple(shown)))
 
     def _shows(self, step_context: StepContext) -> bool:
         every = self._config.samples.every

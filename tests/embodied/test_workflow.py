@@ -21,7 +21,7 @@ def report(groups: dict[int, tuple[bool, ...]]) -> RolloutReport:
 
 
 def test_only_groups_whose_members_differ_are_useful() -> None:
-    decide = DynamicSamplingFilter(num_groups=4, min_groups=2, drop_uniform=True)
+    decide = DynamicSamplingFilter(num_groups=4, min_groups=2, drop_zero_variance=True)
     first = [report({2: (True, True), 3: (False, True)}), report({0: (False, False), 1: (False, False)})]
     decision = decide([first])
     assert (decision.enough, decision.message) == (False, ((0, 3),))
@@ -31,13 +31,13 @@ def test_only_groups_whose_members_differ_are_useful() -> None:
 
 
 def test_no_more_groups_are_trained_on_than_a_round_has() -> None:
-    decide = DynamicSamplingFilter(num_groups=2, min_groups=1, drop_uniform=True)
+    decide = DynamicSamplingFilter(num_groups=2, min_groups=1, drop_zero_variance=True)
     mixed = {0: (True, False), 1: (False, True)}
     assert decide([[report(mixed)], [report(mixed)]]).message == ((0, 0), (0, 1))
 
 
 def test_without_dropping_every_group_counts() -> None:
-    decision = DynamicSamplingFilter(2, 2, drop_uniform=False)([[report({1: (True, True), 0: (False, False)})]])
+    decision = DynamicSamplingFilter(2, 2, drop_zero_variance=False)([[report({1: (True, True), 0: (False, False)})]])
     assert (decision.enough, decision.message) == (True, ((0, 0), (0, 1)))
 
 
@@ -46,7 +46,7 @@ def test_grpo_repeats_its_rollout_and_ppo_does_not() -> None:
     assert (ppo.loops["rollout"].max_rounds, ppo.loops["rollout"].decide) == (1, None)
     assert grpo.loops["rollout"].max_rounds == 3  # one, and two refills
     assert grpo.stages["env"].config.group_size == 4  # pyright: ignore[reportAttributeAccessIssue]
-    fixed = training_workflow(tiny(*GRPO, "algorithm.drop_uniform_groups=false"), "x")
+    fixed = training_workflow(tiny(*GRPO, "algorithm.drop_zero_variance_groups=false"), "x")
     assert fixed.loops["rollout"].max_rounds == 1
     assert {edge.source for edge in ppo.edges} == {"env", "policy"}
     assert [(edge.source, edge.target) for edge in ppo.weight_edges] == [("actor", "policy")]

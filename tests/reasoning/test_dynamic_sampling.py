@@ -18,8 +18,8 @@ MIXED, RIGHT, WRONG = (True, False), (True, True), (False, False)
 
 
 def report(correct: dict[int, tuple[tuple[bool, ...], ...]]) -> RewardReport:
-    uniform = {block: tuple(len(set(group)) == 1 for group in groups) for block, groups in correct.items()}
-    return RewardReport(correct, uniform, dict.fromkeys(correct, 0.0), dict.fromkeys(correct, 0))
+    zero_variance = {block: tuple(len(set(group)) == 1 for group in groups) for block, groups in correct.items()}
+    return RewardReport(correct, zero_variance, dict.fromkeys(correct, 0.0), dict.fromkeys(correct, 0))
 
 
 # --------------------------------------------------------------------------------------------------------------- filter
@@ -45,19 +45,21 @@ def test_it_gives_up_only_after_the_last_round_and_says_what_it_saw(groups, coun
     decide = DynamicSamplingFilter(wanted=2, max_rounds=2)
     one = [report({0: groups})]
     assert decide([one]).enough is False
-    with pytest.raises(DataError, match=rf"gives up after 2 rounds \(algorithm.max_refills=1\): of 4 groups {counts}"):
+    with pytest.raises(
+        DataError, match=rf"gives up after 2 rounds \(algorithm.max_resamples=1\): of 4 groups {counts}"
+    ):
         decide([one, one])
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 def test_a_policy_that_is_always_wrong_ends_the_run_with_what_to_do():
     config = tiny_math(
-        *DAPO, "algorithm.max_refills=2", "generation.max_new_tokens=1", "eval.forced_start=false"
+        *DAPO, "algorithm.max_resamples=2", "generation.max_new_tokens=1", "eval.forced_prefix=false"
     )  # no answer comes to its end
     executor = math_executor(config, config.plan.trees, 1, SerialSession())
     with pytest.raises(
         DataError,
-        match=r"gives up after 3 rounds .*max_refills=2\): of 24 groups 0 are all right and 24 all wrong, .* choose "
+        match=r"gives up after 3 rounds .*max_resamples=2\): of 24 groups 0 are all right and 24 all wrong, .* choose "
         r"problems that are sometimes solved \(data.level\)",
     ):
         iterate_math(config, executor, 1)

@@ -44,14 +44,14 @@ def decoder_steps(monkeypatch) -> list[int]:
 def stage_of(config: MathConfig) -> GenerationStage:
     held = LanguageStageConfig(config.policy, str(warm(config)), config.run.seed)
     generation, group = config.generation, config.algorithm.group_size
-    stage = GenerationStage(GenerationStageConfig(held, generation, group, config.data.form))
+    stage = GenerationStage(GenerationStageConfig(held, generation, group, config.data.prompt_template))
     stage.setup(solo_context(BLOCKS))
     return stage
 
 
 def prompts_of(config: MathConfig, start: int = 0) -> dict[int, list[object]]:
     stage = PromptStage(
-        PromptStageConfig(config.data, config.run.seed, config.prompts_per_block, config.blocks_together)
+        PromptStageConfig(config.data, config.run.seed, config.prompts_per_block, config.blocks_per_call)
     )
     stage.setup(solo_context(BLOCKS))
     output = stage.run(StepContext(0, message=start), {block: [] for block in BLOCKS})
@@ -91,14 +91,14 @@ def test_blocks_of_a_set_share_its_steps(decoder_steps):
     together = len(decoder_steps)
     assert max(decoder_steps) == 16
     decoder_steps.clear()
-    config = tiny_math("generation.rows_together=8")
+    config = tiny_math("generation.rows_per_call=8")
     stage_of(config).run(StepContext(0), prompts_of(config))
     assert max(decoder_steps) == 8
     assert len(decoder_steps) > together
 
 
 def test_fewer_slots_give_the_same_tokens(decoder_steps):
-    config, few = tiny_math(), tiny_math("generation.num_slots=5")
+    config, few = tiny_math(), tiny_math("generation.max_num_seqs=5")
     prompts = prompts_of(config)
     expected = stage_of(config).run(StepContext(0), prompts)
     decoder_steps.clear()
@@ -167,7 +167,7 @@ def events(monkeypatch) -> list[tuple[str, int]]:
     return seen
 
 
-EVERY_GROUP = "algorithm.drop_uniform_groups=false"
+EVERY_GROUP = "algorithm.drop_zero_variance_groups=false"
 
 
 def test_a_blocks_gradient_is_computed_before_the_next_block_arrives(events):

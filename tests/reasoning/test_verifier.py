@@ -5,10 +5,10 @@ import pytest
 
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.text_forms import FORMS
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.reasoning.verifier import Verifier
 
-COMPACT, NATURAL = FORMS["compact"], FORMS["natural"]
+COMPACT, NATURAL = PROMPT_TEMPLATES["compact"], PROMPT_TEMPLATES["natural"]
 SIX = Problem(0, "7+8-9=", "6", "7+8=15;15-9=6;", "sum", "sum2-2-9")
 HALF = Problem(1, "What is a half?", "0.5", None, "text", "own")
 
@@ -25,12 +25,12 @@ def natural():
         yield made
 
 
-@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("form", list(PROMPT_TEMPLATES))
 def test_own_completions_are_right_and_those_of_other_problems_are_not(form):
     problems = GeneratedProblems("sum4-6-9,chain2-3,linear2-20,countdown4-25", 0).batch(Split.train, 0, 64)
-    with Verifier(FORMS[form]) as verifier:
+    with Verifier(PROMPT_TEMPLATES[form]) as verifier:
         for worked in (False, True):
-            texts = [FORMS[form].completion(problem, worked) for problem in problems]
+            texts = [PROMPT_TEMPLATES[form].completion(problem, worked) for problem in problems]
             verified = verifier.verify(texts, problems)
             assert verified.correct.all()
             assert verified.formatted.all()
@@ -104,7 +104,7 @@ def test_verdicts_do_not_depend_on_what_was_asked_before_or_together(natural):
 
 def test_easy_answers_need_no_process(verifier):
     problems = GeneratedProblems("sum4-6-9", 0).batch(Split.train, 0, 256)
-    texts = [COMPACT.completion(problem, worked=i % 2 == 0) for i, problem in enumerate(problems)]
+    texts = [COMPACT.completion(problem, chain_of_thought=i % 2 == 0) for i, problem in enumerate(problems)]
     assert verifier.verify(texts, problems).correct.all()
     assert verifier.pids == []
 
@@ -116,7 +116,7 @@ def test_it_works_in_a_ray_actor(ray_cluster):
     @ray.remote(num_cpus=0)
     class Owner:
         def __init__(self) -> None:
-            self._verifier = Verifier(FORMS["natural"])
+            self._verifier = Verifier(PROMPT_TEMPLATES["natural"])
 
         def verify(self, texts: list[str], problems: list[Problem]) -> list[bool]:
             return self._verifier.verify(texts, problems).correct.tolist()

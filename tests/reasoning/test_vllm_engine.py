@@ -21,17 +21,17 @@ from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.reasoning import vllm_engine, vllm_process
-from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Noise, Prompt, PromptSet, Sampling
+from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Noise, Prompt, PromptSet, SamplingParams
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation
 from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
-from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
 from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
 PROMPTS = (Prompt(40, (5, 9, 2)), Prompt(7, (3, 4, 8, 8, 12)), Prompt(23, (6,)))
 BLOCK = GenerationBlock(PROMPTS, group_size=4)
-SAMPLING = Sampling(max_new_tokens=9, temperature=0.7)
+SAMPLING = SamplingParams(max_new_tokens=9, temperature=0.7)
 NOISE = Noise(seed=3, iteration=2)
 
 
@@ -212,7 +212,7 @@ def test_a_process_ends_with_its_owner_also_when_that_is_killed():
 
 def test_likeliest_tokens_are_asked_for_once_and_given_to_the_whole_group(engine):
     policy = language_model("qwen2")
-    groups = run(policy, sampling=Sampling(max_new_tokens=5, temperature=0))
+    groups = run(policy, sampling=SamplingParams(max_new_tokens=5, temperature=0))
     assert all(len(group.lengths) == 4 and (group.tokens == group.tokens[0]).all() for group in groups)
     assert_log_probs_are_those_of(policy, groups, temperature=1.0)
 
@@ -287,7 +287,7 @@ def test_a_missing_package_names_the_extra(monkeypatch):
 
 def test_a_completion_beyond_the_context_is_refused_before_an_engine_starts(engine):
     with pytest.raises(ConfigError, match=r"max_new_tokens is 95.*prompt 7 has 5 tokens"):
-        run(language_model("qwen2"), sampling=Sampling(max_new_tokens=95))
+        run(language_model("qwen2"), sampling=SamplingParams(max_new_tokens=95))
     assert engine.OldLLM.made == 0
 
 
@@ -319,7 +319,7 @@ def test_a_nucleus_is_refused(engine):
     with pytest.raises(ConfigError, match=r"top_p is 0.9.*use 1.0"):
         GenerationConfig(engine=Engine.vllm, top_p=0.9)
     with pytest.raises(ConfigError, match=r"top_p is 0.9.*use 1.0"):
-        run(language_model("qwen2"), sampling=Sampling(top_p=0.9))
+        run(language_model("qwen2"), sampling=SamplingParams(top_p=0.9))
 
 
 def test_exact_runs_refuse_the_engine():

@@ -24,8 +24,8 @@ from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.algorithms.losses import policy_loss
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Rewards
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, microbatches
 from rlinf_embodied.reasoning.generation import generate
-from rlinf_embodied.reasoning.packing import Sequences, microbatches
 from rlinf_embodied.reasoning.verifier import Verifier
 
 
@@ -87,7 +87,7 @@ def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: 
     """Returns the groups of a step, in the order of its problems."""
     prompts = tuple(Prompt(problem.id, tuple(policy.encode(FORM.prompt(problem)))) for problem in problems)
     block = GenerationBlock(prompts, work.group)
-    return list(generate(policy, block, work.sampling, Noise(work.seed, index), num_slots=slots, in_order=True))
+    return list(generate(policy, block, work.sampling, Noise(work.seed, index), max_num_seqs=slots, in_order=True))
 
 
 def scored(policy: CausalLM, verifier: Verifier, groups: Sequence[Group], problems: Sequence[Problem]) -> Rewards:

@@ -31,8 +31,8 @@ from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.learning.gradients import block_sums
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs
+from rlinf_embodied.reasoning.dynamic_batching import Sequences
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective
-from rlinf_embodied.reasoning.packing import Sequences
 from rlinf_embodied.reasoning.training_rows import Round, training_rows
 from rlinf_embodied.reasoning.verifier import Verifier
 
@@ -93,7 +93,7 @@ def _difference(work: Work, policy: CausalLM, made: Round, shift: float, changes
     groups = list(made.completions.groups)
     shifted = [_shifted(group, shift, work) for group in groups]
     if shift:
-        made = replace(made, proximal=LogProbs(old_log_probs(shifted), 0))
+        made = replace(made, old_log_probs=LogProbs(old_log_probs(shifted), 0))
     config = compose_math([*overrides(work, 1, 1, Path("unused")), *changes])
     ours, gradient = _our_loss(policy, config.algorithm, work, made)
     with tempfile.TemporaryDirectory() as folder:

@@ -29,15 +29,15 @@ from rlinf_embodied.algorithms.log_probs import token_log_probs
 from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.text_forms import CompactForm
+from rlinf_embodied.data.prompt_templates import CompactTemplate
 from rlinf_embodied.errors import ConfigError, WorkerError
 from rlinf_embodied.randomness import permutation, uniform
-from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, microbatches
 from rlinf_embodied.reasoning.generation import generate
-from rlinf_embodied.reasoning.packing import Sequences, microbatches
 from rlinf_embodied.reasoning.verifier import Verifier
 
-FORM = CompactForm()
+FORM = CompactTemplate()
 _Found = TypeVar("_Found")
 _Settings = TypeVar("_Settings", bound="Ranks")
 
@@ -61,9 +61,9 @@ class Work:
     loss: str = "token"  # token: each token of the batch weighs the same; sequence: each completion does
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> SamplingParams:
         """How completions are drawn."""
-        return Sampling(self.new_tokens, self.temperature)
+        return SamplingParams(self.new_tokens, self.temperature)
 
     def arguments(self) -> list[str]:
         """Returns the `key=value` arguments that make an equal object."""
@@ -167,10 +167,10 @@ def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
     policy = CausalLM.load(folder)
     problems = GeneratedProblems(work.level, work.data_seed).batch(Split.test, 0, count)
     prompts = [Prompt(i, tuple(policy.encode(FORM.prompt(problem)))) for i, problem in enumerate(problems)]
-    sampling = Sampling(work.new_tokens, temperature=0.0)
+    sampling = SamplingParams(work.new_tokens, temperature=0.0)
     block = GenerationBlock(tuple(prompts), 1)
     texts, ended = [""] * count, [False] * count
-    for group in generate(policy, block, sampling, Noise(0, 0, "evaluation"), num_slots=256):
+    for group in generate(policy, block, sampling, Noise(0, 0, "evaluation"), max_num_seqs=256):
         length = int(group.lengths[0])
         texts[group.prompt.id] = policy.decode(group.tokens[0, :length].tolist())
         ended[group.prompt.id] = bool(group.ended[0])

@@ -135,7 +135,7 @@ def test_both_compute_the_same_loss_and_gradient(work, monkeypatch):
 @needs_trl
 def test_unequal_losses_stop_the_benchmark(work, monkeypatch):
     with pytest.raises(ObjectiveError, match="the objectives differ"):
-        losses.compare(replace(work, prompts=8), "algorithm.drop_uniform_groups=true")
+        losses.compare(replace(work, prompts=8), "algorithm.drop_zero_variance_groups=true")
     monkeypatch.setattr(training_rows, "group_advantages", functools.partial(group_advantages, eps=0.1))  # smaller
     with pytest.raises(ObjectiveError, match="the objectives differ"):
         losses.compare(replace(work, prompts=8))
