@@ -1,4 +1,4 @@
-"""A small policy on the simulator's state: the teacher, which learns from nothing where pictures would take too long.
+"""A small policy on the simulator's state: the teacher, which learns from nothing where images would take too long.
 
     privileged state --less the clock, standardise--> tanh network --> mean of a normal for each of the C x A actions
                                                                           |  cut into bins

@@ -116,7 +116,7 @@ class TinyVLA:
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
-        """Returns what RL caches: feature maps where the stem is frozen, else the pictures themselves."""
+        """Returns what RL caches: feature maps where the stem is frozen, else the images themselves."""
         return self.encode_frozen(observation) if self.config.freeze_stem else self.encode_trainable(observation)
 
     @torch.no_grad()
@@ -126,8 +126,8 @@ class TinyVLA:
         return {"maps": self.module.stem(features.pop("images")), **features}
 
     def encode_trainable(self, observation: Observation) -> Features:
-        """Returns features that hold the pictures, so that the stem runs, and learns, with the rest."""
-        assert observation.images is not None, "a vision policy was handed an observation without pictures"
+        """Returns features that hold the images, so that the stem runs, and learns, with the rest."""
+        assert observation.images is not None, "a vision policy was handed an observation without images"
         tokens = self._tokenizer(observation.instruction).to(observation.proprio.device)
         return {"images": observation.images, "proprio": observation.proprio, "tokens": tokens}
 

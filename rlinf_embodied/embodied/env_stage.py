@@ -27,7 +27,7 @@ class EnvStageConfig:
     env: EnvConfig
     seed: int
     group_size: int = 1  # rows that start from one initial state
-    keep_images: bool = False  # a critic needs pictures of final and last observations
+    keep_images: bool = False  # a critic needs images of final and last observations
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class EnvStage:
         return env.carry_over or int(part.begun[row]) + env.horizon // env.chunk <= env.chunks_per_rollout
 
     def _light(self, result: ChunkResult) -> ChunkResult:
-        """Forgets what nobody downstream reads: pictures stay with the policy that saw them."""
+        """Forgets what nobody downstream reads: images stay with the policy that saw them."""
         final = result.final_observation
         if final is not None and not self._config.keep_images:
             final = _without_images(final)

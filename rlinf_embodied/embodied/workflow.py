@@ -8,7 +8,7 @@ env <==> policy     loop "rollout": H chunk-steps; GRPO repeats it until enough 
 
 run_iteration            driver     every step of the plan tree, then metrics of what came back
   Executor._run_loop     driver     the rollout loop: one call per worker, or one per chunk-step and shard
-    EnvStage.step        worker     C simulator steps of every row, one picture at the end
+    EnvStage.step        worker     C simulator steps of every row, one image at the end
     RolloutStage.step    worker     encode, sample with keyed noise, keep features, tokens and log-probs
   Executor._leaf         driver     hands the columns on, by reference
     ActorStage.run       worker     advantages, global statistics, epochs of minibatches over all blocks

@@ -1,6 +1,6 @@
 """The reasoning workflow's graph; it imports nothing heavy, as planning does with it alone.
 
-The picture is in workflow.py.  Systems whose costs were published have one stage "logprob" before their learners, and
+The diagram is in workflow.py.  Systems whose costs were published have one stage "logprob" before their learners, and
 no stage for prompts.
 """
 

@@ -149,7 +149,7 @@ class WorkerSpec:
 
 
 class WorkerHost:
-    """Hosts stages in one process; see the picture above."""
+    """Hosts stages in one process; see the diagram above."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         """Starts without stages."""

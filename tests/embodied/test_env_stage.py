@@ -98,7 +98,7 @@ def test_with_partial_resets_every_row_goes_on_with_an_episode_of_its_own_seed()
         assert column.final.images is None  # the privileged critic needs none
 
 
-def test_a_critic_that_sees_gets_pictures_of_final_and_last_states() -> None:
+def test_a_critic_that_sees_gets_images_of_final_and_last_states() -> None:
     columns, _, _ = roll(stage_for(keep_images=True), StepContext(0), 4, idle=True)
     for column in columns.values():
         assert column.last.images is not None

@@ -61,7 +61,7 @@ def test_means_are_over_episodes() -> None:
     assert episode_means([]) == {}
 
 
-# ------------------------------------------------------------------------------------------------------------ pictures
+# ------------------------------------------------------------------------------------------------------------ images
 def both(place: str, once: float, at_end: float) -> dict[str, float]:
     return {f"{place}/success_once": once, f"{place}/success_at_end": at_end}
 

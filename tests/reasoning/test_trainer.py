@@ -54,7 +54,7 @@ def four(folder: Path, *overrides: str) -> MathConfig:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_pictures():
+def _no_images():
     """Drawing takes longer than training; one test draws."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job_module, "plot_curve", lambda folder: folder / "curve.png")
