@@ -31,7 +31,7 @@ class PhysicsBatch:
     """
 
     def __init__(self, scenes: list[sapien.Scene], rendering: bool, num_threads: int = 1) -> None:
-        """`scenes` is shared with the ManiSkillScene (`recreate_scene` replaces items); `rendering`: they have renderers.
+        """`scenes` is shared with the ManiSkillScene, `recreate_scene` replaces items; `rendering`: with renderers.
 
         With several threads scenes are stepped side by side (PhysX lets go of Python's lock), with the same results.
         """

@@ -1,4 +1,4 @@
-"""A CPU scene recreated, so that it is history-free: what an episode may depend on is its seed, not what PhysX cached before it."""
+"""A CPU scene is recreated for each episode, which then depends on its seed, not on what PhysX cached before it."""
 
 from __future__ import annotations
 
