@@ -162,7 +162,7 @@ def _in_sets(draw: random.Random, workflow: Workflow) -> Workflow:
         sizes = [k for k in (2, 3) if workflow.num_blocks % k == 0]
         together = draw.choice(sizes) if free and sizes and draw.random() < 0.3 else 1
         config = {**spec.config, "together": together}  # pyright: ignore[reportGeneralTypeIssues]
-        stages[name] = replace(spec, config=config, together=together)
+        stages[name] = replace(spec, config=config, blocks_per_batch=together)
     return replace(workflow, stages=stages)
 
 
@@ -208,8 +208,8 @@ def _trees(workflow: Workflow, stages: tuple[str, ...], devices: Devices, chunk:
         yield Leaf(stages[0], devices)
     else:
         for first, second in _cuts(workflow, stages):
-            yield from _by_turns(workflow, first, second, devices, chunk)
-            yield from _side_by_side(workflow, first, second, devices, chunk)
+            yield from _temporal(workflow, first, second, devices, chunk)
+            yield from _spatial(workflow, first, second, devices, chunk)
 
 
 def _loops(loop: Loop, devices: Devices) -> Iterator[Node]:
@@ -229,14 +229,14 @@ def _cuts(workflow: Workflow, stages: tuple[str, ...]) -> Iterator[tuple[tuple[s
                 yield first, second
 
 
-def _by_turns(workflow: Workflow, first, second, devices: Devices, chunk: int) -> Iterator[Node]:
+def _temporal(workflow: Workflow, first, second, devices: Devices, chunk: int) -> Iterator[Node]:
     for a in _trees(workflow, first, devices, chunk):
         for b in _trees(workflow, second, devices, chunk):
             for resident in (True, False):
                 yield Temporal((a, b), resident)
 
 
-def _side_by_side(workflow: Workflow, first, second, devices: Devices, chunk: int) -> Iterator[Node]:
+def _spatial(workflow: Workflow, first, second, devices: Devices, chunk: int) -> Iterator[Node]:
     sizes = [WHOLE] if chunk else [WHOLE, *(g for g in range(1, workflow.num_blocks) if not workflow.num_blocks % g)]
     for at in range(1, len(devices)):
         for size in sizes:

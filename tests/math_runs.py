@@ -33,7 +33,7 @@ TINY_MATH = {
     "policy.context_length": 40,
     "generation.max_new_tokens": 20,
     "generation.rows_per_block": 8,
-    "generation.rows_per_call": 16,
+    "generation.rows_per_batch": 16,
     "generation.max_num_seqs": 16,
     "algorithm.prompts_per_iteration": 8,  # 32 completions in 4 blocks, decoded in 2 sets
     "algorithm.group_size": 4,

@@ -60,7 +60,7 @@ def test_every_choice_of_the_reasoning_workflow_composes(group, name):
     config = compose_math([f"{group}={name}", *NEEDS.get(name, [])])
     assert isinstance(config, MathConfig)
     assert config.num_blocks * config.generation.rows_per_block == config.num_rows
-    assert config.num_rows % config.generation.rows_per_call == 0
+    assert config.num_rows % config.generation.rows_per_batch == 0
 
 
 @pytest.mark.parametrize("group", EVALUATE_GROUPS)
@@ -230,14 +230,14 @@ BAD_MATH_INPUT = [
     (["algorithm.dual_clip=1.2"], ["algorithm.dual_clip is 1.2", "1 + algorithm.clip_high=0.28", "use 3.0, or null"]),
     (["algorithm.max_log_ratio=100"], ["algorithm.max_log_ratio is 100.0", "overflows", "use 20.0"]),
     (
-        ["generation.rows_per_block=48", "generation.rows_per_call=96"],
-        ["generation.rows_per_block is 48", "= 256 completions", "use 32 with generation.rows_per_call=64"],
+        ["generation.rows_per_block=48", "generation.rows_per_batch=96"],
+        ["generation.rows_per_block is 48", "= 256 completions", "use 32 with generation.rows_per_batch=64"],
     ),
     (
-        ["generation.rows_per_block=32", "generation.rows_per_call=96"],
-        ["generation.rows_per_call is 96", "= 256 completions", "use 64"],
+        ["generation.rows_per_block=32", "generation.rows_per_batch=96"],
+        ["generation.rows_per_batch is 96", "= 256 completions", "use 64"],
     ),
-    (["generation.rows_per_block=32", "generation.rows_per_call=80"], ["generation.rows_per_call is 80", "use 64"]),
+    (["generation.rows_per_block=32", "generation.rows_per_batch=80"], ["generation.rows_per_batch is 80", "use 64"]),
 ]
 
 
@@ -271,8 +271,8 @@ def test_defaults_follow_the_problems_and_the_model(overrides, tokens, lr, value
 
 
 def test_what_a_refusal_suggests_is_taken():
-    config = compose_math(["generation.rows_per_block=32", "generation.rows_per_call=64"])
-    assert (config.num_blocks, config.prompts_per_block, config.blocks_per_call) == (8, 4, 2)
+    config = compose_math(["generation.rows_per_block=32", "generation.rows_per_batch=64"])
+    assert (config.num_blocks, config.prompts_per_block, config.blocks_per_batch) == (8, 4, 2)
 
 
 def test_impossible_combinations_of_grpo_are_refused():

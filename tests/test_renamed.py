@@ -23,7 +23,7 @@ from rlinf_embodied.training.resume import checkpoint_to_resume
 CHANGED = [  # none of them a default
     *("algorithm.drop_zero_variance_groups=false", "algorithm.tis_cap=1.5", "algorithm.max_resamples=1"),
     *("algorithm.max_zero_advantage_iterations=7", "data.prompt_template=natural", "eval.forced_prefix=false"),
-    *("generation.max_num_seqs=9", "generation.rows_per_call=64", "warm_start.chain_of_thought_share=0.25"),
+    *("generation.max_num_seqs=9", "generation.rows_per_batch=64", "warm_start.chain_of_thought_share=0.25"),
 ]
 
 
@@ -100,7 +100,7 @@ def test_plans_of_an_earlier_run_name_the_stages_of_today() -> None:
 
 @pytest.mark.parametrize(("package", "name"), [("rlinf_embodied.reasoning", "old_log_probs"), ("my", "proximal")])
 def test_profiles_of_an_earlier_run_name_the_stages_of_today(package: str, name: str) -> None:
-    stage = {"items_per_device": [1], "devices": [1], "s_per_call": [[1.0]]}
+    stage = {"items_per_device": [1, 2], "devices": [1], "s_per_call": [[1.0], [2.0]]}
     data = {
         "format": FORMAT,
         "stages": {"generation": stage, "proximal": stage},

@@ -58,7 +58,7 @@ PICK = _words(f"""
 LANGUAGE = _words("""
     data.level=sum1-2-9 cluster=serial plan=collocated run.seed=3
     policy.hidden_size=32 policy.num_layers=1 policy.num_heads=2 policy.intermediate_size=64 policy.context_length=40
-    generation.max_new_tokens=20 generation.rows_per_block=8 generation.rows_per_call=16 generation.max_num_seqs=16
+    generation.max_new_tokens=20 generation.rows_per_block=8 generation.rows_per_batch=16 generation.max_num_seqs=16
     algorithm.prompts_per_iteration=8 algorithm.group_size=4 algorithm.lr=1e-3 algorithm.tokens_per_microbatch=256
     warm_start.steps=240 warm_start.chain_of_thought_share=0.2 warm_start.num_examples=1024 warm_start.lr=1e-2
 """)

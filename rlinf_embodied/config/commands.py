@@ -123,22 +123,22 @@ class MathConfig:
         require(target is None, "run.until_success", target, rule, "leave it out")
         group, block = algorithm.group_size, generation.rows_per_block
         smaller = _largest(group, block, self.num_rows)
-        sets = _largest(smaller, generation.rows_per_call, self.num_rows)
+        sets = _largest(smaller, generation.rows_per_batch, self.num_rows)
         require(
             block % group == 0 and self.num_rows % block == 0,
             "generation.rows_per_block",
             block,
             f"a block holds whole groups of algorithm.group_size={group}, and algorithm.prompts_per_iteration x "
             f"algorithm.group_size = {self.num_rows} completions are whole blocks",
-            f"use {smaller} with generation.rows_per_call={sets}",
+            f"use {smaller} with generation.rows_per_batch={sets}",
         )
         require(
-            self.num_rows % generation.rows_per_call == 0,
-            "generation.rows_per_call",
-            generation.rows_per_call,
+            self.num_rows % generation.rows_per_batch == 0,
+            "generation.rows_per_batch",
+            generation.rows_per_batch,
             f"algorithm.prompts_per_iteration x algorithm.group_size = {self.num_rows} completions are decoded in sets "
             "of that size",
-            f"use {_largest(block, generation.rows_per_call, self.num_rows)}, or another number of prompts",
+            f"use {_largest(block, generation.rows_per_batch, self.num_rows)}, or another number of prompts",
         )
         require(
             algorithm.reduction is not Reduction.fast or not self.run.exact.holds,
@@ -196,9 +196,9 @@ class MathConfig:
         return self.generation.rows_per_block // self.algorithm.group_size
 
     @property
-    def blocks_per_call(self) -> int:
+    def blocks_per_batch(self) -> int:
         """Blocks that are decoded together."""
-        return self.generation.rows_per_call // self.generation.rows_per_block
+        return self.generation.rows_per_batch // self.generation.rows_per_block
 
 
 def _require_whole_distribution(evaluation: AnswerEvalConfig, generation: GenerationConfig) -> None:

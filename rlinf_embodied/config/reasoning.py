@@ -54,13 +54,13 @@ class GenerationConfig:
     temperature: float = 1.0  # of sampling, and of the log-probs alike
     top_p: float = 1.0
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
-    rows_per_call: int = 128  # completions that one call decodes, in one worker
+    rows_per_batch: int = 128  # completions of a decoding batch: consecutive blocks, in one worker
     max_num_seqs: int = 128  # of these at a time (vLLM's word); the next one starts as soon as one has ended
     engine: Engine = Engine.transformers
     vllm: VllmConfig = field(default_factory=VllmConfig)  # of engine=vllm
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "rows_per_block", "rows_per_call", "max_num_seqs"):
+        for name in ("max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs"):
             value = getattr(self, name)
             require(value >= 1, f"generation.{name}", value, "it must be at least 1", "use a positive number")
         require(
@@ -79,11 +79,11 @@ class GenerationConfig:
             "use 1.0, or generation.engine=transformers",
         )
         require(
-            self.rows_per_call % self.rows_per_block == 0,
-            "generation.rows_per_call",
-            self.rows_per_call,
+            self.rows_per_batch % self.rows_per_block == 0,
+            "generation.rows_per_batch",
+            self.rows_per_batch,
             f"it is a multiple of generation.rows_per_block={self.rows_per_block}",
-            f"use {max(1, self.rows_per_call // self.rows_per_block) * self.rows_per_block}",
+            f"use {max(1, self.rows_per_batch // self.rows_per_block) * self.rows_per_block}",
         )
 
 
@@ -273,7 +273,7 @@ class AnswerEvalConfig:
     num_problems: int = 1000
     num_samples: int = 8  # per problem, at generation.temperature, for pass@k; 0: greedy answers only
     every: int = 0  # iterations between (greedy) evaluations during training; 0: before and after only
-    problems_per_block: int = 125  # that one call decodes
+    problems_per_block: int = 125  # of a decoding batch
     forced_prefix: bool = True  # before training: also with the first token of a chain of thought given
     num_shown: int = 12  # answers in the table of samples
     engine: Engine = Engine.transformers  # what decodes; vllm is told what stands in generation.vllm

@@ -18,7 +18,7 @@ KEYS = {
     "data.form": "data.prompt_template",
     "eval.forced_start": "eval.forced_prefix",
     "generation.num_slots": "generation.max_num_seqs",
-    "generation.rows_together": "generation.rows_per_call",
+    "generation.rows_together": "generation.rows_per_batch",
     "warm_start.worked_share": "warm_start.chain_of_thought_share",
 }
 CHOICES = {("warm_start", "worked"): "chain_of_thought"}  # (group, choice)

@@ -172,7 +172,7 @@ class EmulatedStage:
         return self._done(inputs, begin_s, seconds)
 
     def _streamed_s(self, blocks: Collection[int]) -> float:
-        """Returns the further seconds until some of the owned blocks, all worked on together, are finished."""
+        """Returns the further seconds until some of the owned blocks, all begun at once, are finished."""
         share = self._config.profile.finish_share
         before = sum(block < min(blocks, default=0) for block in self._blocks) / len(self._blocks)
         after = before + len(blocks) / len(self._blocks)

@@ -25,7 +25,7 @@ from rlinf_embodied.execution.iteration import Iteration, IterationResult
 from rlinf_embodied.execution.schedule import Step, parts, repeats, schedule, shards_of
 from rlinf_embodied.flow.graph import Loop, Repeat, RepeatDecision, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
-from rlinf_embodied.flow.probes import together
+from rlinf_embodied.flow.probes import collocated
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
@@ -59,7 +59,7 @@ class Executor:
     @classmethod
     def on_all_devices(cls, workflow: Workflow, session: Session, cluster: Cluster) -> Executor:
         """Returns the executor of a plan in which every stage is on all devices that its blocks suffice for."""
-        return cls(workflow, together(workflow, cluster.num_devices, workflow.name), session, cluster)
+        return cls(workflow, collocated(workflow, cluster.num_devices, workflow.name), session, cluster)
 
     # ------------------------------------------------------------------------------------------------------- set-up
     def workers(self, stage: str) -> list[int]:

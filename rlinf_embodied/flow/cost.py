@@ -5,7 +5,7 @@ A node's price says when its chunks come out if its input is there at once: the 
 which is why a pipeline's period is the largest of all, and its first output the sum.
 
     pipeline   first = first_a + transfer + first_b              period = max(period_a, transfer, period_b)
-    turns      first = first_a + first_b                         period = first_a + first_b
+    temporal   first = first_a + first_b                         period = first_a + first_b
     barrier    all K chunks of a, the switch, then b's chunks    a's period matters before it, b's behind it
 
 A barrier cuts a price in two segments: (first_s, period_s) before it, (rest_s, last_s) behind; rest_s runs from the
@@ -114,7 +114,7 @@ def _apart(a: Price, b: Price, weights_s: Number) -> Price:
     )
 
 
-def turns(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number, by_chunk: Number) -> Price:
+def temporal(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number, by_chunk: Number) -> Price:
     """Returns the price of two parts that share devices and stay resident together.
 
     Args:
@@ -173,7 +173,7 @@ def _until(a: Price, b: Price, chunks: int, wait_s: Number) -> Array:
     return rest_of_a + wait_s + inside_b
 
 
-def loop_apart_s(
+def loop_disaggregated_s(
     steps: Number, shards: Number, e: Number, p: Number, up_s: Number, down_s: Number, bootstrap_s: Number
 ) -> Array:
     """Returns the seconds of a loop whose two sides own disjoint devices, with FIFO queues on both.
@@ -199,7 +199,7 @@ def loop_apart_s(
     return up_s + np.maximum(np.maximum(simulator_bound, policy_bound), chain)
 
 
-def loop_together_s(steps: Number, shards: Number, e: Number, p: Number, bootstrap_s: Number) -> Array:
+def loop_collocated_s(steps: Number, shards: Number, e: Number, p: Number, bootstrap_s: Number) -> Array:
     """Returns the seconds of a loop whose two sides share their devices: H * P * (e + p), and P bootstrap calls."""
     return np.asarray(shards * (steps * (e + p) + bootstrap_s))
 

@@ -41,11 +41,11 @@ class Draft:
             yield from part.walk()
 
     def shape(self) -> str:
-        """Returns the structure without numbers of devices, for example "loop(env|policy) > actor"."""
+        """Returns the structure without numbers of devices, for example "rollout collocated > actor"."""
         if self.kind == "leaf":
             return self.name
         if self.kind == "loop":
-            return f"{self.name}{' apart' if self.split else ' together'}"
+            return f"{self.name}{' disaggregated' if self.split else ' collocated'}"
         sign = {"spatial": " || ", "temporal": " > " if self.resident else " >> "}[self.kind]
         return "(" + sign.join(part.shape() for part in self.parts) + ")"
 
@@ -67,8 +67,8 @@ def price(draft: Draft, pricer: Pricer, chunks: int = 1) -> tuple[Price, int]:
         loop = pricer.workflow.loops[draft.name]
         mask = pricer.bits[loop.opener] | pricer.bits[loop.answerer]
         if draft.split:
-            return pricer.loop_apart(loop, counts(draft.split[0]), counts(draft.split[1]), draft.shards), mask
-        return pricer.loop_together(loop, counts(draft.share), draft.shards), mask
+            return pricer.loop_disaggregated(loop, counts(draft.split[0]), counts(draft.split[1]), draft.shards), mask
+        return pricer.loop_collocated(loop, counts(draft.share), draft.shards), mask
     inner = draft.chunks if chunks == 1 else chunks
     whole, mask = price(draft.parts[0], pricer, inner)
     share = draft.parts[0].share
@@ -76,11 +76,11 @@ def price(draft: Draft, pricer: Pricer, chunks: int = 1) -> tuple[Price, int]:
         second, second_mask = price(part, pricer, inner)
         cut = pricer.cut(mask, second_mask)
         if draft.kind == "spatial":
-            whole = pricer.apart(cut, whole, second, inner, counts(share), counts(part.share))
+            whole = pricer.spatial(cut, whole, second, inner, counts(share), counts(part.share))
             share = tuple(a + b for a, b in zip(share, part.share, strict=True))
         else:
             by_chunk = pricer.by_chunk(mask, second_mask, inner)
-            whole = pricer.together(cut, whole, second, inner, counts(draft.share), by_chunk, draft.resident)
+            whole = pricer.temporal(cut, whole, second, inner, counts(draft.share), by_chunk, draft.resident)
         mask |= second_mask
     return (cost.collapse(whole, inner) if chunks == 1 else whole), mask
 

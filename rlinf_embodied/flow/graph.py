@@ -28,7 +28,7 @@ class StageSpec:
     kinds: tuple[str, ...] = ()  # device kinds that it can run on; (): whatever its profile knows
     granularities: tuple[int, ...] = ()  # blocks per call that it accepts, WHOLE among them; (): any
     at_once: bool = False  # works on all its blocks together and hands each on when it is finished (long tails)
-    together: int = 1  # so many neighbouring blocks are worked on together, by one worker
+    blocks_per_batch: int = 1  # so many neighbouring blocks are one batch, in one worker
 
     def accepts(self, blocks_per_chunk: int, num_blocks: int) -> bool:
         """Returns whether it may be called for so many blocks at a time."""
@@ -143,7 +143,7 @@ class Workflow:
                 "only: declare one stage per loop"
             )
         self.order()
-        self._check_together()
+        self._check_batches()
         if self.repeat is not None:
             self._check_repeat(self.repeat)
 
@@ -190,16 +190,16 @@ class Workflow:
         if not loop.shards or min(loop.shards) < 1:
             raise PlanError(f"{where} has shards={loop.shards}, but at least one is in flight: use (1, 2)")
 
-    def _check_together(self) -> None:
+    def _check_batches(self) -> None:
         for stage, spec in self.stages.items():
-            if spec.together > 1 and (spec.collective or spec.granularities):
+            if spec.blocks_per_batch > 1 and (spec.collective or spec.granularities):
                 raise PlanError(
-                    f"workflow {self.name}: stage {stage} works on {spec.together} blocks together, but is collective "
+                    f"workflow {self.name}: stage {stage} batches {spec.blocks_per_batch} blocks, but is collective "
                     "or takes certain chunks only: its workers would not be called alike; leave out one of the two"
                 )
-            if spec.together < 1 or self.num_blocks % spec.together:
+            if spec.blocks_per_batch < 1 or self.num_blocks % spec.blocks_per_batch:
                 raise PlanError(
-                    f"workflow {self.name}: stage {stage} works on {spec.together} blocks together, but there are "
+                    f"workflow {self.name}: stage {stage} has batches of {spec.blocks_per_batch} blocks, but there are "
                     f"{self.num_blocks} blocks: use a divisor"
                 )
 
@@ -275,8 +275,8 @@ class Workflow:
 
     def most_devices(self, stage: str, blocks: int) -> int:
         """Returns how many devices can share a stage that is called for so many blocks."""
-        together = self.stages[stage].together
-        return blocks if together == 1 else self.num_blocks // together
+        size = self.stages[stage].blocks_per_batch
+        return blocks if size == 1 else self.num_blocks // size
 
     def blocking(self, first: Sequence[str], second: Sequence[str], blocks_per_chunk: int) -> list[str]:
         """Returns the edges that keep `second` from starting on a chunk before `first` has finished all."""

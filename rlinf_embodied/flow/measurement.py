@@ -138,8 +138,8 @@ def profile_dict(
         work |= {"chunk_steps": loops[0].chunk_steps, "expected_rounds": rounds, "max_rounds": loops[0].max_rounds}
     elif workflow.repeat is not None:
         work |= {"expected_rounds": rounds, "max_rounds": workflow.repeat.max_rounds}
-    together = max(spec.together for spec in workflow.stages.values())
-    work |= {"together": together} if together > 1 else {}
+    blocks_per_batch = max(spec.blocks_per_batch for spec in workflow.stages.values())
+    work |= {"together": blocks_per_batch} if blocks_per_batch > 1 else {}
     return {
         "format": FORMAT,
         "name": name,

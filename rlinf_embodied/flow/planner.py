@@ -3,8 +3,8 @@
     1. units        a loop counts as one node; the rest is a graph without cycles (units.py)
     2. shares       the sizes that a part of the cluster may have: every number of devices on small clusters, whole
                     nodes on large ones, per class of devices where it is mixed (shares.py)
-    3. alone        price every unit on every share: leaves, and loops together or apart with every split and shard
-                    count
+    3. alone        price every unit on every share: leaves; loops collocated, or disaggregated with every split and
+                    shard count
     4. combine      sets of units in order of size, every cut in two: taking turns (resident or switching) on one share,
                     or side by side on every split of it, for every number of chunks; keep the undominated candidates
     5. build        the candidates for all units on the whole cluster become trees; on large clusters single nodes (and
@@ -45,7 +45,7 @@ class Mode(StrEnum):
     any = "any"
     temporal = "temporal"  # all on all devices, by turns
     spatial = "spatial"  # every stage on devices of its own
-    hybrid = "hybrid"  # the sides of a loop apart (without loops: some parts), and turns on all devices
+    hybrid = "hybrid"  # the sides of a loop disaggregated (without loops: some parts), and turns on all devices
 
 
 class Search:
@@ -127,13 +127,13 @@ class Search:
             return
         if self.mode in (Mode.any, Mode.temporal):
             for shards in loop.shards if self.pricer.overlap_in_worker else (1,):
-                together = self.pricer.loop_together(loop, counts, shards)
-                yield Block(How("loop", loop.name, shards=shards), np.arange(len(counts)), together, none, none)
+                collocated = self.pricer.loop_collocated(loop, counts, shards)
+                yield Block(How("loop", loop.name, shards=shards), np.arange(len(counts)), collocated, none, none)
         if self.mode in (Mode.any, Mode.spatial, Mode.hybrid):
             first, second, total = self.shares.first, self.shares.second, self.shares.total
             for shards in loop.shards:
-                apart = self.pricer.loop_apart(loop, counts[first], counts[second], shards)
-                yield Block(How("loop", loop.name, shards=shards, masks=(1, 1)), total, apart, first, second)
+                disaggregated = self.pricer.loop_disaggregated(loop, counts[first], counts[second], shards)
+                yield Block(How("loop", loop.name, shards=shards, masks=(1, 1)), total, disaggregated, first, second)
 
     def _combined(self, mask: int, chunks: int) -> Iterator[Block]:
         """Step 4: a set of units, cut in two in every way."""
@@ -142,12 +142,12 @@ class Search:
             if a is None or b is None:
                 continue
             if self.mode is not Mode.spatial:
-                yield from self._by_turns(first, second, a, b, chunks)
+                yield from self._temporal(first, second, a, b, chunks)
             dependent = self.pricer.cut(first, second).dependent
             if self.mode is not Mode.temporal and (dependent or first < second):
-                yield from self._side_by_side(first, second, a, b, chunks)
+                yield from self._spatial(first, second, a, b, chunks)
 
-    def _by_turns(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Block]:
+    def _temporal(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Block]:
         """Both parts on one share, for each share."""
         counts, n = self.shares.counts, len(self.shares.counts)
         rows, shape = np.arange(n), (n, a.width, b.width)
@@ -156,20 +156,20 @@ class Search:
         sides = at(a.price, rows, 1), at(b.price, rows, 2)
         may_switch = not self.pricer.staying & (first | second)
         for resident in (True, False) if may_switch else (True,):
-            joined = self.pricer.together(cut, *sides, chunks, counts[:, None, None], by_chunk, resident)
+            joined = self.pricer.temporal(cut, *sides, chunks, counts[:, None, None], by_chunk, resident)
             if chunks == 1:
                 joined = cost.collapse(joined, 1)
             how = How("temporal", chunks=chunks, masks=(first, second), resident=resident)
             yield Block(how, state, flatten(joined, shape), left, right)
 
-    def _side_by_side(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Block]:
+    def _spatial(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Block]:
         """The two parts on two shares, for every split of every share."""
         if not self.pricer.streams(first, second, chunks):
             return
         i, j, total = self.shares.first, self.shares.second, self.shares.total
         left, right, state = _places(i, j, total, a.width, b.width)
         counts = self.shares.counts
-        joined = self.pricer.apart(
+        joined = self.pricer.spatial(
             self.pricer.cut(first, second),
             *(at(a.price, i, 1), at(b.price, j, 2)),
             chunks,

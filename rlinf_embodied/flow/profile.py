@@ -108,7 +108,7 @@ class Workload:
     chunk_steps: int = 1
     expected_rounds: float = 1.0
     max_rounds: int = 1
-    together: int = 1  # blocks that a stage with long tails works on at the same time
+    blocks_per_batch: int = 1  # of a stage with long tails; "together" in files
 
 
 @dataclass(frozen=True, slots=True)

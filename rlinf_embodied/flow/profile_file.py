@@ -131,7 +131,7 @@ def _workload(data: object, path: str) -> Workload:
             continue
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{path}.{key} is {value!r}, but it is a whole number from 1: mend it")
-        whole[key] = value
+        whole["blocks_per_batch" if key == "together" else key] = value
     rounds = _number(body.get("expected_rounds", 1.0), f"{path}.expected_rounds")
     return Workload(str(body["workflow"]), expected_rounds=rounds, **whole)
 

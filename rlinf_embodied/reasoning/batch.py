@@ -78,7 +78,7 @@ class Group:
 # ------------------------------------------------------------------------------------------------- between the stages
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """The problems of a block with those of its neighbours that are decoded together."""
+    """The problems of a block with those of the other blocks of its batch."""
 
     blocks: tuple[tuple[Problem, ...], ...]
     index: int  # of this block among them

@@ -1,4 +1,4 @@
-"""Generation as a stage: neighbouring blocks are decoded together, and each is handed on when its groups have ended.
+"""Generation as a stage: the blocks of a batch are decoded at once, and each is handed on when its groups have ended.
 
     set     blocks 0 1 2 3 of one worker: one call of `generate`, whose groups come in the order of their prompts
     call    for some blocks of a set, ascending: decodes until their groups are there, and no further; the next call

@@ -32,7 +32,7 @@ def reasoning_graph(
     *,
     streams: bool,
     items_per_block: int,
-    together: int,
+    blocks_per_batch: int,
     repeat: Repeat | None = None,
     configs: Mapping[str, object] = _NO_CONFIGS,
 ) -> Workflow:
@@ -43,7 +43,7 @@ def reasoning_graph(
         num_blocks: of an iteration.
         streams: whether the learners take answers in chunks as they are finished, and accumulate gradients over them.
         items_per_block: completions.
-        together: blocks that generation works on at the same time.
+        blocks_per_batch: of generation.
         repeat: of dynamic sampling, see `resample`.
         configs: of the stages; without them the graph can be planned but not run.
     """
@@ -52,24 +52,24 @@ def reasoning_graph(
     return Workflow(
         name="reasoning",
         num_blocks=num_blocks,
-        stages={name: _spec(name, configs.get(name), together, streams) for name in names},
+        stages={name: _spec(name, configs.get(name), blocks_per_batch, streams) for name in names},
         edges=tuple(Edge(a, b, granularities=() if streams or b not in _LEARNERS else (WHOLE,)) for a, b in ends),
         weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", "old_log_probs") if name in names),
         repeat=repeat,
         items_per_block=items_per_block,
-        more_blocks="use more algorithm.prompts_per_iteration, a smaller generation.rows_per_block and rows_per_call",
+        more_blocks="use more algorithm.prompts_per_iteration, a smaller generation.rows_per_block and rows_per_batch",
         of_workload=f"{__name__}.of_workload",
     )
 
 
-def _spec(name: str, config: object, together: int, streams: bool) -> StageSpec:
+def _spec(name: str, config: object, blocks_per_batch: int, streams: bool) -> StageSpec:
     learns = name in _LEARNERS
     return StageSpec(
         *(name, f"{_PACKAGE}.{_CLASSES[name]}", config),
         collective=learns,
         granularities=(WHOLE,) if learns and not streams else (),
         at_once=name == "generation",
-        together=together if name == "generation" else 1,
+        blocks_per_batch=blocks_per_batch if name == "generation" else 1,
     )
 
 
@@ -107,7 +107,7 @@ def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
         work.num_items // work.items_per_block,
         streams=not waits,
         items_per_block=work.items_per_block,
-        together=work.together,
+        blocks_per_batch=work.blocks_per_batch,
         repeat=again,
     ).with_rounds(work.expected_rounds)
 

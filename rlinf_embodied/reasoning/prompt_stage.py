@@ -20,7 +20,7 @@ class PromptStageConfig:
     data: DataConfig
     seed: int
     prompts_per_block: int
-    blocks_per_call: int
+    blocks_per_batch: int
 
 
 class PromptStage:
@@ -44,9 +44,9 @@ class PromptStage:
             cast(int, step_context.message or 0)
             + step_context.round * self._num_blocks * self._config.prompts_per_block
         )
-        together, made = self._config.blocks_per_call, {}
-        for first in sorted({block // together * together for block in inputs}):
-            blocks = range(first, min(first + together, self._num_blocks))
+        size, made = self._config.blocks_per_batch, {}
+        for first in sorted({block // size * size for block in inputs}):
+            blocks = range(first, min(first + size, self._num_blocks))
             problems = tuple(self._block(start, block) for block in blocks)
             made |= {block: PromptSet(problems, block - first) for block in blocks if block in inputs}
         return Output(made)

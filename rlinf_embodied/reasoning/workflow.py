@@ -61,7 +61,7 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         config.num_blocks,
         streams=streams,
         items_per_block=generation.rows_per_block,
-        together=config.blocks_per_call,
+        blocks_per_batch=config.blocks_per_batch,
         repeat=resample(sampling_filter, 1 + algorithm.max_resamples) if algorithm.dynamic_sampling else None,
         configs=_configs(config, policy_folder, reference_folder or policy_folder, tuple(sources)),
     )
@@ -75,7 +75,7 @@ def _configs(config: MathConfig, folder: str, reference: str, sources: tuple[str
     frozen = LanguageStageConfig(config.policy, reference, seed, share="reference")
     read = (generation.temperature, algorithm.tokens_per_microbatch)
     return {
-        "prompts": PromptStageConfig(data, seed, config.prompts_per_block, config.blocks_per_call),
+        "prompts": PromptStageConfig(data, seed, config.prompts_per_block, config.blocks_per_batch),
         "generation": GenerationStageConfig(held, generation, algorithm.group_size, data.prompt_template),
         "reward": RewardStageConfig(config.reward, data.prompt_template, generation.max_new_tokens, config.samples),
         "old_log_probs": LogProbStageConfig(held, *read),

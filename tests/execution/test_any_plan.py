@@ -35,7 +35,7 @@ def test_the_cases_cover_what_there_is() -> None:
     assert len(again) >= 8
     rounds = {n for work in again for it in alone(work) for n in it[f"{work.repeat.decided_by} rounds"].values()}
     assert rounds == {1, 2, 3}
-    assert sum(spec.together > 1 for work in workflows for spec in work.stages.values()) >= 10
+    assert sum(spec.blocks_per_batch > 1 for work in workflows for spec in work.stages.values()) >= 10
 
 
 def sample() -> list[tuple[int, Plan]]:

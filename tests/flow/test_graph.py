@@ -90,8 +90,8 @@ def test_what_comes_before_the_stage_is_counted_by_rounds() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"together": 3}, "works on 3 blocks together, but there are 4 blocks"),
-        ({"together": 2, "collective": True}, "is collective or takes certain chunks only"),
+        ({"blocks_per_batch": 3}, "has batches of 3 blocks, but there are 4 blocks"),
+        ({"blocks_per_batch": 2, "collective": True}, "is collective or takes certain chunks only"),
     ],
 )
 def test_sets_of_blocks_fit_the_workflow(spec: dict, message: str) -> None:

@@ -29,7 +29,10 @@ def test_a_split_is_not_made_cheaper_by_the_number_of_envs() -> None:
     work, measured = embodied((0, 1), (0, 1), (0, 1))
     pricer = Pricer(work, measured, cluster(2))
     together, apart = find_plans(pricer)[0], find_plans(pricer, Mode.hybrid)[0]
-    assert (together.draft.shape(), apart.draft.shape()) == ("(rollout together > actor)", "(rollout apart > actor)")
+    assert (together.draft.shape(), apart.draft.shape()) == (
+        "(rollout collocated > actor)",
+        "(rollout disaggregated > actor)",
+    )
     assert together.iteration_s == pytest.approx(36.0)
     assert apart.iteration_s == pytest.approx(40.0)
 
@@ -62,10 +65,10 @@ def test_a_policy_that_needs_a_device_of_its_own_gets_one() -> None:
 
 def test_the_loop_formula_is_the_fifo_schedule() -> None:
     # H = 3, P = 2, e = 2, p = 1: the simulator is busy 3 * 2 * 2 = 12 s after the first answer; 13 s with P = 1: 9 s
-    assert cost.loop_apart_s(3, 2, 2.0, 1.0, 0.0, 0.0, 0.0) == pytest.approx(13.0)
-    assert cost.loop_apart_s(3, 1, 2.0, 1.0, 0.0, 0.0, 0.0) == pytest.approx(9.0)
-    assert cost.loop_apart_s(3, 1, 2.0, 1.0, 0.5, 0.5, 4.0) == pytest.approx(9 + 3 * 1 + 0.5 + 4)
-    assert cost.loop_together_s(3, 1, 2.0, 1.0, 4.0) == pytest.approx(13.0)
+    assert cost.loop_disaggregated_s(3, 2, 2.0, 1.0, 0.0, 0.0, 0.0) == pytest.approx(13.0)
+    assert cost.loop_disaggregated_s(3, 1, 2.0, 1.0, 0.0, 0.0, 0.0) == pytest.approx(9.0)
+    assert cost.loop_disaggregated_s(3, 1, 2.0, 1.0, 0.5, 0.5, 4.0) == pytest.approx(9 + 3 * 1 + 0.5 + 4)
+    assert cost.loop_collocated_s(3, 1, 2.0, 1.0, 4.0) == pytest.approx(13.0)
 
 
 # ------------------------------------------------------------------------------------------------------------ pipelines
@@ -187,7 +190,7 @@ def test_the_report_ranks_and_says_why_the_others_lost() -> None:
     ranked, _ = rank(Pricer(work, measured, cluster(2)))
     assert [entry.iteration_s for entry in ranked] == sorted(entry.iteration_s for entry in ranked)
     assert ranked[0].why_not == ""
-    loser = next(entry for entry in ranked if entry.shape == "(rollout apart > actor)")
+    loser = next(entry for entry in ranked if entry.shape == "(rollout disaggregated > actor)")
     assert loser.why_not.startswith("+4 s (11%)")
     assert loser.devices == {"env": 1, "policy": 1, "actor": 2}
     assert ranked[0].idle_share == pytest.approx(0.0)

@@ -51,7 +51,7 @@ def stage_of(config: MathConfig) -> GenerationStage:
 
 def prompts_of(config: MathConfig, start: int = 0) -> dict[int, list[object]]:
     stage = PromptStage(
-        PromptStageConfig(config.data, config.run.seed, config.prompts_per_block, config.blocks_per_call)
+        PromptStageConfig(config.data, config.run.seed, config.prompts_per_block, config.blocks_per_batch)
     )
     stage.setup(solo_context(BLOCKS))
     output = stage.run(StepContext(0, message=start), {block: [] for block in BLOCKS})
@@ -91,7 +91,7 @@ def test_blocks_of_a_set_share_its_steps(decoder_steps):
     together = len(decoder_steps)
     assert max(decoder_steps) == 16
     decoder_steps.clear()
-    config = tiny_math("generation.rows_per_call=8")
+    config = tiny_math("generation.rows_per_batch=8")
     stage_of(config).run(StepContext(0), prompts_of(config))
     assert max(decoder_steps) == 8
     assert len(decoder_steps) > together

@@ -222,7 +222,7 @@ def test_generated_problems_that_do_not_fit(tmp_path, nothing_starts, overrides,
             ["gives generation 3 devices", "works on 2 blocks together", "2 sets", "algorithm.prompts_per_iteration"],
         ),
         (
-            ["cluster.num_devices=5", "generation.rows_per_call=8"],
+            ["cluster.num_devices=5", "generation.rows_per_batch=8"],
             ["devices, but there are only 4 blocks", "generation.rows_per_block"],
         ),
     ],

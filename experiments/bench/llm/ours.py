@@ -68,7 +68,7 @@ def overrides(work: Work, steps: int, devices: int, out: Path) -> list[str]:
         f"generation.max_new_tokens={work.new_tokens}",
         f"generation.temperature={work.temperature}",
         f"generation.rows_per_block={block}",
-        f"generation.rows_per_call={together}",
+        f"generation.rows_per_batch={together}",
         f"generation.max_num_seqs={together}",
         f"algorithm.prompts_per_iteration={work.prompts}",
         f"algorithm.group_size={work.group}",

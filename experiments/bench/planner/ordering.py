@@ -16,7 +16,7 @@ from experiments.bench.planner.published import WINNERS, frozen, h100, pricer_of
 from rlinf_embodied.flow import shares
 from rlinf_embodied.flow.measured import workflow_for
 from rlinf_embodied.flow.planner import Mode, find_plans
-from rlinf_embodied.flow.sensitivity import MODES, Turn, times_by_mode, turning_points, winner
+from rlinf_embodied.flow.sensitivity import MODES, TurningPoint, times_by_mode, turning_points, winner
 
 ORDERING = ("profile", "GPUs", *(f"{mode} s" for mode in MODES), "wins", "published", "auto s", "worst / auto")
 PLANNING = ("workflow", "devices", "planning CPU s")
@@ -66,7 +66,7 @@ def coarsening(name: str, num_devices: int, mode: Mode) -> tuple[str, ...]:
     return name, str(num_devices), str(mode), f"{coarse:.2f}", f"{exact:.2f}", f"{coarse / exact - 1:+.2%}"
 
 
-def turn_cells(turn: Turn) -> tuple[str, str, str]:
+def turn_cells(turn: TurningPoint) -> tuple[str, str, str]:
     """Returns how far a number can move until another mode wins."""
     below = "never (x 0.1)" if turn.below is None else f"x {turn.below[0]} ({turn.below[1]})"
     return turn.what, below, "never (x 10)" if turn.above is None else f"x {turn.above[0]} ({turn.above[1]})"
