@@ -1,4 +1,4 @@
-"""How far the numbers of a profile can move before another kind of plan wins, and what coarse shares cost."""
+"""How far the numbers of a profile can move before another kind of plan wins, and what coarse allocations cost."""
 
 from __future__ import annotations
 

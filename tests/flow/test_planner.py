@@ -8,13 +8,13 @@ from planning import cluster, embodied, graph, profile, stage
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup, described_cluster
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.flow import cost
+from rlinf_embodied.flow.allocations import make_allocations
 from rlinf_embodied.flow.explain import rank
 from rlinf_embodied.flow.graph import WHOLE, Edge, StageSpec, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, Spatial, Temporal, leaves, resolve
 from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile_file import FORMAT, parse_profile
-from rlinf_embodied.flow.shares import make_shares
 from rlinf_embodied.flow.simulate import simulate
 
 
@@ -217,10 +217,10 @@ def test_a_plan_file_with_a_granularity_that_does_not_divide_is_refused() -> Non
 
 
 def test_shares_are_single_devices_up_to_sixteen_and_whole_nodes_on_many() -> None:
-    assert make_shares([6], [6]).counts.ravel().tolist() == [1, 2, 3, 4, 5, 6]
-    assert make_shares([32], [8]).counts.ravel().tolist() == list(range(2, 33, 2))
-    assert make_shares([1024], [8]).counts.ravel().tolist() == list(range(64, 1025, 64))
-    shares = make_shares([4, 2], [4, 2])
+    assert make_allocations([6], [6]).counts.ravel().tolist() == [1, 2, 3, 4, 5, 6]
+    assert make_allocations([32], [8]).counts.ravel().tolist() == list(range(2, 33, 2))
+    assert make_allocations([1024], [8]).counts.ravel().tolist() == list(range(64, 1025, 64))
+    shares = make_allocations([4, 2], [4, 2])
     first, second = shares.counts[shares.first], shares.counts[shares.second]
     assert (first + second == shares.counts[shares.total]).all()
 
