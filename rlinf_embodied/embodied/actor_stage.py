@@ -62,7 +62,7 @@ _RATIO_LIMIT = {"cpu": 1e-5, "cuda": 1e-2}  # of |log ratio| at unchanged weight
 class ActorConfig:
     """What the stage needs to know."""
 
-    held: PolicyStageConfig
+    model: PolicyStageConfig
     algorithm: AlgorithmConfig
     env: EnvConfig
     num_iterations: int
@@ -91,8 +91,8 @@ class ActorStage:
         Raises:
             ObjectiveError: the policy has nothing to train.
         """
-        held, algorithm = self._config.held, self._algorithm
-        shared = context.share("policy", lambda: load_policy(held.policy, held.folder, context.device))
+        model, algorithm = self._config.model, self._algorithm
+        shared = context.share("policy", lambda: load_policy(model.policy, model.folder, context.device))
         self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter("actor")
         self._policy = self._shared.policy
@@ -153,7 +153,7 @@ class ActorStage:
         self, step_context: StepContext, blocks: Mapping[int, TrainingBlock], purpose: str, epochs: int
     ) -> Iterator[dict[int, Tensor]]:
         sizes = {block: len(samples) for block, samples in blocks.items()}
-        shuffle = Shuffle(self._config.held.seed, purpose, step_context.iteration)
+        shuffle = Shuffle(self._config.model.seed, purpose, step_context.iteration)
         return minibatches(shuffle, sizes, self._algorithm.num_minibatches, epochs)
 
     def _fit_value(self, step_context: StepContext, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
@@ -190,7 +190,7 @@ class ActorStage:
     def _policy_sums(self, rows: TrainingBlock) -> LossSums:
         algorithm, level = self._algorithm, self._algorithm.ratio_level
         log_probs, entropy = self._policy.evaluate(
-            *(rows.features, rows.tokens, self._config.held.policy.temperature),
+            *(rows.features, rows.tokens, self._config.model.policy.temperature),
             entropy_gradient=algorithm.entropy_coef != 0,
         )
         tokens = log_probs.shape[-1]
@@ -218,7 +218,7 @@ class ActorStage:
     @torch.no_grad()
     def _check_ratio_of_first(self, step_context: StepContext, blocks: Mapping[int, TrainingBlock]) -> None:
         """Measures max |log ratio| per token on each block's first minibatch with samples, before any step."""
-        size = self._config.held.block_size
+        size = self._config.model.block_size
         batches = list(self._minibatches(step_context, blocks, "policy", 1))
         largest = {}
         for block in blocks:
@@ -227,7 +227,7 @@ class ActorStage:
             for part in index.split(size) if len(index) else ():
                 # in calls of the rollout's size: a row's last bits depend on the size of its batch
                 rows = blocks[block].rows(torch.cat([part, part[:1].expand(size - len(part))]))
-                now, _ = self._policy.evaluate(rows.features, rows.tokens, self._config.held.policy.temperature)
+                now, _ = self._policy.evaluate(rows.features, rows.tokens, self._config.model.policy.temperature)
                 now, old = (torch.where(rows.valid[..., None], x, 0.0) for x in (now, rows.old_log_probs))
                 difference = torch.maximum(difference, (now - old).abs().max().reshape(1).cpu())
             largest[block] = difference
@@ -280,7 +280,7 @@ class ActorStage:
         policy, config = self._policy, self._config
 
         def write_policy(folder: Path) -> None:
-            save_policy(policy, folder, config.env, config.held.policy)
+            save_policy(policy, folder, config.env, config.model.policy)
 
         save(Path(root), step, policy_writer=write_policy, tensors=tensors, state=state, keep=keep)
 

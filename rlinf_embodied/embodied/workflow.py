@@ -36,13 +36,13 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
     """Returns the graph; `policy_folder` is the checkpoint that every copy of the policy starts from."""
     env, algorithm, seed = config.env, config.algorithm, config.run.seed
     grpo = algorithm.name is AlgorithmName.grpo
-    held = PolicyStageConfig(config.policy, policy_folder, seed, env.block_size)
+    model = PolicyStageConfig(config.policy, policy_folder, seed, env.block_size)
     keep_images = not grpo and config.policy.critic is Critic.observation
     group_size = algorithm.group_size if grpo else 1
     configs = {
         ENV: EnvStageConfig(env, seed, group_size, keep_images),
-        POLICY: held,
-        ACTOR: ActorConfig(held, algorithm, env, config.run.num_iterations, config.run.exact.holds),
+        POLICY: model,
+        ACTOR: ActorConfig(model, algorithm, env, config.run.num_iterations, config.run.exact.holds),
     }
     steps = env.chunks_per_rollout
     # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less to the end

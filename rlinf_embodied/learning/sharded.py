@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.learning.gradients import Pass, Passes
 from rlinf_embodied.learning.groups import Group
-from rlinf_embodied.learning.learner import AdamSettings, Step, Veto
+from rlinf_embodied.learning.learner import AdamSettings, EarlyStop, Step
 from rlinf_embodied.learning.optimizer import require_state
 
 _MOMENTS = {"mean": "exp_avg", "square": "exp_avg_sq"}  # in a checkpoint -> in torch's optimizer
@@ -155,7 +155,7 @@ class ShardedLearner:
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
         """See Learner; nothing is done yet, as a pass is everybody's and its share of the mean is not known."""
 
-    def step(self, rows: Mapping[int, Tensor], passes: Passes, veto: Veto | None = None) -> Step:
+    def step(self, rows: Mapping[int, Tensor], passes: Passes, early_stop: EarlyStop | None = None) -> Step:
         """See Learner."""
         own = [one for block, index in rows.items() if len(index) for one in passes(block, index)]
         agreed = self._agreed(own)
@@ -165,7 +165,7 @@ class ShardedLearner:
             statistics = statistics + self._accumulated(trained, agreed.trained, agreed.weight)
         sums = self._group.all_reduce(statistics).tolist()
         found = Step(dict(zip(self.statistics, sums, strict=True)), agreed.weight)
-        if found.weight == 0 or (veto is not None and veto(found)):
+        if found.weight == 0 or (early_stop is not None and early_stop(found)):
             self._optimizer.zero_grad()
             return found
         return replace(found, norm=self._apply())

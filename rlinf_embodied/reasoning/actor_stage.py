@@ -47,7 +47,7 @@ _LARGEST_RATIO = 1e-4  # of two passes of training over the same completions in 
 class ActorStageConfig:
     """What the stage needs to know."""
 
-    held: LanguageStageConfig
+    model: LanguageStageConfig
     config: MathConfig
     inputs: tuple[str, ...]  # stages whose data it gets, in the order of the edges
 
@@ -67,7 +67,7 @@ class ActorStage(LanguageStage):
 
     def __init__(self, config: ActorStageConfig) -> None:
         """Takes plain data; `setup` loads the policy."""
-        super().__init__(config.held)
+        super().__init__(config.model)
         self._config, self._algorithm = config.config, config.config.algorithm
         self._inputs = config.inputs
         self._rows: dict[int, TrainingRows] = {}
@@ -96,8 +96,8 @@ class ActorStage(LanguageStage):
             f"run.exact=true needs sums in a fixed order, and those of {context.group.size} sharded workers are not",
             "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker",
         )
-        held, view = self._held, self._shared.policy.module
-        policy = load_policy(held.policy, held.folder, held.seed, "cpu").policy
+        model, view = self._model, self._shared.policy.module
+        policy = load_policy(model.policy, model.folder, model.seed, "cpu").policy
         learner = ShardedLearner(
             *(policy.module, policy.parameters, view, self._settings(), STATISTICS),
             zero_loss=lambda: zero_loss(policy, context.device),
@@ -181,7 +181,7 @@ class ActorStage(LanguageStage):
         if algorithm.num_steps == 1:
             return [{block: torch.arange(len(rows)) for block, rows in blocks.items()}]
         shuffled = lambda purpose, sizes: minibatches(  # noqa: E731
-            Shuffle(self._held.seed, purpose, step_context.iteration),
+            Shuffle(self._model.seed, purpose, step_context.iteration),
             sizes,
             algorithm.num_minibatches,
             algorithm.epochs,
@@ -197,7 +197,7 @@ class ActorStage(LanguageStage):
             yield {b: torch.cat([rows, self._rows[b].num_trained + second[b]]) for b, rows in first.items()}
 
     def _compared(self, step: Step) -> bool:
-        """Compares log-probs before the first step, and vetoes none."""
+        """Compares log-probs before the first step, and never stops."""
         if self._differences is None:
             self._compare()
         return False

@@ -46,7 +46,7 @@ class Mode(StrEnum):
 class AnswerStageConfig:
     """What the stage needs to know."""
 
-    held: LanguageStageConfig
+    model: LanguageStageConfig
     data: DataConfig
     generation: GenerationConfig
     reward: RewardConfig
@@ -85,7 +85,7 @@ class AnswerStage(LanguageStage):
 
     def __init__(self, config: AnswerStageConfig) -> None:
         """Takes plain data."""
-        super().__init__(config.held)
+        super().__init__(config.model)
         self._config = config
 
     def setup(self, context: StageContext) -> None:
@@ -145,7 +145,7 @@ class AnswerStage(LanguageStage):
         group_size = self._config.eval.num_samples if sampled else 1
         longest = config.max_new_tokens - max(map(len, begun.values()))
         sampling = SamplingParams(longest, config.temperature if sampled else 0.0, config.top_p if sampled else 1.0)
-        noise = Noise(self._held.seed, 0, "evaluation")
+        noise = Noise(self._model.seed, 0, "evaluation")
         block = GenerationBlock(tuple(prompts), group_size)
         groups = self._generate(block, sampling, noise, config, self._config.eval.engine)
         texts, lengths, ended = [], [], []
@@ -259,7 +259,7 @@ class AnswerEvaluation:
 
     def __init__(
         self,
-        held: LanguageStageConfig,
+        model: LanguageStageConfig,
         data: DataConfig,
         generation: GenerationConfig,
         reward: RewardConfig,
@@ -277,7 +277,7 @@ class AnswerEvaluation:
         size = problem_source(data, data.seed).size(Split.test)
         self._eval, self._last_step, self._own_reward = evaluation, last_step, reward._target_ is not None
         number = evaluation.num_problems if size is None else min(size, evaluation.num_problems)
-        config = AnswerStageConfig(held, data, generation, reward, evaluation, number)
+        config = AnswerStageConfig(model, data, generation, reward, evaluation, number)
         blocks = -(-number // evaluation.problems_per_block)
         self._number = number
         stages = {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", config)}

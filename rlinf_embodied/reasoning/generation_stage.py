@@ -51,14 +51,14 @@ class LanguageStage:
 
     _user = ""
 
-    def __init__(self, held: LanguageStageConfig) -> None:
+    def __init__(self, model: LanguageStageConfig) -> None:
         """Takes plain data; `setup` loads the model."""
-        self._held = held
+        self._model = model
 
     def setup(self, context: StageContext) -> None:
         """Loads the model, or takes the worker's copy."""
-        held = self._held
-        shared = context.share(held.share, lambda: load_policy(held.policy, held.folder, held.seed, context.device))
+        model = self._model
+        shared = context.share(model.share, lambda: load_policy(model.policy, model.folder, model.seed, context.device))
         self._shared = cast(SharedPolicy[LanguagePolicy], shared)
         self._shared.enter(self._user)
         self._device = context.device
@@ -90,7 +90,7 @@ class LanguageStage:
 class GenerationStageConfig:
     """What the stage needs to know."""
 
-    held: LanguageStageConfig
+    model: LanguageStageConfig
     generation: GenerationConfig
     group_size: int
     prompt_template: str  # of the prompts
@@ -103,7 +103,7 @@ class GenerationStage(LanguageStage):
 
     def __init__(self, config: GenerationStageConfig) -> None:
         """Takes plain data."""
-        super().__init__(config.held)
+        super().__init__(config.model)
         self._config = config
         self._prompt_template = prompt_template(config.prompt_template)
         self._under_way: tuple[tuple[int, ...], Iterator[Group]] = (), iter(())
@@ -144,6 +144,6 @@ class GenerationStage(LanguageStage):
         problems = [problem for block in prompts.blocks for problem in block]
         asked = tuple(Prompt(p.id, tuple(policy.encode(self._prompt_template.prompt(p)))) for p in problems)
         sampling = SamplingParams(config.max_new_tokens, config.temperature, config.top_p)
-        noise = Noise(self._held.seed, step_context.iteration)
+        noise = Noise(self._model.seed, step_context.iteration)
         block = GenerationBlock(asked, self._config.group_size)
         return self._generate(block, sampling, noise, config, config.engine)

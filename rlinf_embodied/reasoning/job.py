@@ -159,9 +159,9 @@ class ReasoningJob:
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
         """See Job."""
         config = self.config
-        held = LanguageStageConfig(config.policy, policy_folder, config.run.seed)
+        model = LanguageStageConfig(config.policy, policy_folder, config.run.seed)
         sections = (config.data, config.generation, config.reward, config.eval)
-        return AnswerEvaluation(held, *sections, session, cluster, config.run.num_iterations)
+        return AnswerEvaluation(model, *sections, session, cluster, config.run.num_iterations)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
         """See Job; there is no goal to check."""

@@ -20,7 +20,7 @@ from rlinf_embodied.runtime.host import Output, StepContext
 class LogProbStageConfig:
     """What the stage needs to know."""
 
-    held: LanguageStageConfig
+    model: LanguageStageConfig
     temperature: float
     tokens_per_microbatch: int
 
@@ -32,7 +32,7 @@ class LogProbStage(LanguageStage):
 
     def __init__(self, config: LogProbStageConfig) -> None:
         """Takes plain data."""
-        super().__init__(config.held)
+        super().__init__(config.model)
         self._config = config
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:

@@ -71,17 +71,17 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
 def _configs(config: MathConfig, folder: str, reference: str, sources: tuple[str, ...]) -> dict[str, object]:
     """Returns the configs of all stages that there may be; `sources` feed the actor."""
     data, generation, algorithm, seed = config.data, config.generation, config.algorithm, config.run.seed
-    held = LanguageStageConfig(config.policy, folder, seed)
+    model = LanguageStageConfig(config.policy, folder, seed)
     frozen = LanguageStageConfig(config.policy, reference, seed, share="reference")
     read = (generation.temperature, algorithm.tokens_per_microbatch)
     return {
         "prompts": PromptStageConfig(data, seed, config.prompts_per_block, config.blocks_per_batch),
-        "generation": GenerationStageConfig(held, generation, algorithm.group_size, data.prompt_template),
+        "generation": GenerationStageConfig(model, generation, algorithm.group_size, data.prompt_template),
         "reward": RewardStageConfig(config.reward, data.prompt_template, generation.max_new_tokens, config.samples),
-        "old_log_probs": LogProbStageConfig(held, *read),
+        "old_log_probs": LogProbStageConfig(model, *read),
         "reference": LogProbStageConfig(frozen, *read),
         "critic": CriticStageConfig(config.policy, folder, seed, algorithm),
-        "actor": ActorStageConfig(held, config, sources),
+        "actor": ActorStageConfig(model, config, sources),
     }
 
 

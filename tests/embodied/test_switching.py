@@ -42,8 +42,8 @@ def test_a_simulator_on_a_gpu_does_not_offer_to_leave_and_a_plan_that_wants_it_o
 
 def test_the_weights_are_on_the_device_while_one_of_their_users_is() -> None:
     config, folder, shared = tiny(), str(clone(tiny())), {}
-    held = PolicyStageConfig(config.policy, folder, 0, 4)
-    rollout = RolloutStage(held)
+    model = PolicyStageConfig(config.policy, folder, 0, 4)
+    rollout = RolloutStage(model)
     rollout.setup(solo_context((0,), shared=shared))
     shared |= {"policy": rollout._shared}
     evaluation = EvaluationPolicyStage(EvaluationPolicyConfig(config.policy, folder, 0, 4, config.eval, 4))

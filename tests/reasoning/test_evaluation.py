@@ -28,9 +28,9 @@ NUMBER = 20
 
 
 def evaluated(config: MathConfig, devices: int = 1, step: int = 0) -> AnswerResult:
-    held = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
+    model = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
     sections = (config.data, config.generation, config.reward, config.eval)
-    return AnswerEvaluation(held, *sections, SerialSession(), cluster(devices), last_step=7).run(step)
+    return AnswerEvaluation(model, *sections, SerialSession(), cluster(devices), last_step=7).run(step)
 
 
 def settings(*overrides: str) -> MathConfig:

@@ -42,9 +42,9 @@ def decoder_steps(monkeypatch) -> list[int]:
 
 
 def stage_of(config: MathConfig) -> GenerationStage:
-    held = LanguageStageConfig(config.policy, str(warm(config)), config.run.seed)
+    model = LanguageStageConfig(config.policy, str(warm(config)), config.run.seed)
     generation, group = config.generation, config.algorithm.group_size
-    stage = GenerationStage(GenerationStageConfig(held, generation, group, config.data.prompt_template))
+    stage = GenerationStage(GenerationStageConfig(model, generation, group, config.data.prompt_template))
     stage.setup(solo_context(BLOCKS))
     return stage
 

@@ -221,8 +221,8 @@ def test_the_stage_hands_on_what_the_engine_generates_block_by_block(engine, tmp
     policy = language_model("llama")
     policy.save(tmp_path)
     config = compose_math(["generation.engine=vllm", "run.exact=false", "generation.max_new_tokens=9"])
-    held = LanguageStageConfig(config.policy, str(tmp_path), seed=3)
-    stage = GenerationStage(GenerationStageConfig(held, config.generation, 4, "compact"))
+    model = LanguageStageConfig(config.policy, str(tmp_path), seed=3)
+    stage = GenerationStage(GenerationStageConfig(model, config.generation, 4, "compact"))
     stage.setup(solo_context((0, 1)))
     problems = problem_source(DataConfig(level="sum1-2-9"), 3).batch(Split.train, 0, 4)
     together = tuple(problems[:2]), tuple(problems[2:])
@@ -256,9 +256,9 @@ def test_greedy_answers_of_an_evaluation_are_those_of_our_own_decoder(engine):
 
 def evaluated(*overrides):
     config = tiny_math("eval.num_problems=12", "eval.num_samples=2", *overrides)
-    held = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
+    model = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
     sections = (config.data, config.generation, config.reward, config.eval)
-    return AnswerEvaluation(held, *sections, SerialSession(), cluster(1), last_step=7).run(0)
+    return AnswerEvaluation(model, *sections, SerialSession(), cluster(1), last_step=7).run(0)
 
 
 def test_a_process_that_does_not_end_is_killed(monkeypatch):
