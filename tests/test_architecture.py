@@ -75,7 +75,7 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
 
 @pytest.mark.parametrize(
     ("library", "doors"),
-    [  # the wire's benchmark compares it with bare Ray
+    [  # the wire's benchmark compares it with plain Ray
         ("ray", ["experiments/bench/wire.py", "rlinf_embodied/runtime/ray_session.py"]),
         ("hydra", ["rlinf_embodied/compose.py"]),
         ("math_verify", ["rlinf_embodied/reasoning/verifier_worker.py"]),

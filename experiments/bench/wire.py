@@ -1,11 +1,11 @@
-"""What moving data between stages costs, beside bare Ray and beside a copy in memory.
+"""What moving data between stages costs, beside plain Ray and beside a copy in memory.
 
 python -m experiments.bench.wire [rounds=7] [parts=hops,batches,granularity] [out=docs/results/wire.json]
 
 hops          a small message and a 10 MB nested observation travel between two stages: in one process, through the
-              object store inside one worker, and between two workers; beside bare Ray (the same arrays without our
+              object store inside one worker, and between two workers; beside plain Ray (the same arrays without our
               codec, between two plain actors; and torch tensors as they are) and a copy of the bytes in memory
-batches       a source and a sink stage under the executor: bytes per block, blocks and workers vary; beside bare Ray
+batches       a source and a sink stage under the executor: bytes per block, blocks and workers vary; beside plain Ray
 granularity   two stages that sleep stream in single blocks, then all blocks at once, then single blocks again: what an
               iteration takes under each, and what the change itself costs
 
@@ -122,7 +122,7 @@ class Plain:
 
 
 def plain_actors(number: int) -> list:
-    """Starts bare Ray actors."""
+    """Starts plain Ray actors."""
     return [ray.remote(Plain).options(num_cpus=1).remote() for _ in range(number)]
 
 

@@ -7,8 +7,8 @@
     same step                same step                        everywhere, so weights stay equal without a broadcast
 
 What a workflow brings is how a block's rows become passes (features or tokens, which loss terms), and an early stop.
-Slices are cut from a permutation within the block, keyed by (seed, purpose, iteration, epoch, block), so that they do not
-depend on who holds the block.
+Slices are cut from a permutation within the block, keyed by (seed, purpose, iteration, epoch, block), so they do
+not depend on who holds the block.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bare cost of the work: generation, verifier, one packed forward-backward, one Adam step.
+"""The no-framework baseline of the work: generation, verifier, one forward-backward, one Adam step.
 
 python -m experiments.bench.llm.bare out=<folder> [start=runs/bench_llm/start] [steps=20] [processes=1] [...]
 

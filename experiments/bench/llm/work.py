@@ -44,10 +44,10 @@ _Settings = TypeVar("_Settings", bound="Ranks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a step consists of: the same for ours, TRL and the bare cost."""
+    """What a step consists of: the same for ours, TRL and the no-framework baseline."""
 
     start: str = "runs/bench_llm/start"  # folder of the model and tokenizer
-    worked: float = 0.3  # share of worked answers in the warm start; the rest are bare
+    worked: float = 0.3  # share of chains of thought in the warm start; the rest are direct answers
     level: str = "sum4-6-9"
     seed: int = 0  # of sampling and of the training problems
     data_seed: int = 0  # of the test problems
@@ -147,7 +147,7 @@ def _supervised_loss(policy: CausalLM, pairs: Sequence[tuple[tuple[int, ...], tu
     """Adds the gradient of the mean of -log p over the completions' tokens."""
     sequences = Sequences(tuple(p for p, _ in pairs), tuple(c for _, c in pairs))
     count = sum(len(completion) for _, completion in pairs)
-    for _, batch in microbatches(sequences, 600, policy.spec.pad_id):  # bare and worked answers apart
+    for _, batch in microbatches(sequences, 600, policy.spec.pad_id):  # direct answers apart from chains of thought
         logits = policy.module(input_ids=batch.tokens[:, :-1], use_cache=False).logits
         places = torch.arange(1, batch.tokens.shape[1])
         mask = (places >= batch.prompt_lengths[:, None]) & (places < batch.lengths[:, None])

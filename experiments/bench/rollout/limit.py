@@ -1,4 +1,4 @@
-"""A recorded rollout, and its replay with nothing but the bare costs."""
+"""A recorded rollout, and its replay with nothing but the no-framework baseline."""
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOptionalMemberAccess=false
 # ManiSkill's objects are annotated as their bases, and what is recorded lies below the protocols.

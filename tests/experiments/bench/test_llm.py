@@ -40,7 +40,7 @@ def work(tmp_path_factory):
 
 
 def gradient(work, **own) -> torch.Tensor:
-    """The gradient of the bare cost's first step."""
+    """The gradient of the no-framework baseline's first step."""
     problems = llm_work.step_problems(work, 0)
     policy = CausalLM.load(Path(work.start))
     groups = bare.generated(policy, problems, work, 256, 0)
@@ -82,7 +82,7 @@ def test_work_passes_through_arguments(work):
         llm_work.settings_of(bare.Settings, ["prompts=many"])
 
 
-# -------------------------------------------------------------------------------------------------------- the bare cost
+# -------------------------------------------------------------------------------------------------------- the no-framework baseline
 def test_leaving_out_completions_without_an_advantage_keeps_the_gradient(work):
     everything, some = gradient(work, skip=0), gradient(work, skip=1)
     assert float(everything.norm()) > 0
