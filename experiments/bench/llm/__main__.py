@@ -88,7 +88,7 @@ def row(name: str, runs: Sequence[Measured]) -> tuple[str, ...]:
 
 
 def goals(found: Runs) -> list[Goal]:
-    """Returns what our arms should reach beside TRL at its best, and beside the no-framework baseline, on the same cores."""
+    """Returns what our arms should reach beside TRL at its best and the no-framework baseline, on the same cores."""
     wanted = []
     for cores in (1, 2):
         ours, bare = f"ours_{cores}", f"bare_{cores}"

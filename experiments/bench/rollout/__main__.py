@@ -1,4 +1,4 @@
-"""Env steps per second of ManiSkill's own env, our env, our rollout with the policy, and the no-framework baseline, which it cannot beat.
+"""Env steps per second of ManiSkill's own env, our env, our rollout with the policy, and the no-framework baseline.
 
 python -m experiments.bench.rollout [rounds=4] [chunks=20] [stock_steps=60] [out=docs/results/rollout.json] [overrides]
 

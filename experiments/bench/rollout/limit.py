@@ -1,4 +1,4 @@
-"""A recorded rollout, and its replay with nothing but the no-framework baseline."""
+"""A recorded rollout, and its replay without a framework: physics, images and policy calls."""
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOptionalMemberAccess=false
 # ManiSkill's objects are annotated as their bases, and what is recorded lies below the protocols.

@@ -170,7 +170,7 @@ class Bench:
         return Timing(time.perf_counter() - start, self._recording.env_steps)
 
     def limit(self) -> Timing:
-        """Sums the no-framework baseline of the rollout."""
+        """Sums the costs of the no-framework baseline."""
         limit = self._limit
         limit.seconds = dict.fromkeys(limit.seconds, 0.0)
         for event in self._recording.events:

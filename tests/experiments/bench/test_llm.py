@@ -82,7 +82,7 @@ def test_work_passes_through_arguments(work):
         llm_work.settings_of(bare.Settings, ["prompts=many"])
 
 
-# -------------------------------------------------------------------------------------------------------- the no-framework baseline
+# ------------------------------------------------------------------------------------------------ no-framework baseline
 def test_leaving_out_completions_without_an_advantage_keeps_the_gradient(work):
     everything, some = gradient(work, skip=0), gradient(work, skip=1)
     assert float(everything.norm()) > 0
