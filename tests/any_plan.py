@@ -43,7 +43,7 @@ class Fake:
         self.ends = list(config["ends"])  # of the weight edge  # pyright: ignore[reportArgumentType]
 
     def setup(self, context: StageContext) -> None:
-        self.context, self.parked = context, False
+        self.context, self.offloaded = context, False
         sets = [context.owners[i : i + self.together] for i in range(0, context.num_blocks, self.together)]
         assert all(len(set(owners)) == 1 for owners in sets), "a set of blocks is torn apart"
         shared = context.share("weights", lambda: [0])  # both ends in one worker use the same
@@ -53,15 +53,15 @@ class Fake:
         self.seen: dict[int, int] = {}
 
     def offload(self, step_context: StepContext) -> None:
-        assert not self.parked
-        self.parked = True
+        assert not self.offloaded
+        self.offloaded = True
 
     def onload(self, step_context: StepContext) -> None:
-        assert self.parked
-        self.parked = False
+        assert self.offloaded
+        self.offloaded = False
 
     def _value(self, step_context: StepContext, block: int, *parts: int) -> int:
-        assert not self.parked, "a parked stage was called"
+        assert not self.offloaded, "a offloaded stage was called"
         message = step_context.message if isinstance(step_context.message, int) else 0
         return mixed(self.number, block, step_context.iteration, message, self.weights[0], *parts)
 
@@ -107,11 +107,11 @@ class Fake:
         return Output(results, dict(results))
 
     def export_weights(self, step_context: StepContext) -> int:
-        assert not self.parked
+        assert not self.offloaded
         return self.weights[0]
 
     def install_weights(self, step_context: StepContext, weight: int) -> None:
-        assert not self.parked
+        assert not self.offloaded
         self.weights[0] = weight
 
 

@@ -78,7 +78,7 @@ class EmulatedDevice:
         self.number = number
         self._memory_bytes = memory_bytes
         self.start = Start(-1, 0.0, 0.0)
-        self._held: dict[str, float] = {}  # bytes of each stage, loaded or parked
+        self._held: dict[str, float] = {}  # bytes of each stage, loaded or offloaded
         self._free_s = 0.0
         self.peak_bytes = 0.0
 
@@ -88,7 +88,7 @@ class EmulatedDevice:
             self.start, self._free_s = step_context.message, 0.0
 
     def hold(self, stage: str, num_bytes: float) -> None:
-        """Notes what a stage holds from now on, loaded or parked."""
+        """Notes what a stage holds from now on, loaded or offloaded."""
         self._held[stage] = num_bytes
 
     def require(self, stage: str, working_bytes: float) -> None:
@@ -148,15 +148,15 @@ class EmulatedStage:
         profile = self._config.profile
         if step_context is not None:
             self._device.at(step_context)
-            self._device.switch(profile.unpark_s)
+            self._device.switch(profile.onload_s)
         self._device.hold(profile.name, float(profile.resident(self._owned, self._num_devices)))
 
     def offload(self, step_context: StepContext) -> None:
-        """Leaves the device's memory, but for what stays when parked."""
+        """Leaves the device's memory, but for what stays when offloaded."""
         profile = self._config.profile
         self._device.at(step_context)
-        self._device.switch(profile.park_s)
-        self._device.hold(profile.name, profile.parked_bytes)
+        self._device.switch(profile.offload_s)
+        self._device.hold(profile.name, profile.offloaded_bytes)
 
     # ------------------------------------------------------------------------------------------------------------- leaf
     def run(self, step_context: StepContext, inputs: Mapping[int, Sequence[Parcel]]) -> Output:

@@ -252,17 +252,17 @@ def _switches(
     for stage, spec in probe.workflow.stages.items():
         memory = measured.memory[stage]
         worker = executor.workers(stage)[0]
-        if memory.parked_bytes is not None or not can_leave(load_target(spec.target), cluster.torch_device(worker)):
+        if memory.offloaded_bytes is not None or not can_leave(load_target(spec.target), cluster.torch_device(worker)):
             continue
         before = metered.readings()[worker].used_bytes
         start = time.perf_counter()
         metered.ask(worker, stage, "offload", _step_context(probe, 0))
-        memory.park_s = time.perf_counter() - start
+        memory.offload_s = time.perf_counter() - start
         freed = before - metered.readings()[worker].used_bytes
         start = time.perf_counter()
         metered.ask(worker, stage, "onload", _step_context(probe, 0))
-        memory.unpark_s = time.perf_counter() - start
-        memory.parked_bytes = max(0.0, max(memory.resident.values()) - freed)
+        memory.onload_s = time.perf_counter() - start
+        memory.offloaded_bytes = max(0.0, max(memory.resident.values()) - freed)
 
 
 def _weights(executor: Executor, probe: Probe, metered: MeteredSession, measured: Measurements) -> None:

@@ -38,7 +38,7 @@ class Price:
     weights_s: Array  # sending new weights at the end of an iteration
     held_bytes: Array  # while others run
     peak_bytes: Array  # at worst, while itself runs
-    parked_bytes: Array  # once offloaded
+    offloaded_bytes: Array  # once offloaded
     everywhere: NDArray[np.int64]  # bit mask of the stages that run on every device of the node
     narrowest: NDArray[
         np.int64
@@ -108,7 +108,7 @@ def _apart(a: Price, b: Price, weights_s: Number) -> Price:
         weights_s=a.weights_s + b.weights_s + weights_s,
         held_bytes=np.maximum(a.held_bytes, b.held_bytes),
         peak_bytes=np.maximum(a.peak_bytes, b.peak_bytes),
-        parked_bytes=np.maximum(a.parked_bytes, b.parked_bytes),
+        offloaded_bytes=np.maximum(a.offloaded_bytes, b.offloaded_bytes),
         everywhere=np.zeros_like(zero, dtype=np.int64),
         narrowest=np.minimum(a.narrowest, b.narrowest),
     )
@@ -139,7 +139,7 @@ def temporal(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number,
         weights_s=a.weights_s + b.weights_s + weights_s,
         held_bytes=a.held_bytes + b.held_bytes,
         peak_bytes=np.maximum(a.peak_bytes + b.held_bytes, a.held_bytes + b.peak_bytes),
-        parked_bytes=a.parked_bytes + b.parked_bytes,
+        offloaded_bytes=a.offloaded_bytes + b.offloaded_bytes,
         everywhere=_int(a.everywhere) | _int(b.everywhere),
         narrowest=np.minimum(a.narrowest, b.narrowest),
     )
@@ -158,9 +158,9 @@ def switching(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number
         leave_s=b.leave_s + 0.0 * a.leave_s,
         wrap_s=b.leave_s + a.enter_s,
         weights_s=a.weights_s + b.weights_s + weights_s,
-        held_bytes=np.maximum(a.held_bytes + b.parked_bytes, a.parked_bytes + b.held_bytes),
-        peak_bytes=np.maximum(a.peak_bytes + b.parked_bytes, a.parked_bytes + b.peak_bytes),
-        parked_bytes=a.parked_bytes + b.parked_bytes,
+        held_bytes=np.maximum(a.held_bytes + b.offloaded_bytes, a.offloaded_bytes + b.held_bytes),
+        peak_bytes=np.maximum(a.peak_bytes + b.offloaded_bytes, a.offloaded_bytes + b.peak_bytes),
+        offloaded_bytes=a.offloaded_bytes + b.offloaded_bytes,
         everywhere=_int(a.everywhere) | _int(b.everywhere),
         narrowest=np.minimum(a.narrowest, b.narrowest),
     )

@@ -121,7 +121,7 @@ def _merits(price: Price, chunks: int) -> NDArray[np.float64]:
     out_period = np.where(price.barrier, price.last_s, price.period_s)
     rows = [
         *(price.first_s, price.period_s, first_out, out_period, price.enter_s, price.leave_s, price.wrap_s),
-        *(price.weights_s, price.held_bytes, price.peak_bytes, price.parked_bytes, -np.asarray(price.narrowest)),
+        *(price.weights_s, price.held_bytes, price.peak_bytes, price.offloaded_bytes, -np.asarray(price.narrowest)),
     ]
     differing = [row for row in rows if len(row) and np.ptp(row) > 0]
     return np.array(differing or [rows[0]])

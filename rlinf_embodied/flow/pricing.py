@@ -61,7 +61,7 @@ class Pricer(PartPrices):
         return {stage: number for part in parts for stage, number in self._chunks(part, chunks).items()}
 
     def _bytes(self, stage: str, devices: int, shards: int, chunks: int) -> tuple[float, float, float]:
-        """Returns a stage's bytes on each of its devices: held, at its peak, parked."""
+        """Returns a stage's bytes on each of its devices: held, at its peak, offloaded."""
         measured, work = self.profile.stages[stage], self.workflow
         size = work.num_blocks // chunks
         devices = min(devices, work.most_devices(stage, size))
@@ -70,10 +70,10 @@ class Pricer(PartPrices):
         at_once = owned if measured.finish_quantiles else in_chunk
         called = -(-at_once // shards) * work.items_per_block
         held = float(measured.resident(owned * work.items_per_block, devices))
-        return held, held + float(measured.working(called, devices)), measured.parked_bytes
+        return held, held + float(measured.working(called, devices)), measured.offloaded_bytes
 
     def _on_device(self, node: Node, facts: dict[str, tuple[float, float, float]], here: set[str]) -> tuple[float, ...]:
-        """Returns (held, peak, parked) of a node on a device that hosts the stages `here`."""
+        """Returns (held, peak, offloaded) of a node on a device that hosts the stages `here`."""
         if isinstance(node, Leaf):
             return facts[node.stage] if node.stage in here else (0.0, 0.0, 0.0)
         parts = node.stages if isinstance(node, LoopNode) else node.parts
@@ -128,7 +128,10 @@ class Pricer(PartPrices):
         one = np.ones_like(opener[:, 0])
         bare = self._resident_price(seconds, seconds, [], 0 * one, one, np.ones_like(seconds))
         return replace(
-            bare, peak_bytes=2 * price.peak_bytes, held_bytes=2 * price.held_bytes, parked_bytes=2 * price.parked_bytes
+            bare,
+            peak_bytes=2 * price.peak_bytes,
+            held_bytes=2 * price.held_bytes,
+            offloaded_bytes=2 * price.offloaded_bytes,
         )
 
     def _join(
@@ -150,7 +153,7 @@ class Pricer(PartPrices):
 
 
 def _shared(a: tuple[float, ...], b: tuple[float, ...], resident: bool) -> tuple[float, ...]:
-    """Returns (held, peak, parked) of two parts that take turns on a device."""
+    """Returns (held, peak, offloaded) of two parts that take turns on a device."""
     if not b[1]:
         return a
     if not a[1]:

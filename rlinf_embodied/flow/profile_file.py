@@ -30,6 +30,7 @@ _OUR_WORKFLOWS = "rlinf_embodied."
 FORMAT = "rlinf-profile/1"
 
 _STAGE_TABLES = ("s_per_call", "s_per_chunk_step", "resident_bytes", "working_bytes")
+_FIELDS = {"parked_bytes": "offloaded_bytes", "park_s": "offload_s", "unpark_s": "onload_s"}  # by key of the file
 _STAGE_NUMBERS = ("parked_bytes", "park_s", "unpark_s", "cores_per_device", "bootstrap_fraction", "spread_s")
 _STAGE_KEYS = (
     *_STAGE_TABLES,
@@ -173,7 +174,11 @@ def _stage(name: str, data: object, path: str) -> StageProfile:
         stays=_flag(body.get("stays", False), f"{path}.stays"),
         kind_factors={key: _number(value, f"{path}.kind_factors.{key}") for key, value in factors.items()},
         finish_quantiles=_quantiles(body.get("finish_quantiles", ()), f"{path}.finish_quantiles"),
-        **{key: _number(body[key], f"{path}.{key}") for key in _STAGE_NUMBERS if key in body and key != "spread_s"},
+        **{
+            _FIELDS.get(key, key): _number(body[key], f"{path}.{key}")
+            for key in _STAGE_NUMBERS
+            if key in body and key != "spread_s"
+        },
     )
 
 

@@ -79,14 +79,14 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     for seconds in (0.5, 0.4, 0.9):
         measured.samples += [Sample(s, 4, 1, seconds) for s in ("env", "policy", "actor")]
     measured.memory["env"] = Memory(resident={(4, 1): 100.0}, working={(4, 1): 7.0})
-    measured.memory["actor"] = Memory(resident={(4, 1): 50.0}, parked_bytes=5.0, park_s=0.25, unpark_s=0.5)
+    measured.memory["actor"] = Memory(resident={(4, 1): 50.0}, offloaded_bytes=5.0, offload_s=0.25, onload_s=0.5)
     measured.rounds, measured.edge_bytes_per_item = [1, 2], {("env", "policy"): 12.0}
     measured.links = {"latency_s": 0.002, "within_node_bytes_per_s": 1e8}
     profile = parse_profile(profile_dict("x", workflow(), "cpu", measured, {"config": "a"}))
     assert float(profile.stages["env"].call_s(4, 1)) == pytest.approx(0.5)  # the median
-    assert (profile.stages["env"].parked_bytes, profile.stages["env"].stays) == (100.0, True)  # it has no offload
+    assert (profile.stages["env"].offloaded_bytes, profile.stages["env"].stays) == (100.0, True)  # it has no offload
     assert not profile.stages["actor"].stays
-    assert (profile.stages["actor"].parked_bytes, profile.stages["actor"].unpark_s) == (5.0, 0.5)
+    assert (profile.stages["actor"].offloaded_bytes, profile.stages["actor"].onload_s) == (5.0, 0.5)
     assert profile.workload is not None
     assert (profile.workload.expected_rounds, profile.workload.num_items) == (1.5, 8)
     assert profile.links is not None
