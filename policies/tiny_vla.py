@@ -23,7 +23,7 @@ from policies.checkpoint_folder import read_folder, write_folder
 from policies.critic import Standardise, ValueHead
 from policies.tokenizer import WordTokenizer
 from policies.vision import Pool, Stem
-from rlinf_embodied.algorithms.log_probs import likeliest_tokens, mean_near_mode, sample_tokens, token_log_probs
+from rlinf_embodied.algorithms.log_probs import greedy_tokens, mean_near_mode, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
@@ -153,7 +153,7 @@ class TinyVLA:
         centres of two bins.
         """
         logits = self._logits(self._hidden(features))
-        tokens = likeliest_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
+        tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
         places = tokens.to(torch.float32) if noise is not None else mean_near_mode(logits, _REACH)
         actions = places * (2.0 / (self.spec.num_bins - 1)) - 1.0
         return PolicyOutput(actions, tokens, token_log_probs(logits, tokens, temperature))

@@ -197,7 +197,7 @@ class MathConfig:
 
     @property
     def blocks_per_batch(self) -> int:
-        """Blocks that are decoded together."""
+        """Blocks of a decoding batch."""
         return self.generation.rows_per_batch // self.generation.rows_per_block
 
 

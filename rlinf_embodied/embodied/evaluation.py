@@ -278,8 +278,8 @@ class Evaluation:
         self.stage, opener = policy.name, policy.name.replace("policy", "env")
         rounds = -(-evaluation.num_episodes // env.num_envs)
         self._num_episodes, self._target = evaluation.num_episodes, target
-        self._wanted = num_bearable(evaluation.num_episodes, target or 0.0)
-        self._bearable = self._num_episodes
+        self._wanted = max_failures(evaluation.num_episodes, target or 0.0)
+        self._max_failures = self._num_episodes
         loop = Loop(
             "evaluation",
             opener,
@@ -303,9 +303,9 @@ class Evaluation:
         return len(rounds)
 
     def _is_missed(self, rounds: Sequence[Sequence[object]]) -> bool:
-        """Whether more episodes than bearable have not ended solved."""
+        """Whether so many episodes have failed that the target is out of reach."""
         return _num_unsolved([e for reports in rounds for r in of_type(reports, RolloutReport) for e in r.episodes]) > (
-            self._bearable
+            self._max_failures
         )
 
     def run(self, step: int, best: float | None = None) -> EvaluationResult:
@@ -313,9 +313,9 @@ class Evaluation:
 
         With a target the rest is not run once neither it nor `best`, the highest score so far, can be reached any more.
         """
-        self._bearable = self._num_episodes
+        self._max_failures = self._num_episodes
         if self._target is not None and best is not None:
-            self._bearable = max(self._wanted, num_bearable(self._num_episodes, best))
+            self._max_failures = max(self._wanted, max_failures(self._num_episodes, best))
         result = self.executor.run(StepContext(step))
         reports = result.all_of(self._opener, RolloutReport)
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
@@ -334,7 +334,7 @@ class Evaluation:
         )
 
 
-def num_bearable(num_episodes: int, target: float) -> int:
+def max_failures(num_episodes: int, target: float) -> int:
     """Returns how many episodes may fail if a share of `target` is to succeed: 6 of 200 for 0.97."""
     return math.floor(num_episodes * (1 - target) + 1e-9)
 

@@ -1,7 +1,7 @@
 """Prices of the parts that plans are made of, from a profile: stages, loops, and two parts joined in time or in space.
 
 Devices are given as counts per class (a node group of the cluster), arrays [n, classes], so that one call prices a
-stage on many shares of a cluster.  A number of devices that a stage cannot use has first_s = inf.
+stage on many allocations of a cluster.  A number of devices that a stage cannot use has first_s = inf.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class PartPrices:
         return float(self._slowdown(self.profile.stages[stage], self.counts_of([device]))[0])
 
     def leaf(self, stage: str, counts: Counts, chunks: int) -> Price:
-        """Returns the price of a stage on each share of the cluster; a chunk is spread over all of its devices."""
+        """Returns the price of a stage on each allocation; a chunk is spread over all of its devices."""
         key = (stage, counts.tobytes(), chunks)
         if key not in self._leaves:
             self._leaves[key] = self._leaf(stage, counts, chunks)

@@ -43,7 +43,7 @@ class Probe:
 
 
 def collocated(workflow: Workflow, num_devices: int, name: str = "collocated") -> Plan:
-    """Returns the plan in which every stage is on the first `num_devices` devices, resident, by turns."""
+    """Returns the plan in which every stage is on the first `num_devices` devices, resident, one after the other."""
     everywhere = tuple(range(min(num_devices, workflow.num_blocks)))
     return Plan(name, num_devices, _tree(workflow, dict.fromkeys(workflow.stages, everywhere), 1))
 
@@ -58,7 +58,7 @@ def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated") 
 
 
 def _tree(workflow: Workflow, places: Mapping[str, Devices], shards: int) -> Node:
-    """Returns the stages in the order of the edges, by turns."""
+    """Returns the stages in the order of the edges, one after the other."""
     loops: dict[str, Loop] = {s: loop for loop in workflow.loops.values() for s in (loop.opener, loop.answerer)}
     parts: dict[str, Node] = {}  # a loop goes where the first of its sides would
     for stage in workflow.order():

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.log_probs import (
-    invert_cumulative,
-    likeliest_tokens,
+    greedy_tokens,
+    inverse_cdf,
     log_softmax,
     restrict_to_nucleus,
 )
@@ -184,12 +184,12 @@ class _Decoding:
         every = log_softmax(logits, self.sampling.temperature or 1.0)
         restricted = every
         if self.sampling.temperature == 0:
-            tokens = likeliest_tokens(every)
+            tokens = greedy_tokens(every)
         else:
             if self.sampling.top_p < 1:
                 restricted, log_mass = restrict_to_nucleus(every, self.sampling.top_p)
                 self.log_mass[rows, place] = log_mass
-            tokens = invert_cumulative(restricted, self.uniforms[rows, place])
+            tokens = inverse_cdf(restricted, self.uniforms[rows, place])
         log_probs = every.gather(-1, tokens[:, None])[:, 0]
         self.log_probs[rows, place] = log_probs if restricted is every else log_probs - log_mass
         return tokens
