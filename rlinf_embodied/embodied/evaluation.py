@@ -20,7 +20,7 @@ from torch import Tensor
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, PolicyConfig
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
-from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Part
+from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Shard
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.execution.executor import Executor
@@ -76,63 +76,63 @@ class EvaluationEnvStage(EnvStage):
         super().__init__(config)
         self._eval = config
 
-    def _numbers(self, part: _Part, step_context: StepContext) -> np.ndarray:
-        return step_context.round * self._eval.env.num_envs + part.env_ids
+    def _numbers(self, shard: _Shard, step_context: StepContext) -> np.ndarray:
+        return step_context.round * self._eval.env.num_envs + shard.env_ids
 
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts this round's episodes; rows beyond the last episode stay frozen."""
-        part = self._parts[blocks]
-        numbers = self._numbers(part, step_context)
+        shard = self._shards[blocks]
+        numbers = self._numbers(shard, step_context)
         rows = np.nonzero(numbers < self._eval.eval.num_episodes)[0].tolist()
-        self._begin(part)
-        part.running[:] = False
-        part.running[rows] = True
+        self._begin(shard)
+        shard.running[:] = False
+        shard.running[rows] = True
         filmed = [row for row in rows if numbers[row] < self._eval.eval.num_videos and self._eval.videos is not None]
-        part.env.record(filmed, self._eval.eval.video_size)
+        shard.env.record(filmed, self._eval.eval.video_size)
         if rows:
-            part.observation = part.env.reset([self._eval.eval.seed + int(numbers[row]) for row in rows], rows)
-        return self._by_block(part, part.observation) if part.observation else dict.fromkeys(blocks)
+            shard.observation = shard.env.reset([self._eval.eval.seed + int(numbers[row]) for row in rows], rows)
+        return self._by_block(shard, shard.observation) if shard.observation else dict.fromkeys(blocks)
 
     def step(self, step_context: StepContext, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
         """As in training; the expert, if it acts, sees the state before each of the chunk's steps."""
         if self._eval.acting == "policy" or all(chunk is None for chunk in actions.values()):
             return super().step(step_context, actions)
-        part = self._parts[tuple(actions)]
+        shard = self._shards[tuple(actions)]
         chosen = (
-            self._random(part, step_context)
+            self._random(shard, step_context)
             if self._eval.acting == "random"
-            else lambda substep: part.env.expert_actions()
+            else lambda substep: shard.env.expert_actions()
         )
-        return self._advance(part, chosen, None)
+        return self._advance(shard, chosen, None)
 
-    def _random(self, part: _Part, step_context: StepContext) -> Tensor:
+    def _random(self, shard: _Shard, step_context: StepContext) -> Tensor:
         """Uniform actions [N, C, A], keyed by the episode."""
-        spec = part.env.spec
+        spec = shard.env.spec
         shape = (spec.chunk, spec.action_dim)
         drawn = uniform(
-            self._eval.seed, "random", self._numbers(part, step_context), step_context.chunk_step, shape=shape
+            self._eval.seed, "random", self._numbers(shard, step_context), step_context.chunk_step, shape=shape
         )
         return torch.from_numpy(drawn * 2 - 1)
 
     def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
         """Returns no data, only the report; writes the videos."""
-        part = self._parts[tuple(blocks)]
-        ends = [end for result in part.results for end in result.episodes]
-        steps = sum(int(result.valid.sum()) for result in part.results)
-        self._write_videos(part, {end.row: end for end in ends}, step_context)
-        part.results = []
-        return Output(dict.fromkeys(blocks), RolloutReport(tuple(part.ended), steps, {}))
+        shard = self._shards[tuple(blocks)]
+        ends = [end for result in shard.results for end in result.episodes]
+        steps = sum(int(result.valid.sum()) for result in shard.results)
+        self._write_videos(shard, {end.row: end for end in ends}, step_context)
+        shard.results = []
+        return Output(dict.fromkeys(blocks), RolloutReport(tuple(shard.ended), steps, {}))
 
-    def _write_videos(self, part: _Part, ends: Mapping[int, EpisodeEnd], step_context: StepContext) -> None:
-        filmed = {row: [f.cpu().numpy() for f in frames] for row, frames in part.env.take_frames().items() if frames}
+    def _write_videos(self, shard: _Shard, ends: Mapping[int, EpisodeEnd], step_context: StepContext) -> None:
+        filmed = {row: [f.cpu().numpy() for f in frames] for row, frames in shard.env.take_frames().items() if frames}
         if not filmed or self._eval.videos is None:
             return
         folder = Path(self._eval.videos) / f"step_{step_context.iteration}"
         for row, frames in filmed.items():
             end = ends[row]
             success = int(end.metrics["success_once"] > 0)
-            write_mp4(folder / f"{part.env.spec.task}--seed={end.seed}--success={success}.mp4", frames)
-        if 0 in part.env_ids[list(filmed)]:
+            write_mp4(folder / f"{shard.env.spec.task}--seed={end.seed}--success={success}.mp4", frames)
+        if 0 in shard.env_ids[list(filmed)]:
             write_mp4(folder / "tiled.mp4", tile(list(filmed.values())))
 
 

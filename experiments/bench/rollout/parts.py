@@ -52,7 +52,7 @@ class WatchedEnvStage(EnvStage):
     @property
     def env(self) -> VectorEnv:
         """The one env object of an unsharded rollout."""
-        (part,) = self._parts.values()
+        (shard,) = self._shards.values()
         return part.env
 
 
