@@ -53,7 +53,7 @@ class WatchedEnvStage(EnvStage):
     def env(self) -> VectorEnv:
         """The one env object of an unsharded rollout."""
         (shard,) = self._shards.values()
-        return part.env
+        return shard.env
 
 
 class TimedActor(ActorStage):
