@@ -2,7 +2,7 @@
 
 make_env              config -> simulator -> EpisodeEnv
   episodes.EpisodeEnv   chunks, shaped reward, freezing, partial resets, replay, films
-    simulators          physics and pictures of N rows: batched CPU, stock CPU, or one CUDA env
+    simulators          physics and images of N rows: batched CPU, stock CPU, or one CUDA env
       tasks.TaskView      what is read from a task's state
   experts               scripted experts
 """
@@ -40,7 +40,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
         config: the task, its cameras, rewards and backend.
         num_envs: rows N of this env object.
         device: "cpu", or a CUDA device for the gpu backend; with backend=auto it decides between the two.
-        render_final: whether final observations have pictures.
+        render_final: whether final observations have images.
 
     Raises:
         ConfigError: unknown task, robot, camera or control mode, or a reward that the task does not have.

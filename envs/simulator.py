@@ -89,15 +89,15 @@ class Simulator(Protocol):
         """Returns the state of all N rows, reached by `actions` [N, A]."""
         ...
 
-    def pictures(self, rows: Sequence[int]) -> Tensor:
+    def images(self, rows: Sequence[int]) -> Tensor:
         """Returns what the policy's cameras see, uint8 [len(rows), K, S, S, 3].
 
         Raises:
             SimulatorError: the simulator draws none, and env.cameras asks for some.
         """
         raise SimulatorError(
-            f"env.cameras asks for pictures, but {type(self).__name__} draws none: set env.cameras=[] (policy=state "
-            "does so), or write its method `pictures`"
+            f"env.cameras asks for images, but {type(self).__name__} draws none: set env.cameras=[] (policy=state "
+            "does so), or write its method `images`"
         )
 
     def object_positions(self) -> Tensor | None:
@@ -105,7 +105,7 @@ class Simulator(Protocol):
         return None
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        """Returns a picture uint8 [size, size, 3] of each of these rows for a video; {} where nothing can be filmed."""
+        """Returns an image uint8 [size, size, 3] of each of these rows for a video; {} where nothing can be filmed."""
         return {}
 
     def close(self) -> None:

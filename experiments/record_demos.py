@@ -1,7 +1,7 @@
 """Records demonstrations of the scripted expert, or of a teacher, for warm_start.demonstrations=<out>.
 
 python experiments/record_demos.py env=maniskill_pick out=runs/pick.h5               actions and seeds, for replay
-python experiments/record_demos.py env=maniskill_pick out=runs/pick_lerobot          a LeRobot v3 folder, with pictures
+python experiments/record_demos.py env=maniskill_pick out=runs/pick_lerobot          a LeRobot v3 folder, with images
 python experiments/record_demos.py env=maniskill_push out=runs/push.h5 warm_start.teacher=<dir>    those of a teacher
 
 The other keys are those of train_vla.py; warm_start.num_demos says how many episodes are run, and those that solve the

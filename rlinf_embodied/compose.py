@@ -34,6 +34,7 @@ from rlinf_embodied.config import (
     PlanningConfig,
     TrainConfig,
 )
+from rlinf_embodied.config.renamed import require_current, require_current_choice, with_current_keys
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.targets import load_target
 
@@ -124,13 +125,13 @@ def _plain_sections(overrides: Sequence[str]) -> dict[str, typing.Any]:
     if not any("ForCausalLM" in str(kind) or "LMHead" in str(kind) for kind in kinds):
         return {}
     asked = any(text.startswith(("data.files.", "data._target_=")) for text in overrides)
-    data = {"form": "natural"} | ({"level": ""} if asked else {})
+    data = {"prompt_template": "natural"} | ({"level": ""} if asked else {})
     return {"workflow": "reasoning", "data": data, "policy": {}, "generation": {"max_new_tokens": 512}, "reward": {}}
 
 
 def _saved_sections(overrides: Sequence[str]) -> dict[str, typing.Any]:
     """Returns what evaluation.json of the checkpoint says; {} where there is none that can be read."""
-    return _checkpoint_json(overrides, "evaluation.json")
+    return with_current_keys(_checkpoint_json(overrides, "evaluation.json"))
 
 
 def _checkpoint_json(overrides: Sequence[str], name: str) -> dict[str, typing.Any]:
@@ -198,7 +199,7 @@ def load(path: Path, schema: type[_Config]) -> _Config:
         ConfigError: the file cannot be read, or does not fit the schema.
     """
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), _switched(read_mapping(path)))
+        merged = OmegaConf.merge(OmegaConf.structured(schema), _switched(with_current_keys(read_mapping(path))))
         return typing.cast(_Config, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise _explained(error, schema, str(path)) from error
@@ -282,6 +283,7 @@ def _checked(text: str, schema: type, groups: Sequence[str]) -> str:
     if parent is not None:
         return text if text[0] in "+~" else f"++{text}"
     if key not in known:
+        require_current(key)
         raise _unknown_key(key, known, groups)
     if override.is_delete():
         raise ConfigError(f"{text} deletes {key}, but every key has a value: set {key}=<value> instead")
@@ -330,6 +332,7 @@ def _check_choice(group: str, value: object, schema: type) -> None:
         stored = stored.get(part, {})
     if isinstance(value, str) and (value in names or f"{value}.yaml" in stored):
         return
+    require_current_choice(group, str(value))
     files = ", or a path to a .yaml file" if group in ("plan", "env") else ""
     hint = f"one of configs/{_folder(group, schema)}{files}"
     generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""

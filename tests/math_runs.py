@@ -33,14 +33,14 @@ TINY_MATH = {
     "policy.context_length": 40,
     "generation.max_new_tokens": 20,
     "generation.rows_per_block": 8,
-    "generation.rows_together": 16,
-    "generation.num_slots": 16,
+    "generation.rows_per_batch": 16,
+    "generation.max_num_seqs": 16,
     "algorithm.prompts_per_iteration": 8,  # 32 completions in 4 blocks, decoded in 2 sets
     "algorithm.group_size": 4,
     "algorithm.lr": 1e-3,
     "algorithm.tokens_per_microbatch": 256,
     "warm_start.steps": 240,  # some of the completions are right
-    "warm_start.worked_share": 0.2,
+    "warm_start.chain_of_thought_share": 0.2,
     "warm_start.num_examples": 1024,
     "warm_start.lr": 1e-2,
     "eval.num_problems": 24,
@@ -48,7 +48,7 @@ TINY_MATH = {
     "eval.problems_per_block": 8,
 }
 TWO_STEPS = ["algorithm.num_minibatches=2", "algorithm.epochs=2"]
-DAPO = ["algorithm=dapo", "algorithm.max_refills=4"]
+DAPO = ["algorithm=dapo", "algorithm.max_resamples=4"]
 PPO = [
     "algorithm=ppo",
     "algorithm.group_size=1",

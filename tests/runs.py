@@ -14,7 +14,7 @@ from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.trainer import Trainer
 
@@ -120,7 +120,7 @@ def iterate(executor: Executor, iterations: int) -> list[dict[str, float]]:
 
 def digest(executor: Executor) -> str:
     """Returns the SHA-256 of the actor's weights; all of its workers must have the same."""
-    (value,) = set(executor.call("actor", "weights_digest", Tick(0)))
+    (value,) = set(executor.call("actor", "weights_digest", StepContext(0)))
     return str(value)
 
 

@@ -115,9 +115,9 @@ class AlgorithmConfig:
     # GRPO
     group_size: int = 8  # episodes from one initial state
     success_only: bool = True  # the return of an episode is its success, not its shaped reward
-    drop_uniform_groups: bool = True  # groups without spread in the raw success are dropped ...
-    max_refills: int = 2  # ... and refilled by further rollouts, at most so many
-    min_groups: int = 8  # refill until so many groups are left
+    drop_zero_variance_groups: bool = True  # groups that all succeed or all fail are dropped (DAPO) ...
+    max_resamples: int = 2  # ... and replaced by further rollouts, at most so many
+    min_groups: int = 8  # resample until so many groups are left
     length_normalized: bool = True  # every episode weighs the same, however long
 
     def __post_init__(self) -> None:

@@ -136,9 +136,9 @@ def _group_columns(
     episode = env.success.to(rewards) if algorithm.success_only else rewards
     relative = group_advantages(episode.reshape(-1, size)).reshape(-1)
     groups_per_block = len(episode) // size
-    useful = [(env.round, block * groups_per_block + row // size) in kept for row in range(len(episode))]
+    counts = [(env.round, block * groups_per_block + row // size) in kept for row in range(len(episode))]
     weights = (
-        env.valid.to(torch.float32) * torch.tensor(useful, dtype=torch.float32, device=env.valid.device)[None, :, None]
+        env.valid.to(torch.float32) * torch.tensor(counts, dtype=torch.float32, device=env.valid.device)[None, :, None]
     )
     if algorithm.length_normalized:
         weights = weights / env.valid.sum((0, 2)).clamp(min=1)[None, :, None]

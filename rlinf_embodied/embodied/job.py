@@ -27,7 +27,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
@@ -139,24 +139,24 @@ class EmbodiedJob:
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers (the actor's workers do) and the episodes that go on (the env's hold them)."""
-        tick = Tick(progress.iteration)
+        step_context = StepContext(progress.iteration)
         carry_over: dict[int, object] = {}
-        for part in of_type(executor.call(ENV, "export_state", tick), dict):
+        for part in of_type(executor.call(ENV, "export_state", step_context), dict):
             carry_over |= part
         state = {"progress": asdict(progress), "config": to_yaml(self.config)}
         keep = self.config.checkpoint.keep
-        executor.call(ACTOR, "save", tick, (str(root), progress.iteration, keep, state, carry_over))
+        executor.call(ACTOR, "save", step_context, (str(root), progress.iteration, keep, state, carry_over))
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""
         progress = saved_progress(checkpoint)
-        tick = Tick(progress.iteration)
-        executor.call(ACTOR, "load", tick, str(checkpoint))
+        step_context = StepContext(progress.iteration)
+        executor.call(ACTOR, "load", step_context, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge.source, edge.target)
-        carry_over = executor.call(ACTOR, "load_carry_over", tick, str(checkpoint))[0]
+        carry_over = executor.call(ACTOR, "load_carry_over", step_context, str(checkpoint))[0]
         if carry_over:
-            executor.call(ENV, "import_state", tick, carry_over)
+            executor.call(ENV, "import_state", step_context, carry_over)
         return progress
 
     # ------------------------------------------------------------------------------------------------------- finish

@@ -16,7 +16,7 @@ from rlinf_embodied.embodied.warm_start_stage import ROWS, WarmStartStageConfig,
 from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.randomness import reset_seed, uniform
-from rlinf_embodied.runtime.host import StageContext, Tick
+from rlinf_embodied.runtime.host import StageContext, StepContext
 from rlinf_embodied.targets import load_target
 
 _LEAST_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
@@ -33,7 +33,7 @@ class NewPolicyStage:
         """Notes where to work."""
         self._device = context.device
 
-    def save(self, tick: Tick, folder: str) -> None:
+    def save(self, step_context: StepContext, folder: str) -> None:
         """Writes the new policy."""
         config = self._config
         env = make_env(for_demonstrations(config.envs[0]), ROWS, self._device)

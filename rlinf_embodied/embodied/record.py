@@ -85,7 +85,7 @@ def _require_recordable(config: TrainConfig, out: Path) -> None:
     if out.exists() and (is_recording(out) or any(out.iterdir())):
         raise ConfigError(f"out is {str(out)!r}, which is there already: give another name")
     if not is_recording(out) and not config.env.cameras:
-        raise ConfigError("env.cameras is [], but a LeRobot folder holds pictures: name cameras, or give out=<file>.h5")
+        raise ConfigError("env.cameras is [], but a LeRobot folder holds images: name cameras, or give out=<file>.h5")
 
 
 def _round(env: VectorEnv, act: Callable[[], Tensor], seeds: list[int]) -> list[_Taken]:
@@ -119,6 +119,6 @@ def _write(config: TrainConfig, out: Path, episodes: list[_Taken]) -> None:
 
 def _frames(episode: _Taken, cameras: list[str]) -> LeRobotEpisode:
     seen = Observation.concatenate([observation.to("cpu") for observation in episode.seen])
-    assert seen.images is not None, "an env with cameras showed no pictures"
+    assert seen.images is not None, "an env with cameras showed no images"
     images = {name: seen.images[:, k].numpy() for k, name in enumerate(cameras)}
     return LeRobotEpisode(seen.instruction[0], torch.stack(episode.actions).numpy(), seen.proprio.numpy(), images)

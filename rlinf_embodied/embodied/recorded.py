@@ -1,4 +1,4 @@
-"""Demonstrations from files: recorded actions replayed in the run's own simulator, or pictures that were recorded."""
+"""Demonstrations from files: recorded actions replayed in the run's own simulator, or images that were recorded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Recorded(Protocol):
 
 def open_recorded(source: Source) -> Recorded:
     """Returns the episodes of a source."""
-    return Replay(source.path) if source.kind is Kind.maniskill else Pictures(source.path)
+    return Replay(source.path) if source.kind is Kind.maniskill else RecordedImages(source.path)
 
 
 class Replay:
@@ -79,7 +79,7 @@ def _chunks(episode: RecordedEpisode, spec: EnvSpec) -> Tensor:
     return torch.from_numpy(episode.actions[index]).reshape(-1, spec.chunk, spec.action_dim)
 
 
-class Pictures:
+class RecordedImages:
     """A LeRobot dataset: it has seen already what there is to see, so the simulator is asked for its sizes only."""
 
     num_rows = 1

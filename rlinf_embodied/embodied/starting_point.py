@@ -35,7 +35,7 @@ def require_start(config: TrainConfig) -> None:
         f"    {train} {same} policy=state algorithm=ppo_dense run.dir=runs/teacher\n"
         f"    {train} {same} warm_start.teacher=runs/teacher/checkpoints/latest\n"
         "  warm_start.checkpoint=<dir>           a checkpoint folder of a policy for this task\n"
-        "  warm_start.from_nothing=true          random weights: right with policy=state, seldom with pictures\n"
+        "  warm_start.from_nothing=true          random weights: right with policy=state, seldom with images\n"
         "  env.task=<another task>               with an expert: python experiments/train_vla.py env=maniskill_pick\n"
         "See docs/warm_start.md"
     )

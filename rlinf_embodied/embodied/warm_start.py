@@ -15,7 +15,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.training import warm_start as common
 
@@ -106,13 +106,13 @@ def _clone(executor: Executor, config: WarmStartStageConfig, progress: ShowProgr
     total = sum(len(config.demonstrations(block)) for block in range(NUM_DATA_BLOCKS))
     done = solved = 0
     for number in range(max(of_type(executor.facts[_STAGE], int))):
-        answers = of_type(executor.call(_STAGE, "collect", Tick(number)), dict)
+        answers = of_type(executor.call(_STAGE, "collect", StepContext(number)), dict)
         done += sum(answer["episodes"] for answer in answers)
         solved += sum(answer["solved"] for answer in answers)
         progress("demonstrations", done, total, f"{solved} solved")
     if config.source is not None and solved < total:
         _LOG.warning("%d of %d episodes of %s do not solve the task here", total - solved, total, config.source.path)
-    executor.call(_STAGE, "prepare", Tick(0))
+    executor.call(_STAGE, "prepare", StepContext(0))
     for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
-        executor.call(_STAGE, "begin_phase", Tick(0), whole)
+        executor.call(_STAGE, "begin_phase", StepContext(0), whole)
         common.fit(executor, _STAGE, epochs, 1, "cloning" if whole else "cloning the head", progress)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rlinf_embodied.config import EnvConfig, TrainConfig, WarmStartConfig
-from rlinf_embodied.data.lerobot import ACTION, PICTURES, STATE, LeRobotDataset
+from rlinf_embodied.data.lerobot import ACTION, IMAGES, STATE, LeRobotDataset
 from rlinf_embodied.data.maniskill_h5 import Recording, read_recording
 from rlinf_embodied.embodied.policy_folder import require_policy_folder, trained_under
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
@@ -78,7 +78,7 @@ def require_source(config: TrainConfig) -> None:
     """Checks what is known without a simulator: that demonstrations, or a teacher, fit the env.
 
     Raises:
-        ConfigError: they are of another task, control mode, camera or picture size.
+        ConfigError: they are of another task, control mode, camera or image size.
         DataError: the files cannot be used.
         CheckpointError: the teacher's folder cannot be used.
     """
@@ -158,19 +158,19 @@ def _require_dataset(path: Path, env: EnvConfig) -> int:
     missing = [name for name in env.cameras if name not in info.cameras]
     if missing:
         raise ConfigError(
-            f"env.cameras is {env.cameras}, but the dataset of {FILES}={path} has pictures of "
+            f"env.cameras is {env.cameras}, but the dataset of {FILES}={path} has images of "
             f"{', '.join(info.cameras) or 'no camera'}: name cameras that it has, or rename its features to "
-            f"{', '.join(PICTURES + name for name in missing)}"
+            f"{', '.join(IMAGES + name for name in missing)}"
         )
     for name in env.cameras:
-        height, width = info.picture_size(name)
+        height, width = info.image_size(name)
         if (height, width) != (env.obs_size, env.obs_size):
             raise ConfigError(
-                f"env.obs_size is {env.obs_size}, but {PICTURES + name} of {FILES}={path} is {width} x {height}: "
-                + (f"set env.obs_size={width}" if width == height else "give a dataset with square pictures")
+                f"env.obs_size is {env.obs_size}, but {IMAGES + name} of {FILES}={path} is {width} x {height}: "
+                + (f"set env.obs_size={width}" if width == height else "give a dataset with square images")
             )
     if not env.cameras:
-        raise ConfigError(f"env.cameras is [], but {FILES}={path} shows pictures: name the cameras, {info.cameras}")
+        raise ConfigError(f"env.cameras is [], but {FILES}={path} shows images: name the cameras, {info.cameras}")
     return len(dataset)
 
 

@@ -33,7 +33,7 @@ from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.update import Shuffle, minibatches
 from rlinf_embodied.randomness import normal, reset_seed
-from rlinf_embodied.runtime.host import StageContext, Tick
+from rlinf_embodied.runtime.host import StageContext, StepContext
 from rlinf_embodied.targets import load_target
 
 NUM_DATA_BLOCKS = 4
@@ -95,7 +95,7 @@ class WarmStartStage:
             yield from ((e, number) for number in numbers if number % len(self._envs) == e)
 
     # ------------------------------------------------------------------------------------------------ demonstrations
-    def collect(self, tick: Tick) -> dict[str, int]:
+    def collect(self, step_context: StepContext) -> dict[str, int]:
         """Runs one round of demonstrations: up to ROWS episodes of one env."""
         if not self._todo:
             return {"episodes": 0, "chunks": 0, "solved": 0}
@@ -188,7 +188,7 @@ class WarmStartStage:
         return torch.tensor(values).to(like)[:, None]
 
     # -------------------------------------------------------------------------------------------------------- cloning
-    def prepare(self, tick: Tick) -> dict[str, int]:
+    def prepare(self, step_context: StepContext) -> dict[str, int]:
         """Joins the demonstrations, closes the simulators and sets what the policy standardises its inputs with.
 
         Raises:
@@ -234,7 +234,7 @@ class WarmStartStage:
         square = self._reducer.sum_blocks({b: (v.double() - mean).square().sum(0) for b, v in columns.items()}) / count
         self._policy.set_statistics(name, mean.float(), square.sqrt().float())
 
-    def begin_phase(self, tick: Tick, whole: bool) -> int:
+    def begin_phase(self, step_context: StepContext, whole: bool) -> int:
         """Starts cloning the whole policy, or all but its stem on cached features; returns minibatches per epoch."""
         config = self._config.warm_start
         self._whole = whole
@@ -265,7 +265,7 @@ class WarmStartStage:
         ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    def fit(self, tick: Tick, epochs: tuple[int, int]) -> float:
+    def fit(self, step_context: StepContext, epochs: tuple[int, int]) -> float:
         """Runs the epochs [first, last) of minibatches and returns the mean loss per chunk."""
         phase = "whole" if self._whole else "head"
         sizes = {block: len(data) for block, data in self._blocks_data.items()}
@@ -296,7 +296,7 @@ class WarmStartStage:
         value = self._policy.imitation_loss(features, data.actions[index], targets if self._whole else {})
         return LossSums(value, torch.tensor(float(len(index))), value.detach().reshape(1))
 
-    def save(self, tick: Tick, folder: str) -> None:
+    def save(self, step_context: StepContext, folder: str) -> None:
         """Writes the clone (the first worker does)."""
         if 0 in self._blocks:
             save_policy(self._policy, Path(folder), self._config.envs[0], self._config.policy)

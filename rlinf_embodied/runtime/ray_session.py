@@ -143,8 +143,8 @@ class RaySession:
             self._waiting[refs[-1]] = f"worker {context.worker} ({spec.name}.setup)"
         return self.fetch(refs, f"{spec.name}.setup")
 
-    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
-        """See Session; a gang needs nothing more than submission in one go, as each actor takes calls in order."""
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
+        """See Session; collective calls need only be submitted in one go: each actor takes calls in order."""
         answers = []
         stored: dict[int, Ref] = {}  # one object in the store, however many workers get it
         for worker, call, payloads in calls:

@@ -15,7 +15,7 @@ from runs import clone, cluster, tiny, train
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.embodied import evaluation as evaluation_module
 from rlinf_embodied.embodied.evaluate import evaluate_command
-from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, evaluation_env, held_out, num_bearable
+from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, evaluation_env, held_out, max_failures
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.randomness import TRAINING_SEED_BIT
@@ -76,10 +76,10 @@ def test_evaluation_never_sees_a_training_seed(trained, monkeypatch) -> None:
         resets[where[0]] += [int(seed) for seed in seeds]
         return begin(self, seeds, rows)
 
-    def opened(self, tick, blocks):
+    def opened(self, step_context, blocks):
         where[0] = "evaluate"
         try:
-            return original(self, tick, blocks)
+            return original(self, step_context, blocks)
         finally:
             where[0] = "train"
 
@@ -216,9 +216,9 @@ def test_an_evaluation_can_be_run_again_and_gives_the_same() -> None:
     assert first.summary() == second.summary()
 
 
-@pytest.mark.parametrize(("episodes", "target", "bearable"), [(200, 0.97, 6), (200, 1.0, 0), (30, 0.9, 3), (7, 0.5, 3)])
-def test_as_many_episodes_may_fail_as_the_target_leaves(episodes: int, target: float, bearable: int) -> None:
-    assert num_bearable(episodes, target) == bearable
+@pytest.mark.parametrize(("episodes", "target", "failures"), [(200, 0.97, 6), (200, 1.0, 0), (30, 0.9, 3), (7, 0.5, 3)])
+def test_as_many_episodes_may_fail_as_the_target_leaves(episodes: int, target: float, failures: int) -> None:
+    assert max_failures(episodes, target) == failures
 
 
 def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:

@@ -43,8 +43,8 @@ VARIANTS = {
     "ppo": ([], [*PLANS][1:]),
     "ppo, chunk ratio": (["algorithm.ratio_level=chunk"], ["disaggregated on 2"]),
     "ppo, token ratio": (["algorithm.ratio_level=token"], ["collocated on 2"]),
-    "ppo, critic from pictures": (["policy.critic=observation"], ["hybrid on 2"]),
-    "ppo, bootstrap at time-outs from pictures": (
+    "ppo, critic from images": (["policy.critic=observation"], ["hybrid on 2"]),
+    "ppo, bootstrap at time-outs from images": (
         ["algorithm.bootstrap_at_timeout=true", "policy.critic=observation"],
         ["disaggregated on 2"],
     ),

@@ -25,8 +25,8 @@ from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.trainer import Trainer
 
-APART = "auto: (rollout together || actor)"
-TOGETHER = "auto: (rollout together > actor)"
+APART = "auto: (rollout collocated || actor)"
+TOGETHER = "auto: (rollout collocated > actor)"
 
 
 def profile_file(folder: Path, **stages: dict) -> Path:

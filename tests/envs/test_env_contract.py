@@ -123,7 +123,7 @@ def something(env: VectorEnv, seed: int) -> Tensor | Callable[[int], Tensor]:
 
 def require_cameras(env: VectorEnv) -> None:
     if not env.spec.cameras:
-        pytest.skip("env.cameras is []: there are no pictures")
+        pytest.skip("env.cameras is []: there are no images")
 
 
 def to_the_horizon(env: VectorEnv, next_seeds: list[int] | None = None) -> list[ChunkResult]:
@@ -173,7 +173,7 @@ def test_an_env_is_a_vector_env_with_the_shapes_of_its_spec(env: VectorEnv) -> N
     assert (spec.num_envs, spec.chunk) == (N, CHUNK)
 
 
-def test_pictures_change_when_the_state_does(env: VectorEnv) -> None:
+def test_images_change_when_the_state_does(env: VectorEnv) -> None:
     require_cameras(env)
     before = env.reset(range(N)).images
     after = env.step_chunk(torch.ones(N, CHUNK, env.spec.action_dim)).observation.images
@@ -335,7 +335,7 @@ def test_actions_of_the_wrong_shape_or_not_finite_are_refused_and_step_nothing(e
     assert [len(e.actions) for e in after if e] == [len(e.actions) for e in before if e] == [CHUNK] * N
 
 
-def test_recorded_rows_give_one_picture_per_env_step_and_films_change_nothing(env: VectorEnv) -> None:
+def test_recorded_rows_give_one_image_per_env_step_and_films_change_nothing(env: VectorEnv) -> None:
     env.reset([1, 2, 3])
     plain = [env.step_chunk(random_actions(env, k)) for k in range(2)]
     env.reset([1, 2, 3])
@@ -347,7 +347,7 @@ def test_recorded_rows_give_one_picture_per_env_step_and_films_change_nothing(en
         pytest.skip("the env cannot be filmed")
     assert all(same_result(left, right) for left, right in zip(plain, filmed, strict=True))
     assert sorted(frames) == [0, 2]
-    assert {tuple(picture.shape) for row in frames.values() for picture in row} == {(48, 48, 3)}
+    assert {tuple(image.shape) for row in frames.values() for image in row} == {(48, 48, 3)}
     assert [len(row) for row in frames.values()] == [2 * CHUNK] * 2
     assert frames[0][0].float().std() > 1
     assert not torch.equal(frames[0][0], frames[0][-1])

@@ -36,7 +36,7 @@ class Scripted:
         solved, failed = (torch.tensor([now == sign]) for sign in "1x")
         return Measurement(torch.zeros(1), solved, nothing, failed, nothing)
 
-    def pictures(self, rows: Sequence[int]) -> Tensor:
+    def images(self, rows: Sequence[int]) -> Tensor:
         return torch.zeros(len(rows), 1, 4, 4, 3, dtype=torch.uint8)
 
     def object_positions(self) -> None:

@@ -72,13 +72,13 @@ def test_the_privileged_state_holds_what_a_critic_wants() -> None:
 
 @pytest.mark.parametrize(("task", "goal"), [("PickCube-v1", "goal_site"), ("PushCube-v1", "goal_region")])
 def test_goal_markers_are_seen_only_if_asked(task: str, goal: str) -> None:
-    pictures = {}
+    images = {}
     for shown in (False, True):
         env = make(replace(SMALL, task=task, obs_size=64, show_goal=shown), 4)
-        pictures[shown] = env.reset(range(4)).images
+        images[shown] = env.reset(range(4)).images
         assert getattr(env._sim._task, goal).px_body_type == "kinematic"
         env.close()
-    assert (pictures[True] != pictures[False]).any(-1).sum() > 10
+    assert (images[True] != images[False]).any(-1).sum() > 10
 
 
 def test_the_camera_fov_is_that_of_the_first_camera_only() -> None:

@@ -68,7 +68,7 @@ def assert_row_equal(rows: object, row: int, stock: object, path: str) -> None:
 
 
 class FreshStock(gym.Wrapper):
-    """A stock env that is built anew for every episode, as stock keeps a past; `next_seed()` is its seed."""
+    """A stock env that is built anew for every episode, as stock keeps history; `next_seed()` is its seed."""
 
     def __init__(self, build: Callable[[], gym.Env], next_seed: Callable[[], int]) -> None:
         self._build, self._next_seed = build, next_seed
@@ -136,7 +136,7 @@ def assert_info_equal(info: dict, row: int, stock_info: dict, step: int) -> None
         assert_row_equal(info[key], row, stock_info[key], f"{step}: {key}")
 
 
-def test_observations_and_pictures_of_every_kind_equal_those_of_stock_envs() -> None:
+def test_observations_and_images_of_every_kind_equal_those_of_stock_envs() -> None:
     kwargs = {"obs_mode": "rgb+depth+segmentation+state", "render_mode": "rgb_array"}
     batched, stock = make("StackCube-v1", 2, **kwargs), [make_stock("StackCube-v1", **kwargs) for _ in range(2)]
     seen, _ = batched.reset(seed=[4, 5])
@@ -169,7 +169,7 @@ def to_numpy(seen: object) -> object:
     return torch.utils._pytree.tree_map(lambda value: value.numpy(), seen)
 
 
-def test_pictures_that_an_observation_does_not_read_do_no_harm() -> None:
+def test_images_that_an_observation_does_not_read_do_no_harm() -> None:
     env = make(obs_mode="normal")  # ManiSkill's default shaders give none
     for seed in range(3):
         env.reset(seed=seed)
@@ -290,7 +290,7 @@ def test_maniskills_recorder_writes_a_video_and_the_episodes(tmp_path: Path) -> 
     assert torch.equal(recorded, torch.stack([action[1] for action in actions]))
 
 
-def test_pictures_of_every_simulation_step_change_nothing(tmp_path: Path) -> None:
+def test_images_of_every_simulation_step_change_nothing(tmp_path: Path) -> None:
     from mani_skill.utils.wrappers.record import RecordEpisode
 
     plain, filmed = (make(obs_mode="state", render_mode="rgb_array") for _ in range(2))

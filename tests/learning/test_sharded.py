@@ -31,7 +31,7 @@ def assert_close(one: dict, other: dict) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- two or three
-UNEVEN = {"veto": (1,), "steps": (0.1, 0.1, 0.05, 0.02)}
+UNEVEN = {"early_stop": (1,), "steps": (0.1, 0.1, 0.05, 0.02)}
 _FIRST = Job(owners=(0,) * 4, steps=(0.1,))
 
 

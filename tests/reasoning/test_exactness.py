@@ -24,7 +24,7 @@ def switching(trees: list[dict]) -> list[dict]:
 
 def leaves(**devices: object) -> list[dict]:
     """Returns a plan in which the stages take turns on devices of their own."""
-    optional = ("proximal", "reference", "critic")
+    optional = ("old_log_probs", "reference", "critic")
     rows = [{"stage": name, "devices": where, "optional": name in optional} for name, where in devices.items()]
     return [{"tree": {"temporal": [{"leaf": row} for row in rows]}}]
 
@@ -42,7 +42,7 @@ PLANS = {
     "unlike splits": (
         3,
         leaves(
-            prompts=[2], generation=[0, 1], reward=[0, 1, 2], proximal=[1, 2], reference=[2], critic=[0, 2],
+            prompts=[2], generation=[0, 1], reward=[0, 1, 2], old_log_probs=[1, 2], reference=[2], critic=[0, 2],
             actor=[0, 1, 2],
         ),
     ),

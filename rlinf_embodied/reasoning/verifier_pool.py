@@ -42,7 +42,7 @@ class _Question:
     deaths: int = 0
 
 
-class JudgePool:
+class VerifierPool:
     """Compares pairs of answers; processes start with the first question and stay.  One caller at a time."""
 
     def __init__(self, num_workers: int, timeout_s: float) -> None:
@@ -58,7 +58,7 @@ class JudgePool:
         self._workers: list[_Worker] = []
         self._failed_starts = 0
 
-    def __enter__(self) -> JudgePool:
+    def __enter__(self) -> VerifierPool:
         """Returns the pool."""
         return self
 
@@ -141,7 +141,7 @@ class JudgePool:
             if self._failed_starts == _MOST_DEATHS:
                 self._failed_starts = 0
                 raise WorkerError(
-                    f"judge: {_MOST_DEATHS} processes in a row ended while they started, the last one with status "
+                    f"verifier: {_MOST_DEATHS} processes in a row ended while they started, the last one with status "
                     f"{status} and the words {worker.last_words!r}: install what is missing, or free memory"
                 )
             waiting.append(question)
@@ -149,7 +149,7 @@ class JudgePool:
             _LOG.debug("an answer took more than %s s: %.200r", self._timeout_s, question.line)
         else:
             question.deaths += 1
-            _LOG.warning("a judge process ended with status %s (%d. time at this answer)", status, question.deaths)
+            _LOG.warning("a verifier process ended with status %s (%d. time at this answer)", status, question.deaths)
             if question.deaths < _MOST_DEATHS:
                 waiting.append(question)
 
@@ -173,7 +173,7 @@ class _Worker:
 
     def __init__(self, timeout_s: float) -> None:
         """Starts the process; it takes questions at once and answers them when it is ready."""
-        command = [sys.executable, "-m", "rlinf_embodied.reasoning.judge_worker", str(timeout_s), str(_MEMORY_BYTES)]
+        command = [sys.executable, "-m", "rlinf_embodied.reasoning.verifier_worker", str(timeout_s), str(_MEMORY_BYTES)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         self._process = subprocess.Popen(
             command,

@@ -1,4 +1,4 @@
-"""A CPU scene without a past: what an episode may depend on is its seed, not what PhysX cached before it."""
+"""A CPU scene is recreated for each episode, which then depends on its seed, not on what PhysX cached before it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sapien import physx
 from envs.batched.shaders import Pack, camera_shaders, pack_of
 
 
-def renewed(old: sapien.Scene, rendering: bool) -> sapien.Scene:
+def recreated_scene(old: sapien.Scene, rendering: bool) -> sapien.Scene:
     """Moves the entities of a CPU scene into a new one: contact caches, warm starts and sleep counters start afresh.
 
     Component objects stay valid; drive targets are zeroed, as those of a newly built articulation are.  Cameras keep

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_embodied.errors import WorkerError
-from rlinf_embodied.reasoning.judge_pool import JudgePool
+from rlinf_embodied.reasoning.verifier_pool import VerifierPool
 
 EASY = [("1/2", "0.5"), ("$\\frac{1}{3}$", "0.5"), ("$x=5$", "$5$"), ("$x+1$", "$1+x$"), ("2", "3")]
 RIGHT = [True, False, True, True, False]
@@ -33,7 +33,7 @@ BROKEN = [
 @pytest.fixture(scope="module")
 def pool():
     """One for all tests that may find it with another process than they left it with: to start one takes a second."""
-    with JudgePool(num_workers=1, timeout_s=0.5) as made:
+    with VerifierPool(num_workers=1, timeout_s=0.5) as made:
         yield made
 
 
@@ -43,7 +43,7 @@ def cpu_s(pid: int) -> float:
 
 
 def test_results_are_in_the_order_of_the_questions_whoever_answers():
-    with JudgePool(num_workers=2, timeout_s=2.0) as pool:
+    with VerifierPool(num_workers=2, timeout_s=2.0) as pool:
         assert pool.equal(EASY * 8) == RIGHT * 8
         assert len(pool.pids) == 2
         assert pool.equal([]) == []
@@ -51,7 +51,7 @@ def test_results_are_in_the_order_of_the_questions_whoever_answers():
 
 
 def test_processes_start_with_the_first_question_and_end_with_close():
-    pool = JudgePool(num_workers=1, timeout_s=0.5)
+    pool = VerifierPool(num_workers=1, timeout_s=0.5)
     assert pool.pids == []
     assert pool.equal(EASY[:1]) == [True]
     (pid,) = pool.pids
@@ -65,7 +65,7 @@ def test_processes_start_with_the_first_question_and_end_with_close():
 def test_a_process_sees_nothing_of_its_owners_environment_but_where_to_import_from(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
-    with JudgePool(num_workers=1, timeout_s=2.0) as pool:
+    with VerifierPool(num_workers=1, timeout_s=2.0) as pool:
         assert pool.equal(EASY) == RIGHT
         (pid,) = pool.pids
         entries = Path(f"/proc/{pid}/environ").read_text().rstrip("\0").split("\0")
@@ -108,7 +108,7 @@ def test_a_worker_killed_between_questions_is_replaced(pool):
 
 
 def test_a_worker_killed_at_work_changes_no_result():
-    with JudgePool(num_workers=1, timeout_s=30.0) as pool:
+    with VerifierPool(num_workers=1, timeout_s=30.0) as pool:
         pool.equal(EASY[:1])
         (pid,) = pool.pids
         killer = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
@@ -120,7 +120,7 @@ def test_a_worker_killed_at_work_changes_no_result():
 
 
 def test_a_question_that_every_worker_dies_of_counts_as_not_equal(caplog):
-    with JudgePool(num_workers=1, timeout_s=60.0) as pool:
+    with VerifierPool(num_workers=1, timeout_s=60.0) as pool:
         assert pool.equal(EASY[:1]) == [True]
         done = threading.Event()
 
@@ -141,7 +141,7 @@ def test_a_question_that_every_worker_dies_of_counts_as_not_equal(caplog):
 
 
 def test_a_pool_that_cannot_start_says_why(monkeypatch, tmp_path):
-    pool = JudgePool(num_workers=1, timeout_s=0.5)
+    pool = VerifierPool(num_workers=1, timeout_s=0.5)
     (tmp_path / "math_verify.py").write_text("raise ImportError('no such library here')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(WorkerError, match=r"3 processes in a row ended while they started.*no such library here"):
@@ -153,8 +153,8 @@ def test_a_pool_that_cannot_start_says_why(monkeypatch, tmp_path):
 
 def test_workers_end_with_their_owner_even_if_that_is_killed():
     code = (
-        "from rlinf_embodied.reasoning.judge_pool import JudgePool\n"
-        "pool = JudgePool(1, 2.0)\nassert pool.equal([('1/2', '0.5')]) == [True]\n"
+        "from rlinf_embodied.reasoning.verifier_pool import VerifierPool\n"
+        "pool = VerifierPool(1, 2.0)\nassert pool.equal([('1/2', '0.5')]) == [True]\n"
         "print(pool.pids[0], flush=True)\nimport time; time.sleep(60)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

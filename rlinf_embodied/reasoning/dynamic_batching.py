@@ -1,6 +1,6 @@
-"""Microbatches of sequences by a budget of tokens: sorted by length, so that little of them is padding.
+"""Dynamic batching: microbatches by a budget of tokens, sorted by length, so that little of them is padding.
 
-What is packed together is a function of the lengths and the budget alone, so a block's microbatches (and with them the
+Which rows share a microbatch is a function of the lengths and the budget alone, so a block's microbatches (and so the
 last bits of its log-probs and gradients) do not depend on the worker.
 """
 
@@ -65,7 +65,7 @@ class Sequences:
         )
 
 
-def pack(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+def dynamic_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     """Returns row numbers of each microbatch, longest sequences first; rows x longest stays within the budget.
 
     Raises:
@@ -90,7 +90,7 @@ def microbatches(
     sequences: Sequences, token_budget: int, pad_id: int, device: str = "cpu"
 ) -> Iterator[tuple[list[int], TokenBatch]]:
     """Yields (row numbers, batch) of each microbatch."""
-    for rows in pack(sequences.lengths(), token_budget):
+    for rows in dynamic_batches(sequences.lengths(), token_budget):
         yield rows, sequences.batch(rows, pad_id).to(device)
 
 

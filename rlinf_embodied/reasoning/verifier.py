@@ -1,9 +1,9 @@
 """Rewards: which completions are right, or what a function of the user's says they earn.
 
-A verdict is a pure function of (completion, problem): `answers.py` decides by the texts alone wherever it can, and
-bounds what is left for math-verify, which runs under a limit of processor time (not of the clock) in `judge_pool.py`.
-For references that are numbers, and for countdown, nothing is left that a limit could cut short.  A function of the
-user's (reward._target_) stands in place of all that, and runs in the caller's process, without a limit.
+What is right is a pure function of (completion, problem): `answers.py` decides by the texts alone wherever it can, and
+bounds what is left for math-verify, which runs under a limit of processor time (not of the clock) in
+`verifier_pool.py`.  For references that are numbers, and for countdown, nothing is left that a limit could cut short.
+A function of the user's (reward._target_) replaces all that, and runs in the caller's process, without a limit.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.data.text_forms import TextForm
+from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.answers import decide, solves
-from rlinf_embodied.reasoning.judge_pool import JudgePool
+from rlinf_embodied.reasoning.verifier_pool import VerifierPool
 from rlinf_embodied.targets import load_plug_in
 
 RewardFunction = Callable[[str, Problem], float]  # (completion without its ending token, problem) -> what it earns
@@ -40,24 +40,24 @@ def reward_function(config: RewardConfig) -> RewardFunction | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class Verification:
     """What was found about B completions, in their order."""
 
     correct: np.ndarray  # bool [B]: the final answer is right and the completion came to its end
-    formatted: np.ndarray  # bool [B]: it came to its end and follows the form
+    formatted: np.ndarray  # bool [B]: it came to its end and follows the template
     raw: np.ndarray  # float32 [B]: 1 where correct, or what the user's function said; 0 where it did not end
     rewards: np.ndarray  # float32 [B]: raw + format_reward * formatted
 
 
-class Judge:
-    """Judges completions of one text form; a context manager.
+class Verifier:
+    """Verifies completions of one prompt template; a context manager.
 
     Its processes start when a first answer needs them, on the machine where it is called.  One caller at a time.
     """
 
     def __init__(
         self,
-        form: TextForm,
+        template: PromptTemplate,
         *,
         num_workers: int = 1,
         timeout_s: float = 2.0,
@@ -67,17 +67,17 @@ class Judge:
         """Starts nothing yet.
 
         Args:
-            form: how completions are written.
+            template: how completions are written.
             num_workers: processes for math-verify, at most.
             timeout_s: processor seconds that one answer may take.
-            format_reward: what a completion in the right form earns, right or wrong.
+            format_reward: what a completion in the right format earns, right or wrong.
             function: says what a completion earns in place of the problem's answer; 1 and more count as right.
         """
-        self._form, self._format_reward, self._function = form, format_reward, function
-        self._pool = JudgePool(num_workers, timeout_s)
+        self._template, self._format_reward, self._function = template, format_reward, function
+        self._pool = VerifierPool(num_workers, timeout_s)
 
-    def __enter__(self) -> Judge:
-        """Returns the judge."""
+    def __enter__(self) -> Verifier:
+        """Returns the verifier."""
         return self
 
     def __exit__(
@@ -91,10 +91,10 @@ class Judge:
         """Process ids of the workers that were started."""
         return self._pool.pids
 
-    def judge(
+    def verify(
         self, completions: Sequence[str], problems: Sequence[Problem], ended: Sequence[bool] | np.ndarray | None = None
-    ) -> Verdicts:
-        """Judges each completion by its problem.
+    ) -> Verification:
+        """Verifies each completion by its problem.
 
         Args:
             completions: B texts, without the end-of-sequence token.
@@ -108,7 +108,7 @@ class Judge:
         """
         complete = np.ones(len(completions), bool) if ended is None else np.asarray(ended, bool)
         assert len(completions) == len(problems) == len(complete)
-        formatted = np.array([self._form.is_formatted(text) for text in completions], bool) & complete
+        formatted = np.array([self._template.is_formatted(text) for text in completions], bool) & complete
         asked = list(zip(completions, problems, complete, strict=True))
         if self._function is None:
             correct = self._settle([self._decide(text, problem) if whole else False for text, problem, whole in asked])
@@ -118,14 +118,14 @@ class Judge:
             raw = np.array(earned, np.float32)
             correct = raw >= _RIGHT
         rewards = raw + np.float32(self._format_reward) * formatted
-        return Verdicts(correct, formatted, raw, rewards.astype(np.float32))
+        return Verification(correct, formatted, raw, rewards.astype(np.float32))
 
     def close(self) -> None:
         """Ends the processes; a later call starts new ones."""
         self._pool.close()
 
     def _decide(self, completion: str, problem: Problem) -> bool | tuple[str, str]:
-        answer = self._form.final_answer(completion)
+        answer = self._template.final_answer(completion)
         if answer is None:
             return False
         return decide(answer, problem.answer) if problem.rule is None else solves(answer, problem.rule)

@@ -1,4 +1,4 @@
-"""Prompts read as they should, and final answers are cut out where the form says."""
+"""Prompts read as they should, and final answers are cut out where the template says."""
 
 import pytest
 from hypothesis import given
@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Countdown, Problem, Split
-from rlinf_embodied.data.text_forms import FORMS, text_form
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES, prompt_template
 from rlinf_embodied.errors import ConfigError
 
-COMPACT, NATURAL = FORMS["compact"], FORMS["natural"]
+COMPACT, NATURAL = PROMPT_TEMPLATES["compact"], PROMPT_TEMPLATES["natural"]
 SUM = Problem(0, "7+8-9=", "6", "7+8=15;15-9=6;", "sum", "sum2-2-9")
 LINEAR = Problem(1, "5x-3=2x-18?", "-5", "3x-3=-18;3x=-15;x=-5;", "linear", "linear2-20")
 COUNTDOWN = Problem(2, "2,5,8:26?", "(8+5)*2", "8+5=13;13*2=26;", "countdown", "countdown3-9", Countdown(26, (2, 5, 8)))
@@ -18,9 +18,9 @@ WORDS = Problem(3, "How many are left?", "1,250", "He had 2,000.\nThen 750 - 0 w
 
 def test_compact_texts():
     assert COMPACT.prompt(SUM) == "7+8-9="
-    assert COMPACT.completion(SUM, worked=True) == "7+8=15;15-9=6;#6"
-    assert COMPACT.completion(SUM, worked=False) == "#6"
-    assert COMPACT.completion(Problem(0, "1+1=", "2", None, "sum", "x"), worked=True) == "#2"
+    assert COMPACT.completion(SUM, chain_of_thought=True) == "7+8=15;15-9=6;#6"
+    assert COMPACT.completion(SUM, chain_of_thought=False) == "#6"
+    assert COMPACT.completion(Problem(0, "1+1=", "2", None, "sum", "x"), chain_of_thought=True) == "#2"
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_compact_texts():
 def test_natural_texts(problem, question, completion):
     assert NATURAL.prompt(problem).startswith(question + "\n")
     assert "####" in NATURAL.prompt(problem)
-    assert NATURAL.completion(problem, worked=True) == completion
-    assert NATURAL.completion(problem, worked=False) == completion.rpartition("\n")[2]
+    assert NATURAL.completion(problem, chain_of_thought=True) == completion
+    assert NATURAL.completion(problem, chain_of_thought=False) == completion.rpartition("\n")[2]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_natural_answers_stand_behind_the_mark_or_in_the_last_box(completion, an
 
 @given(st.text(max_size=60))
 def test_any_text_can_be_read(text):
-    for form in FORMS.values():
+    for form in PROMPT_TEMPLATES.values():
         answer = form.final_answer(text)
         assert answer is None or (answer == answer.strip() and answer in text)
         if form.is_formatted(text):
@@ -95,15 +95,17 @@ def test_any_text_can_be_read(text):
 
 def test_megabytes_are_read_in_linear_time():
     for text in ("#" * 10**6, "\\boxed{" + "{" * 10**6, "####" * 250_000, "\n" * 10**6, "x" * 10**6):
-        for form in FORMS.values():
+        for form in PROMPT_TEMPLATES.values():
             form.final_answer(text)
             form.is_formatted(text)
 
 
 def test_an_unknown_form_names_the_known_ones():
-    assert text_form("compact") is COMPACT
-    with pytest.raises(ConfigError, match=r"data\.form is 'latex', but the forms are compact, natural"):
-        text_form("latex")
+    assert prompt_template("compact") is COMPACT
+    with pytest.raises(
+        ConfigError, match=r"data\.prompt_template is 'latex', but the prompt templates are compact, natural"
+    ):
+        prompt_template("latex")
 
 
 def test_chat_prompts_of_generated_problems_ask_one_question():

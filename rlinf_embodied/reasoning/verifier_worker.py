@@ -1,7 +1,7 @@
 """The process that asks math-verify: a line of JSON in, [answer, reference]; a line out, 1 or 0.
 
 The kernel ends the process when one question has used up its processor time, also in the middle of C code, and however
-busy the machine is.  Run as `python -m rlinf_embodied.reasoning.judge_worker <seconds> <bytes>`.
+busy the machine is.  Run as `python -m rlinf_embodied.reasoning.verifier_worker <seconds> <bytes>`.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.reasoning.packing import Sequences, all_log_probs, pack
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs, dynamic_batches
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(50, 400))
 def test_every_row_is_packed_once_within_the_budget(lengths, budget):
-    batches = pack(lengths, budget)
+    batches = dynamic_batches(lengths, budget)
     assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
     for rows in batches:
         assert len(rows) * max(lengths[row] for row in rows) <= budget
@@ -26,13 +26,13 @@ def test_every_row_is_packed_once_within_the_budget(lengths, budget):
 
 def test_sorting_saves_padding():
     lengths = [64, 16] * 32
-    padded = sum(len(rows) * max(lengths[row] for row in rows) for rows in pack(lengths, 512))
+    padded = sum(len(rows) * max(lengths[row] for row in rows) for rows in dynamic_batches(lengths, 512))
     assert padded == sum(lengths)  # rows of equal length share a batch; side by side they would cost 64 x 64
 
 
 def test_a_sequence_longer_than_the_budget_is_named():
     with pytest.raises(ConfigError, match=r"tokens_per_microbatch is 40, but sequence 1 has 41"):
-        pack([3, 41], 40)
+        dynamic_batches([3, 41], 40)
 
 
 def test_log_probs_do_not_depend_on_the_packing():

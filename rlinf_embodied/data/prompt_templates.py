@@ -1,8 +1,8 @@
 """How a problem is put to a model, how an answer to it is written, and where in an answer the final one stands.
 
-| form    | prompt              | bare   | worked                    | final answer                           |
-| compact | 7+8-9=              | #6     | 7+8=15;15-9=6;#6          | what follows the last #                |
-| natural | What is 7 + 8 - 9?  | #### 6 | 7 + 8 = 15 (lines) #### 6 | the last #### line, or last \\boxed{}  |
+| template | prompt             | direct answer | chain of thought          | final answer                           |
+| compact  | 7+8-9=             | #6            | 7+8=15;15-9=6;#6          | what follows the last #                |
+| natural  | What is 7 + 8 - 9? | #### 6        | 7 + 8 = 15 (lines) #### 6 | the last #### line, or last \\boxed{}  |
 
 Neither writes the end-of-sequence token: the tokenizer owns it.
 """
@@ -15,7 +15,7 @@ from typing import Protocol
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 
-COMPACT_ALPHABET = "0123456789+-*/=;#()x,:?"  # all characters of generated problems in compact form
+COMPACT_ALPHABET = "0123456789+-*/=;#()x,:?"  # all characters of generated problems in the compact template
 _MARK = "####"
 _BOXED = "\\boxed{"
 _LONGEST_BOX = 1024  # characters that are searched for the closing bracket
@@ -23,15 +23,15 @@ _INSTRUCTION = "Write the steps, then the answer alone in a last line that begin
 _OPERATOR = re.compile(r"(?<=[0-9x)])[-+*/=]")  # a sign that follows nothing of that kind is part of a number
 
 
-class TextForm(Protocol):
+class PromptTemplate(Protocol):
     """Writes prompts and completions, and reads completions."""
 
     def prompt(self, problem: Problem) -> str:
         """Returns what the model is given; of a chat, the user's message."""
         ...
 
-    def completion(self, problem: Problem, worked: bool) -> str:
-        """Returns a right completion, with the problem's steps where `worked` is asked for and there are any."""
+    def completion(self, problem: Problem, chain_of_thought: bool) -> str:
+        """Returns a right completion: a direct answer, or a chain of thought if asked for and the problem has steps."""
         ...
 
     def final_answer(self, completion: str) -> str | None:
@@ -39,20 +39,20 @@ class TextForm(Protocol):
         ...
 
     def is_formatted(self, completion: str) -> bool:
-        """Returns whether the completion gives one final answer, in the form's way and at its very end."""
+        """Returns whether the completion gives one final answer, in the template's way and at its very end."""
         ...
 
 
-class CompactForm:
-    """The form for small models with a character vocabulary."""
+class CompactTemplate:
+    """The template of small models with a character vocabulary."""
 
     def prompt(self, problem: Problem) -> str:
         """Returns the question as it is."""
         return problem.question
 
-    def completion(self, problem: Problem, worked: bool) -> str:
-        """Returns "7+8=15;15-9=6;#6", or "#6" if not worked."""
-        steps = problem.solution if worked and problem.solution else ""
+    def completion(self, problem: Problem, chain_of_thought: bool) -> str:
+        """Returns "7+8=15;15-9=6;#6", or "#6" for a direct answer."""
+        steps = problem.solution if chain_of_thought and problem.solution else ""
         return f"{steps}#{problem.answer}"
 
     def final_answer(self, completion: str) -> str | None:
@@ -66,17 +66,17 @@ class CompactForm:
         return bool(mark) and bool(answer.strip()) and not set(answer) & set("#;=\n")
 
 
-class NaturalForm:
-    """The form for models that read and write sentences."""
+class NaturalTemplate:
+    """The template of models that read and write sentences."""
 
     def prompt(self, problem: Problem) -> str:
         """Returns the question as a sentence, and how the answer is to be given."""
         return f"{_sentence(problem)}\n{_INSTRUCTION}"
 
-    def completion(self, problem: Problem, worked: bool) -> str:
-        """Returns the steps in lines, if worked, and the answer behind ####."""
+    def completion(self, problem: Problem, chain_of_thought: bool) -> str:
+        """Returns the steps in lines, if asked for, and the answer behind ####."""
         lines = []
-        if worked and problem.solution:
+        if chain_of_thought and problem.solution:
             lines = [problem.solution] if problem.family == "text" else _step_lines(problem.solution)
         answer = problem.answer if problem.family == "text" else _spaced(problem.answer)
         return "\n".join([*lines, f"{_MARK} {answer}"])
@@ -96,18 +96,18 @@ class NaturalForm:
         return bool(mark) and begins_a_line and bool(answer) and "#" not in answer and "\n" not in answer
 
 
-FORMS: dict[str, TextForm] = {"compact": CompactForm(), "natural": NaturalForm()}
+PROMPT_TEMPLATES: dict[str, PromptTemplate] = {"compact": CompactTemplate(), "natural": NaturalTemplate()}
 
 
-def text_form(name: str, path: str = "data.form") -> TextForm:
-    """Returns the form of that name; `path` is the config path to name in errors.
+def prompt_template(name: str, path: str = "data.prompt_template") -> PromptTemplate:
+    """Returns the template of that name; `path` is the config path to name in errors.
 
     Raises:
         ConfigError: there is none.
     """
-    if name not in FORMS:
-        raise ConfigError(f"{path} is {name!r}, but the forms are {', '.join(FORMS)}: choose one")
-    return FORMS[name]
+    if name not in PROMPT_TEMPLATES:
+        raise ConfigError(f"{path} is {name!r}, but the prompt templates are {', '.join(PROMPT_TEMPLATES)}: choose one")
+    return PROMPT_TEMPLATES[name]
 
 
 def _sentence(problem: Problem) -> str:

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from rlinf_embodied.flow.frontier import Ints
 
 EXACT_DEVICES = 16  # up to here every number of devices is tried
-MAX_SHARES = 16  # sizes per class on larger clusters
+MAX_ALLOCATIONS = 16  # sizes per class on larger clusters
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class Allocations:
     """Sizes that a part may have, as devices per class, and which two add up to which third."""
 
     counts: NDArray[np.int64]  # [n, classes]; the last one is the whole cluster
@@ -30,10 +30,10 @@ def is_small(num_devices: int) -> bool:
     return num_devices <= EXACT_DEVICES
 
 
-def make_shares(num_devices: Sequence[int], nodes: Sequence[int]) -> Shares:
-    """Returns the shares for `num_devices` of each class, in whole nodes where there are many."""
+def make_allocations(num_devices: Sequence[int], nodes: Sequence[int]) -> Allocations:
+    """Returns the allocations for `num_devices` of each class, in whole nodes where there are many."""
     exact = is_small(sum(num_devices))
-    per_class = max(2, round(MAX_SHARES ** (1 / len(num_devices)))) if len(num_devices) > 1 else MAX_SHARES
+    per_class = max(2, round(MAX_ALLOCATIONS ** (1 / len(num_devices)))) if len(num_devices) > 1 else MAX_ALLOCATIONS
     units = [1 if exact else _unit(n, node, per_class) for n, node in zip(num_devices, nodes, strict=True)]
     steps = [max(1, n // unit) for n, unit in zip(num_devices, units, strict=True)]
     levels = np.array([level for level in itertools.product(*(range(k + 1) for k in steps)) if sum(level)])
@@ -45,11 +45,11 @@ def make_shares(num_devices: Sequence[int], nodes: Sequence[int]) -> Shares:
     first, second = keys[:, (levels[keys[0]] + levels[keys[1]] <= np.array(steps)).all(axis=1)]
     total = np.array([index_of[int(level @ weights)] for level in levels[first] + levels[second]], dtype=np.int64)
     whole = np.where(levels == np.array(steps), np.array(num_devices), levels * np.array(units))
-    return Shares(whole, first, second, total)
+    return Allocations(whole, first, second, total)
 
 
 def _unit(num_devices: int, node: int, per_class: int) -> int:
-    """Returns by how many devices shares differ: whole nodes, or an even part of one where there are few nodes."""
+    """Returns by how many devices allocations differ: whole nodes, or an even part of one where there are few nodes."""
     least = -(-num_devices // per_class)
     inside = [part for part in range(1, node) if node % part == 0 and part >= least]
     return min(inside) if inside else node * -(-num_devices // (node * per_class))
