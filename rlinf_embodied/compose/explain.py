@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -14,7 +15,12 @@ from rlinf_embodied.errors import ConfigError
 
 def keys(schema: type) -> dict[str, object]:
     """Returns every key of a schema by its dotted path, with its type; sections are included."""
-    return dict(_walk(schema, ""))
+    return dict(_keys(schema))
+
+
+@functools.cache  # each override is looked up, and reading the types of all sections takes milliseconds
+def _keys(schema: type) -> tuple[tuple[str, object], ...]:
+    return tuple(_walk(schema, ""))
 
 
 def _walk(schema: type, prefix: str) -> Iterator[tuple[str, object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ PATH_KEYS = (
 )
 
 
+@functools.cache  # Hydra's grammar takes a millisecond, and each check reads the override anew
 def parsed(text: str) -> Override:
     """Returns an override as Hydra reads it.
 
