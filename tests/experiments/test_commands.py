@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -12,21 +11,11 @@ from pathlib import Path
 
 import pytest
 from runs import clone, metric_rows, tiny, tiny_overrides, train
+from scripts import call
 
 from rlinf_embodied.learning import checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def call(monkeypatch, capsys, script: str, *arguments: str) -> tuple[int, str, str]:
-    """Runs a script in this process as `__main__`; returns its exit code and what it printed on both streams."""
-    path = REPOSITORY / "experiments" / f"{script}.py"
-    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as left:
-        runpy.run_path(str(path), run_name="__main__")
-    out, err = capsys.readouterr()
-    return int(left.value.code or 0), out, err
 
 
 def start(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -167,12 +156,11 @@ def test_a_machine_that_cannot_render_is_told_how_to_get_there(tmp_path) -> None
     assert "Traceback" not in printed
 
 
-def test_an_unknown_maniskill_task_is_named_with_its_neighbours(tmp_path) -> None:
+def test_an_unknown_maniskill_task_is_named_with_its_neighbours(monkeypatch, capsys, tmp_path) -> None:
     chosen = ["policy=expert", "env=maniskill", "env.task=PickCubee-v1", "cluster=serial"]
-    process = start("evaluate", *chosen, f"run.dir={tmp_path}")
-    printed, _ = process.communicate(timeout=200)
-    assert process.returncode == 2
-    assert "error: env.task is 'PickCubee-v1', but ManiSkill knows no such name: did you mean PickCube-v1" in printed
+    code, _, err = call(monkeypatch, capsys, "evaluate", *chosen, f"run.dir={tmp_path}")
+    assert code == 2
+    assert "error: env.task is 'PickCubee-v1', but ManiSkill knows no such name: did you mean PickCube-v1" in err
 
 
 # --------------------------------------------------------------------------------------------------------------- ctrl-c
