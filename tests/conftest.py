@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from experiments.setup import environment, vulkan
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHECKED_PACKAGES = ["rlinf_embodied.algorithms", "rlinf_embodied.interfaces"]
+MANY_MODULES = 200
+_SET_ASIDE = pytest.StashKey[int]()  # modules that were imported when garbage was last set aside
 
 settings.register_profile("no deadlines", deadline=None)  # a slow machine is not a defect
 settings.load_profile("no deadlines")
@@ -45,10 +48,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         _skip(sim, reason)
 
 
-def pytest_collection_finish() -> None:
-    """What was imported is no garbage: runs and ManiSkill's envs ask often whether it is, 0.2 s a time."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """See `_set_aside`."""
+    _set_aside(session.config)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Sets aside what the tests themselves import where it is much: transformers with the policies, ManiSkill."""
+    if len(sys.modules) > item.config.stash[_SET_ASIDE] + MANY_MODULES:
+        _set_aside(item.config)
+
+
+def _set_aside(config: pytest.Config) -> None:
+    """Lets garbage be looked for among other things than modules: runs and ManiSkill ask for it, 0.2 s a time."""
     gc.collect()
     gc.freeze()
+    config.stash[_SET_ASIDE] = len(sys.modules)
 
 
 def _skip(items: list[pytest.Item], reason: str) -> None:
@@ -71,16 +86,6 @@ def _missing_renderer() -> str:
     if os.environ.get("RLINF_REQUIRE_SIM") == "1":
         raise pytest.UsageError(reason)
     return reason
-
-
-@pytest.fixture(scope="module", autouse=True)
-def maniskill_is_no_garbage(request):
-    """ManiSkill collects garbage whenever it builds or closes an env: 0.2 s among its own modules alone."""
-    ours = [item for item in request.session.items if item.path == request.path and item.get_closest_marker("sim")]
-    if any(item.get_closest_marker("skip") is None for item in ours):
-        importlib.import_module("mani_skill.envs")
-        gc.collect()
-        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -268,6 +268,17 @@ def test_a_process_that_does_not_end_is_killed(monkeypatch):
         assert process.wait() == -signal.SIGKILL
 
 
+def test_closing_an_engine_waits_for_the_processes_that_it_has(engine, monkeypatch):
+    with subprocess.Popen(["sleep", "600"]) as process:
+        monkeypatch.setattr(vllm_process, "_GRACE_S", 0.1)
+        monkeypatch.setattr(vllm_process, "end_with", lambda owner, model: process.pid)
+        run(language_model("qwen2"))
+        vllm_engine.close_engine()
+        ended = process.poll()
+        process.kill()
+    assert ended == -signal.SIGKILL
+
+
 def test_an_engine_that_could_not_be_replaced_leaves_none_behind(engine, monkeypatch):
     policy = language_model("qwen2")
     run(policy, update=WeightUpdate.restart)
