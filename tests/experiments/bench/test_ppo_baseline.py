@@ -124,6 +124,7 @@ def test_arms_are_compared_by_time_and_curve():
 
 
 @pytest.mark.sim
+@pytest.mark.slow
 def test_an_arm_of_renewed_stock_envs_learns_what_the_batched_one_learns(tmp_path, capsys):
     baseline = tmp_path / "random.py"
     baseline.write_text(RANDOM_BASELINE, encoding="utf-8")
