@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sysconfig
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
+
+_ROOT = Path(__file__).resolve().parent.parent
+_NOT_THEIRS = (  # code whose frames tell the author of a plug-in nothing
+    *(str(_ROOT / name) for name in ("rlinf_embodied", "envs", "policies")),
+    *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "purelib", "platlib")),
+)
 
 
 def load_target(target: str) -> Callable[..., object]:
@@ -51,3 +60,11 @@ def load_plug_in(target: str, path: str, *arguments: str) -> Callable[..., objec
     except ValueError:  # some built-in functions do not tell their parameters
         pass
     return found
+
+
+def told(error: Exception) -> str:
+    """Returns what a plug-in raised, with the lines of its author's own files on the way there, innermost last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not str(Path(frame.filename).resolve()).startswith(_NOT_THEIRS)]
+    lines = [f"\n  {Path(frame.filename).name}:{frame.lineno} in {frame.name}: {frame.line}" for frame in theirs]
+    return f"{type(error).__name__}: {error}{''.join(lines)}"

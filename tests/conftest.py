@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from experiments.setup import environment, vulkan
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHECKED_PACKAGES = ["rlinf_embodied.algorithms", "rlinf_embodied.interfaces"]
+MANY_MODULES = 200
+_SET_ASIDE = pytest.StashKey[int]()  # modules that were imported when garbage was last set aside
 
 settings.register_profile("no deadlines", deadline=None)  # a slow machine is not a defect
 settings.load_profile("no deadlines")
@@ -42,6 +46,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         _skip(gpu, "needs a CUDA device")
     if sim and (reason := _missing_renderer()):
         _skip(sim, reason)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """See `_set_aside`."""
+    _set_aside(session.config)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Sets aside what the tests themselves import where it is much: transformers with the policies, ManiSkill."""
+    if len(sys.modules) > item.config.stash[_SET_ASIDE] + MANY_MODULES:
+        _set_aside(item.config)
+
+
+def _set_aside(config: pytest.Config) -> None:
+    """Lets garbage be looked for among other things than modules: runs and ManiSkill ask for it, 0.2 s a time."""
+    gc.collect()
+    gc.freeze()
+    config.stash[_SET_ASIDE] = len(sys.modules)
 
 
 def _skip(items: list[pytest.Item], reason: str) -> None:

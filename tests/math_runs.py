@@ -7,12 +7,13 @@ import functools
 import json
 from pathlib import Path
 
-from runs import cluster
+from runs import cluster, drawing
 
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
@@ -74,9 +75,10 @@ def _composed(overrides: tuple[str, ...]) -> MathConfig:
     return compose_math(overrides)
 
 
-def train_math(config: MathConfig, code: int = 0) -> dict:
+def train_math(config: MathConfig, code: int = 0, draws: bool = False) -> dict:
     """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
-    assert Trainer(ReasoningJob(config)).run() == code
+    with drawing(job_module, draws):
+        assert Trainer(ReasoningJob(config)).run() == code
     path = Path(config.run.dir or "") / "summary.json"
     return json.loads(path.read_text()) if path.exists() else {}
 

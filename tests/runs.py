@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.warm_start import warm_start
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
@@ -70,7 +78,14 @@ def tiny_overrides(*overrides: str) -> list[str]:
 
 def tiny(*overrides: str) -> TrainConfig:
     """Returns the config of that run."""
-    return compose_train(tiny_overrides(*overrides))
+    given = tuple(tiny_overrides(*overrides))
+    reads_a_file = any(text.startswith(("env=", "plan=")) and "/" in text for text in given)
+    return compose_train(given) if reads_a_file else copy.deepcopy(_composed(given))
+
+
+@functools.cache  # Hydra takes a fifth of a second
+def _composed(overrides: tuple[str, ...]) -> TrainConfig:
+    return compose_train(overrides)
 
 
 def four(folder: Path, *overrides: str) -> TrainConfig:
@@ -83,9 +98,19 @@ def trainer_of(config: TrainConfig) -> Trainer:
     return Trainer(EmbodiedJob(config))
 
 
-def train(config: TrainConfig, code: int = 0) -> dict:
+@contextmanager
+def drawing(job: ModuleType, draws: bool) -> Iterator[None]:
+    """Within it runs of a workflow draw their curves or do not: drawing takes as long as training."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not draws:
+            patch.setattr(job, "plot_curve", lambda folder: folder / "curve.png")
+        yield
+
+
+def train(config: TrainConfig, code: int = 0, draws: bool = False) -> dict:
     """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
-    assert trainer_of(config).run() == code
+    with drawing(job_module, draws):
+        assert trainer_of(config).run() == code
     path = Path(config.run.dir or "") / "summary.json"
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -226,7 +226,7 @@ class EvaluateConfig:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
-    allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs
+    allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs; shapes have to fit
 
     def __post_init__(self) -> None:
         require(

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.batch import EnvColumns, Episode, RolloutReport
+from rlinf_embodied.errors import RlinfError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
-from rlinf_embodied.targets import load_target
+from rlinf_embodied.targets import load_target, told
 
 Blocks = tuple[int, ...]
 
@@ -47,8 +48,24 @@ class _Shard:
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool = False) -> VectorEnv:
-    """Returns the env that `env._target_` names."""
-    return cast(VectorEnv, load_target(config._target_)(config, num_envs, device, render_final))
+    """Returns the env that `env._target_` names.
+
+    Raises:
+        SimulatorError: an env of the user's own raised something while it was built; says where.
+    """
+    build = load_target(config._target_)
+    try:
+        return cast(VectorEnv, build(config, num_envs, device, render_final))
+    except RlinfError:
+        raise
+    except Exception as error:
+        if config._target_ == EnvConfig()._target_:
+            raise
+        raise SimulatorError(
+            f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
+            f"{told(error)}\nMend it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py "
+            "--env=<yaml> (docs/own_env.md) then tells whether training can use it"
+        ) from error
 
 
 class EnvStage:

@@ -236,7 +236,7 @@ def test_grpo_compares_the_members_of_a_group_by_success_or_by_reward() -> None:
     np.testing.assert_allclose(by_reward.advantages[:, 0], [-(2**-0.5), 2**-0.5, 0, 0], atol=1e-5)
 
 
-def test_groups_that_were_dropped_leave_no_sample_and_refills_join_in_the_order_of_rounds() -> None:
+def test_groups_that_were_dropped_leave_no_sample_and_resamples_join_in_the_order_of_rounds() -> None:
     first = round_of([2, 4, 2, 2], [0] * 4, [True, False, True, True])
     second = round_of([2, 2, 4, 2], [0] * 4, [True, True, False, True], number=1)
     # block 3 has the groups 6 and 7; kept are group 6 of round 0 and group 7 of round 1

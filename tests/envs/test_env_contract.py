@@ -48,17 +48,33 @@ SIM = pytest.mark.sim
 KINDS = [
     "point_reach",
     pytest.param("batched", marks=SIM),
-    pytest.param("stock", marks=SIM),
     pytest.param(str(EXAMPLE), id="own_env"),
 ]
+STOCK = pytest.param("stock", marks=SIM)
+
+
+# stock envs share their episodes with the batched ones: in every run of the tests what their own simulator decides
+ON_STOCK = {
+    "test_an_env_is_a_vector_env_with_the_shapes_of_its_spec",
+    "test_an_episode_is_a_function_of_seed_and_actions_whatever_ran_before",
+    "test_a_partial_reset_leaves_running_rows_alone",
+    "test_a_running_episode_is_restored_bit_for_bit_in_another_env",
+    "test_recorded_rows_give_one_picture_per_env_step_and_films_change_nothing",
+}
+SLOW_STOCK = pytest.param("stock", marks=[SIM, pytest.mark.slow])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs every test on every env, or on that of --env alone."""
     own = metafunc.config.getoption("--env")
     if "name" in metafunc.fixturenames:
-        kinds = KINDS if own is None else [pytest.param(own, id=Path(own).stem)]
+        ours = [*KINDS, STOCK if metafunc.function.__name__ in ON_STOCK else SLOW_STOCK]
+        kinds = ours if own is None else [pytest.param(own, id=Path(own).stem)]
         metafunc.parametrize("name", kinds, indirect=True, scope="module")
+
+
+def test_what_runs_on_stock_envs_too_is_there() -> None:
+    assert set(globals()) >= ON_STOCK
 
 
 @cache

@@ -53,14 +53,6 @@ def four(folder: Path, *overrides: str) -> MathConfig:
     return config
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_images():
-    """Drawing takes longer than training; one test draws."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_module, "plot_curve", lambda folder: folder / "curve.png")
-        yield
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """Returns what gives the folder of a variant's uninterrupted run."""

@@ -66,6 +66,11 @@ def leave_tied_layers(model):
     """What reload_weights alone makes of them."""
 
 
+def in_another_process(owner, model):
+    """What end_with answers where vLLM has a process of its own."""
+    return int(os.environ["RLINF_TEST_PROCESS"])
+
+
 def assert_log_probs_are_those_of(policy, groups, temperature=SAMPLING.temperature):
     expected = all_log_probs(policy, Sequences.of(groups), temperature, token_budget=1000).log_probs
     row = 0
@@ -266,6 +271,18 @@ def test_a_process_that_does_not_end_is_killed(monkeypatch):
     with subprocess.Popen(["sleep", "600"]) as process:
         vllm_process._wait_for_end(os.pidfd_open(process.pid))
         assert process.wait() == -signal.SIGKILL
+
+
+def test_closing_an_engine_waits_for_the_processes_that_it_has(engine, monkeypatch):
+    with subprocess.Popen(["sleep", "600"]) as process:
+        monkeypatch.setattr(vllm_process, "_GRACE_S", 0.1)
+        monkeypatch.setattr(vllm_process, "end_with", in_another_process)
+        monkeypatch.setenv("RLINF_TEST_PROCESS", str(process.pid))
+        run(language_model("qwen2"))
+        vllm_engine.close_engine()
+        ended = process.poll()
+        process.kill()
+    assert ended == -signal.SIGKILL
 
 
 def test_an_engine_that_could_not_be_replaced_leaves_none_behind(engine, monkeypatch):

@@ -19,7 +19,7 @@ from rlinf_embodied.runtime.session import SerialSession
 
 
 class Member:
-    """Sums its worker's number over all workers; raises or sleeps where it is told to."""
+    """Sums its worker's number over all workers; raises, or waits for an event, where it is told to."""
 
     def __init__(self, config: dict[int, object] | None) -> None:
         self.config = config or {}
@@ -32,8 +32,8 @@ class Member:
         fate = self.config.get(self.worker)
         if isinstance(fate, Exception):
             raise fate
-        if isinstance(fate, float):
-            time.sleep(fate)
+        if isinstance(fate, threading.Event):
+            fate.wait(60)
         return float(self.group.all_reduce(torch.tensor([float(self.worker)]))[0])
 
     def run(self, step_context: StepContext, inputs: dict[int, list[object]]) -> Output:
@@ -88,8 +88,10 @@ def test_a_member_that_fails_does_not_keep_the_others_waiting(fate, error, messa
 
 
 def test_a_member_that_hangs_is_a_hang_of_the_gang() -> None:
-    with pytest.raises(HangError, match=r"waited 0.3 s for the others in all_reduce"):
-        totals(session_with({1: 1.5}, timeout_s=0.3))
+    awake = threading.Event()
+    with pytest.raises(HangError, match=r"waited 1 s for the others in all_reduce"):
+        totals(session_with({1: awake}, timeout_s=1.0))
+    awake.set()
 
 
 def test_an_aborted_group_is_spent_for_every_member() -> None:

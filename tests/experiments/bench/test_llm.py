@@ -89,7 +89,7 @@ def test_leaving_out_completions_without_an_advantage_keeps_the_gradient(work):
     torch.testing.assert_close(some, everything, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_bare_cost_leaves_a_log_per_process_and_a_model(work, tmp_path, processes):
     if processes == 1:
         bare.train(bare.Settings.of(work, steps=2, out=str(tmp_path)))
