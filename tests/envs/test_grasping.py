@@ -7,7 +7,7 @@ pytestmark = pytest.mark.sim
 NUM_ROWS = 8
 
 
-@pytest.mark.parametrize("robot", ["panda", *(pytest.param(r, marks=pytest.mark.slow) for r in ("fetch", "so100"))])
+@pytest.mark.parametrize("robot", ["panda", "fetch", "so100"])
 def test_a_grasp_is_where_maniskill_sees_one(robot: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from envs.batched.build import make_batched_task
 

@@ -86,17 +86,8 @@ def assert_targets_equal_sapiens(solver, qpos: np.ndarray, poses: np.ndarray) ->
     return targets
 
 
-DISTANCES = {"moved": (0.05, 0.0), "posed": (0.1, 0.1), "far": (0.3, 1.0)}
-OF_ROBOTS = [
-    pytest.param(
-        robot, *far, id=f"{name}-{robot}", marks=() if name == "posed" or robot == "fetch" else pytest.mark.slow
-    )
-    for name, far in DISTANCES.items()
-    for robot in ROBOTS
-]
-
-
-@pytest.mark.parametrize(("robot", "reach", "turn"), OF_ROBOTS)
+@pytest.mark.parametrize("robot", ROBOTS)
+@pytest.mark.parametrize(("reach", "turn"), [(0.05, 0.0), (0.1, 0.1), (0.3, 1.0)], ids=["moved", "posed", "far"])
 def test_targets_are_sapiens_bit_for_bit(kinematics, robot: str, reach: float, turn: float) -> None:
     solver = make_solver(kinematics[robot])
     assert solver.chain is not None
@@ -106,9 +97,7 @@ def test_targets_are_sapiens_bit_for_bit(kinematics, robot: str, reach: float, t
     assert solver.num_by_sapien < 400 * (0.5 if turn < 1 else 0.9)
 
 
-@pytest.mark.parametrize(
-    "robot", [r if r in ("panda_wristcam", "fetch") else pytest.param(r, marks=pytest.mark.slow) for r in ROBOTS]
-)
+@pytest.mark.parametrize("robot", ROBOTS)
 def test_margins_are_a_hundred_times_the_differences_and_success_agrees(kinematics, robot: str) -> None:
     from envs.batched.kinematics import FAILED, SOLVED
 
