@@ -1,6 +1,6 @@
 """Compares the OpenVLA networks with goldens of the reference code, and says for each by how much they differ.
 
-python experiments/check_oracle.py folder=<oracle>              a folder with checkpoint/ and golden/, or one of such folders
+python experiments/check_oracle.py folder=<oracle>              checkpoint/ and golden/, or several folders with these
 python experiments/check_oracle.py folder=<oracle> limit=1e-3   of a float32 golden; 1e-4 if it is not given
 
 Beside such folders, it takes pictures (golden.npz, made from the pictures of an openvla/ folder next to it) and key

@@ -41,7 +41,7 @@ class TokenDistribution:
         return logits.masked_fill(forbidden, -torch.inf)
 
     def choose(self, logits: Tensor, uniforms: Tensor | None) -> Tensor:
-        """Returns tokens for logits [.., V]: drawn by uniforms [..] in [0, 1), or the likeliest where these are None."""
+        """Returns tokens for logits [.., V]: drawn by uniforms [..] in [0, 1), or the likeliest without any."""
         allowed = self.allowed(logits)
         return likeliest_tokens(allowed) if uniforms is None else sample_tokens(allowed, uniforms, self.temperature)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -134,8 +134,9 @@ def full_mask(present: Tensor) -> Tensor:
 
 def _llama(config: OpenVLAConfig) -> LlamaForCausalLM:
     try:
-        # a mask per row decides who sees whom, and only this implementation takes one as it is
-        return LlamaForCausalLM(LlamaConfig(**config.text, attn_implementation="sdpa"))  # pyright: ignore[reportArgumentType]
+        # a mask decides who sees whom, and only this implementation takes a boolean one as it is
+        fields = cast("dict[str, Any]", {**config.text, "attn_implementation": "sdpa"})
+        return LlamaForCausalLM(LlamaConfig(**fields))
     except (TypeError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"text_config is {dict(config.text)}, which makes no Llama ({error}): copy config.json again"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from experiments.checks.oracle import full_size, oft, oft_discrete, openvla, pictures
+from experiments.checks.oracle import full_size, oft, oft_discrete, openvla, pictures, trimmed
 from experiments.checks.oracle.goldens import Difference, Goldens
 from rlinf_embodied.errors import DataError
 
@@ -49,10 +50,14 @@ def checks_in(folder: Path, limit: float) -> dict[str, Callable[[], tuple[list[D
 
 
 def _check_network(folder: Path, limit: float) -> tuple[list[Difference], list[str]]:
+    if trimmed.is_trimmed(folder):
+        with tempfile.TemporaryDirectory() as full:
+            trimmed.expand(folder, Path(full) / "oracle")
+            return _check_network(Path(full) / "oracle", limit)
     goldens = Goldens(folder, limit)
-    if "oft.case0.actions_f64" in goldens:
+    if goldens.names(r"(oft|rlinf|simplevla)\..*"):
         oft_discrete.check(goldens)
-    elif "case0.actions_normalized" in goldens:
+    elif goldens.names(r"case\d+\.actions_normalized"):
         oft.check(goldens)
     else:
         openvla.check(goldens)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlinf_embodied.errors import DataError
 
-BF16_FACTOR = 1000  # bfloat16 keeps 8 bits: a limit of 1e-4 becomes 0.1
+_BF16, _BF16_FACTOR, _BF16_LIMIT = ".bf16", 2.0, 0.1
 _SMALLEST_SCALE = 1e-12
 
 
@@ -83,6 +83,15 @@ class Goldens:
         self.used.add(name)
         return self.tensors[name]
 
+    def cases(self, prefix: str = "") -> list[int]:
+        """Returns the cases that have goldens named <prefix>case<number>.<what>."""
+        return sorted({int(match[1]) for match in self.names(rf"{re.escape(prefix)}case(\d+)\..*")})
+
+    @property
+    def chunk_len(self) -> int:
+        """Actions per chunk, by the shape of the goldens."""
+        return self.tensors[self.names(r".*actions_f64")[0][0]].shape[-2]
+
     def names(self, pattern: str) -> list[re.Match[str]]:
         """Returns matches of goldens whose whole name matches a regular expression."""
         return [match for name in self.tensors if (match := re.fullmatch(pattern, name))]
@@ -110,8 +119,14 @@ class Goldens:
         if golden.dtype in (torch.int64, torch.int32, torch.bool):
             self.found.append(Difference(name, float((golden != here).sum()), 0.0))
             return
-        limit = self.limit * (BF16_FACTOR if ".bf16." in name else 1)
-        self.found.append(Difference(name, relative(here, golden), limit))
+        self.found.append(Difference(name, relative(here, golden), self._limit_of(name, golden)))
+
+    def _limit_of(self, name: str, golden: Tensor) -> float:
+        """Returns the limit; two runs in bfloat16 may each be as far from float32 as the reference's was."""
+        if _BF16 not in name:
+            return self.limit
+        full = self.tensors.get(name.replace(_BF16, ""))
+        return _BF16_LIMIT if full is None else max(self.limit, _BF16_FACTOR * relative(golden, full))
 
     def compare_columns(self, prefix: str, logits: Tensor, where: Tensor | None = None) -> None:
         """Compares columns of logits with goldens named <prefix>_cols_<first>_<last>."""

@@ -26,7 +26,7 @@ def check(goldens: Goldens) -> None:
     checkpoint, model = read_oft(goldens.checkpoint, settings)
     processor = read_processor(goldens.checkpoint, checkpoint.config)
     check_prompts(goldens, checkpoint.config.pad_token_id)
-    for index in range(len(goldens.facts["cases"])):
+    for index in goldens.cases():
         check_case(goldens, checkpoint, model, processor, index)
     check_training(goldens, checkpoint, model, processor)
     if goldens.names(r".*\.bf16\..*"):
@@ -42,7 +42,7 @@ def settings_of(goldens: Goldens) -> OftSettings:
     case = goldens.facts["cases"][0]
     return OftSettings(
         unnorm_key=goldens.facts["unnorm_key"],
-        chunk_len=goldens.tensors["case0.actions_f64"].shape[0],
+        chunk_len=goldens.chunk_len,
         num_pictures=len(case["images"]),
         head=Head.l1,
         proprio="proprio_raw" in case,

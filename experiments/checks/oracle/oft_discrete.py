@@ -29,13 +29,11 @@ _SCORED = r"{}\.logprobs_T([\d.]+?)(?:_top(-?\d+))?"
 @torch.no_grad()
 def check(goldens: Goldens) -> None:
     """Compares all goldens of an oracle with tokens."""
-    settings = OftSettings(
-        unnorm_key=goldens.facts["unnorm_key"], chunk_len=goldens.tensors["oft.case0.actions_f64"].shape[0]
-    )
+    settings = OftSettings(unnorm_key=goldens.facts["unnorm_key"], chunk_len=goldens.chunk_len)
     checkpoint, model = read_oft(goldens.checkpoint, settings)
     processor = read_processor(goldens.checkpoint, checkpoint.config)
     check_prompts(goldens, checkpoint.config.pad_token_id)
-    for index in range(len(goldens.facts["cases"])):
+    for index in goldens.cases("oft."):
         check_case(goldens, checkpoint, model, processor, index)
     if "rlinf.input_ids" in goldens:
         check_rlinf(goldens, checkpoint, model, processor)
@@ -87,10 +85,9 @@ def check_rlinf(goldens: Goldens, checkpoint: Checkpoint, model: OpenVLAOFT, pro
     goldens.compare("rlinf.greedy_tokens", done.tokens.view(shape))
     goldens.compare("rlinf.greedy_prev_logprobs", done.log_probs)
     goldens.compare("rlinf.greedy_actions_f64", robot_actions(goldens, checkpoint, model, done.tokens))
-    logits = model.network.logits(done.hidden)
-    goldens.compare_columns("rlinf.action_logits", TokenDistribution(columns=columns).allowed(logits))
+    goldens.compare_columns("rlinf.action_logits", model.network.logits(done.hidden))
     tokens = goldens.given("rlinf.train_tokens").flatten(1)
-    compare_scores(goldens, "rlinf", checkpoint, model, rows, pixel_values, tokens, stop_token=False)
+    compare_scores(goldens, "rlinf", checkpoint, model, rows, pixel_values, tokens, done.tokens, stop_token=False)
 
 
 def check_simplevla(goldens: Goldens, checkpoint: Checkpoint, model: OpenVLAOFT, processor: ImageProcessor) -> None:
@@ -105,7 +102,7 @@ def check_simplevla(goldens: Goldens, checkpoint: Checkpoint, model: OpenVLAOFT,
     goldens.compare("simplevla.greedy_actions_f64", robot_actions(goldens, checkpoint, model, done.tokens))
     logits = model.network.logits(done.hidden)[..., columns]
     goldens.compare(f"simplevla.train_logits_{logits.shape[-1]}", logits)
-    compare_scores(goldens, "simplevla", checkpoint, model, rows, pixel_values, done.tokens)
+    compare_scores(goldens, "simplevla", checkpoint, model, rows, pixel_values, done.tokens, done.tokens)
 
 
 def prompts_in(ids: Tensor, checkpoint: Checkpoint, width: int | None = None) -> TokenRows:
@@ -122,13 +119,18 @@ def compare_scores(
     rows: TokenRows,
     pixel_values: Tensor,
     tokens: Tensor,
+    greedy: Tensor,
     stop_token: bool = True,
 ) -> None:
-    """Compares log-probs and entropies of given tokens at the temperatures and top-k that goldens are named by."""
+    """Compares log-probs and entropies at the temperatures and top-k that goldens are named by.
+
+    With top-k the goldens are of the greedy tokens: others would have none.
+    """
     for match in goldens.names(_SCORED.format(prefix)):
         distribution = TokenDistribution(
             temperature=float(match[1]), columns=checkpoint.config.action_columns, top_k=max(int(match[2] or 0), 0)
         )
-        log_probs, entropy = model.score(rows, pixel_values, tokens, distribution, stop_token=stop_token)
+        scored = greedy if distribution.top_k else tokens
+        log_probs, entropy = model.score(rows, pixel_values, scored, distribution, stop_token=stop_token)
         goldens.compare(match[0], log_probs)
         goldens.compare(match[0].replace("logprobs", "entropy"), entropy)

@@ -25,7 +25,7 @@ def check(goldens: Goldens) -> None:
     processor = read_processor(goldens.checkpoint, checkpoint.config)
     check_prompts(goldens, checkpoint.config.pad_token_id)
     check_action_tokens(goldens, checkpoint)
-    for index in range(len(goldens.facts["cases"])):
+    for index in goldens.cases():
         check_case(goldens, checkpoint, processor, index)
     check_training(goldens, checkpoint, processor)
     if goldens.names(r".*\.bf16\..*"):
