@@ -67,7 +67,6 @@ def oft(seed: int = 0, l1: bool = False, proprio: bool = False, film: bool = Fal
     net = network(seed)
     if film:
         add_film(net.vision_backbone, net.dim, RANK)
-        net.has_film = True
         randomised(net.vision_backbone, seed)
     head = L1Head(net.dim, ACTION_DIM) if l1 else None
     projector = ProprioProjector(net.dim, PROPRIO_DIM) if proprio else None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from policies.openvla.film import add_film
+from policies.openvla.film import FilmBlock, add_film
 from policies.openvla.prompt import TokenRows
 from policies.openvla.settings import OpenVLAConfig
 from policies.openvla.vision import Projector, VisionBackbone
@@ -50,7 +50,6 @@ class OpenVLA(nn.Module):
         """
         super().__init__()
         self.config = config
-        self.has_film = film_rank is not None
         self.vision_backbone = VisionBackbone(config)
         self.language_model = _llama(config)
         self.projector = Projector(self.vision_backbone.out_features, self.dim)
@@ -62,6 +61,11 @@ class OpenVLA(nn.Module):
     def dim(self) -> int:
         """The width D of the language model."""
         return cast(int, self.language_model.config.hidden_size)
+
+    @property
+    def has_film(self) -> bool:
+        """Whether the instruction modulates the towers."""
+        return isinstance(self.vision_backbone.featurizer.blocks[0], FilmBlock)
 
     @property
     def output_layer(self) -> nn.Linear:

@@ -76,7 +76,6 @@ def read_oft(folder: Path, settings: OftSettings, dtype: torch.dtype = torch.flo
         tensors = _read_side_file(folder, "vision_backbone", _TOWERS)
         with torch.device("meta"):
             add_film(network.vision_backbone, network.dim, _rank(tensors, folder))
-        network.has_film = True
         _load(network.vision_backbone, tensors, folder, dtype)
     return checkpoint, OpenVLAOFT(network, settings.chunk_len, action_dim, settings.num_pictures, head, projector)
 
