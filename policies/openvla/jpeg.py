@@ -18,6 +18,7 @@ from PIL import Image
 
 _QUALITY = 95
 _BLOCK = 8
+_NARROW = 2  # columns up to which libjpeg does not interpolate
 _FRACTION = 16  # bits after the point of the colour constants
 _HALF = 1 << (_FRACTION - 1)
 _EXACT_BITS, _PASS_BITS = 13, 2  # of the exact transform
@@ -80,7 +81,9 @@ def _halved(plane: Planes) -> Planes:
 
 
 def _upsampled(plane: Planes) -> Planes:
-    """Twice the rows and columns, each a mean of its neighbours with weights 3 and 1."""
+    """Twice the rows and columns, each a mean of its neighbours with weights 3 and 1; narrow planes are repeated."""
+    if plane.shape[1] <= _NARROW:
+        return plane.repeat(2, axis=0).repeat(2, axis=1)
     rows = np.pad(plane, ((1, 1), (0, 0)), mode="edge")
     near = 3 * plane
     tall = np.stack([near + rows[:-2], near + rows[2:]], axis=1).reshape(-1, plane.shape[1])

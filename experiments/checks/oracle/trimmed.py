@@ -33,7 +33,7 @@ _COPIED = ("config.json", "dataset_statistics.json", "preprocessor_config.json")
 _EMBEDDINGS, _HEAD = "language_model.model.embed_tokens.weight", "language_model.lm_head.weight"
 _BEHIND = re.compile(r"featurizer\.(norm|attn_pool)\.")
 _BLOCK = re.compile(r"(.*featurizer\.blocks)\.(\d+)\.")
-_NEEDS_ALL_COLUMNS = re.compile(r".*loss|.*prefill_logits_last|.*\.bf16\..*")
+_NEEDS_ALL_COLUMNS = re.compile(r".*loss|.*prefill_logits_last|.*_top[1-9]\d*|.*\.bf16\..*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

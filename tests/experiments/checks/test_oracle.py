@@ -35,7 +35,7 @@ def copied(name: str, into: Path) -> Path:
     [
         ("openvla", ["case1.projected_patches", "case1.action_tokens", "case1.actions_f64", "tok.encode_ids"]),
         ("openvla_oft_l1", ["case0.actions_normalized", "film.case0.actions_f64", "case0.proprio_normalized_f64"]),
-        ("openvla_oft_discrete", ["rlinf.logprobs_T1.6_top50", "rlinf.greedy_tokens", "simplevla.logprobs_T1.6"]),
+        ("openvla_oft_discrete", ["rlinf.logprobs_T1.6_top-1", "rlinf.greedy_tokens", "simplevla.logprobs_T1.6"]),
     ],
 )
 def test_the_networks_give_the_goldens(capsys, name, goldens):
