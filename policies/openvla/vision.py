@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import timm
 import torch
@@ -106,7 +107,7 @@ class Projector(nn.Module):
 
 
 def _tower(config: OpenVLAConfig, index: int) -> VisionTransformer:
-    name, extra = config.timm_model_ids[index], config.timm_model_args[index]
+    name, extra = config.timm_model_ids[index], cast("Mapping[str, Any]", config.timm_model_args[index])
     try:
         tower = timm.create_model(
             name,
