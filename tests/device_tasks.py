@@ -1,4 +1,4 @@
-"""The simulator's GPU class on any device: PhysX stays the CPU's, but what it hands out and takes lies on the device."""
+"""The simulator's GPU class on any device: PhysX stays the CPU's, but its tensors come and go there."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ A device starts with 4 GiB.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import torch
@@ -63,6 +65,17 @@ def set_device(device: torch.device | str | int) -> None:
     _C.sim_set_device(_index(device))
 
 
+@contextmanager
+def device_of(device: torch.device | str | int) -> Iterator[None]:
+    """Makes a device the current one within the block (`torch.sim.device`)."""
+    before = _C.sim_current_device()
+    set_device(device)
+    try:
+        yield
+    finally:
+        set_device(before)
+
+
 def synchronize(device: torch.device | str | int | None = None) -> None:
     """Waits for a device, which is never late."""
 
@@ -76,6 +89,7 @@ def _module() -> ModuleType:
     own = (memory_allocated, max_memory_allocated, reset_peak_memory_stats, mem_get_info, set_limit, operations)
     for function in (*own, set_device, synchronize, empty_cache):
         setattr(module, function.__name__, function)
+    module.device = device_of  # pyright: ignore[reportAttributeAccessIssue]
     fixed = {
         "is_available": True,
         "is_initialized": True,
@@ -86,8 +100,8 @@ def _module() -> ModuleType:
     for name, value in fixed.items():
         setattr(module, name, lambda value=value: value)
     module.current_device = lambda: _C.sim_current_device()  # pyright: ignore[reportAttributeAccessIssue]
-    # operations without a generator draw from the CPU's default one
-    module.manual_seed_all = torch.manual_seed  # pyright: ignore[reportAttributeAccessIssue]
+    # operations without a generator draw from the CPU's default one, which has been seeded already
+    module.manual_seed_all = lambda seed: None  # pyright: ignore[reportAttributeAccessIssue]
     module.get_rng_state = lambda device=None: torch.get_rng_state()  # pyright: ignore[reportAttributeAccessIssue]
     module.set_rng_state = lambda state, device=None: torch.set_rng_state(state)  # pyright: ignore[reportAttributeAccessIssue]
     return module

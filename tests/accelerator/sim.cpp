@@ -20,6 +20,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <string_view>
 
 namespace at::autocast {
@@ -399,20 +400,35 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&cast<false>>());
 }
 
+template <class Function>
+void implement(torch::Library& m, std::set<std::string>& own, const char* name, Function function) {
+  m.impl(name, function);
+  own.insert(std::string("aten::") + name);
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("empty.memory_format", &empty);
-  m.impl("empty_strided", &empty_strided);
-  m.impl("_copy_from", &copy_from);
-  m.impl("_copy_from_and_resize", &copy_from_and_resize);
-  m.impl("resize_", &resize);
-  m.impl("as_strided", &at::native::as_strided_tensorimpl);
-  m.impl("view", &view);
-  m.impl("_reshape_alias", &reshape_alias);
-  m.impl("set_.source_Storage", &set_whole_storage);
-  m.impl("set_.source_Storage_storage_offset", &set_storage);
-  m.impl("convolution_overrideable", &convolution);
-  m.impl("convolution_backward_overrideable", &convolution_backward);
-  m.impl("record_stream", [](at::Tensor&, c10::Stream) {});
+  std::set<std::string> own;
+  implement(m, own, "empty.memory_format", &empty);
+  implement(m, own, "empty_strided", &empty_strided);
+  implement(m, own, "_copy_from", &copy_from);
+  implement(m, own, "_copy_from_and_resize", &copy_from_and_resize);
+  implement(m, own, "resize_", &resize);
+  implement(m, own, "as_strided", &at::native::as_strided_tensorimpl);
+  implement(m, own, "view", &view);
+  implement(m, own, "_reshape_alias", &reshape_alias);
+  implement(m, own, "set_.source_Storage", &set_whole_storage);
+  implement(m, own, "set_.source_Storage_storage_offset", &set_storage);
+  implement(m, own, "convolution_overrideable", &convolution);
+  implement(m, own, "convolution_backward_overrideable", &convolution_backward);
+  implement(m, own, "record_stream", [](at::Tensor&, c10::Stream) {});
+  // where the CPU has a kernel of its own, other devices would get a composition of others, with other last bits
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (name.name.rfind("aten::", 0) != 0 || own.count(c10::toString(name)) || !op) continue;
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::CPU))
+      m.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
 }
 
 // ---------------------------------------------------------------------------------------------- for the Python module

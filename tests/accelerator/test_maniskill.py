@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerated_runs import executor_on_sim
-from device_tasks import make_env as _make_env
+from device_tasks import make_env as make_device_env
 from runs import GRPO, digest, executor_for, iterate, tiny, trees
 
 from policies.tiny_vla import TinyVLA
@@ -53,7 +53,7 @@ def test_the_gpu_simulator_s_own_code_runs_with_tensors_of_the_device(tmp_path, 
 
 def test_the_gpu_simulator_shows_films_and_answers_on_the_device() -> None:
     config = tiny(*PICK, *SHORT).env
-    env = _make_env(config, 4, "sim:1", True)
+    env = make_device_env(config, 4, "sim:1", True)
     env.record([1], 32)
     seen = env.reset([1, 2, 2, 3])
     assert seen.images is not None

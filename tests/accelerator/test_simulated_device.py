@@ -60,7 +60,7 @@ def test_tensors_of_the_cpu_among_those_of_the_device_are_refused(mix) -> None:
 
 def test_two_devices_do_not_mix_and_copies_go_between_them() -> None:
     a, b = torch.ones(3, device="sim:0"), torch.ones(3, device="sim:1")
-    with pytest.raises(RuntimeError, match=r"sim:1, different from other tensors on sim:0"):
+    with pytest.raises(RuntimeError, match="is on sim:1, different from other tensors on sim:0"):
         a + b
     assert (a + b.to(a.device)).tolist() == [2, 2, 2]
     with pytest.raises(RuntimeError, match="ordinal"):
@@ -129,8 +129,8 @@ def test_outputs_in_place_and_of_another_size_are_the_devices() -> None:
 
 def test_tensors_are_saved_and_come_back_wherever_they_are_wanted() -> None:
     file = io.BytesIO()
-    torch.save({"a": torch.arange(3.0, device="sim:1")}, file)
-    for wanted, found in (("cpu", "cpu"), (None, "sim:1"), ("sim:0", "sim:0")):
+    torch.save({"a": torch.arange(3.0, device="sim:0")}, file)
+    for wanted, found in (("cpu", "cpu"), (None, "sim:0"), ("sim:1", "sim:1")):
         file.seek(0)
         tensor = torch.load(file, map_location=wanted)["a"]
         assert tensor.device == torch.device(found)
