@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from types import ModuleType
 
 import torch
+import torch.nn.attention
 from sim_library import library
+from torch import Tensor
 
 NAME = "sim"
 _C = ctypes.CDLL(str(library()))
@@ -84,6 +86,28 @@ def empty_cache() -> None:
     """Gives back what is kept: nothing is."""
 
 
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attends as the CPU would: torch asks only devices that it knows which kernel suits them."""
+    mask = attn_mask
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+    own = (query, key, value, mask, dropout_p, is_causal)
+    if torch._fused_sdp_choice(*own, scale=scale, enable_gqa=enable_gqa) == torch.nn.attention.SDPBackend.MATH.value:
+        return torch._scaled_dot_product_attention_math(*own, scale=scale, enable_gqa=enable_gqa)[0]
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
+
+
 def _module() -> ModuleType:
     module = ModuleType(f"torch.{NAME}")
     own = (memory_allocated, max_memory_allocated, reset_peak_memory_stats, mem_get_info, set_limit, operations)
@@ -110,3 +134,6 @@ def _module() -> ModuleType:
 torch.utils.rename_privateuse1_backend(NAME)
 torch._register_device_module(NAME, _module())
 torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+_OVERRIDES = torch.library.Library("aten", "IMPL")  # they hold for as long as this is kept
+for _key in ("AutogradPrivateUse1", "PrivateUse1"):
+    _OVERRIDES.impl("scaled_dot_product_attention", _attention, _key)

@@ -5,6 +5,7 @@ The accelerator's kernels are the CPU's, so with sums in the same order the weig
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -160,6 +161,7 @@ def worker(session: SerialSession, number: int) -> WorkerHost:
 def test_after_a_switch_no_byte_of_the_stage_that_left_is_on_the_device(sim) -> None:
     config, session = tiny(), SerialSession()
     folder = clone(config)
+    gc.collect()
     assert sim.memory_allocated(1) == 0
     executor = executor_on_sim(config, SWITCHING, 2, folder, session)
     iterate(executor, 1)
