@@ -280,6 +280,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (!call.device && value.isDevice() && value.toDevice().type() == SIM) call.device = value.toDevice();
   }
   if (!call.device || !call.device->has_index()) call.device = c10::Device(SIM, current);
+  const c10::DeviceGuard guard(*call.device);  // outputs that grow do so on their own device
   for (size_t i = 0; i < arguments.size(); ++i) {
     auto& value = (*stack)[first + i];
     if (value.isDevice())
@@ -323,6 +324,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  const c10::DeviceGuard guard(on_sim(to) ? to.device() : c10::Device(SIM, current));
   at::native::resize_(to, from.sizes(), std::nullopt);
   return copy_from(from, to, false);
 }
