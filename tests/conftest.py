@@ -44,6 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sim = [item for item in items if item.get_closest_marker("sim")]
     if gpu and not _has_gpu():
         _skip(gpu, "needs a CUDA device")
+    accelerated = [item for item in items if item.get_closest_marker("accelerator")]
+    if accelerated and (reason := _missing_accelerator()):
+        _skip(accelerated, reason)
     if sim and (reason := _missing_renderer()):
         _skip(sim, reason)
 
@@ -75,6 +78,12 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _missing_accelerator() -> str:
+    from sim_library import missing
+
+    return missing()
 
 
 def _missing_renderer() -> str:

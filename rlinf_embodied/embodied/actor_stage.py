@@ -25,6 +25,7 @@ from rlinf_embodied.algorithms.losses import (
     value_loss,
 )
 from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Level
+from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
@@ -55,7 +56,7 @@ from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
 POLICY, VALUE = "policy_optimizer", "value_optimizer"  # in a checkpoint
-_RATIO_LIMIT = {"cpu": 1e-5, "cuda": 1e-2}  # of |log ratio| at unchanged weights; a GPU's kernels depend on the batch
+_RATIO_LIMIT, _RATIO_LIMIT_OF_ACCELERATORS = 1e-5, 1e-2  # of |log ratio| at unchanged weights; see docs/gpu.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +233,8 @@ class ActorStage:
                 difference = torch.maximum(difference, (now - old).abs().max().reshape(1).cpu())
             largest[block] = difference
         self._initial_log_ratio = max(float(v[0]) for v in self._reducer.gather_blocks(largest).values())
-        require_unit_ratio(self._initial_log_ratio, _RATIO_LIMIT[self._device.split(":")[0]])
+        limit = _RATIO_LIMIT_OF_ACCELERATORS if is_accelerator(self._device) else _RATIO_LIMIT
+        require_unit_ratio(self._initial_log_ratio, limit)
 
     def _policy_metrics(self, fitted: Fitted) -> dict[str, float]:
         return policy_metrics(fitted) | {

@@ -71,7 +71,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
 class EnvStage:
     """Rolls out `env.chunks_per_rollout` chunk-steps of every row."""
 
-    stays_on = ("cuda",)  # no simulator leaves the memory of a GPU
+    stays_on_accelerators = True  # no simulator leaves the memory of a GPU
 
     def __init__(self, config: EnvStageConfig) -> None:
         """Takes plain data; `setup` builds the simulator."""

@@ -52,7 +52,7 @@ class NewPolicyStage:
     def _seen(self, env: VectorEnv, policy: Policy) -> Mapping[str, Tensor]:
         """Columns [M, D] of what ROWS episodes of random actions show at the beginning of each chunk."""
         seed, spec = self._config.seed, env.spec
-        observation = env.reset(reset_seed(seed, -1, np.arange(ROWS)).tolist())
+        observation = env.reset(reset_seed(seed, -1, np.arange(ROWS)).tolist()).to(self._device)
         columns: dict[str, list[Tensor]] = {}
         for step in range(spec.horizon // spec.chunk):
             columns.setdefault("proprio", []).append(observation.proprio)
@@ -60,6 +60,6 @@ class NewPolicyStage:
             if observation.privileged is not None:
                 columns.setdefault("privileged", []).append(observation.privileged)
             drawn = uniform(seed, "random", np.arange(ROWS), step, shape=(spec.chunk, spec.action_dim))
-            observation = env.step_chunk(torch.from_numpy(drawn * 2 - 1)).observation
+            observation = env.step_chunk(torch.from_numpy(drawn * 2 - 1)).observation.to(self._device)
         joined = {name: torch.cat(parts) for name, parts in columns.items()}
         return {name: column for name, column in joined.items() if column.shape[1] > 0}

@@ -67,7 +67,7 @@ class Replay:
             result = env.step_chunk(actions)
             for row in (row for row in rows if step < lengths[row]):
                 where = None if positions is None else positions[row].cpu()
-                seen[row].append((observation.rows([row]), chunks[row, step], where))
+                seen[row].append((observation.rows([row]).to("cpu"), chunks[row, step], where))
                 solved[row] |= bool(result.success[row].any())
             observation = result.observation
         return [join(parts) if solved[row] else None for row, parts in enumerate(seen)]

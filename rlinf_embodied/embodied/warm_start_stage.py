@@ -3,7 +3,8 @@
     collect (rounds) --> fit the whole policy (epochs) --> cache features --> fit all but the stem (epochs) --> save
 
 Demonstrations are divided into a fixed number of data blocks; a minibatch is one slice of every block, as in RL, so
-that the clone too is the same for every number of workers.
+that the clone too is the same for every number of workers.  They lie in the CPU's memory, and go to the device
+in parts.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class WarmStartStage:
             for row in rows:
                 if not solved[row]:
                     where = None if positions is None else positions[row].cpu()
-                    seen[row].append((before.rows([row]), actions[row].cpu(), where))
+                    seen[row].append((before.rows([row]).to("cpu"), actions[row].cpu(), where))
             solved |= result.success[: len(rows)].any(1).cpu()
             if solved.all():
                 break
@@ -260,7 +261,7 @@ class WarmStartStage:
 
     def _encode(self, observation: Observation, size: int = 64) -> Features:
         parts = [
-            self._policy.encode_frozen(observation.rows(range(k, min(k + size, len(observation)))))
+            self._policy.encode_frozen(observation.rows(range(k, min(k + size, len(observation)))).to(self._device))
             for k in range(0, len(observation), size)
         ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -282,19 +283,21 @@ class WarmStartStage:
 
     def _loss(self, epoch: int, block: int, index: Tensor) -> LossSums:
         data = self._blocks_data[block]
-        targets = {} if data.object_positions is None else {"object_position": data.object_positions[index]}
+        positions = data.object_positions
+        targets = {} if positions is None else {"object_position": positions[index].to(self._device)}
         shape = tuple(data.observation.proprio.shape[1:])
         drawn = normal(self._config.seed, "jitter", epoch, block, index.numpy(), shape=shape)
-        jitter = torch.from_numpy(drawn) * _PROPRIO_JITTER
+        jitter = torch.from_numpy(drawn).to(self._device) * _PROPRIO_JITTER
         if self._whole:
-            observation = data.observation.rows(index.tolist())
+            observation = data.observation.rows(index.tolist()).to(self._device)
             observation = replace(observation, proprio=observation.proprio + jitter)
             features = self._policy.encode_trainable(observation)
         else:
             features = {name: value[index] for name, value in self._features[block].items()}
             features = features | {"proprio": features["proprio"] + jitter}
-        value = self._policy.imitation_loss(features, data.actions[index], targets if self._whole else {})
-        return LossSums(value, torch.tensor(float(len(index))), value.detach().reshape(1))
+        actions = data.actions[index].to(self._device)
+        value = self._policy.imitation_loss(features, actions, targets if self._whole else {})
+        return LossSums(value, value.new_tensor(float(len(index))), value.detach().reshape(1))
 
     def save(self, step_context: StepContext, folder: str) -> None:
         """Writes the clone (the first worker does)."""

@@ -48,7 +48,9 @@ class Executor:
         self._repeated, self._steps = parts(schedule(plan, workflow), workflow)
         self._repeats = repeats(workflow)
         self._exclusive = plan.exclusive()
-        session.start([WorkerSpec(device, cluster.torch_device(device)) for device in plan.devices()])
+        session.start(
+            [WorkerSpec(k, cluster.torch_device(k), device_module=cluster.device_module) for k in plan.devices()]
+        )
         self.facts: dict[str, list[object]] = {}
         self.setup_s: dict[str, float] = {}  # by stage; the first one waits for the workers to start
         for name in workflow.order():

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import torch
 
+from rlinf_embodied import device as devices
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
@@ -37,29 +38,30 @@ class Reading:
 
 
 class Meter:
-    """A stage that reads the memory of its worker: its share of a GPU, or the resident pages of its process."""
+    """A stage that reads its worker's memory: that of its accelerator, or the resident pages of its process."""
 
     def __init__(self, config: None) -> None:
         """Needs nothing."""
 
     def setup(self, context: StageContext) -> None:
         """Learns which device it is to read."""
-        self._cuda = context.device.startswith("cuda")
+        self._device = context.device
+        self._of_device = devices.is_accelerator(context.device)
 
     def reset(self, step_context: StepContext) -> None:
         """Starts a new maximum."""
-        if self._cuda:
-            torch.cuda.reset_peak_memory_stats()
+        if self._of_device:
+            devices.reset_peak(self._device)
         elif _CLEAR.exists():
             _CLEAR.write_text("5")  # Linux: the high-water mark becomes what is resident now
 
     def read(self, step_context: StepContext) -> Reading:
         """Returns memory and CPU seconds."""
         cpu = sum(os.times()[:2])
-        if self._cuda:
-            free, total = torch.cuda.mem_get_info()
-            used = float(total - free)  # the simulator's memory counts too, which torch does not know of
-            return Reading(used, used + torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated(), cpu)
+        if self._of_device:
+            memory = devices.memory(self._device)
+            used = memory.total - memory.free  # the simulator's memory counts too, which torch does not know of
+            return Reading(used, used + memory.peak - memory.allocated, cpu)
         used = float(psutil.Process().memory_info().rss)
         return Reading(used, max(used, _high_water_bytes()), cpu)
 

@@ -34,6 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rlinf_embodied.device import has_nccl, kind_of, use
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.learning.gradients import Pass, Passes
 from rlinf_embodied.learning.groups import Group
@@ -60,17 +61,15 @@ def device_mesh(group: Group, device: str) -> DeviceMesh:
         )
     if dist.is_initialized():
         dist.destroy_process_group()
-    kind = torch.device(device).type
-    if kind == "cuda":
-        torch.cuda.set_device(device)
+    use(device)
     dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo",
+        "nccl" if has_nccl(device) else "gloo",
         store=dist.PrefixStore("sharding", store),  # pyright: ignore[reportPrivateImportUsage]
         rank=group.rank,
         world_size=group.size,
         timeout=timedelta(seconds=getattr(group, "timeout_s", 600.0)),
     )
-    return DeviceMesh.from_group(cast(dist.ProcessGroup, dist.group.WORLD), kind)
+    return DeviceMesh.from_group(cast(dist.ProcessGroup, dist.group.WORLD), kind_of(device))
 
 
 def shard(module: nn.Module, mesh: DeviceMesh) -> None:

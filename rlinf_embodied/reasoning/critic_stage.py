@@ -27,6 +27,7 @@ from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.reduce import make_reducer
+from rlinf_embodied.learning.shared_policy import move
 from rlinf_embodied.learning.update import VALUE_STATISTICS, Shuffle, fit, minibatches, value_metrics
 from rlinf_embodied.reasoning.batch import Completions, Rewards, TokenAdvantages
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, dynamic_batches, microbatches
@@ -159,12 +160,12 @@ class CriticStage:
     # ---------------------------------------------------------------------------------------------- switching and state
     def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory."""
-        self._critic.module.to("cpu")
+        move(self._critic.module, "cpu")
         self._learner.move_state("cpu")
 
     def onload(self, step_context: StepContext) -> None:
         """Comes back."""
-        self._critic.module.to(self._device)
+        move(self._critic.module, self._device)
         self._learner.move_state(self._device)
 
     def export_state(self, step_context: StepContext) -> dict[str, dict[str, Tensor]]:

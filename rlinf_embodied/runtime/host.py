@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from rlinf_embodied import device as devices
 from rlinf_embodied.errors import RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
@@ -85,7 +86,7 @@ class Stage(Protocol):
     Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
     Weight edge: `export_weights(step_context) -> object`, `install_weights(step_context, object)`.
     Context switch: `offload(step_context)` leaves the device's memory and `onload(step_context)` comes back; a stage
-    without them is always resident, and so is one on a device of a kind that its class names in `stays_on`.
+    without them is always resident, and so is one on an accelerator whose class has `stays_on_accelerators`.
     """
 
     def setup(self, context: StageContext) -> object:
@@ -146,13 +147,22 @@ class WorkerSpec:
     worker: int  # also the number of its device
     device: str
     threads: int = 1
+    device_module: str | None = None  # imported first, see device.py
 
 
 class WorkerHost:
     """Hosts stages in one process; see the diagram above."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        """Starts without stages."""
+        """Starts without stages.
+
+        Raises:
+            ConfigError: torch does not know the device.
+        """
+        devices.import_kind(spec.device_module)
+        if devices.is_accelerator(spec.device):
+            devices.require(spec.device)
+            devices.use(spec.device)
         self.spec = spec
         self.stages: dict[str, Stage] = {}
         self.shared: dict[str, object] = {}
@@ -190,9 +200,7 @@ class WorkerHost:
         self.shared = {}  # not cleared in place: contexts of the old stages hold it
         self._store.clear()
         gc.collect()
-        torch = sys.modules.get("torch")
-        if torch is not None and self.spec.device.startswith("cuda"):
-            torch.cuda.empty_cache()
+        devices.empty_cache(self.spec.device)
 
     def invoke(self, call: Call, payloads: Sequence[object]) -> list[object]:
         """Runs a call and returns its block results, then a Receipt.
@@ -225,7 +233,7 @@ class WorkerHost:
         """
         start = time.time()
         getattr(self.stages[name], method)(step_context)
-        if method == "offload" and self.spec.device.startswith("cuda"):
+        if method == "offload" and devices.is_accelerator(self.spec.device):
             kept = [key for key in self._store if key[2] == name]
             self._store |= {key: to_device(self._store[key], "cpu") for key in kept}
         self._note_span(name, method, step_context, start)
@@ -307,6 +315,12 @@ class WorkerHost:
     def _failure(self, where: str, error: Exception) -> WorkerError:
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         path = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
+        if devices.is_out_of_memory(error):
+            return WorkerError(
+                f"worker {self.spec.worker} ({self.spec.device}) has no room for {where}: {error} (at {path}). "
+                f"Its stages are {', '.join(self.stages)}: let them take turns (a plan with resident: false, or "
+                "plan=auto), give them more devices, or make blocks, microbatches or the model smaller"
+            )
         return WorkerError(
             f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
             f"{type(error).__name__}: {error} (at {path})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.errors import PlanError
 
 Switch = Callable[[str, str], None]  # (stage, "offload" or "onload")
@@ -16,7 +17,7 @@ Switch = Callable[[str, str], None]  # (stage, "offload" or "onload")
 def can_leave(kind: Callable[..., object], device: str) -> bool:
     """Returns whether a class of stages can leave the memory of a device (torch's name) and come back."""
     offers = hasattr(kind, "offload") and hasattr(kind, "onload")
-    return offers and not device.startswith(getattr(kind, "stays_on", ()))
+    return offers and not (is_accelerator(device) and getattr(kind, "stays_on_accelerators", False))
 
 
 class Residents:

@@ -18,6 +18,8 @@ from rlinf_embodied.runtime import host as host_module
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StepContext, WorkerHost, WorkerSpec, solo_context
 from rlinf_embodied.runtime.residents import can_leave
 
+ACCELERATOR = WorkerSpec(0, "sim:0", device_module="simulated_accelerator")
+
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
 def test_the_hybrid_preset_keeps_simulator_and_policy_apart_and_the_learner_everywhere(devices: int) -> None:
@@ -29,15 +31,16 @@ def test_the_hybrid_preset_keeps_simulator_and_policy_apart_and_the_learner_ever
     assert plan.loops()["rollout"].shards == 2
 
 
+@pytest.mark.accelerator
 def test_a_simulator_on_a_gpu_does_not_offer_to_leave_and_a_plan_that_wants_it_out_is_refused() -> None:
     assert can_leave(EnvStage, "cpu")
     assert not can_leave(EnvStage, "cuda:0")  # so its profile says that all of its memory stays taken
     assert can_leave(RolloutStage, "cuda:0")
-    context = solo_context((0,), "cuda:0")
+    context = solo_context((0,), "sim:0")
     context.exclusive = frozenset({"actor"})
     spec = StageSpec("env", "rlinf_embodied.embodied.env_stage.EnvStage", EnvStageConfig(tiny().env, 0))
-    with pytest.raises(PlanError, match=r"takes env out of the memory of cuda:0 for actor, but a EnvStage stays there"):
-        WorkerHost(WorkerSpec(0, "cuda:0")).add_stage(spec, context)
+    with pytest.raises(PlanError, match=r"takes env out of the memory of sim:0 for actor, but a EnvStage stays there"):
+        WorkerHost(ACCELERATOR).add_stage(spec, context)
 
 
 def test_the_weights_are_on_the_device_while_one_of_their_users_is() -> None:
@@ -63,7 +66,7 @@ def test_the_weights_are_on_the_device_while_one_of_their_users_is() -> None:
 
 def worker_on_a_gpu(**exclusive: str) -> WorkerHost:
     """A worker of fakes, each of which excludes the others that it names."""
-    worker = WorkerHost(WorkerSpec(0, "cuda:0"))
+    worker = WorkerHost(ACCELERATOR)
     for number, (name, others) in enumerate(exclusive.items()):
         context = solo_context((0, 1))
         context.exclusive = frozenset(others)
@@ -72,6 +75,7 @@ def worker_on_a_gpu(**exclusive: str) -> WorkerHost:
     return worker
 
 
+@pytest.mark.accelerator
 def test_what_a_leaving_stage_keeps_in_its_worker_leaves_too(monkeypatch) -> None:
     moved: list[object] = []
     monkeypatch.setattr(host_module, "to_device", lambda value, device: moved.append((value, device)) or value)
@@ -84,6 +88,7 @@ def test_what_a_leaving_stage_keeps_in_its_worker_leaves_too(monkeypatch) -> Non
     assert moved == [(value, "cpu") for value in values]
 
 
+@pytest.mark.accelerator
 def test_of_a_loop_in_one_call_each_side_takes_its_own_data_along(monkeypatch) -> None:
     moved: list[object] = []
     monkeypatch.setattr(host_module, "to_device", lambda value, device: moved.append(value) or value)
