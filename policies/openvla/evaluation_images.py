@@ -67,7 +67,7 @@ def _crop_places(side: int, area: float) -> tuple[NDArray[np.intp], NDArray[np.i
     step = (last - first) * np.float32(side - 1) / np.float32(side - 1)
     places = first * np.float32(side - 1) + np.arange(side, dtype=np.float32) * step
     before = np.floor(places)
-    return before.astype(np.intp), np.ceil(places).astype(np.intp), places - before
+    return before.astype(np.intp), np.ceil(places).astype(np.intp), (places - before).astype(np.float32)
 
 
 def _lerp(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rlinf_embodied.algorithms.log_probs import likeliest_tokens, sample_tokens, token_log_probs_and_entropy
+from rlinf_embodied.algorithms.log_probs import greedy_tokens, sample_tokens, token_log_probs_and_entropy
 
 _POSITIONS_AT_ONCE = 256
 
@@ -43,7 +43,7 @@ class TokenDistribution:
     def choose(self, logits: Tensor, uniforms: Tensor | None) -> Tensor:
         """Returns tokens for logits [.., V]: drawn by uniforms [..] in [0, 1), or the likeliest without any."""
         allowed = self.allowed(logits)
-        return likeliest_tokens(allowed) if uniforms is None else sample_tokens(allowed, uniforms, self.temperature)
+        return greedy_tokens(allowed) if uniforms is None else sample_tokens(allowed, uniforms, self.temperature)
 
 
 def action_log_probs(

@@ -215,7 +215,7 @@ def test_a_process_ends_with_its_owner_also_when_that_is_killed():
         assert process.stdout.read() == b""  # the pipe closes when the child is gone
 
 
-def test_likeliest_tokens_are_asked_for_once_and_given_to_the_whole_group(engine):
+def test_greedy_tokens_are_asked_for_once_and_given_to_the_whole_group(engine):
     policy = language_model("qwen2")
     groups = run(policy, sampling=SamplingParams(max_new_tokens=5, temperature=0))
     assert all(len(group.lengths) == 4 and (group.tokens == group.tokens[0]).all() for group in groups)
