@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import timm
 import torch
-from timm.layers import LayerScale
+from timm.layers.layer_scale import LayerScale
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
