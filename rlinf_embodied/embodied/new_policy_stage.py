@@ -15,6 +15,7 @@ from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.warm_start_stage import ROWS, WarmStartStageConfig, for_demonstrations
 from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.interfaces.policies import Policy
+from rlinf_embodied.learning.shared_policy import move
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StageContext, StepContext
 from rlinf_embodied.targets import load_target
@@ -40,7 +41,7 @@ class NewPolicyStage:
         try:
             make = load_target(config.policy._target_)
             policy = cast(Policy, make(config.policy, env.spec, config.seed))
-            policy.module.to(self._device)
+            move(policy.module, self._device)
             for name, column in self._seen(env, policy).items():
                 mean, std = column.double().mean(0), column.double().std(0, correction=0)
                 policy.set_statistics(name, mean.float(), std.float().clamp(min=_LEAST_STD))

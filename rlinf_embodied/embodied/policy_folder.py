@@ -16,7 +16,7 @@ from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Rewa
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
 from rlinf_embodied.interfaces.policies import Policy
-from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.learning.shared_policy import SharedPolicy, move
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
@@ -32,7 +32,7 @@ def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy[
     require_policy_folder("checkpoint", folder)
     kind = cast(type[Policy], load_target(config._target_))
     policy = kind.load(Path(folder), config)
-    policy.module.to(device)
+    move(policy.module, device)
     return SharedPolicy(policy, device=device)
 
 

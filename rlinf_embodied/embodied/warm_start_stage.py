@@ -32,6 +32,7 @@ from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.shared_policy import move
 from rlinf_embodied.learning.update import Shuffle, minibatches
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.runtime.host import StageContext, StepContext
@@ -82,7 +83,7 @@ class WarmStartStage:
         self._teacher = Teacher(source.path, self._envs[0], context.device) if source and not files else None
         make = load_target(config.policy._target_)
         self._policy = cast(Policy, make(config.policy, self._envs[0].spec, config.seed))
-        self._policy.module.to(context.device)
+        move(self._policy.module, context.device)
         self._blocks = context.blocks
         self._todo = [(e, block, number) for block in context.blocks for e, number in self._episodes(block)]
         self._attempts = self._successes = 0

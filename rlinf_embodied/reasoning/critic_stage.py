@@ -84,7 +84,7 @@ class CriticStage:
         policy = load_policy(config.policy, config.folder, config.seed, "cpu").policy
         self._pad_id = policy.spec.pad_id
         self._critic = kind.from_policy(policy)
-        self._critic.module.to(context.device)
+        move(self._critic.module, context.device)
         self._device = context.device
         self._rank = context.group.rank
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)

@@ -18,7 +18,7 @@ from rlinf_embodied.config import DataConfig, GenerationConfig, LanguagePolicyCo
 from rlinf_embodied.config.renamed import with_current_keys
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.language import LanguagePolicy
-from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.learning.shared_policy import SharedPolicy, move
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
@@ -35,7 +35,7 @@ def load_policy(
     """
     kind = cast(type[LanguagePolicy], load_target(config._target_))
     policy = kind.from_config(config, None if folder is None else Path(folder), seed)
-    policy.module.to(device)
+    move(policy.module, device)
     return SharedPolicy(policy, device=device)
 
 

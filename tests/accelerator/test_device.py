@@ -8,6 +8,7 @@ import torch
 from rlinf_embodied import device
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.meter import Meter
+from rlinf_embodied.learning.shared_policy import move
 from rlinf_embodied.runtime.host import StepContext, WorkerHost, WorkerSpec, solo_context
 
 pytestmark = pytest.mark.accelerator
@@ -72,3 +73,16 @@ def test_a_core_and_a_described_device_have_no_memory_of_their_own() -> None:
         device.use(name)
         device.synchronize(name)
         device.empty_cache(name)
+
+
+def test_a_module_that_moves_keeps_its_parameters_and_what_they_share() -> None:
+    module = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(5, 3), "head": torch.nn.Linear(3, 5, bias=False)})
+    module["head"].weight = module["embedding"].weight
+    module.register_buffer("scale", torch.ones(2))
+    (held,), before = module.parameters(), module["head"].weight.detach().clone()
+    for place in ("sim:0", "cpu", "sim:1", "sim:1"):
+        move(module, place)
+        assert module["embedding"].weight is module["head"].weight is held
+        assert {held.device, module.get_buffer("scale").device} == {torch.device(place)}
+        assert torch.equal(held.detach().cpu(), before)
+        assert held.requires_grad

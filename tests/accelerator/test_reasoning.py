@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from accelerated_runs import accelerators, overrides
 from math_runs import DAPO, PPO, TWO_STEPS, iterate_math, tiny_math, train_math
-from runs import cluster
+from runs import cluster, digest
 
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
@@ -38,29 +38,27 @@ def _no_images():
         yield
 
 
-def trained(config: MathConfig, where, devices: int) -> dict[str, float]:
-    """Returns the first iteration's metrics; the second has to work too."""
+def trained(config: MathConfig, where, devices: int) -> tuple[str, dict[str, float]]:
+    """Returns the digest of the weights and the metrics after two iterations."""
     session, place = SerialSession(), where(devices)
     folder = starting_policy(config, session, place, lambda *progress: None)
     workflow = training_workflow(config, str(folder))
     name = "collocated" if devices == 1 else "disaggregated"
     plan = resolve(name, tiny_math(f"plan={name}").plan.trees, devices, workflow)
-    return iterate_math(config, Executor(workflow, plan, session, place), 2)[0]
+    executor = Executor(workflow, plan, session, place)
+    metrics = iterate_math(config, executor, 2)[-1]
+    return digest(executor), metrics
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_an_iteration_is_that_of_the_cpu_but_for_rounding(sim, variant: str) -> None:
+def test_two_iterations_give_the_weights_of_the_cpu(sim, variant: str) -> None:
     more, devices = VARIANTS[variant]
-    config = tiny_math(*SHORT, *more)
+    config = tiny_math(EXACT, *more)
     before = sim.operations()
-    found = trained(config, accelerators, devices)
+    weights, metrics = trained(config, accelerators, devices)
     assert sim.operations() > before + 1000
-    expected = trained(config, cluster, devices)
-    assert found["charts/optimizer_steps"] > 0
-    timed = ("time/", "charts/tokens_per_s")
-    assert {k: v for k, v in found.items() if not k.startswith(timed)} == pytest.approx(
-        {k: v for k, v in expected.items() if not k.startswith(timed)}, rel=1e-2, abs=1e-4
-    )
+    assert metrics["charts/optimizer_steps"] > 0
+    assert weights == trained(config, cluster, devices)[0]
 
 
 def test_a_run_with_adapters_goes_on_from_its_checkpoint_on_either_kind_of_device(tmp_path) -> None:
@@ -74,4 +72,4 @@ def test_a_run_with_adapters_goes_on_from_its_checkpoint_on_either_kind_of_devic
     here = tmp_path / "here"
     run(here, 1, *overrides())
     there = shutil.copytree(here, tmp_path / "there", symlinks=True)
-    assert {len(run(here, 2, *overrides())), len(run(there, 2))} == {64}  # both went on
+    assert run(here, 2, *overrides()) == run(there, 2)
