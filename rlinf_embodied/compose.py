@@ -32,6 +32,7 @@ from rlinf_embodied.config import (
     MathConfig,
     PlanConfig,
     PlanningConfig,
+    PolicyConfig,
     TrainConfig,
 )
 from rlinf_embodied.errors import ConfigError
@@ -46,7 +47,8 @@ PLANNING_GROUPS = ("run",)
 FILE_SUFFIXES = (".yaml", ".yml", ".json")  # of a file that stands where a choice of a group could
 # keys whose values are places of files: a name may hold anything, with quotes around it or without
 PATH_KEYS = (
-    *("run.dir", "resume", "checkpoint", "env", "plan", "plan.file", "plan.profile", "policy.folder", "out"),
+    *("run.dir", "resume", "checkpoint", "env", "policy", "plan", "plan.file", "plan.profile"),
+    *("policy.folder", "out"),
     *("warm_start.checkpoint", "warm_start.demonstrations", "warm_start.teacher", "warm_start.cache_dir"),
 )
 _KNOWN = {"env.task": "envs.expert_tasks.EXPERT_TASKS"}  # good values of what files leave open, as a dotted path
@@ -250,7 +252,9 @@ def _compose(
     try:
         readable = [_readable(text) for text in overrides]
         stored = [_stored_plan(text, schema) if "plan" in groups else text for text in readable]
-        stored = [_stored_env(text) if "env" in groups else text for text in stored]
+        stored = [_stored_section(text, "env", EnvConfig) if "env" in groups else text for text in stored]
+        if schema is TrainConfig:
+            stored = [_stored_section(text, "policy", PolicyConfig) for text in stored]
         checked = [_placed(_checked(text, schema, groups), schema, groups) for text in stored]
         _require_filled(checked, schema, groups)
         # Hydra takes any key that is also a folder under configs/ for a group; where it is a plain key it is set last
@@ -330,7 +334,8 @@ def _check_choice(group: str, value: object, schema: type) -> None:
         stored = stored.get(part, {})
     if isinstance(value, str) and (value in names or f"{value}.yaml" in stored):
         return
-    files = ", or a path to a .yaml file" if group in ("plan", "env") else ""
+    takes_files = group in ("plan", "env") or (group == "policy" and schema is TrainConfig)
+    files = ", or a path to a .yaml file" if takes_files else ""
     hint = f"one of configs/{_folder(group, schema)}{files}"
     generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""
     raise ConfigError(
@@ -366,16 +371,16 @@ def _file_of(text: str, group: str) -> Path | None:
     return Path(value).expanduser()
 
 
-def _stored_env(text: str) -> str:
+def _stored_section(text: str, group: str, schema: type) -> str:
     """Makes a file a choice of the group: `env=my/robot.yaml` is stored and becomes `env=file_robot`."""
-    path = _file_of(text, "env")
+    path = _file_of(text, group)
     if path is None:
         return text
     try:
-        node = OmegaConf.merge(OmegaConf.structured(EnvConfig), read_mapping(path))
+        node = OmegaConf.merge(OmegaConf.structured(schema), read_mapping(path))
     except OmegaConfBaseException as error:
-        raise _explained(error, EnvConfig, str(path)) from error
-    return _store_file("env", "env", path, node)
+        raise _explained(error, schema, str(path)) from error
+    return _store_file(group, group, path, node)
 
 
 def _store_file(group: str, folder: str, path: Path, node: object) -> str:
