@@ -66,11 +66,8 @@ def _imported(target: str, path: str) -> object:
         told = None if missing else raised_by_user(error)
         if told is not None:
             raise ConfigError(f"{path} is {target!r}, but importing {module} raised {told}\nMend it there") from error
+        said = f"{path} is {target!r}, but {module}"
         if isinstance(error, AttributeError):
-            message = f"{path} is {target!r}, but {module} has no {name} ({error}): correct the name"
-        else:
-            message = (
-                f"{path} is {target!r}, but {module} cannot be imported ({error}): put its folder on PYTHONPATH, which "
-                "workers get as well"
-            )
-        raise ConfigError(message) from error
+            raise ConfigError(f"{said} has no {name} ({error}): correct the name") from error
+        action = "put its folder on PYTHONPATH, which workers get as well" if missing else "mend that file"
+        raise ConfigError(f"{said} cannot be imported ({error}): {action}") from error

@@ -29,6 +29,7 @@ _CLONING = (
 _NEEDED = ("encode", "act", "evaluate", "value", "policy_parameters", "value_parameters", "save", "load")
 _SEE = "see docs/own_policy.md"
 _TOLERANCE = 1e-3  # of log-probs: calls of one size differ by rounding only
+_COLDER = 20.0  # a new policy is nearly uniform: what it does wrong shows at a low temperature
 
 
 def is_own(config: PolicyConfig) -> bool:
@@ -99,7 +100,7 @@ def new_policy(config: PolicyConfig, env: EnvSpec, seed: int, device: str) -> Po
         told = raised_by_user(error)
         if told is None:
             raise
-        raise _wrong(config, f"making it for {env.task} raised {told}\n", "mend it there") from error
+        raise _wrong(config, f"making it for {env.task} raised {told}\n", "Mend it there") from error
     for name in ("spec", "module"):
         if not hasattr(policy, name):
             raise _wrong(config, f"{type(policy).__name__} has no attribute {name}", f"set it in __init__ ({_SEE})")
@@ -135,9 +136,12 @@ class _Check:
         self._parameters()
         with torch.no_grad():
             features = self._features(self.seen)
-            tokens, log_probs = self._acts(features)
-            self._rows_are_apart(tokens, log_probs)
-        self._evaluates(features, tokens, log_probs)
+        for temperature in (self.config.temperature, self.config.temperature / _COLDER):
+            with torch.no_grad():
+                tokens, log_probs = self._acts(features, temperature)
+            self._evaluates(features, tokens, log_probs, temperature)
+            with torch.no_grad():
+                self._rows_are_apart(tokens, log_probs, temperature)
         if self.policy.value_parameters():
             self._values(features)
 
@@ -177,26 +181,26 @@ class _Check:
             raise self._refuse(rule, f"return a dict of tensors with a row for each of the {len(seen)} observed")
         return features
 
-    def _acts(self, features: Features) -> tuple[Tensor, Tensor]:
+    def _acts(self, features: Features, temperature: float) -> tuple[Tensor, Tensor]:
         """Returns sampled (tokens, log_probs)."""
         drawn = uniform(0, "policy check", np.arange(self.rows), shape=self.shape[1:])
         noise = torch.from_numpy(drawn).to(self.seen.proprio.device)
         for given in (None, noise):
-            output = self._call("act", lambda given=given: self.policy.act(features, given, self.config.temperature))
+            output = self._call("act", lambda given=given: self.policy.act(features, given, temperature))
             self._is("act", "actions", getattr(output, "actions", None), torch.float32, self.shape)
             self._is("act", "tokens", getattr(output, "tokens", None), torch.int64, self.shape)
             self._is("act", "log_probs", getattr(output, "log_probs", None), torch.float32, self.shape)
             if float(output.actions.abs().max()) > 1:
                 rule = f".act returned actions up to {float(output.actions.abs().max()):g}"
                 raise self._refuse(rule, "return them in [-1, 1]; the env scales them")
-        again = self.policy.act(features, noise, self.config.temperature)
+        again = self.policy.act(features, noise, temperature)
         if not torch.equal(again.tokens, output.tokens):
             rule = ".act chose other tokens for the same noise"
             raise self._refuse(rule, "draw nothing in it (no dropout, no torch.multinomial): invert `noise`")
         return output.tokens, output.log_probs
 
-    def _evaluates(self, features: Features, tokens: Tensor, log_probs: Tensor) -> None:
-        found = self._call("evaluate", lambda: self.policy.evaluate(features, tokens, self.config.temperature))
+    def _evaluates(self, features: Features, tokens: Tensor, log_probs: Tensor, temperature: float) -> None:
+        found = self._call("evaluate", lambda: self.policy.evaluate(features, tokens, temperature))
         if not isinstance(found, tuple) or len(found) != 2:
             raise self._refuse(f".evaluate returned {_form(found)}", "return (log_probs, entropy)")
         for name, value in zip(("log_probs", "entropy"), found, strict=True):
@@ -205,12 +209,10 @@ class _Check:
         if not found[0].requires_grad:
             raise self._refuse(".evaluate returned log_probs without a gradient", "leave out no_grad and detach in it")
 
-    def _rows_are_apart(self, tokens: Tensor, log_probs: Tensor) -> None:
+    def _rows_are_apart(self, tokens: Tensor, log_probs: Tensor, temperature: float) -> None:
         alone = [0] * self.rows
         features = self._features(self.seen.rows(alone))
-        found, _ = self._call(
-            "evaluate", lambda: self.policy.evaluate(features, tokens[alone], self.config.temperature)
-        )
+        found, _ = self._call("evaluate", lambda: self.policy.evaluate(features, tokens[alone], temperature))
         self._same("evaluate answers for a row by its neighbours", found, log_probs[alone])
 
     def _values(self, features: Features) -> None:
@@ -220,7 +222,7 @@ class _Check:
         given = features if self.config.critic is Critic.observation else {}
         hint = (
             "policy.critic is privileged, so it may read `privileged` only, and features may be {}: set "
-            "policy.critic=observation for a critic that reads features"
+            "policy.critic=observation for a critic that reads features, or mend it there"
         )
         hint = hint if self.config.critic is Critic.privileged else ""
         value = self._call("value", lambda: self.policy.value(given, repeated), hint)
@@ -236,7 +238,7 @@ class _Check:
             told = raised_by_user(error)
             if told is None:
                 raise
-            raise self._refuse(f".{name} raised {told}\n", hint or "mend it there") from error
+            raise self._refuse(f".{name} raised {told}\n", hint or "Mend it there") from error
 
     def _is(self, method: str, name: str, value: object, dtype: torch.dtype, shape: Sequence[int]) -> None:
         wanted = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
@@ -263,4 +265,6 @@ def _form(value: object) -> str:
 
 
 def _wrong(config: PolicyConfig, rule: str, action: str) -> ConfigError:
-    return ConfigError(f"policy._target_ is {config._target_!r}, but {rule}: {action}")
+    return ConfigError(
+        f"policy._target_ is {config._target_!r}, but {rule}{'' if rule.endswith(chr(10)) else ': '}{action}"
+    )

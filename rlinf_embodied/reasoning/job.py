@@ -116,9 +116,22 @@ class ReasoningJob:
 
     def _require_problems(self) -> None:
         data = self.config.data
-        held_out = problem_source(data, data.seed)
-        held_out.batch(Split.test, 0, 1)
-        problem_source(data, self.config.run.seed).batch(Split.train, 0, 1)
+        held_out = problem_source(data, data.seed).batch(Split.test, 0, 1)
+        source = problem_source(data, self.config.run.seed)
+        (first,) = source.batch(Split.train, 0, 1)
+        if data._target_ is None:
+            return
+        if source.batch(Split.train, 0, 2)[0] != first:
+            raise ConfigError(
+                f"data._target_ is {data._target_!r}, but its first problem is {first.question[:80]!r} at one time and "
+                "another one at the next: position i of a split is always the same problem, so draw it from "
+                "(seed, split, position), as with rlinf_embodied.randomness.words"
+            )
+        if first.question == held_out[0].question:
+            raise ConfigError(
+                f"data._target_ is {data._target_!r}, but {first.question[:80]!r} is in the splits train and test: let "
+                "a question be in one of them, as rlinf_embodied.data.problems.split_of decides"
+            )
 
     def _require_context(self, folder: str | None) -> None:
         config = self.config
