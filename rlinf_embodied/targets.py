@@ -57,7 +57,7 @@ def load_plug_in(target: str, path: str, *arguments: str) -> Callable[..., objec
     return found
 
 
-def _imported(target: str, path: str) -> object:
+def _imported(target: str, path: str) -> Callable[..., object]:
     module, _, name = target.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)

@@ -34,13 +34,9 @@ class ProprioPolicy(Policy):
         self._scale = Standardise(env.proprio_dim, limit=10.0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.module = nn.ModuleDict(
-                {
-                    "proprio_scale": self._scale,
-                    "actor": network(env.proprio_dim, width, env.chunk, env.action_dim, config.num_bins),
-                    "critic": network(env.proprio_dim, width, env.chunk),
-                }
-            )
+            self._actor = network(env.proprio_dim, width, env.chunk, env.action_dim, config.num_bins)
+            self._critic = network(env.proprio_dim, width, env.chunk)
+        self.module = nn.ModuleDict({"proprio_scale": self._scale, "actor": self._actor, "critic": self._critic})
 
     def encode(self, observation: Observation) -> Features:
         """Returns what the other methods read: the standardised proprioception [B, P]."""
@@ -49,7 +45,7 @@ class ProprioPolicy(Policy):
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
         """Chooses the likeliest bins, or those at which the cumulative distribution passes `noise`."""
-        logits = self.module["actor"](features["proprio"])  # [B, C, A, bins]
+        logits = self._actor(features["proprio"])  # [B, C, A, bins]
         tokens = likeliest_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
         actions = tokens * (2.0 / (self.spec.num_bins - 1)) - 1.0
         return PolicyOutput(actions, tokens, token_log_probs(logits, tokens, temperature))
@@ -58,20 +54,20 @@ class ProprioPolicy(Policy):
         self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True
     ) -> tuple[Tensor, Tensor]:
         """Returns (log_probs, entropy) of bins that were chosen."""
-        logits = self.module["actor"](features["proprio"])
+        logits = self._actor(features["proprio"])
         return token_log_probs_and_entropy(logits, tokens, temperature, entropy_gradient)
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         """Returns V before each action; policy.critic=observation says that it reads features."""
-        return self.module["critic"](features["proprio"])
+        return self._critic(features["proprio"])
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """Returns what the policy loss trains."""
-        return list(self.module["actor"].parameters())
+        return list(self._actor.parameters())
 
     def value_parameters(self) -> list[nn.Parameter]:
         """Returns what the value loss trains."""
-        return list(self.module["critic"].parameters())
+        return list(self._critic.parameters())
 
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
         """Takes the mean and deviation of what random actions see."""

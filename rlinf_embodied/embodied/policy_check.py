@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from rlinf_embodied.randomness import uniform
 from rlinf_embodied.targets import load_plug_in, load_target
 from rlinf_embodied.user_code import raised_by_user
 
+_Answer = TypeVar("_Answer")
 _PACKAGE = "policies."
 _CLONING = (
     *("imitation_parameters", "encode_trainable", "encode_frozen", "pooled", "set_statistics", "imitation_loss"),
@@ -229,7 +230,7 @@ class _Check:
         self._is("value", "V", value, torch.float32, self.chunk)
 
     # ------------------------------------------------------------------------------------------------------- one thing
-    def _call(self, name: str, ask: Callable[[], object], hint: str = ""):
+    def _call(self, name: str, ask: Callable[[], _Answer], hint: str = "") -> _Answer:
         try:
             return ask()
         except RlinfError:

@@ -10,7 +10,7 @@ from typing import cast
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Engine, MathConfig, ReasoningName
-from rlinf_embodied.data.problems import Split
+from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.data.text_forms import text_form
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
@@ -116,21 +116,28 @@ class ReasoningJob:
 
     def _require_problems(self) -> None:
         data = self.config.data
-        held_out = problem_source(data, data.seed).batch(Split.test, 0, 1)
-        source = problem_source(data, self.config.run.seed)
-        (first,) = source.batch(Split.train, 0, 1)
-        if data._target_ is None:
-            return
-        if source.batch(Split.train, 0, 2)[0] != first:
+        problem_source(data, data.seed).batch(Split.test, 0, 1)
+        (first,) = problem_source(data, self.config.run.seed).batch(Split.train, 0, 1)
+        if data._target_ is not None:
+            self._require_laws(data._target_, first)
+
+    def _require_laws(self, target: str, first: Problem) -> None:
+        """Checks what a source of the user's promises: no problem moves, and no question is in two splits."""
+        trained = self._problems(Split.train, self.config.run.seed)
+        if trained[0] != first:
             raise ConfigError(
-                f"data._target_ is {data._target_!r}, but its first problem is {first.question[:80]!r} at one time and "
-                "another one at the next: position i of a split is always the same problem, so draw it from "
-                "(seed, split, position), as with rlinf_embodied.randomness.words"
+                f"data._target_ is {target!r}, but its first problem is {first.question[:80]!r} at one time and another "
+                "at the next: position i of a split is always the same problem, so draw it from (seed, split, position), "
+                "as with rlinf_embodied.randomness.words"
             )
-        if first.question == held_out[0].question:
+        held_out = {
+            p.question for p in self._problems(Split.test, self.config.data.seed, self.config.eval.num_problems)
+        }
+        twice = next((problem.question for problem in trained if problem.question in held_out), None)
+        if twice is not None:
             raise ConfigError(
-                f"data._target_ is {data._target_!r}, but {first.question[:80]!r} is in the splits train and test: let "
-                "a question be in one of them, as rlinf_embodied.data.problems.split_of decides"
+                f"data._target_ is {target!r}, but {twice[:80]!r} is in the splits train and test: let a question be in "
+                "one of them, as rlinf_embodied.data.problems.split_of decides"
             )
 
     def _require_context(self, folder: str | None) -> None:
@@ -150,11 +157,15 @@ class ReasoningJob:
 
     def _longest(self, policy: LanguagePolicy, split: Split, seed: int, most: int | None = None) -> Prompt:
         """Returns the longest prompt of a split: of all its rows or the first `most`, or of the start of a stream."""
-        form, source = text_form(self.config.data.form), problem_source(self.config.data, seed)
+        form = text_form(self.config.data.form)
+        prompts = (Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in self._problems(split, seed, most))
+        return max(prompts, key=lambda prompt: len(prompt.tokens))
+
+    def _problems(self, split: Split, seed: int, most: int | None = None) -> list[Problem]:
+        source = problem_source(self.config.data, seed)
         size = source.size(split)
         number = min(n for n in (most, _LOOKED_AT if size is None else size) if n is not None)
-        prompts = (Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in source.batch(split, 0, number))
-        return max(prompts, key=lambda prompt: len(prompt.tokens))
+        return source.batch(split, 0, number)
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:

@@ -198,7 +198,7 @@ class Empty(Doubles):
 
 class Forgets(Doubles):
     def batch(self, split, start, count):
-        return super().batch(split, start + count, count)
+        return super().batch(split, start + count % 3, count)
 
 
 class Leaks(Doubles):
@@ -214,7 +214,7 @@ class Leaks(Doubles):
         ("Raises", r"batch\(test, 0, 1\) raised KeyError: 'rows', from\n  .*line 12, in batch"),
         ("Short", r"batch\(test, 0, 1\) returned 2 problems: return 1 Problem"),
         ("Pairs", r"batch\(test, 0, 1\) returned a tuple among them"),
-        ("OneId", r"batch\(train, 0, 2\) returned problems of which two have one id"),
+        ("OneId", r"batch\(train, 0, \d+\) returned problems of which two have one id"),
         ("Empty", r"size\(train\) is 0, but a split has some problems"),
         ("Forgets", r"position i of a split is always the same problem, so draw it from"),
         ("Leaks", r"is in the splits train and test: let a question be in one"),
@@ -224,7 +224,8 @@ def test_a_source_whose_answers_are_wrong_is_named_before_anything_starts(plug_i
     (plug_ins / "wrong_sources.py").write_text(WRONG_SOURCES)
     monkeypatch.delitem(sys.modules, "wrong_sources", raising=False)
     with pytest.raises(ConfigError, match=rf"data\._target_ is 'wrong_sources\.{name}', .*{words}"):
-        ReasoningJob(tiny_math(f"data._target_=wrong_sources.{name}")).require_checkpoint(None)
+        start = f"warm_start.checkpoint={warm(tiny_math())}"
+        ReasoningJob(tiny_math(f"data._target_=wrong_sources.{name}", start)).require_checkpoint(None)
 
 
 def test_a_source_has_the_methods_of_one(plug_ins):
