@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 from rlinf_embodied.config import DataConfig
@@ -86,6 +86,33 @@ class OwnSource:
         raise ConfigError(
             f"data._target_ is {self._target!r}, but {call} returned {came}: return {count} Problem, one for each "
             "position from start on, with problem_id(split, position) as id (rlinf_embodied/data/problems.py)"
+        )
+
+
+def require_laws(target: str, first: Problem, trained: Sequence[Problem], held_out: Sequence[Problem]) -> None:
+    """Checks what a source of the user's promises: no problem moves, and no question is in two splits.
+
+    Args:
+        target: data._target_.
+        first: the first problem of training, asked for alone.
+        trained: the first ones, asked for together.
+        held_out: the first ones of the tests.
+
+    Raises:
+        ConfigError: it does not keep one of the two.
+    """
+    if trained[0] != first:
+        raise ConfigError(
+            f"data._target_ is {target!r}, but its first problem is {first.question[:80]!r} at one time and another at "
+            "the next: position i of a split is always the same problem, so draw it from (seed, split, position), as "
+            "with rlinf_embodied.randomness.words"
+        )
+    tests = {problem.question for problem in held_out}
+    twice = next((problem.question for problem in trained if problem.question in tests), None)
+    if twice is not None:
+        raise ConfigError(
+            f"data._target_ is {target!r}, but {twice[:80]!r} is in the splits train and test: let a question be in "
+            "one of them, as rlinf_embodied.data.problems.split_of decides"
         )
 
 

@@ -11,7 +11,7 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Engine, MathConfig, ReasoningName
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.sources import problem_source
+from rlinf_embodied.data.sources import problem_source, require_laws
 from rlinf_embodied.data.text_forms import text_form
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
@@ -119,26 +119,9 @@ class ReasoningJob:
         problem_source(data, data.seed).batch(Split.test, 0, 1)
         (first,) = problem_source(data, self.config.run.seed).batch(Split.train, 0, 1)
         if data._target_ is not None:
-            self._require_laws(data._target_, first)
-
-    def _require_laws(self, target: str, first: Problem) -> None:
-        """Checks what a source of the user's promises: no problem moves, and no question is in two splits."""
-        trained = self._problems(Split.train, self.config.run.seed)
-        if trained[0] != first:
-            raise ConfigError(
-                f"data._target_ is {target!r}, but its first problem is {first.question[:80]!r} at one time and another "
-                "at the next: position i of a split is always the same problem, so draw it from (seed, split, position), "
-                "as with rlinf_embodied.randomness.words"
-            )
-        held_out = {
-            p.question for p in self._problems(Split.test, self.config.data.seed, self.config.eval.num_problems)
-        }
-        twice = next((problem.question for problem in trained if problem.question in held_out), None)
-        if twice is not None:
-            raise ConfigError(
-                f"data._target_ is {target!r}, but {twice[:80]!r} is in the splits train and test: let a question be in "
-                "one of them, as rlinf_embodied.data.problems.split_of decides"
-            )
+            trained = self._problems(Split.train, self.config.run.seed)
+            held_out = self._problems(Split.test, data.seed, self.config.eval.num_problems)
+            require_laws(data._target_, first, trained, held_out)
 
     def _require_context(self, folder: str | None) -> None:
         config = self.config

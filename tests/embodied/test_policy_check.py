@@ -19,7 +19,7 @@ from rlinf_embodied.embodied.warm_start import cache_folder
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlugInError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Features, PolicyOutput
+from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "experiments/examples"
 sys.path.append(str(EXAMPLES))
@@ -44,6 +44,10 @@ class Right(ProprioPolicy):
 
 
 class NoLoad:
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None: ...
+
+
+class OnlyPromises(Policy):
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None: ...
 
 
@@ -168,6 +172,7 @@ def function(config: object, env: object, seed: object) -> ProprioPolicy:
             "NoLoad",
             r"NoLoad has no encode, act, .*, load, .*imitation_loss: write what is missing, or inherit from Policy",
         ),
+        ("OnlyPromises", r"OnlyPromises has no encode, act, evaluate, value, .*, save, load: write what is missing"),
         (
             "TakesNoFlag",
             r"TakesNoFlag.evaluate is called with \(features, tokens, temperature, entropy_gradient\), which",
@@ -180,10 +185,7 @@ def test_a_class_that_cannot_be_a_policy_is_refused_before_it_is_made(name: str,
         require_policy_class(named(name), cloned=False)
 
 
-def test_what_is_inherited_from_the_protocol_does_not_count_as_written() -> None:
-    class OnlyPromises(ProprioPolicy):
-        load = classmethod(lambda cls, folder, config=None: None)
-
+def test_a_policy_that_cannot_be_cloned_says_so_and_what_else_can_be_done() -> None:
     with pytest.raises(ConfigError, match=r"has no imitation_loss, .* warm_start.from_nothing=true"):
         require_policy_class(CONFIG, cloned=True)
     with pytest.raises(ConfigError, match="so it cannot be cloned"):

@@ -223,8 +223,8 @@ class Leaks(Doubles):
 def test_a_source_whose_answers_are_wrong_is_named_before_anything_starts(plug_ins, monkeypatch, name, words):
     (plug_ins / "wrong_sources.py").write_text(WRONG_SOURCES)
     monkeypatch.delitem(sys.modules, "wrong_sources", raising=False)
+    start = f"warm_start.checkpoint={warm(tiny_math())}"
     with pytest.raises(ConfigError, match=rf"data\._target_ is 'wrong_sources\.{name}', .*{words}"):
-        start = f"warm_start.checkpoint={warm(tiny_math())}"
         ReasoningJob(tiny_math(f"data._target_=wrong_sources.{name}", start)).require_checkpoint(None)
 
 
