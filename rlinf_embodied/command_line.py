@@ -39,7 +39,15 @@ from rlinf_embodied.config import (
     TrainConfig,
 )
 from rlinf_embodied.embodied.starting_point import may_resume, require_start
-from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, PlanError, SimulatorError
+from rlinf_embodied.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ObjectiveError,
+    PlanError,
+    PlugInError,
+    SimulatorError,
+)
 
 # the input was wrong, not the machine
 USAGE_ERRORS = (ConfigError, DataError, PlanError, CheckpointError, SimulatorError)
@@ -215,6 +223,9 @@ def main(
             "temporary files (TMPDIR moves those), then give the same command again",
             file=sys.stderr,
         )
+        sys.exit(1)
+    except (PlugInError, ObjectiveError) as error:
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -20,8 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rlinf_embodied.compose.explain import explained
 from rlinf_embodied.compose.files import CONFIG_DIR, choice_folder, read_mapping
 from rlinf_embodied.compose.overrides import checked_override, parsed, placed, readable
-from rlinf_embodied.compose.user_files import stored_env, stored_plan
-from rlinf_embodied.config import EmulationConfig, MathConfig, PlanningConfig, TrainConfig
+from rlinf_embodied.compose.user_files import stored_plan, stored_section
+from rlinf_embodied.config import EmulationConfig, EnvConfig, MathConfig, PlanningConfig, PolicyConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.targets import load_target
 
@@ -91,7 +91,9 @@ def compose_config(
     try:
         given = [readable(text) for text in overrides]
         stored = [stored_plan(text, schema) if "plan" in groups else text for text in given]
-        stored = [stored_env(text) if "env" in groups else text for text in stored]
+        stored = [stored_section(text, "env", EnvConfig) if "env" in groups else text for text in stored]
+        if schema is TrainConfig:
+            stored = [stored_section(text, "policy", PolicyConfig) for text in stored]
         checked = [placed(checked_override(text, schema, groups), schema, groups) for text in stored]
         _require_filled(checked, schema, groups)
         # Hydra takes any key that is also a folder under configs/ for a group; where it is a plain key it is set last

@@ -13,12 +13,14 @@ from hydra.errors import HydraException
 
 from rlinf_embodied.compose.explain import did_you_mean, keys, unknown_key
 from rlinf_embodied.compose.files import SWITCHES, choice_folder, choices
+from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.config.renamed import require_current, require_current_choice
 from rlinf_embodied.errors import ConfigError
 
 # keys whose values are places of files: a name may hold anything, with quotes around it or without
 PATH_KEYS = (
-    *("run.dir", "resume", "checkpoint", "env", "plan", "plan.file", "plan.profile", "policy.folder", "out"),
+    *("run.dir", "resume", "checkpoint", "env", "policy", "plan", "plan.file", "plan.profile"),
+    *("policy.folder", "out"),
     *("warm_start.checkpoint", "warm_start.demonstrations", "warm_start.teacher", "warm_start.cache_dir"),
 )
 
@@ -95,7 +97,8 @@ def _check_choice(group: str, value: object, schema: type) -> None:
     if isinstance(value, str) and (value in names or f"{value}.yaml" in stored):
         return
     require_current_choice(group, str(value))
-    files = ", or a path to a .yaml file" if group in ("plan", "env") else ""
+    takes_files = group in ("plan", "env") or (group == "policy" and schema is TrainConfig)
+    files = ", or a path to a .yaml file" if takes_files else ""
     hint = f"one of configs/{choice_folder(group, schema)}{files}"
     generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""
     raise ConfigError(

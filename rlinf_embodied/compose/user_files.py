@@ -1,4 +1,4 @@
-"""Choices of groups that are no files under configs/: an env or a plan in a file of the user's."""
+"""Choices of groups that are no files under configs/: an env, a policy or a plan in a file of the user's."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from omegaconf.errors import OmegaConfBaseException
 from rlinf_embodied.compose.explain import explained
 from rlinf_embodied.compose.files import FILE_SUFFIXES, choice_folder, read_mapping
 from rlinf_embodied.compose.overrides import parsed
-from rlinf_embodied.config import EnvConfig, PlanConfig
+from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import ConfigError
 
 
-def stored_env(text: str) -> str:
+def stored_section(text: str, group: str, schema: type) -> str:
     """Makes a file a choice of the group: `env=my/robot.yaml` is stored and becomes `env=file_robot`."""
-    path = _file_of(text, "env")
+    path = _file_of(text, group)
     if path is None:
         return text
     try:
-        node = OmegaConf.merge(OmegaConf.structured(EnvConfig), read_mapping(path))
+        node = OmegaConf.merge(OmegaConf.structured(schema), read_mapping(path))
     except OmegaConfBaseException as error:
-        raise explained(error, EnvConfig, str(path)) from error
-    return _store_file("env", "env", path, node)
+        raise explained(error, schema, str(path)) from error
+    return _store_file(group, group, path, node)
 
 
 def stored_plan(text: str, schema: type) -> str:

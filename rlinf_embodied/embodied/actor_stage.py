@@ -31,7 +31,7 @@ from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlo
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
 from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
-from rlinf_embodied.errors import ObjectiveError
+from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import RunningEpisode
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
@@ -91,6 +91,7 @@ class ActorStage:
 
         Raises:
             ObjectiveError: the policy has nothing to train.
+            ConfigError: PPO has no critic to train.
         """
         model, algorithm = self._config.model, self._algorithm
         shared = context.share("policy", lambda: load_policy(model.policy, model.folder, context.device))
@@ -107,6 +108,11 @@ class ActorStage:
             )
         }
         if algorithm.name is AlgorithmName.ppo:
+            if not self._policy.value_parameters():
+                raise ConfigError(
+                    f"algorithm.name is ppo, but {type(self._policy).__name__}.value_parameters() is empty: PPO trains "
+                    "a critic, use algorithm=grpo without one"
+                )
             self._learners[VALUE] = self._learner(
                 self._policy.value_parameters(), algorithm.value_lr, algorithm.value_max_grad_norm, VALUE_STATISTICS
             )
@@ -131,7 +137,8 @@ class ActorStage:
         self._require_version(rollouts)
         metrics: dict[str, float] = {}
         if self._algorithm.name is AlgorithmName.ppo:
-            raw = {block: ppo_block(self._policy, parts, self._algorithm) for block, parts in rollouts.items()}
+            critic = self._config.held.policy.critic
+            raw = {block: ppo_block(self._policy, parts, self._algorithm, critic) for block, parts in rollouts.items()}
             blocks = normalize_blocks(raw, self._reducer)
             metrics |= self._fit_value(step_context, blocks)
         else:

@@ -16,7 +16,8 @@ from rlinf_embodied.errors import RlinfError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
-from rlinf_embodied.targets import load_target, told
+from rlinf_embodied.targets import load_target
+from rlinf_embodied.user_code import raised_by_user
 
 Blocks = tuple[int, ...]
 
@@ -61,9 +62,10 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
     except Exception as error:
         if config._target_ == EnvConfig()._target_:
             raise
+        raised = raised_by_user(error) or f"{type(error).__name__}: {error}"
         raise SimulatorError(
             f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
-            f"{told(error)}\nMend it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py "
+            f"{raised}\nMend it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py "
             "--env=<yaml> (docs/own_env.md) then tells whether training can use it"
         ) from error
 

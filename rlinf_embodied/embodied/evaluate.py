@@ -17,9 +17,10 @@ from rlinf_embodied.embodied.evaluation import (
     held_out,
     policy_stage,
 )
+from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under
 from rlinf_embodied.embodied.sizes import require_acting, require_shapes
-from rlinf_embodied.embodied.starting_point import require_plug_ins
+from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.runtime.sessions import open_session
@@ -39,7 +40,9 @@ def evaluate_command(config: EvaluateConfig) -> int:
         policy = trained_under(config.checkpoint).policy
         require_shapes(config.checkpoint, config.env)
         _require_same(config, policy)
-    require_plug_ins(config.env, policy)
+    require_env_target(config.env)
+    if policy is not None:
+        require_policy_class(policy, cloned=False)
     folder = RunFolder(Path(config.run.dir or _default_dir(config)))
     cluster = cluster_at_hand(config.cluster)
     videos = str(folder.videos) if config.eval.record_video else None

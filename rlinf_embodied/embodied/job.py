@@ -16,10 +16,11 @@ from rlinf_embodied.embodied.evaluation import (
     policy_stage,
 )
 from rlinf_embodied.embodied.graph import ACTOR, ENV
+from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.sizes import require_sizes
-from rlinf_embodied.embodied.starting_point import require_plug_ins, require_start
+from rlinf_embodied.embodied.starting_point import require_env_target, require_start
 from rlinf_embodied.embodied.warm_start import starting_policy
 from rlinf_embodied.embodied.warm_start_source import require_source
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
@@ -71,13 +72,15 @@ class EmbodiedJob:
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; a policy that training goes on from was trained under the same conditions."""
         config = self.config
-        require_plug_ins(config.env, config.policy)
+        require_env_target(config.env)
+        start = config.warm_start
+        require_policy_class(config.policy, not (checkpoint or start.checkpoint or start.from_nothing))
         if checkpoint is not None:
             require_conditions("resume", checkpoint, config.env, config.policy, free=())
         elif config.warm_start.checkpoint is not None:
             require_policy_folder("warm_start.checkpoint", config.warm_start.checkpoint)
-            start = Path(config.warm_start.checkpoint)
-            require_conditions("warm_start.checkpoint", start, config.env, config.policy, free=("task", "camera_fov"))
+            folder = Path(config.warm_start.checkpoint)
+            require_conditions("warm_start.checkpoint", folder, config.env, config.policy, free=("task", "camera_fov"))
         else:
             require_start(config)
             require_source(config)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.policy_check import check_policy, is_own, new_policy
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.warm_start_stage import ROWS, WarmStartStageConfig, for_demonstrations
 from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.interfaces.policies import Policy
-from rlinf_embodied.learning.shared_policy import move
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StageContext, StepContext
-from rlinf_embodied.targets import load_target
 
 _LEAST_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
 
@@ -39,9 +37,9 @@ class NewPolicyStage:
         config = self._config
         env = make_env(for_demonstrations(config.envs[0]), ROWS, self._device)
         try:
-            make = load_target(config.policy._target_)
-            policy = cast(Policy, make(config.policy, env.spec, config.seed))
-            move(policy.module, self._device)
+            policy = new_policy(config.policy, env.spec, config.seed, self._device)
+            if is_own(config.policy):
+                check_policy(policy, config.policy, env.spec, env.reset(range(ROWS)))
             for name, column in self._seen(env, policy).items():
                 mean, std = column.double().mean(0), column.double().std(0, correction=0)
                 policy.set_statistics(name, mean.float(), std.float().clamp(min=_LEAST_STD))

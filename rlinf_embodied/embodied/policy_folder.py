@@ -50,8 +50,18 @@ def require_policy_folder(path: str, folder: str) -> None:
 
 
 def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConfig) -> None:
-    """Writes a policy with the conditions of its training."""
+    """Writes a policy with the conditions of its training.
+
+    Raises:
+        CheckpointError: the policy's `save` wrote no config.json, by which a folder is known to hold a policy.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     policy.save(folder)
+    if not (folder / "config.json").exists():
+        raise CheckpointError(
+            f"{type(policy).__name__}.save wrote {sorted(path.name for path in folder.iterdir())}, but a policy folder "
+            "holds a config.json: write one, as policies.checkpoint_folder.write_folder does (docs/own_policy.md)"
+        )
     content = {"env": asdict(env), "policy": asdict(config), "fingerprint": asdict(fingerprint(env, config))}
     (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
 

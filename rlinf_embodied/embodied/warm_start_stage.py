@@ -21,22 +21,21 @@ from torch import Tensor
 from rlinf_embodied.config import EnvConfig, PolicyConfig, WarmStartConfig
 from rlinf_embodied.embodied.demonstrations import Demonstrations, join, join_all
 from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.policy_check import check_policy, is_own, new_policy
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.recorded import Recorded, open_recorded
 from rlinf_embodied.embodied.teacher import Teacher
 from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces.envs import Observation, VectorEnv
-from rlinf_embodied.interfaces.policies import Features, Policy
+from rlinf_embodied.interfaces.policies import Features
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.reduce import ExactReducer
-from rlinf_embodied.learning.shared_policy import move
 from rlinf_embodied.learning.update import Shuffle, minibatches
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.runtime.host import StageContext, StepContext
-from rlinf_embodied.targets import load_target
 
 NUM_DATA_BLOCKS = 4
 ROWS = 16  # env rows per worker while demonstrating
@@ -81,9 +80,10 @@ class WarmStartStage:
         rows = (self._recorded.num_rows if self._recorded else None) or ROWS
         self._envs = [make_env(for_demonstrations(env), rows, context.device) for env in config.envs]
         self._teacher = Teacher(source.path, self._envs[0], context.device) if source and not files else None
-        make = load_target(config.policy._target_)
-        self._policy = cast(Policy, make(config.policy, self._envs[0].spec, config.seed))
-        move(self._policy.module, context.device)
+        env = self._envs[0]
+        self._policy = new_policy(config.policy, env.spec, config.seed, context.device)
+        if is_own(config.policy):
+            check_policy(self._policy, config.policy, env.spec, env.reset(range(rows)))
         self._blocks = context.blocks
         self._todo = [(e, block, number) for block in context.blocks for e, number in self._episodes(block)]
         self._attempts = self._successes = 0

@@ -10,9 +10,9 @@ from typing import cast
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Engine, MathConfig, ReasoningName
-from rlinf_embodied.data.problems import Split
+from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import prompt_template
-from rlinf_embodied.data.sources import problem_source
+from rlinf_embodied.data.sources import problem_source, require_laws
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
@@ -116,9 +116,12 @@ class ReasoningJob:
 
     def _require_problems(self) -> None:
         data = self.config.data
-        held_out = problem_source(data, data.seed)
-        held_out.batch(Split.test, 0, 1)
-        problem_source(data, self.config.run.seed).batch(Split.train, 0, 1)
+        problem_source(data, data.seed).batch(Split.test, 0, 1)
+        (first,) = problem_source(data, self.config.run.seed).batch(Split.train, 0, 1)
+        if data._target_ is not None:
+            trained = self._problems(Split.train, self.config.run.seed)
+            held_out = self._problems(Split.test, data.seed, self.config.eval.num_problems)
+            require_laws(data._target_, first, trained, held_out)
 
     def _require_context(self, folder: str | None) -> None:
         config = self.config
@@ -137,11 +140,15 @@ class ReasoningJob:
 
     def _longest(self, policy: LanguagePolicy, split: Split, seed: int, most: int | None = None) -> Prompt:
         """Returns the longest prompt of a split: of all its rows or the first `most`, or of the start of a stream."""
-        template, source = prompt_template(self.config.data.prompt_template), problem_source(self.config.data, seed)
+        template = prompt_template(self.config.data.prompt_template)
+        prompts = (Prompt(p.id, tuple(policy.encode(template.prompt(p)))) for p in self._problems(split, seed, most))
+        return max(prompts, key=lambda prompt: len(prompt.tokens))
+
+    def _problems(self, split: Split, seed: int, most: int | None = None) -> list[Problem]:
+        source = problem_source(self.config.data, seed)
         size = source.size(split)
         number = min(n for n in (most, _LOOKED_AT if size is None else size) if n is not None)
-        prompts = (Prompt(p.id, tuple(policy.encode(template.prompt(p)))) for p in source.batch(split, 0, number))
-        return max(prompts, key=lambda prompt: len(prompt.tokens))
+        return source.batch(split, 0, number)
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:

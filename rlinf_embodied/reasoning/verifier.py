@@ -19,10 +19,11 @@ import numpy as np
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PromptTemplate
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.errors import ConfigError, RlinfError
 from rlinf_embodied.reasoning.answers import decide, solves
 from rlinf_embodied.reasoning.verifier_pool import VerifierPool
 from rlinf_embodied.targets import load_plug_in
+from rlinf_embodied.user_code import raised_by_user
 
 RewardFunction = Callable[[str, Problem], float]  # (completion without its ending token, problem) -> what it earns
 _RIGHT = 1.0  # what a function gives a right answer, at least
@@ -104,7 +105,7 @@ class Verifier:
 
         Raises:
             WorkerError: math-verify is needed and no process for it can be started.
-            ConfigError: the user's function returned something else than a finite number.
+            ConfigError: the user's function raised, or returned something else than a finite number.
         """
         complete = np.ones(len(completions), bool) if ended is None else np.asarray(ended, bool)
         assert len(completions) == len(problems) == len(complete)
@@ -138,7 +139,16 @@ class Verifier:
 
 
 def _earned(function: RewardFunction, completion: str, problem: Problem) -> float:
-    found = function(completion, problem)
+    try:
+        found = function(completion, problem)
+    except Exception as error:
+        told = raised_by_user(error)
+        if told is None or isinstance(error, RlinfError):
+            raise
+        raise ConfigError(
+            f"reward._target_, asked about {completion[:80]!r} as a completion of {problem.question[:80]!r}, raised "
+            f"{told}\nMend it there: it returns a number for every completion"
+        ) from error
     try:
         number = float(found)
     except (TypeError, ValueError):

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from rlinf_embodied import device as devices
-from rlinf_embodied.errors import RlinfError, WorkerError
+from rlinf_embodied.errors import PlugInError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime.residents import Residents
 from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
+from rlinf_embodied.user_code import raised_by_user
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +314,10 @@ class WorkerHost:
             del self._store[key]
 
     def _failure(self, where: str, error: Exception) -> WorkerError:
+        failed = f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
+        told = raised_by_user(error)
+        if told is not None:
+            return PlugInError(f"{failed}{told}\nMend it there, then give the same command again")
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         path = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
         if devices.is_out_of_memory(error):
@@ -321,10 +326,7 @@ class WorkerHost:
                 f"Its stages are {', '.join(self.stages)}: let them take turns (a plan with resident: false, or "
                 "plan=auto), give them more devices, or make blocks, microbatches or the model smaller"
             )
-        return WorkerError(
-            f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
-            f"{type(error).__name__}: {error} (at {path})"
-        )
+        return WorkerError(f"{failed}{type(error).__name__}: {error} (at {path})")
 
 
 def solo_context(blocks: Sequence[int], device: str = "cpu", shared: dict[str, object] | None = None) -> StageContext:

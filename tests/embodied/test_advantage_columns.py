@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, Level
+from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, Critic, Level
 from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.interfaces.envs import Observation
@@ -141,12 +141,16 @@ def spread(block: TrainingBlock, values: Tensor, shape: torch.Size) -> np.ndarra
     return whole.reshape(*shape)
 
 
+def critic_of(rollout: Rollout) -> Critic:
+    return Critic.observation if rollout.env.privileged is None else Critic.privileged
+
+
 @given(rollout=st.booleans().flatmap(rollouts), bootstrap=st.booleans())
 @settings(max_examples=150)
 def test_ppo_advantages_and_targets_are_those_of_a_loop_over_episodes(rollout: Rollout, bootstrap: bool) -> None:
     chunk = rollout.values.shape[2]
     config = algorithm(bootstrap_at_timeout=bootstrap)
-    block = ppo_block(ReadsItsInput(chunk), [(rollout.policy, rollout.env)], config)  # pyright: ignore[reportArgumentType]
+    block = ppo_block(ReadsItsInput(chunk), [(rollout.policy, rollout.env)], config, critic_of(rollout))  # pyright: ignore[reportArgumentType]
     advantages, returns = naive_gae(rollout, bootstrap)
     assert block.returns is not None
     np.testing.assert_allclose(spread(block, block.advantages, rollout.values.shape), advantages, atol=1e-4)

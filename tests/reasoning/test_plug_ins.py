@@ -13,7 +13,7 @@ from model_folders import CHAT, gsm8k_rows, model_folder, write_rows
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
-from rlinf_embodied.config import DataConfig, LanguagePolicyConfig
+from rlinf_embodied.config import DataConfig, LanguagePolicyConfig, RewardConfig
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.data.sources import problem_source
@@ -149,6 +149,83 @@ def test_a_reward_is_a_finite_number(returned):
         Verifier(PROMPT_TEMPLATES["compact"], function=lambda completion, problem: returned) as verifier,
     ):
         verifier.verify(["#6"], [SIX])
+
+
+def test_a_reward_that_raises_is_shown_by_its_own_line(plug_ins):
+    (plug_ins / "my_rewards.py").write_text("def score(completion, problem):\n    return {'7': 1.0}[problem.answer]\n")
+    function = reward_function(RewardConfig(_target_="my_rewards.score"))
+    asked = r"reward\._target_, asked about '#6' as a completion of '7\+8-9=', raised KeyError: '6', from"
+    with (
+        pytest.raises(ConfigError, match=rf"{asked}\n  /.*/my_rewards\.py, line 2, in score: return"),
+        Verifier(PROMPT_TEMPLATES["compact"], function=function) as verifier,
+    ):
+        verifier.verify(["#6"], [SIX])
+
+
+WRONG_SOURCES = """
+from my_problems import Doubles
+
+
+class Unfinished(Doubles):
+    def __init__(self, config, seed):
+        self._open("no/such/file")
+
+
+class Raises(Doubles):
+    def batch(self, split, start, count):
+        return {}["rows"]
+
+
+class Short(Doubles):
+    def batch(self, split, start, count):
+        return super().batch(split, start, count + 1)
+
+
+class Pairs(Doubles):
+    def batch(self, split, start, count):
+        return [("1+1=", "2")] * count
+
+
+class OneId(Doubles):
+    def batch(self, split, start, count):
+        return super().batch(split, 0, 1) * count
+
+
+class Empty(Doubles):
+    def size(self, split):
+        return 0
+
+
+class Forgets(Doubles):
+    def batch(self, split, start, count):
+        return super().batch(split, start + count % 3, count)
+
+
+class Leaks(Doubles):
+    def batch(self, split, start, count):
+        return super().batch(type(split)("train"), start, count)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Unfinished", r"making it raised AttributeError: .*from\n  .*wrong_sources\.py, line 7, in __init__"),
+        ("Raises", r"batch\(test, 0, 1\) raised KeyError: 'rows', from\n  .*line 12, in batch"),
+        ("Short", r"batch\(test, 0, 1\) returned 2 problems: return 1 Problem"),
+        ("Pairs", r"batch\(test, 0, 1\) returned a tuple among them"),
+        ("OneId", r"batch\(train, 0, \d+\) returned problems of which two have one id"),
+        ("Empty", r"size\(train\) is 0, but a split has some problems"),
+        ("Forgets", r"position i of a split is always the same problem, so draw it from"),
+        ("Leaks", r"is in the splits train and test: let a question be in one"),
+    ],
+)
+def test_a_source_whose_answers_are_wrong_is_named_before_anything_starts(plug_ins, monkeypatch, name, words):
+    (plug_ins / "wrong_sources.py").write_text(WRONG_SOURCES)
+    monkeypatch.delitem(sys.modules, "wrong_sources", raising=False)
+    start = f"warm_start.checkpoint={warm(tiny_math())}"
+    with pytest.raises(ConfigError, match=rf"data\._target_ is 'wrong_sources\.{name}', .*{words}"):
+        ReasoningJob(tiny_math(f"data._target_=wrong_sources.{name}", start)).require_checkpoint(None)
 
 
 def test_a_source_has_the_methods_of_one(plug_ins):
