@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from policies.checkpoint_folder import read_folder, write_folder
 from policies.critic import Standardise
 from rlinf_embodied.algorithms.log_probs import (
-    likeliest_tokens,
+    greedy_tokens,
     sample_tokens,
     token_log_probs,
     token_log_probs_and_entropy,
@@ -46,7 +46,7 @@ class ProprioPolicy(Policy):
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
         """Chooses the likeliest bins, or those at which the cumulative distribution passes `noise`."""
         logits = self._actor(features["proprio"])  # [B, C, A, bins]
-        tokens = likeliest_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
+        tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
         actions = tokens * (2.0 / (self.spec.num_bins - 1)) - 1.0
         return PolicyOutput(actions, tokens, token_log_probs(logits, tokens, temperature))
 

@@ -137,7 +137,7 @@ class ActorStage:
         self._require_version(rollouts)
         metrics: dict[str, float] = {}
         if self._algorithm.name is AlgorithmName.ppo:
-            critic = self._config.held.policy.critic
+            critic = self._config.model.policy.critic
             raw = {block: ppo_block(self._policy, parts, self._algorithm, critic) for block, parts in rollouts.items()}
             blocks = normalize_blocks(raw, self._reducer)
             metrics |= self._fit_value(step_context, blocks)
