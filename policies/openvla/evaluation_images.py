@@ -73,4 +73,4 @@ def _crop_places(side: int, area: float) -> tuple[NDArray[np.intp], NDArray[np.i
 def _lerp(
     values: NDArray[np.float32], before: NDArray[np.intp], after: NDArray[np.intp], weight: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    return values[before] + (values[after] - values[before]) * weight[:, None, None]
+    return (values[before] + (values[after] - values[before]) * weight[:, None, None]).astype(np.float32)
