@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib
 import os
 import signal
 import sys
@@ -53,7 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """See `_set_aside`."""
+    """Makes the simulated accelerator known before the first backward pass of the process; see `_set_aside`."""
+    if any(item.get_closest_marker("accelerator") for item in session.items) and not _missing_accelerator():
+        importlib.import_module("simulated_accelerator")
     _set_aside(session.config)
 
 

@@ -62,7 +62,7 @@ TELLING = {
     ("ppo", "hybrid on 2"),
     ("ppo", "disaggregated on 2, switching"),
     ("ppo", "unlike splits"),
-    ("ppo, bootstrap at time-outs from pictures", "disaggregated on 2"),
+    ("ppo, bootstrap at time-outs from images", "disaggregated on 2"),
     ("ppo, carried over", "unlike splits"),
     ("ppo, stops at a KL", "collocated on 2"),
     ("grpo", "disaggregated on 3"),

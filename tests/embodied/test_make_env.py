@@ -42,12 +42,13 @@ def test_a_training_says_in_one_error_what_the_env_raised_and_where(broken, monk
     code, _, err = call(monkeypatch, capsys, "train_vla", *tiny_overrides(*chosen))
     assert code == 2
     first, *frames, action = err.splitlines()
+    module = tmp_path / "arm_without_port.py"
     assert first.startswith("error: env._target_ is 'arm_without_port.make_env', but building its")
     assert 'raised TypeError: can only concatenate str (not "int") to str' in first
     assert "(env.task=PointReach-v0)" in first
     assert frames == [
-        '  arm_without_port.py:9 in make_env: return Arm("/dev/arm0")',
-        "  arm_without_port.py:6 in __init__: self.calibration = open(port + 1)",
+        f'  {module}, line 9, in make_env: return Arm("/dev/arm0")',
+        f"  {module}, line 6, in __init__: self.calibration = open(port + 1)",
     ]
     assert action.startswith("Mend it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py ")
 

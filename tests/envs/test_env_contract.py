@@ -59,7 +59,7 @@ ON_STOCK = {
     "test_an_episode_is_a_function_of_seed_and_actions_whatever_ran_before",
     "test_a_partial_reset_leaves_running_rows_alone",
     "test_a_running_episode_is_restored_bit_for_bit_in_another_env",
-    "test_recorded_rows_give_one_picture_per_env_step_and_films_change_nothing",
+    "test_recorded_rows_give_one_image_per_env_step_and_films_change_nothing",
 }
 SLOW_STOCK = pytest.param("stock", marks=[SIM, pytest.mark.slow])
 

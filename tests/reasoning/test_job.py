@@ -13,7 +13,7 @@ from rlinf_embodied.reasoning.job import ReasoningJob
     [
         ([], "1 for a right answer, 0 for another"),
         (["reward._target_=my_rewards.short_and_right"], "what my_rewards.short_and_right returns"),
-        (["reward.format_reward=0.25"], "1 for a right answer, 0 for another, 0.25 for the right form"),
+        (["reward.format_reward=0.25"], "1 for a right answer, 0 for another, 0.25 for the right format"),
         (
             ["reward.overlong_tokens=4", "reward.overlong_penalty=0.5"],
             "1 for a right answer, 0 for another, up to -0.5 for length",
@@ -21,7 +21,7 @@ from rlinf_embodied.reasoning.job import ReasoningJob
         (["reward.overlong_penalty=0.5"], "1 for a right answer, 0 for another"),
         (
             ["reward._target_=my_rewards.f", "reward.format_reward=2", "reward.overlong_tokens=4"],
-            "what my_rewards.f returns, 2 for the right form, up to -1 for length",
+            "what my_rewards.f returns, 2 for the right format, up to -1 for length",
         ),
     ],
     ids=["right", "own", "form", "length", "length that is off", "all"],

@@ -219,7 +219,7 @@ def test_generated_problems_that_do_not_fit(tmp_path, nothing_starts, overrides,
         (["plan=disaggregated"], ["plan disaggregated needs at least 2 devices", "use plan=collocated"]),
         (
             ["cluster.num_devices=3"],
-            ["gives generation 3 devices", "works on 2 blocks together", "2 sets", "algorithm.prompts_per_iteration"],
+            ["gives generation 3 devices", "works on 2 blocks at a time", "2 sets", "algorithm.prompts_per_iteration"],
         ),
         (
             ["cluster.num_devices=5", "generation.rows_per_batch=8"],

@@ -38,10 +38,12 @@ from rlinf_embodied.config import WarmStartConfig
 from rlinf_embodied.errors import ConfigError
 
 TRAIN = Path(__file__).resolve().parents[2] / "train_vla.py"
+_CLONE = ["warm_start.num_demos=240", "warm_start.epochs=14", "warm_start.head_epochs=76"]
+_CORNER = [*_CLONE, "warm_start.region=[0.03,1,0.03,1]"]
 RECIPES: dict[str, list[str]] = {
-    "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo"],
-    "region": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo", "warm_start.region=[0.03,1,0.03,1]"],
-    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run=demo", "warm_start.region=[0.03,1,0.03,1]"],
+    "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo", *_CLONE],
+    "region": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo", *_CORNER],
+    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run=demo", *_CORNER],
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
 
