@@ -75,8 +75,8 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
 
 @pytest.mark.parametrize(
     ("library", "doors"),
-    [  # the wire's benchmark compares it with bare Ray
-        ("ray", ["experiments/bench/wire.py", "rlinf_embodied/runtime/ray_session.py"]),
+    [
+        ("ray", ["rlinf_embodied/runtime/ray_session.py"]),
         ("hydra", ["rlinf_embodied/compose.py"]),
         ("math_verify", ["rlinf_embodied/reasoning/judge_worker.py"]),
     ],

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import trl_losses
 from conftest import REPOSITORY
 
 from experiments.bench.llm import __main__ as bench_llm
-from experiments.bench.llm import arms, bare, losses, ours, trl_peer
+from experiments.bench.llm import arms, bare, ours, trl_peer
 from experiments.bench.llm import work as llm_work
 from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.advantages import group_advantages
@@ -124,21 +125,21 @@ def test_other_numbers_of_devices_are_refused(work, tmp_path):
 # ------------------------------------------------------------------------------------------------------------------ TRL
 @needs_trl
 def test_both_compute_the_same_loss_and_gradient(work, monkeypatch):
-    found = losses.compare(replace(work, prompts=8))
+    found = trl_losses.compare(replace(work, prompts=8))
     assert [loss.case.split()[0] for loss in found] == ["token", "token", "sequence", "sequence"]
     assert all(0.1 < loss.clipped < 0.9 for loss in found[1::2])
     monkeypatch.setattr(training_rows, "group_advantages", functools.partial(group_advantages, eps=1e-4))  # TRL's
-    exact = losses.compare(replace(work, prompts=8))
+    exact = trl_losses.compare(replace(work, prompts=8))
     assert max(abs(loss.ours - loss.theirs) for loss in exact) < 1e-6
 
 
 @needs_trl
-def test_unequal_losses_stop_the_benchmark(work, monkeypatch):
+def test_unequal_losses_are_refused(work, monkeypatch):
     with pytest.raises(ObjectiveError, match="the objectives differ"):
-        losses.compare(replace(work, prompts=8), "algorithm.drop_uniform_groups=true")
+        trl_losses.compare(replace(work, prompts=8), "algorithm.drop_uniform_groups=true")
     monkeypatch.setattr(training_rows, "group_advantages", functools.partial(group_advantages, eps=0.1))  # smaller
     with pytest.raises(ObjectiveError, match="the objectives differ"):
-        losses.compare(replace(work, prompts=8))
+        trl_losses.compare(replace(work, prompts=8))
 
 
 @needs_trl
