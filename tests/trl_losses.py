@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from experiments.bench.llm.bare import generated, judged, old_log_probs
+from experiments.bench.llm.bare import old_log_probs
 from experiments.bench.llm.ours import overrides
 from experiments.bench.llm.trl_peer import Settings, make_trainer
-from experiments.bench.llm.work import FORM, Work, step_problems
+from experiments.bench.llm.work import FORM, Work, generated, judged, step_problems
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import ReasoningAlgorithmConfig

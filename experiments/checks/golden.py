@@ -19,12 +19,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.harness import chosen, parse
+from experiments.bench.harness import chosen, parse_all
 from rlinf_embodied import portable
-from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.errors import RlinfError
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests" / "golden"
 NAMES = ("clone", "language", "pick")
@@ -91,9 +91,7 @@ def check(own: Options, names: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     try:
-        own, unknown = parse(Options, arguments)
-        if unknown:
-            raise ConfigError(f"{unknown[0]!r} is unknown: use {', '.join(field.name for field in fields(Options))}")
+        own = parse_all(Options, arguments, "golden")
         names = chosen("" if own.recipe == "all" else own.recipe, dict.fromkeys(NAMES), "recipe")
         return check(own, list(names))
     except RlinfError as error:

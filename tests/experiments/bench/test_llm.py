@@ -16,6 +16,7 @@ import torch
 import trl_losses
 from conftest import REPOSITORY
 
+from experiments.bench.harness import parse_all
 from experiments.bench.llm import __main__ as bench_llm
 from experiments.bench.llm import arms, bare, ours, trl_peer
 from experiments.bench.llm import work as llm_work
@@ -44,9 +45,9 @@ def gradient(work, **own) -> torch.Tensor:
     """The gradient of the bare cost's first step."""
     problems = llm_work.step_problems(work, 0)
     policy = CausalLM.load(Path(work.start))
-    groups = bare.generated(policy, problems, work, 256, 0)
-    with bare.Judge(bare.FORM) as judge:
-        advantages = group_advantages(bare.judged(policy, judge, groups, problems).rewards).reshape(-1)
+    groups = llm_work.generated(policy, problems, work, 256, 0)
+    with llm_work.Judge(llm_work.FORM) as judge:
+        advantages = group_advantages(llm_work.judged(policy, judge, groups, problems).rewards).reshape(-1)
     bare.backward(policy, groups, advantages, bare.Settings.of(work, **own))
     bare.average(policy, sum(int(group.lengths.sum()) for group in groups), 1)
     return torch.cat([p.grad.reshape(-1) for p in policy.parameters() if p.grad is not None])
@@ -75,12 +76,12 @@ def test_steps_have_different_problems_and_none_of_the_test_split(work):
 
 
 def test_work_passes_through_arguments(work):
-    given = llm_work.settings_of(bare.Settings, [*work.arguments(), "steps=3"])
+    given = parse_all(bare.Settings, [*work.arguments(), "steps=3"], "bare")
     assert given == bare.Settings.of(work, steps=3)
-    with pytest.raises(ConfigError, match=r"'stepz' is not known: use some of .*steps"):
-        llm_work.settings_of(bare.Settings, ["stepz=3"])
+    with pytest.raises(ConfigError, match=r"'stepz=3' is no argument of bare: use some of .*steps"):
+        parse_all(bare.Settings, ["stepz=3"], "bare")
     with pytest.raises(ConfigError, match="prompts is 'many', but it must be a int"):
-        llm_work.settings_of(bare.Settings, ["prompts=many"])
+        parse_all(bare.Settings, ["prompts=many"], "bare")
 
 
 # -------------------------------------------------------------------------------------------------------- the bare cost
