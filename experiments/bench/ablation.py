@@ -39,9 +39,8 @@ from experiments.bench.harness import (
     earlier_results,
     joined,
     names_of,
-    seconds_of,
 )
-from experiments.bench.harness.trainings import iterations, job_of, starting_folder
+from experiments.bench.harness.trainings import iterations, job_of, starting_folder, timed_iteration
 from experiments.bench.planner.published import best_plan, frozen, pricer_of
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import compose_train
@@ -161,7 +160,7 @@ def timed(
     session.clear()
     cluster = cluster_at_hand(ClusterConfig(num_devices=DEVICES, transport=transport))
     steps = iterations(job_of(config), Executor(workflow, plan, session, cluster), 1 + count)
-    return [seconds_of(partial(next, steps)) for _ in range(1 + count)][1:]
+    return [timed_iteration(steps)[0] for _ in range(1 + count)][1:]
 
 
 # ------------------------------------------------------------------------------------------------------------- emulated

@@ -35,7 +35,7 @@ from experiments.bench.harness import (
     earlier_results,
     joined,
 )
-from experiments.bench.harness.trainings import digest_of, iterations, job_of, timed
+from experiments.bench.harness.trainings import digest_of, iterations, job_of, timed_iteration
 from rlinf_embodied.cluster.hardware import cluster_at_hand
 from rlinf_embodied.compose import choices, compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
@@ -167,8 +167,8 @@ def _trained(
                 sessions.append(make_session(config.cluster))
             executors[name] = Executor(workflow, plan, sessions[-1] if sessions else first, cluster)
         steps = {name: iterations(job, executor, before + count) for name, executor in executors.items()}
-        arms = {name: partial(timed, step) for name, step in steps.items()}
-        found = alternate(arms, count, warm_up=before, quiet=True)
+        arms = {name: partial(timed_iteration, step) for name, step in steps.items()}
+        found = alternate(arms, count, warm_up=before)
         return {
             name: outcome(predict(pricer, plan), plan, found[name], digest_of(executors[name]))
             for name, plan in plans.items()
@@ -179,7 +179,7 @@ def _trained(
 
 
 def outcome(predicted: Prediction, plan: Plan, found: Sequence[tuple[float, float]], digest: str) -> Outcome:
-    """Returns what is reported of a plan; `found` is what `timed` gave, iteration by iteration."""
+    """Returns what is reported of a plan; `found` is what `timed_iteration` gave, iteration by iteration."""
     seconds, outside = zip(*found, strict=True)
     return Outcome(
         predicted_s=predicted.iteration_s,

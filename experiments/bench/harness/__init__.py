@@ -5,7 +5,7 @@ measure(run) -> Report <-  alternate(arms)  <-  Worker (pieces asked by name) or
 Report                 ->  printed, <out>.json, <out>.md, <out>.png
 """
 
-from experiments.bench.harness.arms import alternate, seconds_of
+from experiments.bench.harness.arms import alternate
 from experiments.bench.harness.command import (
     Benchmark,
     Run,
@@ -42,7 +42,6 @@ __all__ = [
     "parse",
     "parse_all",
     "ratios",
-    "seconds_of",
     "use_one_thread_per_process",
     "write_results",
 ]

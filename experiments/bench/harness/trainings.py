@@ -69,7 +69,7 @@ def outside_stages(spans: Iterable[Span], seconds: float) -> float:
     return 1 - max(busy.values()) / seconds
 
 
-def timed(steps: Iterator[tuple[IterationResult, dict[str, float]]]) -> tuple[float, float]:
+def timed_iteration(steps: Iterator[tuple[IterationResult, dict[str, float]]]) -> tuple[float, float]:
     """Runs the next iteration; returns its seconds and the share of them that was spent in no stage."""
     start = time.perf_counter()
     result, _ = next(steps)
