@@ -75,8 +75,8 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
 
 @pytest.mark.parametrize(
     ("library", "doors"),
-    [  # the wire's benchmark compares it with plain Ray
-        ("ray", ["experiments/bench/wire.py", "rlinf_embodied/runtime/ray_session.py"]),
+    [
+        ("ray", ["rlinf_embodied/runtime/ray_session.py"]),
         (
             "hydra",
             [f"rlinf_embodied/compose/{name}.py" for name in ("commands", "evaluation", "overrides", "user_files")],

@@ -7,7 +7,7 @@ python -m experiments.bench.ablation [where=local,emulated] [rounds=3] [iteratio
     scheduler               a fixed plan in the place of the best one: collocated / disaggregated / hybrid, and
                             temporal / spatial / hybrid on the emulated cluster
     elastic pipelining      one chunk per edge and one shard per loop, then planned again
-    context switching       everything resident: planned again; if nothing fits, with half the items until it does
+    context switching       everything resident: planned again
     adaptive communication  every edge through the object store: locally also between stages of one worker; emulated
                             only what crosses devices, at the store's rate
 
@@ -39,9 +39,8 @@ from experiments.bench.harness import (
     earlier_results,
     joined,
     names_of,
-    seconds_of,
 )
-from experiments.bench.harness.trainings import iterations, job_of, starting_folder
+from experiments.bench.harness.trainings import iterations, job_of, starting_folder, timed_iteration
 from experiments.bench.planner.published import best_plan, frozen, pricer_of
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import compose_train
@@ -53,7 +52,7 @@ from rlinf_embodied.execution.emulation import Emulator
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import WHOLE, Workflow
 from rlinf_embodied.flow.plan import Plan, resolve
-from rlinf_embodied.flow.planner import Mode, find_plans
+from rlinf_embodied.flow.planner import Mode
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile import Profile
 from rlinf_embodied.planning_inputs import find_cluster
@@ -161,7 +160,7 @@ def timed(
     session.clear()
     cluster = cluster_at_hand(ClusterConfig(num_devices=DEVICES, transport=transport))
     steps = iterations(job_of(config), Executor(workflow, plan, session, cluster), 1 + count)
-    return [seconds_of(partial(next, steps)) for _ in range(1 + count)][1:]
+    return [timed_iteration(steps)[0] for _ in range(1 + count)][1:]
 
 
 # ------------------------------------------------------------------------------------------------------------- emulated
@@ -171,7 +170,7 @@ def emulated_rows(names: Sequence[str], rounds: int, store_bytes_per_s: float) -
     try:
         for name in names:
             cases = [(row, pricer, best(pricer, mode, row)) for row, pricer, mode in cases_of(name, store_bytes_per_s)]
-            calls = [(row, partial(emulated, name, pricer, plan, session)) for row, pricer, plan in cases if plan]
+            calls = [(row, partial(emulated, pricer, plan, session)) for row, pricer, plan in cases if plan]
             run_rows(calls, rounds)
             rows += [row for row, *_ in cases]
     finally:
@@ -179,10 +178,9 @@ def emulated_rows(names: Sequence[str], rounds: int, store_bytes_per_s: float) -
     return rows
 
 
-def emulated(name: str, pricer: Pricer, plan: Plan, session: RaySession) -> list[float]:
-    """Returns seconds per full iteration: with fewer items, more iterations for the same work."""
-    scale = items_of(frozen(name)) / (pricer.workflow.num_blocks * pricer.workflow.items_per_block)
-    return [seconds * scale for seconds in Emulator(pricer, session).run(plan, 1).measured_s]
+def emulated(pricer: Pricer, plan: Plan, session: RaySession) -> list[float]:
+    """Returns seconds per iteration."""
+    return list(Emulator(pricer, session).run(plan, 1).measured_s)
 
 
 def cases_of(name: str, store_bytes_per_s: float) -> list[tuple[Row, Pricer, Mode]]:
@@ -193,37 +191,19 @@ def cases_of(name: str, store_bytes_per_s: float) -> list[tuple[Row, Pricer, Mod
     )
     plain, stored = pricer_of(profile, cluster), pricer_of(profile, replace(cluster, links=links))
     modes = [(Row(where, "scheduler", mode.value), plain, mode) for mode in (Mode.temporal, Mode.hybrid, Mode.spatial)]
-    resident, items = smaller_until_it_fits(name, cluster)
-    note = "" if items == items_of(profile) else f"{items} of {items_of(profile)} items at a time"
     return [
         (Row(where, "(all on)", "auto"), plain, Mode.any),
         *modes,
         (Row(where, "elastic pipelining", "auto"), one_chunk(plain), Mode.any),
-        (Row(where, "context switching", "auto", note=note), resident, Mode.any),
+        (Row(where, "context switching", "auto"), never_switched(profile, cluster), Mode.any),
         (Row(where, "adaptive communication", "auto"), stored, Mode.any),
     ]
 
 
-def items_of(profile: Profile) -> int:
-    """Returns the items of a full iteration."""
-    assert profile.workload is not None
-    return profile.workload.num_items
-
-
-def smaller_until_it_fits(name: str, cluster: Cluster) -> tuple[Pricer, int]:
-    """Returns the prices for the largest halved workload of which some plan keeps everything resident."""
-    items = items_of(frozen(name))
-    while True:
-        profile = frozen(name, items)
-        stages = {key: replace(stage, offload_s=NEVER_S) for key, stage in profile.stages.items()}
-        pricer = pricer_of(replace(profile, stages=stages), cluster)
-        try:
-            fits = find_plans(pricer)[0].iteration_s < NEVER_S
-        except PlanError:
-            fits = False
-        if fits or items // 2 < 8 * pricer.workflow.items_per_block:
-            return pricer, items
-        items //= 2
+def never_switched(profile: Profile, cluster: Cluster) -> Pricer:
+    """Returns the prices where a switch takes too long for any plan that makes one."""
+    stages = {key: replace(stage, offload_s=NEVER_S) for key, stage in profile.stages.items()}
+    return pricer_of(replace(profile, stages=stages), cluster)
 
 
 def one_chunk(pricer: Pricer) -> Pricer:
@@ -242,8 +222,7 @@ def best(pricer: Pricer, mode: Mode, row: Row) -> Plan | None:
         row.note = f"infeasible: {error}"
         return None
     fits = iteration_s < NEVER_S
-    said = plan.name if fits else "infeasible: nothing fits without switching"
-    row.note = "; ".join(part for part in (row.note, said) if part)
+    row.note = plan.name if fits else "infeasible: nothing fits without switching"
     return plan if fits else None
 
 

@@ -6,7 +6,8 @@ python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [out=do
 For each workload: the stages are profiled anew, then every preset plan and the one that is picked train the same config
 from the same policy, iteration by iteration in alternation.  Printed, and written as JSON, Markdown and a scatter plot
 beside `out`: predicted against measured seconds per iteration of each plan, and whether the picked one is the fastest,
-or within 3 % of it, or within the spread of the measurement.  The exit code is 1 where it is neither.
+or within 3 % of it, or within the spread of the measurement.  The exit code is 1 where it is neither.  The share of an
+iteration that the busiest worker spent in no stage is printed, too.
 
 The first six took 16.6 minutes on two cores.  They may be measured in several runs: the report of a run with
 `join=<JSON of an earlier one>` has that one's workloads too, but for those that were measured now.  Overrides apply to
@@ -33,9 +34,8 @@ from experiments.bench.harness import (
     commands,
     earlier_results,
     joined,
-    seconds_of,
 )
-from experiments.bench.harness.trainings import digest_of, iterations, job_of
+from experiments.bench.harness.trainings import digest_of, iterations, job_of, timed_iteration
 from rlinf_embodied.cluster.hardware import cluster_at_hand
 from rlinf_embodied.compose import choices, compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
@@ -62,9 +62,9 @@ _LARGE = ("policy.hidden_size=256", "policy.num_layers=4", "policy.stem_width=96
 CASES: dict[str, tuple[str, ...]] = {
     "pick": ("env=maniskill_pick", *_SHORT),
     "pick_large": ("env=maniskill_pick", *_SHORT, *_LARGE),
-    # as near to state alone as a policy that sees can be: small pictures cost next to nothing
+    # as near to state alone as a policy that sees can be: small images cost next to nothing
     "pick_state": ("env=maniskill_pick", *_SHORT, "env.obs_size=16", "policy.stem_width=16", "policy.keypoints=4"),
-    # chunks of ten actions: twice the physics for each picture and each answer
+    # chunks of ten actions: twice the physics for each image and each answer
     "cpu_heavy": ("env=maniskill_pick", *_SHORT, "env.chunk=10", "env.chunks_per_rollout=5", "env.obs_size=32"),
     "policy_heavy": ("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", *_LARGE, "env.obs_size=64"),
     "point_reach": ("env=point_reach", "warm_start.num_demos=48", "warm_start.epochs=4", "env.chunks_per_rollout=20"),
@@ -92,6 +92,7 @@ class Outcome:
     measured_s: Spread
     tree: object
     weights_sha256: str
+    outside_stages: Spread | None = None  # None: an earlier run did not look
 
     @property
     def error(self) -> float:
@@ -166,10 +167,10 @@ def _trained(
                 sessions.append(make_session(config.cluster))
             executors[name] = Executor(workflow, plan, sessions[-1] if sessions else first, cluster)
         steps = {name: iterations(job, executor, before + count) for name, executor in executors.items()}
-        arms = {name: partial(seconds_of, partial(next, step)) for name, step in steps.items()}
-        seconds = alternate(arms, count, warm_up=before, quiet=True)
+        arms = {name: partial(timed_iteration, step) for name, step in steps.items()}
+        found = alternate(arms, count, warm_up=before, quiet=True)
         return {
-            name: outcome(predict(pricer, plan), plan, seconds[name], digest_of(executors[name]))
+            name: outcome(predict(pricer, plan), plan, found[name], digest_of(executors[name]))
             for name, plan in plans.items()
         }
     finally:
@@ -177,14 +178,16 @@ def _trained(
             session.close()
 
 
-def outcome(predicted: Prediction, plan: Plan, seconds: Sequence[float], digest: str) -> Outcome:
-    """Returns what is reported of a plan."""
+def outcome(predicted: Prediction, plan: Plan, found: Sequence[tuple[float, float]], digest: str) -> Outcome:
+    """Returns what is reported of a plan; `found` is what `timed_iteration` gave, iteration by iteration."""
+    seconds, outside = zip(*found, strict=True)
     return Outcome(
         predicted_s=predicted.iteration_s,
         stages_s=dict(predicted.stages_s),
         measured_s=Spread.of(seconds),
         tree=plan.to_dict()["tree"],
         weights_sha256=digest,
+        outside_stages=Spread.of(outside),
     )
 
 
@@ -193,8 +196,9 @@ def read(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Outcome]:
     """Returns the outcomes of a workload as `to_json` wrote them."""
 
     def one(data: Mapping[str, Any]) -> Outcome:
-        values: dict[str, Any] = {key: value for key, value in data.items() if key not in ("error", "measured_s")}
-        return Outcome(measured_s=Spread(**data["measured_s"]), **values)
+        values: dict[str, Any] = {key: value for key, value in data.items() if key != "error"}
+        spreads = {key: Spread(**values[key]) for key in ("measured_s", "outside_stages") if values.get(key)}
+        return Outcome(**{**values, **spreads})
 
     return {name: one(data) for name, data in plans.items()}
 
@@ -267,6 +271,8 @@ def measure(run: Run[Options]) -> Report:
         print(f"{case}: {' '.join(words)}", flush=True)
         measured[case] = run_case([*words, *run.overrides], own.iterations)
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)
+        outside = {name: found.outside_stages for name, found in measured[case].items() if found.outside_stages}
+        print("in no stage: " + ", ".join(f"{name} {share.median:.1%}" for name, share in outside.items()), flush=True)
     return report(kept | measured, joined(run.known, earlier, list(kept)), list(measured))
 
 

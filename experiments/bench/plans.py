@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, alternate, chosen
-from experiments.bench.harness.trainings import digest_of, iterations, job_of, starting_folder
+from experiments.bench.harness.trainings import digest_of, iterations, job_of, outside_stages, starting_folder
 from rlinf_embodied.cluster.hardware import Cluster, num_cores
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
@@ -27,7 +27,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
-from rlinf_embodied.telemetry.trace import Span, busy_seconds, stage_seconds
+from rlinf_embodied.telemetry.trace import Span, stage_seconds
 
 CASES = {  # plan, devices, what runs it
     "serial": ("collocated", 1, "serial"),
@@ -54,29 +54,25 @@ class Measured:
 
     iteration_s: list[float] = field(default_factory=list)
     stages_s: list[dict[str, float]] = field(default_factory=list)  # busiest worker per stage
-    busiest_s: list[float] = field(default_factory=list)  # of all stages together
+    outside_stages: list[float] = field(default_factory=list)  # shares
     rollout_env_steps: list[int] = field(default_factory=list)
     digest: str = ""
 
     def add(self, seconds: float, spans: Sequence[Span], metrics: Mapping[str, float]) -> None:
         """Adds one iteration."""
-        by_worker: dict[int, float] = {}
-        for (worker, _), busy in busy_seconds(spans).items():
-            by_worker[worker] = by_worker.get(worker, 0.0) + busy
         self.iteration_s.append(seconds)
         self.stages_s.append(stage_seconds(spans))
-        self.busiest_s.append(max(by_worker.values()))
+        self.outside_stages.append(outside_stages(spans, seconds))
         self.rollout_env_steps.append(int(metrics["rollout/env_steps"]))
 
     def to_json(self) -> dict[str, Any]:
         """Returns spreads; "outside_stages" is the share of the iteration that the busiest worker spent in no stage."""
         steps = zip(self.rollout_env_steps, self.iteration_s, strict=True)
-        outside = zip(self.busiest_s, self.iteration_s, strict=True)
         return {
             "iteration_s": Spread.of(self.iteration_s),
             "env_steps_per_s": Spread.of(number / seconds for number, seconds in steps),
             "stages_s": {stage: Spread.of(s[stage] for s in self.stages_s) for stage in self.stages_s[0]},
-            "outside_stages": Spread.of(1 - busy / whole for busy, whole in outside),
+            "outside_stages": Spread.of(self.outside_stages),
             "weights_sha256": self.digest,
         }
 

@@ -16,19 +16,18 @@ machine does disturbs them alike:
     renewed   the same, and every reset recreates the env's scene, as batched rows always do: the
               learning curve is then that of the batched arm, number for number
 
-Writes <out>.json, <out>.md and <out>.png.  The arms' folders, with what they print, are in `folder`.
+Writes <out>.json and <out>.md.  The arms' folders, with what they print and their curves for TensorBoard, are in
+`folder`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 
 from experiments.bench.harness import ONE_THREAD, Benchmark, Child, Report, Run, Table, chosen, commands
@@ -48,17 +47,14 @@ LINES = (  # pattern, replacement, how often it is there
 )
 COMMIT = "dcb8721e572f838af1b53823600d4ab5248fefe2"
 CURVES = ("train/success_once", "train/return", "eval/success_once", "eval/return")
-SOLVED = 0.9  # success in training
-WINDOWS = 40  # that a curve of training episodes is averaged over
+LAST = ("eval/success_once", "eval/return")  # of which the last value is shown
 HEADER = (
     "arm",
     "env steps/s in rollouts",
     "rollouts s",
     "updates s",
     "all s",
-    "train/success_once at the end",
-    "eval/success_once, last",
-    f"train/success_once of {SOLVED:g} at",
+    *(f"{tag}, last" for tag in LAST),
 )
 Scalar = tuple[int, float, float]  # env steps, seconds since the first one, value
 
@@ -106,18 +102,11 @@ class Outcome:
     env_steps: int
     curves: dict[str, list[Scalar]]
 
-    def solved_at(self) -> Scalar | None:
-        """Returns the first point of the averaged training curve with a success of SOLVED."""
-        return next((point for point in averaged(self.curves["train/success_once"]) if point[2] >= SOLVED), None)
-
     def row(self) -> tuple[str, ...]:
         """Returns its cells of the table; env steps per second include the policy's forward passes."""
-        trained, evaluated = averaged(self.curves["train/success_once"]), self.curves["eval/success_once"]
-        last = [f"{curve[-1][2]:.3f}" if curve else "-" for curve in (trained, evaluated)]
-        solved = self.solved_at()
-        at = f"{solved[0]:,} / {solved[1]:.0f} s" if solved else "not reached"
+        last = [f"{curve[-1][2]:.3f}" if curve else "-" for curve in (self.curves[tag] for tag in LAST)]
         seconds = [f"{value:.0f}" for value in (self.rollout_s, self.update_s, self.seconds)]
-        return f"{self.env_steps / self.rollout_s:.0f}", *seconds, *last, at
+        return f"{self.env_steps / self.rollout_s:.0f}", *seconds, *last
 
 
 def adapted(text: str, make: str) -> str:
@@ -193,13 +182,6 @@ def outcome(scalars: Mapping[str, list[Scalar]]) -> Outcome:
     )
 
 
-def averaged(curve: Sequence[Scalar]) -> list[Scalar]:
-    """Returns means over WINDOWS equal parts of the points of a curve, at the last point of each part."""
-    width = max(1, len(curve) // WINDOWS)
-    parts = [curve[start : start + width] for start in range(0, len(curve) - width + 1, width)]
-    return [(*part[-1][:2], statistics.fmean(value for *_, value in part)) for part in parts]
-
-
 def comparison(outcomes: Mapping[str, Outcome]) -> list[str]:
     """Returns what is to be said of every other arm beside the batched one."""
     ours = outcomes.get("batched")
@@ -208,30 +190,12 @@ def comparison(outcomes: Mapping[str, Outcome]) -> list[str]:
         if ours is None or arm is ours:
             continue
         same = all([p[::2] for p in ours.curves[tag]] == [p[::2] for p in arm.curves[tag]] for tag in CURVES)
-        curve = "the same learning curve, number for number" if same else "another learning curve, see the picture"
+        curve = "the same learning curve, number for number" if same else "another learning curve"
         lines.append(
             f"batched / {name}: rollouts {arm.rollout_s / ours.rollout_s:.2f} times, the whole run "
             f"{arm.seconds / ours.seconds:.2f} times as fast; {curve}"
         )
     return lines
-
-
-def draw(outcomes: Mapping[str, Outcome], path: Path) -> None:
-    """Draws success and return of training episodes, and of evaluations as dots, against env steps and seconds."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    axes = figure.subplots(2, 2, sharey="row")
-    for line, tag in enumerate(("success_once", "return")):
-        for column, (unit, scale) in enumerate((("env steps / 1000", 1e3), ("seconds", 1.0))):
-            for number, (name, arm) in enumerate(outcomes.items()):
-                axis, colour = axes[line][column], f"C{number}"
-                trained, evaluated = averaged(arm.curves[f"train/{tag}"]), arm.curves[f"eval/{tag}"]
-                axis.plot([p[column] / scale for p in trained], [p[2] for p in trained], color=colour, label=name)
-                axis.plot([p[column] / scale for p in evaluated], [p[2] for p in evaluated], "o", color=colour)
-                axis.set(xlabel=unit, ylabel=tag)
-    axes[0][0].legend()
-    figure.savefig(path, dpi=110)
 
 
 def measure(run: Run[Options]) -> Report:
@@ -252,16 +216,14 @@ def measure(run: Run[Options]) -> Report:
         f"{commands('ppo_baseline', run.known)}: "
         + ", ".join(f"{key} {value}" for key, value in own.settings().items())
         + "; otherwise the baseline's defaults, without videos. One process, one thread and one core per arm, at the "
-        "same time; the script describes the arms. Lines are training episodes (sampled actions), dots greedy ones.",
+        "same time; the script describes the arms. Evaluations are greedy.",
         table.markdown(),
         *(f"{line}." for line in comparison(outcomes)),
-        f"![curves]({Path(own.out).stem}.png)",
     ]
     return Report(
         content={"settings": own.settings(), "arms": outcomes},
         text="\n".join([table.markdown(), *comparison(outcomes)]),
         markdown="\n\n".join(page),
-        draw=partial(draw, outcomes),
     )
 
 

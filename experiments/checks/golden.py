@@ -4,10 +4,10 @@ python -m experiments.checks.golden                         all recipes against 
 python -m experiments.checks.golden recipe=clone,language   some of them: clone, language, pick
 python -m experiments.checks.golden write=true              writes the files anew, after code that changes weights
 
-    clone      a toy env and a small VLA: demonstrations, pictures, features, losses, weights of a clone; two iterations
+    clone      a toy env and a small VLA: demonstrations, images, features, losses, weights of a clone; two iterations
                of PPO
     language   two iterations of GRPO on a tiny language model: its start, what it wrote, losses, weights
-    pick       ManiSkill's PickCube with physics and pictures: states, pictures, features, weights after an update
+    pick       ManiSkill's PickCube with physics and images: states, images, features, weights after an update
 
 Stages are in order of computation, so the first one that differs is where to look.  `disturb=<recipe>/<stage>` changes
 a bit there, to see that it is named; `pinned=false` computes with this machine's own kernels; `out=<folder>` keeps the
@@ -19,12 +19,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.harness import chosen, parse
+from experiments.bench.harness import chosen, parse_all
 from rlinf_embodied import portable
-from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.errors import RlinfError
 
 FOLDER = Path(__file__).resolve().parents[2] / "tests" / "golden"
 NAMES = ("clone", "language", "pick")
@@ -91,9 +91,7 @@ def check(own: Options, names: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     try:
-        own, unknown = parse(Options, arguments)
-        if unknown:
-            raise ConfigError(f"{unknown[0]!r} is unknown: use {', '.join(field.name for field in fields(Options))}")
+        own = parse_all(Options, arguments, "golden")
         names = chosen("" if own.recipe == "all" else own.recipe, dict.fromkeys(NAMES), "recipe")
         return check(own, list(names))
     except RlinfError as error:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.coverage.table import results_of
-from experiments.bench.harness import parse
-from rlinf_embodied.errors import ConfigError, RlinfError
+from experiments.bench.harness import parse_all
+from rlinf_embodied.errors import RlinfError
 
 COVERED = Path(__file__).resolve().parents[2] / "envs" / "batched" / "covered.json"
 
@@ -46,9 +46,7 @@ def covered(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     try:
-        own, unknown = parse(Options, arguments)
-        if unknown:
-            raise ConfigError(f"{unknown[0]!r} is no argument: use results=<what the coverage benchmark wrote>")
+        own = parse_all(Options, arguments, "covered")
         found = json.loads(Path(own.results).read_text(encoding="utf-8"))
     except (RlinfError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

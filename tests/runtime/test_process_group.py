@@ -128,6 +128,25 @@ def test_nccl_sums_on_the_gpu(tmp_path):
     group.close()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_nccl_processes_get_the_sums_of_one_process(tmp_path, blocks):
+    body = """
+    owners = [0, 0, 0, 0, 1, 1, 1]
+    group = TorchGroup(rank, size, f"file://{folder}/store", timeout_s=60, device=f"cuda:{rank}")
+    own = {b: blocks[b].to(f"cuda:{rank}") for b, owner in enumerate(owners) if owner == rank}
+    sums = [kind(group, owners).sum_blocks(own).cpu() for kind in (ExactReducer, FastReducer)]
+    torch.save(sums, f"{folder}/sums{rank}.pt")
+    group.close()
+    """
+    run_processes(tmp_path, 2, body)
+    expected = ExactReducer(SoloGroup(), [0] * 7).sum_blocks(dict(enumerate(blocks)))
+    for rank in range(2):
+        exact, fast = torch.load(tmp_path / f"sums{rank}.pt")
+        torch.testing.assert_close(exact, expected, rtol=1e-6, atol=0)
+        torch.testing.assert_close(fast, expected, rtol=1e-4, atol=1e-2)
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

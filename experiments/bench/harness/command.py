@@ -52,9 +52,8 @@ class Benchmark(Generic[_Options]):
         words = sys.argv[1:] if arguments is None else arguments
         try:
             options, overrides = parse(self.options, words)
-            if overrides and not self.takes_overrides:
-                known = ", ".join(field.name for field in fields(self.options))  # pyright: ignore[reportArgumentType]
-                raise ConfigError(f"{overrides[0]!r} is no argument of {self.name}: use some of {known}")
+            if not self.takes_overrides:
+                parse_all(self.options, words, self.name)
             if self.one_thread:
                 use_one_thread_per_process()
             recorded = [word for word in words if not word.startswith(PRIVATE)]
@@ -103,6 +102,19 @@ def parse(options: type[_Options], arguments: Sequence[str]) -> tuple[_Options, 
                 f"{key} is {value!r}, but it must be a {kind.__name__}: use {key}={defaults[key]}"
             ) from None
     return options(**given), rest
+
+
+def parse_all(options: type[_Options], arguments: Sequence[str], name: str) -> _Options:
+    """Returns the options of a command that takes no other words.
+
+    Raises:
+        ConfigError: there is another word, or a value has not the type of its default.
+    """
+    found, unknown = parse(options, arguments)
+    if unknown:
+        known = ", ".join(field.name for field in fields(options))  # pyright: ignore[reportArgumentType]
+        raise ConfigError(f"{unknown[0]!r} is no argument of {name}: use some of {known}")
+    return found
 
 
 def names_of(text: str) -> list[str]:

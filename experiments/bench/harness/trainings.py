@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, of_type
 from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.telemetry.trace import Span, busy_seconds
 from rlinf_embodied.training.job import Job, Progress
 
 
@@ -57,6 +59,22 @@ def iterations(job: Job, executor: Executor, count: int) -> Iterator[tuple[Itera
     for _ in range(count):
         yield job.run_iteration(executor, progress)
         progress.iteration += 1
+
+
+def outside_stages(spans: Iterable[Span], seconds: float) -> float:
+    """Returns the share of an iteration that its busiest worker spent in no stage: submission, wires, waiting."""
+    busy: dict[int, float] = {}
+    for (worker, _), in_stage in busy_seconds(spans).items():
+        busy[worker] = busy.get(worker, 0.0) + in_stage
+    return 1 - max(busy.values()) / seconds
+
+
+def timed_iteration(steps: Iterator[tuple[IterationResult, dict[str, float]]]) -> tuple[float, float]:
+    """Runs the next iteration; returns its seconds and the share of them that was spent in no stage."""
+    start = time.perf_counter()
+    result, _ = next(steps)
+    seconds = time.perf_counter() - start
+    return seconds, outside_stages(result.spans, seconds)
 
 
 def weights_of(executor: Executor) -> dict[str, Tensor]:

@@ -3,8 +3,8 @@
 python -m experiments.bench.llm [arms=trl_1,bare_1,ours_1] [steps=40] [skip=5] [rounds=3] [start_steps=1600]
                                 [tests=1000] [out=docs/results/llm] [folder=runs/bench_llm] [work as in work.py]
 
-First TRL and we compute the loss of one batch (losses.py): the benchmark stops unless they agree.  Then the arms of
-arms.py take turns, from the same model and over the same prompts; the number of the round is the seed of sampling.
+The arms of arms.py take turns, from the same model and over the same prompts; the number of the round is the seed of
+sampling.  That TRL and we compute the same loss of one batch is a test (`pytest -k same_loss_and_gradient`).
 Tokens are those of completions, and a second is one of the whole step.  Writes <out>.json and <out>.md.
 """
 
@@ -20,7 +20,6 @@ from pathlib import Path
 
 from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, alternate, chosen, commands, ratios
 from experiments.bench.llm.arms import ARMS, Arm, Measured, measured, read_steps, run_arm
-from experiments.bench.llm.losses import Difference, compare
 from experiments.bench.llm.trl_peer import require_trl
 from experiments.bench.llm.work import Start, Work, greedy_accuracy, make_start
 
@@ -114,8 +113,8 @@ def _quotients(found: Runs, above: str, below: str, name: str) -> Spread:
     return ratios([getattr(run, name) for run in found[above]], [getattr(run, name) for run in found[below]])
 
 
-def report(run: Run[Options], losses: Sequence[Difference], found: Runs) -> Report:
-    """Returns table, goals, arms and losses."""
+def report(run: Run[Options], found: Runs) -> Report:
+    """Returns table, goals and arms."""
     own, reached = run.options, goals(found)
     table = Table(HEADER, [row(name, runs) for name, runs in found.items()]).markdown()
     page = [
@@ -126,26 +125,22 @@ def report(run: Run[Options], losses: Sequence[Difference], found: Runs) -> Repo
         table,
         "\n".join(f"- {goal}" for goal in reached),
         "\n".join(f"- {name}: {ARMS[name].what}" for name in found),
-        "Losses on an identical batch:\n\n" + "\n".join(f"- {loss}" for loss in losses),
     ]
     return Report(
-        content={"work": asdict(Work.of(own)), "losses": losses, "arms": found, "goals": reached},
+        content={"work": asdict(Work.of(own)), "arms": found, "goals": reached},
         text="\n".join([table, *map(str, reached)]),
         markdown="\n\n".join(filter(None, page)),
     )
 
 
 def measure(run: Run[Options]) -> Report:
-    """Compares the losses, then runs the arms."""
+    """Makes the start and runs the arms."""
     own = run.options
     arms = chosen(own.arms, ARMS, "arms")
-    compared = any(name.startswith("trl") for name in arms)
-    if compared:
+    if any(name.startswith("trl") for name in arms):
         require_trl()
     make_start(own, own.start_steps)
-    losses = compare(own) if compared else []
-    print(*losses, sep="\n", flush=True)
-    return report(run, losses, run_arms(own, arms))
+    return report(run, run_arms(own, arms))
 
 
 BENCHMARK = Benchmark("llm", Options, measure)

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from experiments.bench.llm.work import FORM, Ranks, StepLog, Work, run_ranks, step_problems
+from experiments.bench.llm.work import FORM, Ranks, StepLog, generated, run_ranks, scored, step_problems
 from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.algorithms.losses import policy_loss
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Rewards
+from rlinf_embodied.reasoning.batch import Group
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, microbatches
-from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.verifier import Verifier
 
 
@@ -81,23 +80,6 @@ def step(
     mark()
     names = ("generation_s", "reward_s", "forward_backward_s", "optimizer_s")
     return tokens, {name: after - before for name, before, after in zip(names, marks, marks[1:], strict=False)}
-
-
-def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: int, index: int) -> list[Group]:
-    """Returns the groups of a step, in the order of its problems."""
-    prompts = tuple(Prompt(problem.id, tuple(policy.encode(FORM.prompt(problem)))) for problem in problems)
-    block = GenerationBlock(prompts, work.group)
-    return list(generate(policy, block, work.sampling, Noise(work.seed, index), max_num_seqs=slots, in_order=True))
-
-
-def scored(policy: CausalLM, verifier: Verifier, groups: Sequence[Group], problems: Sequence[Problem]) -> Rewards:
-    """Returns what each completion earned."""
-    texts = [policy.decode(row) for row in Sequences.of(groups).completions]
-    size = len(texts) // len(groups)
-    ended = torch.cat([group.ended for group in groups]).numpy()
-    verified = verifier.verify(texts, [problem for problem in problems for _ in range(size)], ended)
-    rewards, correct = (torch.from_numpy(a).reshape(len(groups), size) for a in (verified.rewards, verified.correct))
-    return Rewards(rewards, correct)
 
 
 def backward(policy: CausalLM, groups: Sequence[Group], advantages: Tensor, own: Settings) -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from experiments.bench.llm.work import StepLog, Work, settings_of
+from experiments.bench.harness import parse_all
+from experiments.bench.llm.work import StepLog, Work
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import ConfigError
@@ -130,4 +131,4 @@ def train(own: Settings) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(train(settings_of(Settings, sys.argv[1:])))
+    sys.exit(train(parse_all(Settings, sys.argv[1:], "ours")))

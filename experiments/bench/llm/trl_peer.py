@@ -3,8 +3,7 @@
 python -m experiments.bench.llm.trl_peer out=<folder> [start=runs/bench_llm/start] [steps=20] [processes=1] [...]
 
 Leaves steps-<rank>.jsonl and model/ in `out`.  Needs the extra `peers`; generation is transformers' (no vLLM on CPUs).
-Each step is one batch of prompts x group completions and one optimizer step.  What the settings mean, and what was
-found about them on two cores, is in Settings.
+Each step is one batch of prompts x group completions and one optimizer step.
 """
 
 from __future__ import annotations
@@ -42,20 +41,9 @@ PARTS = {  # methods whose time is taken
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Ranks):
-    """The arguments.
-
-    The defaults are the fastest that were found, in processor seconds of a step with one thread (256 completions,
-    mostly 10 or mostly 40 tokens long).  Shared machines are noisy: differences below 10 % mean nothing.
-    """
+    """The arguments."""
 
     microbatches: int = 8  # gradient accumulation; 1 takes 15 % more for the loss, 2 to 16 are alike
-    attention: str = "eager"  # "sdpa" takes 10 to 15 % more in generation and as much in the loss
-    cache: str = ""  # cache_implementation; "" is dynamic, "static" takes 8 % more
-    optimizer: str = "adamw_torch_fused"  # "adamw_torch" cannot be told from it
-    checkpointing: int = 0  # TRL's default, 1, computes activations twice: 30 % more
-    bf16: int = 0  # TRL's default, 1, takes 70 % more on a CPU, and computes other numbers
-    continuous: int = 0  # use_transformers_continuous_batching: a step takes eight times as long on a CPU
-    loader_workers: int = 0  # the loader takes no time
 
 
 def require_trl() -> None:
@@ -69,7 +57,11 @@ def require_trl() -> None:
 
 
 def config(own: Settings) -> GRPOConfig:
-    """Returns TRL's settings of this work."""
+    """Returns TRL's settings of this work.
+
+    They are the fastest that were found, in processor seconds of a step with one thread (256 completions, mostly 10 or
+    mostly 40 tokens long).  Shared machines are noisy: differences below 10 % mean nothing.
+    """
     from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
 
     rows, rest = divmod(own.prompts * own.group, own.processes * own.microbatches)
@@ -81,7 +73,7 @@ def config(own: Settings) -> GRPOConfig:
     return GRPOConfig(
         output_dir=str(Path(own.out) / "trl"),
         use_cpu=True,
-        bf16=bool(own.bf16),
+        bf16=False,  # TRL's default, True, takes 70 % more on a CPU, and computes other numbers
         seed=own.seed,
         max_steps=own.steps,
         per_device_train_batch_size=rows,
@@ -93,16 +85,16 @@ def config(own: Settings) -> GRPOConfig:
         lr_scheduler_type="constant",
         max_grad_norm=own.max_grad_norm,
         weight_decay=0.0,
-        optim=own.optimizer,
+        optim="adamw_torch_fused",  # "adamw_torch" cannot be told from it
         beta=0.0,
         epsilon=own.clip,
         loss_type=LOSSES[own.loss],
         scale_rewards="group",
-        gradient_checkpointing=bool(own.checkpointing),
-        cache_implementation=own.cache or None,
-        use_transformers_continuous_batching=bool(own.continuous),
+        gradient_checkpointing=False,  # TRL's default, True, computes activations twice: 30 % more
+        cache_implementation=None,  # "static" takes 8 % more
+        use_transformers_continuous_batching=False,  # with it a step takes eight times as long on a CPU
         shuffle_dataset=False,  # the prompts of a step are those of every other arm
-        dataloader_num_workers=own.loader_workers,
+        dataloader_num_workers=0,  # the loader takes no time
         dataloader_pin_memory=False,
         logging_strategy="no",
         save_strategy="no",
@@ -141,8 +133,9 @@ def make_trainer(
         heard(sum(map(len, completion_ids)), time.perf_counter() - start)
         return list(verified.rewards.tolist())
 
+    # "sdpa" takes 10 to 15 % more in generation and as much in the loss
     model = AutoModelForCausalLM.from_pretrained(
-        own.start, dtype="float32", attn_implementation=own.attention, local_files_only=True
+        own.start, dtype="float32", attn_implementation="eager", local_files_only=True
     )
     return GRPOTrainer(
         model=model,

@@ -15,14 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
 import numpy as np
 import torch
 
-from experiments.bench.harness import REPOSITORY, parse
+from experiments.bench.harness import REPOSITORY, parse_all
 from policies.causal_lm import CausalLM
 from policies.char_tokenizer import EOS
 from rlinf_embodied.algorithms.log_probs import token_log_probs
@@ -30,15 +30,14 @@ from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import CompactTemplate
-from rlinf_embodied.errors import ConfigError, WorkerError
+from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.randomness import permutation, uniform
-from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Rewards, SamplingParams
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, microbatches
 from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.verifier import Verifier
 
 FORM = CompactTemplate()
-_Found = TypeVar("_Found")
 _Settings = TypeVar("_Settings", bound="Ranks")
 
 
@@ -85,19 +84,6 @@ class Ranks(Work):
     out: str = ""
 
 
-def settings_of(kind: type[_Found], arguments: Sequence[str]) -> _Found:
-    """Returns what `key=value` arguments say; the rest keep their defaults.
-
-    Raises:
-        ConfigError: there is no such key, or the value has not the type of the default.
-    """
-    found, unknown = parse(kind, arguments)
-    if unknown:
-        known = ", ".join(sorted(field.name for field in fields(kind)))  # pyright: ignore[reportArgumentType]
-        raise ConfigError(f"{unknown[0].partition('=')[0]!r} is not known: use some of {known}")
-    return found
-
-
 def step_problems(work: Work, step: int) -> list[Problem]:
     """Returns the problems of a step, the same for every arm."""
     return GeneratedProblems(work.level, work.seed).batch(Split.train, step * work.prompts, work.prompts)
@@ -108,6 +94,7 @@ def make_start(work: Work, steps: int = 1600, batch: int = 32, examples: int = 2
     """Writes the model that all arms start from, unless it is there: a supervised warm start.
 
     AdamW at 3e-3, 20 steps up and a cosine down to a tenth; the loss is that of the completions' tokens.
+    The trainer's own warm start would not do: it leaves a padding token out of the distribution, and so untrained.
     """
     folder = Path(work.start)
     if (folder / "config.json").is_file():
@@ -160,22 +147,32 @@ def _schedule(step: int, steps: int) -> float:
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 20) / max(1, steps - 20)))
 
 
-# --------------------------------------------------------------------------------------------------------- the verifier
+# ---------------------------------------------------------------------------------------- generation and the verifier
+def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: int, index: int) -> list[Group]:
+    """Returns the groups of a step, in the order of its problems."""
+    prompts = tuple(Prompt(problem.id, tuple(policy.encode(FORM.prompt(problem)))) for problem in problems)
+    block = GenerationBlock(prompts, work.group)
+    return list(generate(policy, block, work.sampling, Noise(work.seed, index), max_num_seqs=slots, in_order=True))
+
+
+def scored(policy: CausalLM, verifier: Verifier, groups: Sequence[Group], problems: Sequence[Problem]) -> Rewards:
+    """Returns what each completion earned."""
+    texts = [policy.decode(row) for row in Sequences.of(groups).completions]
+    size = len(texts) // len(groups)
+    ended = torch.cat([group.ended for group in groups]).numpy()
+    verified = verifier.verify(texts, [problem for problem in problems for _ in range(size)], ended)
+    rewards, correct = (torch.from_numpy(a).reshape(len(groups), size) for a in (verified.rewards, verified.correct))
+    return Rewards(rewards, correct)
+
+
 def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
     """Returns the share of `count` test problems that the model in a folder solves greedily."""
     torch.set_num_threads(1)
     policy = CausalLM.load(folder)
     problems = GeneratedProblems(work.level, work.data_seed).batch(Split.test, 0, count)
-    prompts = [Prompt(i, tuple(policy.encode(FORM.prompt(problem)))) for i, problem in enumerate(problems)]
-    sampling = SamplingParams(work.new_tokens, temperature=0.0)
-    block = GenerationBlock(tuple(prompts), 1)
-    texts, ended = [""] * count, [False] * count
-    for group in generate(policy, block, sampling, Noise(0, 0, "evaluation"), max_num_seqs=256):
-        length = int(group.lengths[0])
-        texts[group.prompt.id] = policy.decode(group.tokens[0, :length].tolist())
-        ended[group.prompt.id] = bool(group.ended[0])
+    groups = generated(policy, problems, replace(work, group=1, temperature=0.0), 256, 0)
     with Verifier(FORM) as verifier:
-        return float(verifier.verify(texts, problems, ended).correct.mean())
+        return float(scored(policy, verifier, groups, problems).raw.float().mean())
 
 
 # --------------------------------------------------------------------------------------------------- what an arm leaves
@@ -208,7 +205,7 @@ def run_ranks(module: str, kind: type[_Settings], train: Callable[[_Settings], N
     Raises:
         WorkerError: a rank failed.
     """
-    own = settings_of(kind, sys.argv[1:])
+    own = parse_all(kind, sys.argv[1:], module)
     if own.processes == 1 or "RANK" in os.environ:
         train(own)
         return
@@ -234,7 +231,7 @@ class Start(Work):
 
 def main() -> None:
     """Makes the start: python -m experiments.bench.llm.work [start=runs/bench_llm/start] [worked=0.3] [seed=0]."""
-    own = settings_of(Start, sys.argv[1:])
+    own = parse_all(Start, sys.argv[1:], "work")
     make_start(own, own.start_steps)
     print(f"{own.start}: greedy accuracy {greedy_accuracy(Path(own.start), own, 500):.3f}")
 

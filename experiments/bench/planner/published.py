@@ -35,11 +35,9 @@ def h100(num_devices: int) -> Cluster:
     )
 
 
-def frozen(name: str, num_items: int | None = None) -> Profile:
-    """Returns a profile of configs/profiles, with another number of items per iteration if that is given."""
-    profile = load_profile(CONFIG_DIR / "profiles" / f"{name}.json")
-    assert profile.workload is not None
-    return profile if num_items is None else replace(profile, workload=replace(profile.workload, num_items=num_items))
+def frozen(name: str) -> Profile:
+    """Returns a profile of configs/profiles."""
+    return load_profile(CONFIG_DIR / "profiles" / f"{name}.json")
 
 
 def pricer_of(profile: Profile, cluster: Cluster) -> Pricer:

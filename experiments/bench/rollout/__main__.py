@@ -7,7 +7,7 @@ One run, alternating rounds, all on the same recorded rollout (see parts.py):
     (a) stock   ManiSkill's env: same robot, cameras and resolution, rendering every step, meshes as they are
     (b) env     our env alone: one observation per chunk, partial resets
     (c) rollout env and policy in the loop of training, in one process and one call
-    (d) limit   inverse kinematics, steps of PhysX, per chunk one picture per camera and one policy call; no resets
+    (d) limit   inverse kinematics, steps of PhysX, per chunk one image per camera and one policy call; no resets
 
 and with two workers: two Ray workers under the executor against two plain processes.  The policy is the clone that
 training starts from (made first if it is not in the cache).  Overrides are those of train_vla.py.
@@ -57,7 +57,7 @@ class Options:
 
 
 class RayWorkers:
-    """The same rollout under the executor on Ray, followed by updates with both reductions where asked."""
+    """The same rollout under the executor on Ray."""
 
     def __init__(self, config: TrainConfig, folder: str) -> None:
         """Starts the workers and lets them do one rollout."""
@@ -65,19 +65,14 @@ class RayWorkers:
         workflow = bench_workflow(config, folder)
         plan = resolve("bench", COLLOCATED, NUM_WORKERS, workflow)
         self._executor = Executor(workflow, plan, self._session, Cluster("bench", "cpu", NUM_WORKERS, num_cores(), 0))
-        self.updates: list[dict[str, float]] = []  # the slowest worker's seconds by reduction, of each update
-        self.rollout(update=False)
+        self.rollout()
 
-    def rollout(self, update: bool = True) -> Timing:
+    def rollout(self) -> Timing:
         """Returns the rollout's timing as the driver sees it."""
-        self._executor.call("actor", "arm", FIRST_STEP, update)
         start = time.perf_counter()
         result = self._executor.run(FIRST_STEP)
         seconds = time.perf_counter() - start
         actor = [span.duration_s for span in result.spans if span.stage == "actor"]
-        if update:
-            parts = result.all_of("actor", dict)
-            self.updates.append({name: max(part[name] for part in parts) for name in parts[0]})
         return Timing(seconds - max(actor), sum(report.env_steps for report in result.all_of("env", RolloutReport)))
 
     def close(self) -> None:
@@ -108,7 +103,7 @@ def measure(run: Run[Options]) -> Report:
         on_ray.close()
         for worker in plain:
             worker.close()
-    return report(timings, on_ray.updates)
+    return report(timings)
 
 
 def goals(timings: Rounds) -> list[Goal]:
@@ -122,27 +117,24 @@ def goals(timings: Rounds) -> list[Goal]:
     ]
 
 
-def report(timings: Rounds, updates: Sequence[Mapping[str, float]]) -> Report:
-    """Returns speeds, parts of an env step, updates and goals."""
+def report(timings: Rounds) -> Report:
+    """Returns speeds, parts of an env step and goals."""
     speed = {name: Spread.of(timing.rate for timing in several) for name, several in timings.items()}
     parts = {
         name: {part: Spread.of(1e3 * t.parts[part] / t.count for t in timings[name]) for part in timings[name][0].parts}
         for name in ("rollout", "limit")
     }
-    update = {name: Spread.of(u[name] for u in updates) for name in updates[0]}
     reached = goals(timings)
     speeds = [
         (LABELS[name], f"{speed[name].median:.0f}", f"{speed[name].low:.0f}-{speed[name].high:.0f}") for name in LABELS
     ]
     shown = [(f"{name}: {part}", f"{s:.3f}") for name, several in parts.items() for part, s in several.items()]
-    updated = [(f"update, {name} reduction, 2 Ray workers", f"{s:.2f}") for name, s in update.items()]
     tables = (
         Table(("env steps/s", "median", "min-max"), speeds),
         Table(("ms per env step, 1 worker", "median (min-max)"), shown),
-        Table(("seconds", "median (min-max)"), updated),
     )
     return Report(
-        content={"env_steps_per_s": speed, "ms_per_env_step": parts, "update_s": update, "goals": reached},
+        content={"env_steps_per_s": speed, "ms_per_env_step": parts, "goals": reached},
         text="\n\n".join([*map(str, tables), "\n".join(map(str, reached))]),
     )
 

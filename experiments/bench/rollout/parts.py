@@ -3,7 +3,7 @@
     record    one rollout as in training; all it does to the env is kept (limit.py)
     rollout   the same rollout again: what a worker does, without Ray
     env       the same chunks of actions, without the policy
-    limit     the same inverse kinematics, drive targets, steps, pictures and policy calls, without anything else
+    limit     the same inverse kinematics, drive targets, steps, images and policy calls, without anything else
               (resets run too, but count for nothing)
     stock     the same actions on one env object of ManiSkill's own, rendering every step
 
@@ -25,7 +25,7 @@ import torch
 
 from experiments.bench.harness import Timing
 from experiments.bench.rollout.limit import Limit, Recorder
-from rlinf_embodied.config import Reduction, TrainConfig
+from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.actor_stage import ActorStage
 from rlinf_embodied.embodied.batch import RolloutReport
 from rlinf_embodied.embodied.env_stage import EnvStage
@@ -34,7 +34,6 @@ from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Call, Output, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
 
@@ -56,63 +55,23 @@ class WatchedEnvStage(EnvStage):
         return shard.env
 
 
-class TimedActor(ActorStage):
-    """Times the update with both reductions, each from the weights that it was set up with, and leaves these."""
-
-    def setup(self, context: StageContext) -> None:
-        """As the actor, with both reducers."""
-        super().setup(context)
-        self._reducers = {
-            Reduction.exact: ExactReducer(context.group, context.owners),
-            Reduction.fast: FastReducer(context.group, context.owners),
-        }
-        self._armed = False
-        self._turn = 0
-
-    def arm(self, step_context: StepContext, armed: bool) -> None:
-        """Says whether the next calls of `run` make updates."""
-        self._armed = armed
+class IdleActor(ActorStage):
+    """Learns nothing, so that every rollout is the same."""
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Reports seconds by reduction; nothing if not armed."""
-        seconds: dict[str, float] = {}
-        if self._armed:
-            order = list(self._reducers)[:: 1 if self._turn % 2 == 0 else -1]
-            self._turn += 1
-            for reduction in order:
-                self._reducer = self._reducers[reduction]
-                for learner in self._learners.values():
-                    learner.reducer = self._reducer
-                seconds[reduction.value] = self._timed_update(step_context, inputs)
-        return Output(dict.fromkeys(inputs), seconds)
-
-    def _timed_update(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> float:
-        weights = {name: value.clone() for name, value in self._policy.module.state_dict().items()}
-        learners, version = list(self._learners.values()), self._shared.version
-        states = [learner._optimizer.export_state() for learner in learners]  # of every worker, not of the first alone
-        start = time.perf_counter()
-        super().run(step_context, inputs)
-        seconds = time.perf_counter() - start
-        self._policy.module.load_state_dict(weights)
-        for learner, state in zip(learners, states, strict=True):
-            learner.import_state(state)
-        self._shared.version = version
-        return seconds
+        """Takes its inputs."""
+        return Output(dict.fromkeys(inputs))
 
 
 def bench_config(config: TrainConfig, chunk_steps: int) -> TrainConfig:
-    """Returns the config with a rollout of this length, and updates that always do all their work."""
-    return replace(
-        config,
-        env=replace(config.env, chunks_per_rollout=chunk_steps, carry_over=False),
-        algorithm=replace(config.algorithm, critic_warmup_iterations=0, target_kl=None),
-    )
+    """Returns the config with a rollout of this length that begins anew each time."""
+    return replace(config, env=replace(config.env, chunks_per_rollout=chunk_steps, carry_over=False))
 
 
 def bench_workflow(config: TrainConfig, folder: str) -> Workflow:
     """Returns the training workflow with stages that can be watched; weights stay as they are in the folder."""
     workflow = training_workflow(config, folder)
-    targets = {"env": f"{__name__}.WatchedEnvStage", "actor": f"{__name__}.TimedActor"}
+    targets = {"env": f"{__name__}.WatchedEnvStage", "actor": f"{__name__}.IdleActor"}
     stages = {n: replace(s, target=targets.get(n, s.target)) for n, s in workflow.stages.items()}
     return replace(workflow, stages=stages, weight_edges=())
 
@@ -221,5 +180,5 @@ def _stock_env(config: TrainConfig) -> gym.Env:
         **robot,
     )
     stock.reset(seed=0)
-    stock.step(None)  # the first picture of a process compiles the shaders
+    stock.step(None)  # the first image of a process compiles the shaders
     return stock

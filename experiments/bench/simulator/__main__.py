@@ -9,7 +9,7 @@ One run, alternating rounds, one thread per process, the same random actions, re
             observation per 5 steps (envs.maniskill.make_env)
 
 for two control modes and N rows.  "PhysX" is the time within the same run's calls of SAPIEN's step; "pictures" that of
-its renderer; the rest is Python.  Then one observation, one row's reset, two processes, and two threads in one process.
+its renderer; the rest is Python.  Then two processes at once.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ MODES = ("state", "rgb")
 SIZE = 32  # rows that the goals speak of
 PHYSX_GOALS = {"pd_joint_delta_pos": (0.8, 0.77), "pd_ee_delta_pose": (0.7, 0.58)}
 RGB_GOALS = {"pd_joint_delta_pos": (45.0, 39.0), "pd_ee_delta_pose": (45.0, 33.0)}
-OBSERVATION_MS = (1.2, 1.9)
-EACH = ("pictures", "rgb observation", "reset one", "reset all")
 Rounds = Mapping[str, Sequence[Timing]]
 
 
@@ -71,8 +69,6 @@ def measure(run: Run[Options]) -> Report:
         for control in CONTROLS
         for n in (0, *sizes)
     }
-    arms |= {what: partial(ask, 1, what.replace(" ", "_"), CONTROLS[0], SIZE) for what in EACH}
-    arms["two threads"] = partial(ask, 1, "steps", "state", CONTROLS[0], SIZE, 2)
     arms |= {f"{mode} two processes": partial(ask, 2, "steps", mode, CONTROLS[0], SIZE) for mode in MODES}
     try:
         return report(alternate(arms, own.rounds, warm_up=1), sizes)
@@ -100,10 +96,6 @@ def goals(timings: Rounds) -> list[Goal]:
     for control, (goal, floor) in RGB_GOALS.items():
         fast, stock = timings[f"rgb {control} {SIZE}"], timings[f"rgb {control} 0"]
         found.append(Goal(f"rgb {control} {SIZE}: times stock", ratios(rates(fast), rates(stock)), goal, floor))
-    limit, floor = OBSERVATION_MS
-    for what in ("pictures", "rgb observation"):
-        name, per_s = f"{what}: {limit} ms over one observation", rates(timings[what])
-        found.append(Goal(name, Spread.of(limit * rate / 1e3 for rate in per_s), 1.0, limit / floor))
     for mode in MODES:
         one, two = timings[f"{mode} {CONTROLS[0]} {SIZE}"], timings[f"{mode} two processes"]
         found.append(Goal(f"{mode}: two processes over one", ratios(rates(two), rates(one)), 1.85))
@@ -111,7 +103,7 @@ def goals(timings: Rounds) -> list[Goal]:
 
 
 def report(timings: Rounds, sizes: Sequence[int]) -> Report:
-    """Returns speeds with their shares, milliseconds per env, threads and goals."""
+    """Returns speeds with their shares, and goals."""
     rows, shares = [], {}
     for mode in MODES:
         for control in CONTROLS:
@@ -126,19 +118,12 @@ def report(timings: Rounds, sizes: Sequence[int]) -> Report:
                 times = f"{ratios(rates(several), stock):.1f}"
                 rows.append((f"{mode} {control}, N = {n}", f"{Spread.of(rates(several)):.0f}", times, *cells))
     header = ("env steps/s, one core", "median (min-max)", "times stock", "PhysX", "pictures", "of the limit")
-    each = {name: Spread.of(1e3 / rate for rate in rates(timings[name])) for name in EACH}
-    one = f"state {CONTROLS[0]} {SIZE}"
-    threads = ratios(rates(timings["two threads"]), rates(timings[one]))
     reached = goals(timings)
-    text = [
-        f"{Table(header, rows)}\n",
-        f"{Table(('ms per env', 'median (min-max)'), [(name, f'{s:.2f}') for name, s in each.items()])}\n",
-        f"two threads in one process over one, {one}: {threads:.2f}",
-        *map(str, reached),
-    ]
     speed = {name: Spread.of(rates(several)) for name, several in timings.items()}
-    content = {"per_s": speed, "shares": shares, "ms_per_env": each, "two_threads": threads, "goals": reached}
-    return Report(content=content, text="\n".join(text))
+    return Report(
+        content={"per_s": speed, "shares": shares, "goals": reached},
+        text="\n".join([f"{Table(header, rows)}\n", *map(str, reached)]),
+    )
 
 
 BENCHMARK = Benchmark("simulator", Options, measure)

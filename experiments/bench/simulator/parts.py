@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from envs.batched.physics import PhysicsBatch
-from envs.batched.task import BatchedTask
 from envs.maniskill import make_env
-from envs.vector import make, make_vec
-from experiments.bench.harness import Timing, seconds_of
+from envs.vector import make_vec
+from experiments.bench.harness import Timing
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 
 HORIZON, CHUNK, PIXELS = 50, 5, 64
@@ -81,7 +80,6 @@ class Bench:
         self._task = task
         self._draw = torch.Generator().manual_seed(0)
         self.stock_env, self.state_env, self.rgb_env = cache(self._stock), cache(self._state), cache(self._rgb)
-        self.rgb_task = cache(self._rgb_task)
 
     def _stock(self, mode: str, control: str) -> gym.Env:
         rendering = {"render_backend": "none"} if mode == "state" else {"sensor_configs": CAMERA}
@@ -91,7 +89,7 @@ class Bench:
         env.step(None)
         return env
 
-    def _state(self, control: str, num_envs: int, num_threads: int = 1):
+    def _state(self, control: str, num_envs: int):
         env = make_vec(
             self._task,
             num_envs,
@@ -99,7 +97,6 @@ class Bench:
             control_mode=control,
             max_episode_steps=HORIZON,
             ignore_terminations=True,
-            num_threads=num_threads,
         )
         env.reset(seed=0)
         return env
@@ -120,21 +117,16 @@ class Bench:
         )
         return make_env(config, num_envs)
 
-    def _rgb_task(self, control: str, num_envs: int) -> BatchedTask:
-        env = make(self._task, num_envs, obs_mode="rgb", control_mode=control, sensor_configs=CAMERA, decimate=True)
-        env.reset(seed=0)
-        return cast(BatchedTask, env.unwrapped)
-
     def _actions(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self._draw) * 2 - 1
 
     # ---------------------------------------------------------------------------------------------------------- pieces
-    def steps(self, mode: str, control: str, num_envs: int, num_threads: int = 1) -> Timing:
+    def steps(self, mode: str, control: str, num_envs: int) -> Timing:
         """Times env steps with resets; num_envs=0 is the stock env."""
         if num_envs == 0:
             return self._stock_steps(mode, control)
         if mode == "state":
-            return self._state_steps(self.state_env(control, num_envs, num_threads))
+            return self._state_steps(self.state_env(control, num_envs))
         return self._rgb_steps(self.rgb_env(control, num_envs))
 
     def _stock_steps(self, mode: str, control: str) -> Timing:
@@ -171,29 +163,3 @@ class Bench:
         env._sim.images = stock
         parts = {"physx": watch.seconds, "pictures": pictures.seconds}
         return Timing(seconds, len(chunks) * n * CHUNK, parts)
-
-    def pictures(self, control: str, num_envs: int) -> Timing:
-        """Times one picture of every row, as our env takes them."""
-        env = self.rgb_env(control, num_envs)
-        env.reset(range(num_envs))
-        return Timing(seconds_of(lambda: env._sim.images(range(num_envs))), num_envs)
-
-    def rgb_observation(self, control: str, num_envs: int) -> Timing:
-        """Times one observation of every row in ManiSkill's obs_mode="rgb"."""
-        env = self.rgb_task(control, num_envs)
-        env.advance(self._actions(num_envs, *env.single_action_space.shape), range(num_envs))
-        info = env.get_info()
-        return Timing(seconds_of(lambda: env.get_obs(info)), num_envs)
-
-    def reset_one(self, control: str, num_envs: int) -> Timing:
-        """Times the reset of single rows, observation and info included."""
-        env, times = self.state_env(control, num_envs), 8
-        start = time.perf_counter()
-        for row in range(times):
-            env.reset(options={"env_idx": torch.tensor([row])})
-        return Timing(time.perf_counter() - start, times)
-
-    def reset_all(self, control: str, num_envs: int) -> Timing:
-        """Times the reset of all rows, observation and info included."""
-        env = self.state_env(control, num_envs)
-        return Timing(seconds_of(env.reset), num_envs)

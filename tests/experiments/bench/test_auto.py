@@ -10,13 +10,16 @@ from conftest import REPOSITORY
 
 from experiments.bench import auto as bench
 from experiments.bench.harness import command
+from experiments.bench.harness.trainings import outside_stages
 from rlinf_embodied.flow.drift import Prediction
 from rlinf_embodied.flow.plan import Leaf, Plan
+from rlinf_embodied.telemetry.trace import Span
 
 
 def found(**seconds: list[float]) -> dict:
     plan = Plan("p", 1, Leaf("env", (0,)))
-    return {name: bench.outcome(Prediction(1.1, {"env": 1.0}), plan, values, "d") for name, values in seconds.items()}
+    timed = {name: [(value, 0.25) for value in values] for name, values in seconds.items()}
+    return {name: bench.outcome(Prediction(1.1, {"env": 1.0}), plan, rounds, "d") for name, rounds in timed.items()}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,12 @@ def found(**seconds: list[float]) -> dict:
 )
 def test_the_picked_plan_is_judged_by_the_medians_three_per_cent_and_the_spread(auto, good, said) -> None:
     assert bench.verdict(found(collocated=[0.9, 1.0, 1.05], apart=[2.0, 2.0, 2.0], auto=auto)) == (good, said)
+
+
+def test_what_the_busiest_worker_spends_in_no_stage_is_outside() -> None:
+    spans = [Span("env.step", "env", 0, "cpu", 0.0, 2.0), Span("policy.step", "policy", 0, "cpu", 2.0, 3.0)]
+    spans += [Span("env.step", "env", 1, "cpu", 0.0, 1.0)]
+    assert outside_stages(spans, 4.0) == 0.25  # worker 0 is busy for 3 of 4 s
 
 
 def test_errors_are_over_all_plans_of_all_workloads() -> None:

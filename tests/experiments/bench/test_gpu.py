@@ -64,6 +64,10 @@ def test_every_check_passes_on_a_gpu(tmp_path):
     assert gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}"]) == 0
     results = json.loads((tmp_path / "gpu.json").read_text())["results"]
     assert results["same"]["max_abs_weight_difference"] < 1e-2
+    assert results["same"]["cpu_initial_log_ratio"] <= 1e-5
+    assert results["same"]["cuda_initial_log_ratio"] < 1e-2
+    assert max(iteration["losses/initial_log_ratio"] for iteration in results["train"].values()) < 1e-2
     assert results["language"]["cpu against cuda"]["max_abs_weight_difference"] < 1e-2
     assert results["language"]["sharded against not"]["max_abs_weight_difference"] < 1e-3
+    assert results["language"]["cuda"]["mismatch"] < 1e-4 < results["language"]["adapters"]["mismatch"] < 0.5
     assert results["agrees"]["max_abs_log_prob_difference"] < 1e-2

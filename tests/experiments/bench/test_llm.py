@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import trl_losses
 from conftest import REPOSITORY
 
+from experiments.bench.harness import parse_all
 from experiments.bench.llm import __main__ as bench_llm
-from experiments.bench.llm import arms, bare, losses, ours, trl_peer
+from experiments.bench.llm import arms, bare, ours, trl_peer
 from experiments.bench.llm import work as llm_work
 from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.advantages import group_advantages
@@ -43,9 +45,9 @@ def gradient(work, **own) -> torch.Tensor:
     """The gradient of the no-framework baseline's first step."""
     problems = llm_work.step_problems(work, 0)
     policy = CausalLM.load(Path(work.start))
-    groups = bare.generated(policy, problems, work, 256, 0)
-    with bare.Verifier(bare.FORM) as verifier:
-        advantages = group_advantages(bare.scored(policy, verifier, groups, problems).rewards).reshape(-1)
+    groups = llm_work.generated(policy, problems, work, 256, 0)
+    with llm_work.Verifier(llm_work.FORM) as verifier:
+        advantages = group_advantages(llm_work.scored(policy, verifier, groups, problems).rewards).reshape(-1)
     bare.backward(policy, groups, advantages, bare.Settings.of(work, **own))
     bare.average(policy, sum(int(group.lengths.sum()) for group in groups), 1)
     return torch.cat([p.grad.reshape(-1) for p in policy.parameters() if p.grad is not None])
@@ -74,12 +76,12 @@ def test_steps_have_different_problems_and_none_of_the_test_split(work):
 
 
 def test_work_passes_through_arguments(work):
-    given = llm_work.settings_of(bare.Settings, [*work.arguments(), "steps=3"])
+    given = parse_all(bare.Settings, [*work.arguments(), "steps=3"], "bare")
     assert given == bare.Settings.of(work, steps=3)
-    with pytest.raises(ConfigError, match=r"'stepz' is not known: use some of .*steps"):
-        llm_work.settings_of(bare.Settings, ["stepz=3"])
+    with pytest.raises(ConfigError, match=r"'stepz=3' is no argument of bare: use some of .*steps"):
+        parse_all(bare.Settings, ["stepz=3"], "bare")
     with pytest.raises(ConfigError, match="prompts is 'many', but it must be a int"):
-        llm_work.settings_of(bare.Settings, ["prompts=many"])
+        parse_all(bare.Settings, ["prompts=many"], "bare")
 
 
 # ------------------------------------------------------------------------------------------------ no-framework baseline
@@ -124,21 +126,21 @@ def test_other_numbers_of_devices_are_refused(work, tmp_path):
 # ------------------------------------------------------------------------------------------------------------------ TRL
 @needs_trl
 def test_both_compute_the_same_loss_and_gradient(work, monkeypatch):
-    found = losses.compare(replace(work, prompts=8))
+    found = trl_losses.compare(replace(work, prompts=8))
     assert [loss.case.split()[0] for loss in found] == ["token", "token", "sequence", "sequence"]
     assert all(0.1 < loss.clipped < 0.9 for loss in found[1::2])
     monkeypatch.setattr(training_rows, "group_advantages", functools.partial(group_advantages, eps=1e-4))  # TRL's
-    exact = losses.compare(replace(work, prompts=8))
+    exact = trl_losses.compare(replace(work, prompts=8))
     assert max(abs(loss.ours - loss.theirs) for loss in exact) < 1e-6
 
 
 @needs_trl
-def test_unequal_losses_stop_the_benchmark(work, monkeypatch):
+def test_unequal_losses_are_refused(work, monkeypatch):
     with pytest.raises(ObjectiveError, match="the objectives differ"):
-        losses.compare(replace(work, prompts=8), "algorithm.drop_zero_variance_groups=true")
+        trl_losses.compare(replace(work, prompts=8), "algorithm.drop_zero_variance_groups=true")
     monkeypatch.setattr(training_rows, "group_advantages", functools.partial(group_advantages, eps=0.1))  # smaller
     with pytest.raises(ObjectiveError, match="the objectives differ"):
-        losses.compare(replace(work, prompts=8))
+        trl_losses.compare(replace(work, prompts=8))
 
 
 @needs_trl

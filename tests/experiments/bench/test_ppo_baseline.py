@@ -97,17 +97,8 @@ def test_wrong_arguments_are_answered_at_once(arguments, message, monkeypatch, c
     assert message in capsys.readouterr().err
 
 
-def test_curves_are_averaged_over_equal_parts():
-    curve = [(k, float(k), k % 2) for k in range(1, 81)]
-    assert bench.averaged(curve) == [(k, float(k), 0.5) for k in range(2, 81, 2)]
-    assert bench.averaged([]) == []
-    assert bench.averaged(curve[:3]) == curve[:3]
-
-
-def test_the_table_says_when_training_reached_the_success():
-    learned, failed = outcome(10.0, [0.0, 0.5, 0.95, 0.9]), outcome(40.0, [0.0, 0.5, 0.6, 0.7])
-    assert learned.row() == ("1280", "5", "4", "10", "0.900", "0.900", "4,800 / 8 s")
-    assert failed.row()[-1] == "not reached"
+def test_the_table_has_times_and_the_last_evaluation():
+    assert outcome(10.0, [0.0, 0.5, 0.95, 0.9]).row() == ("1280", "5", "4", "10", "0.900", "0.900")
 
 
 def test_arms_are_compared_by_time_and_curve():
@@ -136,7 +127,6 @@ def test_an_arm_of_renewed_stock_envs_learns_what_the_batched_one_learns(tmp_pat
     assert len(written["arms"]["batched"]["curves"]["train/return"]) == 2
     assert written["arms"]["renewed"]["env_steps"] == 202
     assert "| renewed |" in out.with_suffix(".md").read_text(encoding="utf-8")
-    assert out.with_suffix(".png").stat().st_size > 10_000
 
 
 def test_an_arm_that_fails_says_where_its_output_is(tmp_path):

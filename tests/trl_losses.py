@@ -1,7 +1,5 @@
 """Do TRL and we compute the same loss and gradient?  One batch, the same weights, completions and rewards.
 
-python -m experiments.bench.llm.losses [start=runs/bench_llm/start] [prompts=32] [group=8]
-
 Our engine generates a batch; TRL's trainer takes it through its `rollout_func`, scores it, forms advantages and its
 loss.  Ours is the actor's: its rows, advantages, microbatches and sums, under the settings of ours.py.  Old
 log-probs are those of the same weights (ratio 1) and shifted ones (some ratios clipped); the mean is over tokens and
@@ -10,7 +8,6 @@ over completions.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from experiments.bench.llm.bare import generated, old_log_probs, scored
+from experiments.bench.llm.bare import old_log_probs
 from experiments.bench.llm.ours import overrides
-from experiments.bench.llm.trl_peer import Settings, make_trainer, require_trl
-from experiments.bench.llm.work import FORM, Work, settings_of, step_problems
+from experiments.bench.llm.trl_peer import Settings, make_trainer
+from experiments.bench.llm.work import FORM, Work, generated, scored, step_problems
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import ReasoningAlgorithmConfig
@@ -159,15 +156,3 @@ def _trl_loss(trainer: GRPOTrainer, work: Work, shifted: list[Group] | None) -> 
     loss = sum(float(trainer.training_step(model, rows, None)) for _ in steps)
     gradients = [p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]
     return loss, torch.cat(gradients)
-
-
-def main() -> None:
-    work = settings_of(Work, sys.argv[1:])
-    require_trl()
-    torch.set_num_threads(1)
-    for difference in compare(work):
-        print(difference)
-
-
-if __name__ == "__main__":
-    main()
