@@ -29,6 +29,8 @@ from rlinf_embodied.config import (
     EnvConfig,
     EvaluateAnswersConfig,
     EvaluateConfig,
+    ExportConfig,
+    ImitationConfig,
     MathConfig,
     PlanConfig,
     PlanningConfig,
@@ -40,20 +42,23 @@ from rlinf_embodied.targets import load_target
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 TRAIN_GROUPS = ("env", "policy", "algorithm", "plan", "cluster", "run")
 MATH_GROUPS = ("data", "policy", "warm_start", "algorithm", "plan", "cluster", "run")
+SFT_GROUPS = ("env", "policy", "cluster", "run")
 EVALUATE_GROUPS = ("env", "cluster", "run")
 ANSWERS_GROUPS = ("cluster", "run")
 PLANNING_GROUPS = ("run",)
 FILE_SUFFIXES = (".yaml", ".yml", ".json")  # of a file that stands where a choice of a group could
 # keys whose values are places of files: a name may hold anything, with quotes around it or without
 PATH_KEYS = (
-    *("run.dir", "resume", "checkpoint", "env", "plan", "plan.file", "plan.profile", "policy.folder", "out"),
+    *("run.dir", "resume", "checkpoint", "env", "plan", "plan.file", "plan.profile", "policy.folder", "out", "data"),
     *("warm_start.checkpoint", "warm_start.demonstrations", "warm_start.teacher", "warm_start.cache_dir"),
+    "sft.checkpoint",
 )
 _KNOWN = {"env.task": "envs.expert_tasks.EXPERT_TASKS"}  # good values of what files leave open, as a dotted path
 _SWITCHES = {"run.exact": {True: "exact", False: "off"}}  # enumerations that also take true and false
 
 # what files under configs/ may compute from other keys
 _RESOLVERS: dict[str, Callable[..., object]] = {
+    "sum": lambda a, b: int(a) + int(b),
     "divide": lambda a, b: int(a) // int(b),
     "equal": lambda a, b: a == b,
     "if": lambda condition, then, otherwise: then if condition else otherwise,
@@ -80,6 +85,31 @@ def compose_math(overrides: Sequence[str]) -> MathConfig:
     return _compose("train_llm_math", MathConfig, MATH_GROUPS, overrides)
 
 
+def compose_sft(overrides: Sequence[str]) -> ImitationConfig:
+    """Returns the config of experiments/train_sft.py.
+
+    Raises:
+        ConfigError: as for `compose_train`.
+    """
+    _require_given("data", overrides, "data=<file>.h5, data=<LeRobot folder>, or several of them joined by commas")
+    return _compose("train_sft", ImitationConfig, SFT_GROUPS, overrides)
+
+
+def compose_export(overrides: Sequence[str]) -> ExportConfig:
+    """Returns the config of experiments/export_dataset.py; the env is that of the checkpoint unless it is given.
+
+    Raises:
+        ConfigError: as for `compose_train`.
+    """
+    _require_given("out", overrides, "out=<file>.h5 for ManiSkill, or out=<new folder> for LeRobot")
+    return _compose("export_dataset", ExportConfig, EVALUATE_GROUPS, _with_env_of_checkpoint(overrides, None))
+
+
+def _require_given(key: str, overrides: Sequence[str], example: str) -> None:
+    if not any(text.startswith(f"{key}=") and text != f"{key}=" for text in overrides):
+        raise ConfigError(f"{key} is not given, but the command needs it: give {example}")
+
+
 def compose_evaluate(overrides: Sequence[str], env: EnvConfig | None = None) -> EvaluateConfig:
     """Returns the evaluation config.
 
@@ -91,11 +121,16 @@ def compose_evaluate(overrides: Sequence[str], env: EnvConfig | None = None) -> 
     Raises:
         ConfigError: as for `compose_train`.
     """
+    return _compose("evaluate", EvaluateConfig, EVALUATE_GROUPS, _with_env_of_checkpoint(overrides, env))
+
+
+def _with_env_of_checkpoint(overrides: Sequence[str], env: EnvConfig | None) -> Sequence[str]:
+    """Returns overrides in which the env of a checkpoint is the choice of the group, unless they choose another."""
     env = env or _env_of_checkpoint(overrides)
-    if env is not None and not any(text.startswith("env=") for text in overrides):
-        ConfigStore.instance().store(group="env", name="from_checkpoint", node=OmegaConf.structured(env))
-        overrides = ["env=from_checkpoint", *overrides]
-    return _compose("evaluate", EvaluateConfig, EVALUATE_GROUPS, overrides)
+    if env is None or any(text.startswith("env=") for text in overrides):
+        return overrides
+    ConfigStore.instance().store(group="env", name="from_checkpoint", node=OmegaConf.structured(env))
+    return ["env=from_checkpoint", *overrides]
 
 
 def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:

@@ -9,6 +9,7 @@ finish    evaluation after; summary, trace, curve
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
@@ -163,6 +164,7 @@ class Trainer:
             self._saved = self._progress.iteration
             if self._progress.best is not None and not self._best_folder(self._progress).exists():
                 self._progress.best = None  # it stayed in the folder of another run
+        self._job.prepare(executor, view.progress)
         self._startup.mark("stages", executor.setup_s)
         evaluation = self._job.evaluation(session, self._cluster, str(policy_folder), self._folder)
         job, folder = self._job, str(policy_folder)
@@ -231,7 +233,8 @@ class Trainer:
         progress.returned = True
         number = int(progress.best["iteration"])
         if number != progress.iteration:
-            view.note(f"the goal was not reached: the weights of iteration {number}, the best by checks, are kept")
+            why = "" if self._job.goal == math.inf else "the goal was not reached: "
+            view.note(f"{why}the weights of iteration {number}, the best by checks, are kept")
             self._renew(running, running.executor.plan, self._best_folder(progress), view)
             self._progress = progress  # not that of the checkpoint
         self._save(running.executor)
@@ -360,4 +363,4 @@ class Trainer:
             view.note(line)
         view.note(f"summary  {self._folder.path / 'summary.json'}")
         checks = f" and {progress.checks_s / 60:.1f} of checks" if progress.checks_s else ""
-        view.last_line(f"{last} ({progress.rollout_s / 60:.1f} min of RL{checks})")
+        view.last_line(f"{last} ({progress.rollout_s / 60:.1f} min of {self._job.work}{checks})")
