@@ -66,7 +66,9 @@ class ImitationJob:
         self.title = f"{config.env.task} · supervised fine-tuning"
         self.eval_every = config.eval.every
         self.cache_dir = config.warm_start.cache_dir
-        self._prepared: Executor | None = None
+        self._executor: Executor | None = None  # whose stage learns
+        self._filled: Executor | None = None  # whose stage has read its files
+        self._is_over = False
         self._progress: ShowProgress = lambda *_: None
         self._found: HeldOut | None = None  # after the newest epoch
 
@@ -149,7 +151,8 @@ class ImitationJob:
 
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:
         """Has the stage read its files, when the run begins; later on only if there are epochs to come."""
-        first, self._progress = self._prepared is None, progress
+        first = self._executor is None and not self._is_over
+        self._executor, self._progress = executor, progress
         if first:
             self._collect(executor)
 
@@ -163,7 +166,7 @@ class ImitationJob:
             used += sum(answer["used"] for answer in answers)
             self._progress("demonstrations", done, total, f"{used} used")
         executor.call(_STAGE, "prepare", Tick(0))
-        self._prepared = executor
+        self._filled = executor
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
         """See Job."""
@@ -179,7 +182,7 @@ class ImitationJob:
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
         """See Job; the global step counts chunks that were learned from."""
-        if self._prepared is not executor:
+        if self._filled is not executor:
             self._collect(executor)
         result = executor.run(Tick(progress.iteration))
         report = result.all_of(_STAGE, EpochReport)[0]
@@ -194,16 +197,15 @@ class ImitationJob:
 
     def newest(self, step: int) -> HeldOut:
         """Returns the answer of the newest epoch; before the first one it is asked for."""
-        assert self._prepared is not None, "the stage has read its files"
-        found = self._found or self.measure(self._prepared, step)
+        found = self._found or self.measure(self.executor, step)
         assert found is not None, "there are held-out episodes where there is a goal"
         return found
 
     @property
     def executor(self) -> Executor:
-        """The executor whose stage has read its files."""
-        assert self._prepared is not None, "the stage has read its files"
-        return self._prepared
+        """The executor whose stage learns."""
+        assert self._executor is not None, "stages are prepared before they are asked"
+        return self._executor
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
         """See Job; there are none."""
@@ -223,6 +225,7 @@ class ImitationJob:
         """See Job."""
         progress = saved_progress(checkpoint)
         executor.call(_STAGE, "load", Tick(progress.iteration), str(checkpoint))
+        self._is_over = progress.iteration >= self.config.sft.num_epochs
         return progress
 
     # ------------------------------------------------------------------------------------------------------- finish

@@ -77,3 +77,115 @@ def test_a_run_learns_and_leaves_a_policy_with_the_lowest_held_out_loss(recordin
         (folder / "dataset_statistics.json").read_text() for folder in (latest, tmp_path / "more/checkpoints/latest")
     ]
     assert statistics[0] == statistics[1]
+
+
+# ------------------------------------------------------------------------------------------------------- going on
+SHORTEST = ("eval.num_episodes=2", "eval.num_envs=2", "sft.head_epochs=2", "sft.epochs=2", "checkpoint.keep=9")
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_weights_in_either_phase(
+    recording: Path, tmp_path: Path, monkeypatch
+) -> None:
+    straight = fine_tune(small(recording, f"run.dir={tmp_path / 'straight'}", *SHORTEST))
+    run_iteration = ImitationJob.run_iteration
+    for died_in in (1, 3):  # the second epoch of each phase
+
+        def die(self, executor, progress, at=died_in):
+            if progress.iteration == at:
+                raise KeyboardInterrupt
+            return run_iteration(self, executor, progress)
+
+        config = small(recording, f"run.dir={tmp_path / str(died_in)}", *SHORTEST)
+        with monkeypatch.context() as patch:
+            patch.setattr(ImitationJob, "run_iteration", die)
+            with pytest.raises(KeyboardInterrupt):
+                Trainer(ImitationJob(config)).run()
+        assert fine_tune(config)["weights_sha256"] == straight["weights_sha256"]
+        assert metric_rows(tmp_path / str(died_in)) == metric_rows(tmp_path / "straight")
+
+
+def test_a_run_goes_on_with_its_own_files_and_settings_only(recording: Path, tmp_path: Path) -> None:
+    config = small(recording, f"run.dir={tmp_path / 'run'}", *SHORTEST, "sft.epochs=0", "sft.head_epochs=1")
+    fine_tune(config)
+    with pytest.raises(ConfigError, match=r"sft.head_lr is 0.5 here and 0.005 there.*sft.checkpoint=.* begins with"):
+        Trainer(ImitationJob(replace(config, sft=replace(config.sft, head_lr=0.5))))
+    write_recording(recording, point_episodes(config.env, 24, first_seed=500))
+    with pytest.raises(CheckpointError, match=r"data is .*, but what it holds is not what .* has learned from"):
+        Trainer(ImitationJob(config))
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+def refused(config: ImitationConfig, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Trainer(ImitationJob(config))
+    assert not (Path(config.run.dir or "") / "config.yaml").exists()
+
+
+def test_what_cannot_be_learned_from_is_refused_before_a_session_is_opened(recording: Path, tmp_path: Path) -> None:
+    run = f"run.dir={tmp_path / 'run'}"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("no demonstrations")
+    whole = recording.read_bytes()
+    recording.write_bytes(whole[: len(whole) // 2])
+    refused(small(recording, run), DataError, r"data is '.*demos.h5', but it is no trajectory file .*: give a file")
+    recording.write_bytes(whole)
+    for data, overrides, error, words in (
+        (tmp_path / "none.h5", [], ConfigError, r"data is '.*none.h5', but there is nothing: give a trajectory file"),
+        (tmp_path / "notes.txt", [], DataError, r"data is '.*notes.txt', but a file is known by its ending .h5: give"),
+        (tmp_path / "empty", [], DataError, r"data is '.*empty', but .*info.json cannot be read .*: give the folder"),
+        (tmp_path, [], ConfigError, r"data is .*, a folder with demos.h5: give the file, .*/demos.h5"),
+        (f"{recording},{tmp_path / 'none'}", [], ConfigError, r"data is '.*none', but there is nothing"),
+        (
+            recording,
+            ["env.task=Other-v0"],
+            ConfigError,
+            r"recorded with task 'PointReach-v0', but env.task is 'Other-v0'",
+        ),
+        (
+            recording,
+            ["env.control_mode=pd_joint_pos"],
+            ConfigError,
+            r"env.control_mode is 'pd_joint_pos': set env.cont",
+        ),
+        (recording, ["sft.checkpoint=/nowhere"], CheckpointError, r"sft.checkpoint is '/nowhere', but there is no"),
+    ):
+        refused(small(data, run, *overrides), error, words)
+    wrong = [(k, np.full((4, 2), np.nan, np.float32)) for k in range(6)]
+    refused(small(write_recording(tmp_path / "nan.h5", wrong), run), DataError, r"action 0 of step 0 of traj_0 is nan")
+
+
+def test_a_dataset_is_looked_through_before_a_session_is_opened(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    from rlinf_embodied.data.lerobot import LeRobotEpisode
+    from rlinf_embodied.data.lerobot_writer import write_dataset
+
+    def dataset(name: str, size: int = 16, action: float = 0.5, video: bool = False) -> Path:
+        pictures = {"base_camera": np.zeros((3, size, size, 3), np.uint8)}
+        actions, state = np.full((3, 2), action, np.float32), np.zeros((3, 4), np.float32)
+        episodes = [LeRobotEpisode("move the point to the goal", actions, state, pictures)] * 5
+        write_dataset(tmp_path / name, episodes, 20, "point", video)
+        return tmp_path / name
+
+    run = f"run.dir={tmp_path / 'run'}"
+    refused(
+        small(dataset("nan", action=np.nan), run), DataError, r"data is '.*nan', but action 0 of step 0 of episode 0"
+    )
+    refused(
+        small(dataset("large", size=32), run), ConfigError, r"env.obs_size is 16, but .* is 32 x 32: set env.obs_size"
+    )
+    filmed = dataset("filmed", video=True)
+    next(filmed.rglob("*.mp4")).unlink()
+    refused(small(filmed, run), DataError, r"data is '.*filmed', but .*file-000.mp4 is missing: copy the dataset anew")
+    cut = next(dataset("cut").glob("data/*/*.parquet"))
+    cut.write_bytes(cut.read_bytes()[:200])
+    refused(small(tmp_path / "cut", run), DataError, r"data is '.*cut', but .*file-000.parquet cannot be read")
+
+
+def test_actions_of_another_size_are_refused_before_anything_is_evaluated(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(ImitationJob, "evaluation", lambda *_: pytest.fail("an evaluation was built"))
+    three = [(k, np.zeros((4, 3), np.float32)) for k in range(6)]
+    path = write_recording(tmp_path / "three.h5", three)
+    with pytest.raises(
+        DataError, match=r"data is '.*three.h5', whose actions have 3 dimensions, but .* have 2: set env.rob"
+    ):
+        Trainer(ImitationJob(small(path, f"run.dir={tmp_path / 'run'}"))).run()
