@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rlinf_embodied.config import ImitationConfig
 from rlinf_embodied.embodied.imitation_job import ImitationJob
 from rlinf_embodied.embodied.imitation_stage import ImitationStageConfig
 from rlinf_embodied.embodied.warm_start_source import Kind, Source
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.training.trainer import Trainer
 
 OF_TRAINING = ("algorithm.", "warm_start.", "run.num_iterations", "env.num_envs", "env.block_size")
