@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from recordings import point_episodes, write_recording
 from runs import TINY, metric_rows
