@@ -7,8 +7,8 @@ the lowest one are kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -19,6 +19,7 @@ from rlinf_embodied.config import ImitationConfig
 from rlinf_embodied.embodied.cloning import HeldOut
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, held_out, policy_stage
 from rlinf_embodied.embodied.file_checks import require_episodes, require_file
+from rlinf_embodied.embodied.held_out import HeldOutCheck, held_out_metrics
 from rlinf_embodied.embodied.imitation_stage import EpochReport, ImitationStage, ImitationStageConfig
 from rlinf_embodied.embodied.new_policy_stage import UntrainedPolicyStage
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
@@ -36,7 +37,6 @@ from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.training.warm_start import made_once
@@ -177,7 +177,7 @@ class ImitationJob:
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> HeldOutCheck:
         """See Job; the check is the held-out loss."""
-        return HeldOutCheck(self)
+        return HeldOutCheck(_STAGE, self._training, self._newest)
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
@@ -188,22 +188,21 @@ class ImitationJob:
         report = result.all_of(_STAGE, EpochReport)[0]
         progress.global_step += report.num_chunks
         metrics = {"sft/loss": report.loss, "charts/learning_rate": report.lr}
-        return result, metrics | held_out_metrics(self.measure(executor, progress.iteration))
+        return result, metrics | held_out_metrics(self._measure(executor, progress.iteration))
 
-    def measure(self, executor: Executor, step: int) -> HeldOut | None:
+    def _measure(self, executor: Executor, step: int) -> HeldOut | None:
         """Returns how well the policy imitates held-out episodes now, and keeps the answer."""
         self._found = cast("HeldOut | None", executor.call(_STAGE, "held_out", Tick(step))[0])
         return self._found
 
-    def newest(self, step: int) -> HeldOut:
+    def _newest(self, step: int) -> HeldOut:
         """Returns the answer of the newest epoch; before the first one it is asked for."""
-        found = self._found or self.measure(self.executor, step)
+        found = self._found or self._measure(self._training(), step)
         assert found is not None, "there are held-out episodes where there is a goal"
         return found
 
-    @property
-    def executor(self) -> Executor:
-        """The executor whose stage learns."""
+    def _training(self) -> Executor:
+        """Returns the executor whose stage learns."""
         assert self._executor is not None, "stages are prepared before they are asked"
         return self._executor
 
@@ -253,56 +252,3 @@ class ImitationJob:
         named = (("success_once", "success_once"), ("at_end", "success_at_end"))
         shown = [f"{name} {percent(before, key)}" for name, key in named]
         return lines, f"before {', '.join(shown)}; after {after}"
-
-
-def held_out_metrics(found: HeldOut | None) -> dict[str, float]:
-    """Returns what goes to the learning curve."""
-    if found is None:
-        return {}
-    return {"sft/held_out_loss": found.loss, "sft/held_out_action_error": found.action_error}
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutResult:
-    """The held-out loss as a check of a goal that is never reached; see Checked."""
-
-    found: HeldOut
-    spans: Sequence[Span] = ()
-    reached: bool = False
-
-    @property
-    def score(self) -> float:
-        """Minus the loss."""
-        return -self.found.loss
-
-    def summary(self) -> dict[str, object]:
-        """Returns the JSON form."""
-        return asdict(self.found)
-
-    def metrics(self) -> dict[str, float]:
-        """Returns what goes to the learning curve."""
-        return held_out_metrics(self.found)
-
-    def __str__(self) -> str:
-        """Returns, for example, "held-out loss 1.234, action error 0.056 of 78 chunks"."""
-        found = self.found
-        return f"held-out loss {found.loss:.3f}, action error {found.action_error:.3f} of {found.num_chunks} chunks"
-
-
-class HeldOutCheck:
-    """See Checking; it asks the stage that learns, so there are no weights to send."""
-
-    stage = _STAGE
-
-    def __init__(self, job: ImitationJob) -> None:
-        """Takes the job whose stage is asked."""
-        self._job = job
-
-    @property
-    def executor(self) -> Executor:
-        """The executor of training."""
-        return self._job.executor
-
-    def run(self, step: int, best: float | None = None) -> HeldOutResult:
-        """Returns the held-out loss of the weights as they are now."""
-        return HeldOutResult(self._job.newest(step))

@@ -27,7 +27,7 @@ from rlinf_embodied.embodied.warm_start_stage import (
     WarmStartStageConfig,
     for_demonstrations,
 )
-from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, SimulatorError
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.runtime.host import Tick, solo_context
 from rlinf_embodied.runtime.session import SerialSession
