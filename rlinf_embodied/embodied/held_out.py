@@ -1,4 +1,4 @@
-"""The held-out loss as the check of a run: a goal that is never reached, so that the weights with the lowest one stay."""
+"""The held-out loss as the check of a run: a goal that is never reached, so that the weights with the lowest stay."""
 
 from __future__ import annotations
 
