@@ -158,7 +158,8 @@ class Trainer:
         executor = Executor(self._job.workflow(str(policy_folder)), plan, session, self._cluster)
         routes = transport.with_bytes(executor.routes, self._planning.edge_bytes_per_item)
         self._folder.write_json("transports.json", [route.to_dict() for route in routes])
-        view.note(f"transports\n{transport.table(routes)}")
+        if routes:
+            view.note(f"transports\n{transport.table(routes)}")
         if checkpoint is not None:
             self._progress = self._job.load(executor, checkpoint)
             self._saved = self._progress.iteration
