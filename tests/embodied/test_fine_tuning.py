@@ -9,14 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from recordings import point_episodes, write_recording
-from runs import TINY, metric_rows
+from runs import TINY, cluster, metric_rows
 
-from rlinf_embodied.compose import compose_sft
+from rlinf_embodied.compose import compose_export, compose_sft
 from rlinf_embodied.config import ImitationConfig
+from rlinf_embodied.embodied.cloning import HeldOut
+from rlinf_embodied.embodied.export import export_dataset
 from rlinf_embodied.embodied.imitation_job import ImitationJob
 from rlinf_embodied.embodied.imitation_stage import ImitationStageConfig
 from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
 
 OF_TRAINING = ("algorithm.", "warm_start.", "run.num_iterations", "env.num_envs", "env.block_size")
@@ -80,6 +86,37 @@ def test_a_run_learns_and_leaves_a_policy_with_the_lowest_held_out_loss(recordin
         (folder / "dataset_statistics.json").read_text() for folder in (latest, tmp_path / "more/checkpoints/latest")
     ]
     assert statistics[0] == statistics[1]
+
+
+def learned(config: ImitationConfig, folder: Path, devices: int) -> tuple[str, HeldOut]:
+    """Makes an epoch in so many workers; returns the digest of the weights, and how well held-out chunks are imitated."""
+    job, session, places = ImitationJob(config), SerialSession(), cluster(devices)
+    start = job.starting_policy(session, places, lambda *_: None, folder)
+    executor = Executor.on_all_devices(job.workflow(str(start)), session, places)
+    job.prepare(executor, lambda *_: None)
+    _, metrics = job.run_iteration(executor, Progress())
+    (digest,) = set(executor.call("sft", "weights_digest", Tick(1)))
+    found = executor.call("sft", "held_out", Tick(1))
+    assert all(answer == found[0] for answer in found)
+    assert metrics["sft/held_out_loss"] == found[0].loss
+    return digest, found[0]
+
+
+def test_files_of_both_kinds_are_learned_from_alike_by_every_number_of_workers(recording: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    export_dataset(
+        compose_export(
+            [f"{k}={v}" for k, v in TINY.items() if k.startswith("env")]
+            + [*("policy=expert", "num_episodes=6", f"out={tmp_path / 'set'}")]
+        ),
+        lambda *_: None,
+    )
+    config = small(f"{recording},{tmp_path / 'set'}", "sft.epochs=1", "sft.head_epochs=0", "policy.critic=observation")
+    first, second = (learned(config, tmp_path / str(n), n) for n in (1, 3))
+    assert first == second
+    assert first[1].num_chunks > 0
+    alone = learned(small(recording, "sft.epochs=1", "sft.head_epochs=0"), tmp_path / "alone", 1)
+    assert alone[0] != first[0]
 
 
 # ------------------------------------------------------------------------------------------------------- going on
