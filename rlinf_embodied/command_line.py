@@ -15,6 +15,7 @@ from typing import NoReturn, Protocol, TypeVar
 from rlinf_embodied import portable
 from rlinf_embodied.compose import (
     EVALUATE_GROUPS,
+    EXPORT_GROUPS,
     MATH_GROUPS,
     PLANNING_GROUPS,
     SFT_GROUPS,
@@ -179,7 +180,7 @@ def sft_main(entry: Callable[[ImitationConfig], int | None]) -> NoReturn:
 
 def export_main(entry: Callable[[ExportConfig], int | None]) -> NoReturn:
     """Runs the script that writes datasets: `main` with ExportConfig."""
-    main(entry, compose_export, ExportConfig, EVALUATE_GROUPS)
+    main(entry, compose_export, ExportConfig, EXPORT_GROUPS)
 
 
 def math_main(entry: Callable[[MathConfig], int | None]) -> NoReturn:

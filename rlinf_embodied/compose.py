@@ -42,7 +42,8 @@ from rlinf_embodied.targets import load_target
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 TRAIN_GROUPS = ("env", "policy", "algorithm", "plan", "cluster", "run")
 MATH_GROUPS = ("data", "policy", "warm_start", "algorithm", "plan", "cluster", "run")
-SFT_GROUPS = ("env", "policy", "cluster", "run")
+SFT_GROUPS = ("env", "policy", "cluster")
+EXPORT_GROUPS = ("env",)
 EVALUATE_GROUPS = ("env", "cluster", "run")
 ANSWERS_GROUPS = ("cluster", "run")
 PLANNING_GROUPS = ("run",)
@@ -102,7 +103,7 @@ def compose_export(overrides: Sequence[str]) -> ExportConfig:
         ConfigError: as for `compose_train`.
     """
     _require_given("out", overrides, "out=<file>.h5 for ManiSkill, or out=<new folder> for LeRobot")
-    return _compose("export_dataset", ExportConfig, EVALUATE_GROUPS, _with_env_of_checkpoint(overrides, None))
+    return _compose("export_dataset", ExportConfig, EXPORT_GROUPS, _with_env_of_checkpoint(overrides, None))
 
 
 def _require_given(key: str, overrides: Sequence[str], example: str) -> None:

@@ -49,7 +49,7 @@ def test_every_choice_composes(group, name):
     assert config.env.num_blocks * config.env.block_size == config.env.num_envs
 
 
-@pytest.mark.parametrize(("group", "name"), [(g, n) for g in SFT_GROUPS for n in choices(g) if n != "demo"])
+@pytest.mark.parametrize(("group", "name"), [(g, n) for g in SFT_GROUPS for n in choices(g)])
 def test_every_choice_composes_for_fine_tuning(group, name):
     config = compose_sft([f"{group}={name}", "data=x.h5", *NEEDS.get(name, [])])
     assert config.run.num_iterations == config.sft.num_epochs

@@ -148,7 +148,6 @@ class ExportConfig:
     greedy: bool = True  # false: sample at the checkpoint's policy.temperature
     video: bool = False  # of a LeRobot folder: pictures as videos (smaller, not exact) instead of PNG
     env: EnvConfig = field(default_factory=EnvConfig)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:

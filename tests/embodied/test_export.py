@@ -24,7 +24,7 @@ from rlinf_embodied.embodied.warm_start_source import file_source
 from rlinf_embodied.embodied.warm_start_stage import for_demonstrations
 from rlinf_embodied.errors import CheckpointError, ConfigError, SimulatorError
 
-OF_ENV = {key: value for key, value in TINY.items() if key.startswith(("env", "cluster", "run.seed"))}
+OF_ENV = {key: value for key, value in TINY.items() if key.startswith(("env", "run.seed"))}
 
 
 def asked(out: Path, *overrides: str) -> ExportConfig:

@@ -89,7 +89,7 @@ def test_a_run_learns_and_leaves_a_policy_with_the_lowest_held_out_loss(recordin
 
 
 def learned(config: ImitationConfig, folder: Path, devices: int) -> tuple[str, HeldOut]:
-    """Makes an epoch in so many workers; returns the digest of the weights, and how well held-out chunks are imitated."""
+    """Makes an epoch in so many workers; returns the digest of the weights and how well others are imitated."""
     job, session, places = ImitationJob(config), SerialSession(), cluster(devices)
     start = job.starting_policy(session, places, lambda *_: None, folder)
     executor = Executor.on_all_devices(job.workflow(str(start)), session, places)
