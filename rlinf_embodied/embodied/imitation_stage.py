@@ -51,7 +51,8 @@ class ImitationStageConfig:
         """Returns (source, its episode, whether it is held out) of a data block's episodes; one at least is not."""
         every = [(k, number) for k, source in enumerate(self.sources) for number in range(source.num_episodes or 0)]
         mine = every[len(every) * block // NUM_DATA_BLOCKS : len(every) * (block + 1) // NUM_DATA_BLOCKS]
-        wanted = max(1, round(len(mine) * self.sft.held_out)) if self.sft.held_out else 0
+        number = max(1, round(len(every) * self.sft.held_out)) if self.sft.held_out else 0
+        wanted = number * (block + 1) // NUM_DATA_BLOCKS - number * block // NUM_DATA_BLOCKS
         order = permutation(self.seed, "held out", block, size=len(mine)).tolist()
         apart = set(order[: min(wanted, len(mine) - 1)])
         return [(*episode, k in apart) for k, episode in enumerate(mine)]

@@ -47,7 +47,7 @@ def fine_tune(config: ImitationConfig) -> dict:
 
 
 # ----------------------------------------------------------------------------------------------------------- held out
-def test_a_share_of_every_block_is_held_out_and_something_is_always_learned_from() -> None:
+def test_a_share_of_all_episodes_is_held_out_and_something_of_every_block_is_learned_from() -> None:
     def parts(*numbers: int, share: float = 0.25) -> list[list[bool]]:
         sources = tuple(Source(Kind.maniskill, str(n), "", n) for n in numbers)
         config = small("x.h5", f"sft.held_out={share}")
@@ -59,7 +59,8 @@ def test_a_share_of_every_block_is_held_out_and_something_is_always_learned_from
         return [[out for *_, out in part] for part in found]
 
     assert [sum(part) for part in parts(20, 12)] == [2, 2, 2, 2]
-    assert [sum(part) for part in parts(8)] == [1, 1, 1, 1]
+    assert [sum(part) for part in parts(8)] == [0, 1, 0, 1]
+    assert [sum(part) for part in parts(12, share=0.01)] == [0, 0, 0, 1]
     assert [sum(part) for part in parts(4)] == [0, 0, 0, 0]
     assert not any(any(part) for part in parts(40, share=0.0))
 
