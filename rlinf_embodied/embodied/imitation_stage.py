@@ -181,7 +181,8 @@ class ImitationStage:
         size, lr, epochs = (
             (sft.batch_size, sft.lr, sft.epochs) if whole else (sft.head_batch_size, sft.head_lr, sft.head_epochs)
         )
-        self._cloning.begin(whole, Phase(epochs, size, lr, sft.schedule, sft.warmup), measure=sft.checkpoint is None)
+        first = epoch == 0 and sft.checkpoint is None  # later on pooling has learned, and its scale stays
+        self._cloning.begin(whole, Phase(epochs, size, lr, sft.schedule, sft.warmup), measure=first)
         self._whole = whole
         if self._folder is not None and epoch > 0:
             self._cloning.learner.import_state(load_tensors(self._folder, _OPTIMIZER))
