@@ -47,14 +47,9 @@ class HeldOutResult:
 class HeldOutCheck:
     """See Checking; it asks the stage that learns, so there are no weights to send."""
 
-    def __init__(self, stage: str, training: Callable[[], Executor], newest: Callable[[int], HeldOut]) -> None:
-        """Takes the stage that learns, what tells the executor it is in now, and what tells how well it imitates."""
-        self.stage, self._training, self._newest = stage, training, newest
-
-    @property
-    def executor(self) -> Executor:
-        """The executor of training."""
-        return self._training()
+    def __init__(self, stage: str, training: Executor, newest: Callable[[int], HeldOut]) -> None:
+        """Takes the stage that learns, the executor that it is in, and what tells how well it imitates."""
+        self.stage, self.executor, self._newest = stage, training, newest
 
     def run(self, step: int, best: float | None = None) -> HeldOutResult:
         """Returns the held-out loss of the weights as they are now."""

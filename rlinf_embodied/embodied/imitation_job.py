@@ -177,7 +177,7 @@ class ImitationJob:
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> HeldOutCheck:
         """See Job; the check is the held-out loss."""
-        return HeldOutCheck(_STAGE, self._training, self._newest)
+        return HeldOutCheck(_STAGE, self._training(), self._newest)
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
