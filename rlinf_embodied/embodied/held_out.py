@@ -26,7 +26,7 @@ class HeldOutResult:
     reached: bool = False
 
     @property
-    def score(self) -> float:
+    def score(self) -> float | None:
         """Minus the loss."""
         return -self.found.loss
 

@@ -149,7 +149,11 @@ class Job(Protocol):
         """Builds the evaluation's stages beside those of training."""
         ...
 
-    goal: float | None  # the score at which training ends; None: it runs its iterations
+    @property
+    def goal(self) -> float | None:
+        """The score at which training ends; None: it runs its iterations; infinity: and the best weights are kept."""
+        ...
+
     check_every: int  # iterations between checks of the goal
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
