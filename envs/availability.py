@@ -11,6 +11,7 @@ from mani_skill.utils import assets, download_asset
 from mani_skill.utils.registration import REGISTERED_ENVS
 
 from envs.batched.rendering import open_renderer
+from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
 
@@ -46,6 +47,11 @@ def check_assets(path: str, task_id: str) -> None:
         )
 
 
+def runs_physx(device: str) -> bool:
+    """Returns whether PhysX simulates on a device itself; for any other kind the CPU does."""
+    return kind_of(device) == "cuda"
+
+
 def check_renderer(device: str) -> None:
     """Checks that a Vulkan device can render for this physics device.
 
@@ -53,7 +59,7 @@ def check_renderer(device: str) -> None:
         SimulatorError: none can; with the way to get one.
     """
     try:
-        open_renderer("cuda" if device.startswith("cuda") else "cpu")
+        open_renderer("cuda" if runs_physx(device) else "cpu")
     except RuntimeError as error:
         raise SimulatorError(
             f"no Vulkan device can render for device={device} ({error}): run `make setup`, or on Debian 12 as root "

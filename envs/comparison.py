@@ -15,7 +15,7 @@ from mani_skill.utils import common
 from sapien import physx
 from torch import Tensor
 
-from envs.stock import action_dim, colour_pictures, renew, task_actions
+from envs.stock import action_dim, colour_images, recreate_scene, task_actions
 
 _UNCOMPARED = frozenset({"info/elapsed_steps", "info/reconfigure"})  # counted by wrappers, and what reset did
 _ANY_SCENE = re.compile(r"scene-\d+_|[-_]\d+$")  # a body's name tells its scene
@@ -38,7 +38,7 @@ class Outcome:
     differences: list[Difference] = field(default_factory=list)  # of the first moment that has some
     moment: str = ""  # which moment that was, in words
     row_steps: int = 0  # control steps compared, over all rows
-    pictures: int = 0
+    images: int = 0
 
     def __str__(self) -> str:
         """Says what differs most; nothing if nothing does."""
@@ -49,7 +49,7 @@ class Outcome:
 
 
 class Pair:
-    """N batched rows and, for each row, a stock env that is built anew for every episode (stock envs keep a past)."""
+    """N batched rows and, for each row, a stock env that is built anew for every episode (stock envs keep history)."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class Pair:
 
         Args:
             batched: the rows.
-            make_stock: builds one env without a past.
-            anew: False renews a stock env's physics for its later episodes instead of building it again.
+            make_stock: builds one env without history.
+            anew: False recreates a stock env's scene for its later episodes instead of building it again.
             compared: the rows that have a stock env beside them (default: all).
         """
         self.batched, self.make_stock, self._anew = batched, make_stock, anew
@@ -86,7 +86,7 @@ class Pair:
     def _fresh_stock(self, row: int) -> BaseEnv:
         env = self.stock.get(row)
         if env is not None and not self._anew:
-            renew(env)
+            recreate_scene(env)
             return env
         if env is not None:
             env.close()
@@ -118,10 +118,10 @@ class Pair:
             found += compare_row(seen, self._stock_seen[row], row, self.batched.num_envs)
         return found
 
-    def picture_differences(self, rows: Sequence[int]) -> list[Difference]:
+    def image_differences(self, rows: Sequence[int]) -> list[Difference]:
         """Compares what the cameras of these rows see."""
-        seen = _named_pictures(self.batched)
-        expected = {row: _named_pictures(self.stock[row]) for row in self._compared(rows)}
+        seen = _named_images(self.batched)
+        expected = {row: _named_images(self.stock[row]) for row in self._compared(rows)}
         return [d for row in expected for d in compare_row(seen, expected[row], row, self.batched.num_envs)]
 
     def close(self) -> None:
@@ -130,14 +130,14 @@ class Pair:
             env.close()
 
 
-def compare_episodes(pair: Pair, steps: int, act: Callable[[int], Tensor], pictures: bool = False) -> Outcome:
+def compare_episodes(pair: Pair, steps: int, act: Callable[[int], Tensor], images: bool = False) -> Outcome:
     """Compares an episode of every row, a partial reset in its middle, and a second, half as long episode of every row.
 
     Args:
         pair: what to compare.
         steps: control steps of the first episode.
         act: the actions [N, A] of a step (steps of both episodes are counted on end).
-        pictures: whether pictures are compared too: after each reset and at the end.
+        images: whether images are compared too: after each reset and at the end.
 
     Returns:
         the differences of the first moment that has some, after which nothing is run.
@@ -152,7 +152,7 @@ def compare_episodes(pair: Pair, steps: int, act: Callable[[int], Tensor], pictu
             pair.reset(rows, [offset + row for row in rows])
             if _judge(outcome, pair.differences(rows), f"reset before step {step}"):
                 break
-            if pictures and _judge_pictures(outcome, pair, rows, f"picture before step {step}"):
+            if images and _judge_images(outcome, pair, rows, f"image before step {step}"):
                 break
         actions = act(step)
         pair.step(actions, everyone)
@@ -160,8 +160,8 @@ def compare_episodes(pair: Pair, steps: int, act: Callable[[int], Tensor], pictu
         if _judge(outcome, pair.differences(everyone, actions), f"step {step}"):
             break
     else:
-        if pictures:
-            _judge_pictures(outcome, pair, everyone, "picture at the end")
+        if images:
+            _judge_images(outcome, pair, everyone, "image at the end")
     return outcome
 
 
@@ -171,9 +171,9 @@ def _judge(outcome: Outcome, found: list[Difference], moment: str) -> bool:
     return bool(found)
 
 
-def _judge_pictures(outcome: Outcome, pair: Pair, rows: Sequence[int], moment: str) -> bool:
-    outcome.pictures += len(rows)
-    return _judge(outcome, pair.picture_differences(rows), moment)
+def _judge_images(outcome: Outcome, pair: Pair, rows: Sequence[int], moment: str) -> bool:
+    outcome.images += len(rows)
+    return _judge(outcome, pair.image_differences(rows), moment)
 
 
 def wild_actions(env: BaseEnv, seed: int, hold: int = 5) -> Callable[[int], Tensor]:
@@ -211,8 +211,8 @@ def simulated(system: physx.PhysxCpuSystem) -> Seen:
     }
 
 
-def _named_pictures(env: BaseEnv) -> Seen:
-    return {f"rgb/{name}": picture for name, picture in colour_pictures(env).items()}
+def _named_images(env: BaseEnv) -> Seen:
+    return {f"rgb/{name}": image for name, image in colour_images(env).items()}
 
 
 def _named(info: dict[str, object], observation: dict[str, object]) -> Seen:

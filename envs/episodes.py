@@ -29,7 +29,7 @@ class EpisodeEnv:
     """N rows of a task as a `VectorEnv`; see rlinf_embodied.interfaces for the contract of every method."""
 
     def __init__(self, config: EnvConfig, simulator: Simulator, instruction: str, render_final: bool) -> None:
-        """`render_final`: whether final observations have pictures."""
+        """`render_final`: whether final observations have images."""
         self._config, self._sim, self._render_final = config, simulator, render_final
         self._instruction = (instruction,) * simulator.num_rows
         n, device = simulator.num_rows, simulator.device
@@ -153,7 +153,7 @@ class EpisodeEnv:
         return self._sim.expert()
 
     def state(self) -> Observation:
-        """Returns what all rows show now, without pictures; see VectorEnv."""
+        """Returns what all rows show now, without images; see VectorEnv."""
         return Observation(self._state.proprio.clone(), self._instruction, None, self._privileged())
 
     def simulator_states(self) -> dict[str, Tensor]:
@@ -166,11 +166,11 @@ class EpisodeEnv:
         return self._sim.object_positions()
 
     def record(self, rows: Sequence[int], size: int = 256) -> None:
-        """From now on keeps one picture per env step of each of these rows (original meshes, goal shown)."""
+        """From now on keeps one image per env step of each of these rows (original meshes, goal shown)."""
         self._film_rows, self._film_size = tuple(rows), size
 
     def take_frames(self) -> dict[int, list[Tensor]]:
-        """Returns the pictures kept since the last call by row, and forgets them."""
+        """Returns the images kept since the last call by row, and forgets them."""
         frames, self._frames = self._frames, {}
         return frames
 
@@ -250,8 +250,8 @@ class EpisodeEnv:
     def _keep_frames(self, rows: list[int]) -> None:
         filmed = [row for row in self._film_rows if row in rows]
         if filmed:
-            for row, picture in self._sim.film(filmed, self._film_size).items():
-                self._frames.setdefault(row, []).append(picture)
+            for row, image in self._sim.film(filmed, self._film_size).items():
+                self._frames.setdefault(row, []).append(image)
 
     # ---------------------------------------------------------------------------------------------------- observations
     def _privileged(self) -> Tensor:
@@ -268,7 +268,7 @@ class EpisodeEnv:
         runs = self._running.tolist()
         rows = sorted(row for row in self._unseen if runs[row])
         if rows:
-            self._images[rows] = self._sim.pictures(rows)
+            self._images[rows] = self._sim.images(rows)
             self._unseen.difference_update(rows)
         self._images[~self._running] = 0
         self._unseen.update(row for row in range(len(runs)) if not runs[row])
@@ -278,7 +278,7 @@ class EpisodeEnv:
         return Observation(
             proprio=self._state.proprio[rows],
             instruction=self._instruction[: len(rows)],
-            images=self._sim.pictures(rows) if self._render_final and self.spec.cameras else None,
+            images=self._sim.images(rows) if self._render_final and self.spec.cameras else None,
             privileged=self._privileged()[rows],
         )
 

@@ -1,4 +1,4 @@
-"""Pictures of single rows for videos: larger, with the original meshes, and with goal markers."""
+"""Images of single rows for videos: larger, with the original meshes, and with goal markers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mani_skill.utils.structs import Link
 from torch import Tensor
 
 from envs.batched.decimate import Swap
-from envs.batched.rendering import set_visible, take_pictures
+from envs.batched.rendering import set_visible, take_images
 from envs.batched.shaders import Pack, camera_shaders, note_pack
 from rlinf_embodied.errors import SimulatorError
 
@@ -26,7 +26,7 @@ class Film:
         self._tasks, self._swaps, self._hidden = tasks, swaps, hidden
         self._cameras: dict[tuple[int, int], sapien.render.RenderCameraComponent] = {}
 
-    def picture(self, scene: sapien.Scene, row: int, size: int) -> Tensor:
+    def image(self, scene: sapien.Scene, row: int, size: int) -> Tensor:
         """Renders one row's scene with its original visuals, uint8 [size, size, 3]."""
         camera = self._camera(scene, row, size)
         for swap in self._swaps[row]:
@@ -34,7 +34,7 @@ class Film:
         for entity in self._hidden[row]:
             set_visible(entity, True)
         try:
-            return take_pictures([scene], [[camera]])[0, 0]
+            return take_images([scene], [[camera]])[0, 0]
         finally:
             for entity in self._hidden[row]:
                 set_visible(entity, False)
@@ -42,7 +42,7 @@ class Film:
                 swap.show_light()
 
     def _camera(self, scene: sapien.Scene, row: int, size: int) -> sapien.render.RenderCameraComponent:
-        """Returns the row's camera; its entity stays in the scene and moves on with the others when that is renewed."""
+        """Returns the row's camera; its entity moves on with the others when the scene is recreated."""
         if (row, size) not in self._cameras:
             task, at = (self._tasks[0], row) if len(self._tasks) == 1 else (self._tasks[row], 0)
             config = _film_config(task)

@@ -2,7 +2,7 @@
 
 make_env              config -> simulator -> EpisodeEnv
   episodes.EpisodeEnv   chunks, shaped reward, freezing, partial resets, replay, films
-    simulators          physics and pictures of N rows: batched CPU, stock CPU, or one CUDA env
+    simulators          physics and images of N rows: batched CPU, stock CPU, or one CUDA env
       tasks.TaskView      what is read from a task's state
   experts               scripted experts
 """
@@ -17,7 +17,7 @@ from mani_skill.agents.registration import REGISTERED_AGENTS
 from mani_skill.utils.registration import REGISTERED_ENVS
 from mani_skill.utils.sapien_utils import look_at
 
-from envs.availability import check_assets, check_name, check_renderer, no_questions
+from envs.availability import check_assets, check_name, check_renderer, no_questions, runs_physx
 from envs.batched.choice import how_to_run
 from envs.batched.exact_reciprocals import make_reciprocals_exact
 from envs.batched.single import Alone
@@ -39,8 +39,8 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     Args:
         config: the task, its cameras, rewards and backend.
         num_envs: rows N of this env object.
-        device: "cpu", or a CUDA device for the gpu backend; with backend=auto it decides between the two.
-        render_final: whether final observations have pictures.
+        device: torch's name; with backend=auto one that PhysX runs on takes the gpu backend, any other the CPU's.
+        render_final: whether final observations have images.
 
     Raises:
         ConfigError: unknown task, robot, camera or control mode, or a reward that the task does not have.
@@ -84,7 +84,7 @@ def reward_mode(task_id: str) -> str:
 def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
     backend = config.backend
     if backend is Backend.auto:
-        backend = Backend.gpu if device.startswith("cuda") else Backend.batched
+        backend = Backend.gpu if runs_physx(device) else Backend.batched
     options = SimulatorOptions(
         cameras=tuple(config.cameras),
         decimate=backend is not Backend.gpu if config.decimate is None else config.decimate,
@@ -126,8 +126,11 @@ def _try_batched(
 def _make_gpu(
     config: EnvConfig, num_envs: int, device: str, options: SimulatorOptions, kwargs: dict[str, object]
 ) -> GpuSimulator:
-    if not torch.cuda.is_available():
-        raise SimulatorError("env.backend=gpu needs a CUDA device, and torch sees none: use env.backend=batched")
+    if not runs_physx(device):
+        raise SimulatorError(
+            f"env.backend=gpu needs a CUDA device, as PhysX runs on no other, but the simulator is to run on {device}: "
+            "use env.backend=batched"
+        )
     index = device.partition(":")[2] or "0"
     backends = {"sim_backend": f"physx_cuda:{index}", "render_backend": f"sapien_cuda:{index}"}
     task = build_task(config.task, num_envs=num_envs, **backends, **kwargs)

@@ -98,7 +98,7 @@ class PointSimulator:
             privileged=torch.cat([self._point, self._goal, offset], 1),
         )
 
-    def pictures(self, rows: Sequence[int]) -> Tensor:
+    def images(self, rows: Sequence[int]) -> Tensor:
         """Draws point and goal; the second camera sees the mirror image of the first, and so on."""
         index = torch.as_tensor(list(rows), device=self.device)
         seen = self._draw(index, self._config.obs_size)
@@ -124,11 +124,11 @@ class PointSimulator:
         """Returns uint8 [R, size, size, 3]: discs on a dark ground, y upwards."""
         across = (torch.arange(size, device=self.device) + 0.5) / size * 2 - 1
         y, x = torch.meshgrid(-across, across, indexing="ij")
-        picture = torch.tensor(_BACK_RGB, dtype=torch.uint8, device=self.device).repeat(len(index), size, size, 1)
+        image = torch.tensor(_BACK_RGB, dtype=torch.uint8, device=self.device).repeat(len(index), size, size, 1)
         for centre, colour in ((self._goal[index], _GOAL_RGB), (self._point[index], _POINT_RGB)):
             inside = (x - centre[:, 0, None, None]) ** 2 + (y - centre[:, 1, None, None]) ** 2 < REACHED**2
-            picture[inside] = torch.tensor(colour, dtype=torch.uint8, device=self.device)
-        return picture
+            image[inside] = torch.tensor(colour, dtype=torch.uint8, device=self.device)
+        return image
 
     def _expert(self) -> Tensor:
         return ((self._goal - self._point) / STEP).clamp(-1, 1)

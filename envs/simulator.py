@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from envs.batched.checks import short
 from rlinf_embodied.errors import SimulatorError
 
 
@@ -35,7 +36,8 @@ class Measurement:
         """Returns itself.
 
         Raises:
-            SimulatorError: a field is no tensor, or of another dtype or shape than it says above; names the field.
+            SimulatorError: a field is no tensor, of another dtype or shape than it says above, or not finite where the
+                simulator is one's own; names the field.
         """
         for name, (dtype, axes) in _FORMS.items():
             value = getattr(self, name)
@@ -48,7 +50,24 @@ class Measurement:
                 f"{wanted.removeprefix('torch.')} is needed: use torch.as_tensor(..., dtype={dtype}) with a row for "
                 "each of the env's"
             )
+        if not type(simulator).__module__.startswith("envs."):
+            self._require_finite(simulator)
         return self
+
+    def _require_finite(self, simulator: object) -> None:
+        for name in ("reward", "proprio", "privileged"):
+            value = getattr(self, name)
+            if value is None or bool(torch.isfinite(value).all()):
+                continue
+            rows = (
+                (~torch.isfinite(value.flatten(1) if value.ndim > 1 else value[:, None]).all(1))
+                .nonzero()[:, 0]
+                .tolist()
+            )
+            raise SimulatorError(
+                f"{type(simulator).__name__}.measure returned {name} that is NaN or infinite in rows {short(rows)}: a "
+                "policy would learn NaN from it; end such an episode with `fail`, and return finite numbers"
+            )
 
 
 _FORMS = {  # dtype and number of axes
@@ -89,15 +108,15 @@ class Simulator(Protocol):
         """Returns the state of all N rows, reached by `actions` [N, A]."""
         ...
 
-    def pictures(self, rows: Sequence[int]) -> Tensor:
+    def images(self, rows: Sequence[int]) -> Tensor:
         """Returns what the policy's cameras see, uint8 [len(rows), K, S, S, 3].
 
         Raises:
             SimulatorError: the simulator draws none, and env.cameras asks for some.
         """
         raise SimulatorError(
-            f"env.cameras asks for pictures, but {type(self).__name__} draws none: set env.cameras=[] (policy=state "
-            "does so), or write its method `pictures`"
+            f"env.cameras asks for images, but {type(self).__name__} draws none: set env.cameras=[] (policy=state "
+            "does so), or write its method `images`"
         )
 
     def object_positions(self) -> Tensor | None:
@@ -105,7 +124,7 @@ class Simulator(Protocol):
         return None
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        """Returns a picture uint8 [size, size, 3] of each of these rows for a video; {} where nothing can be filmed."""
+        """Returns an image uint8 [size, size, 3] of each of these rows for a video; {} where nothing can be filmed."""
         return {}
 
     def states(self) -> dict[str, Tensor]:

@@ -15,14 +15,14 @@ from torch.utils._pytree import tree_map
 
 from envs.batched.build import make_batched_task
 from envs.batched.decimate import decimate_visuals
-from envs.batched.rendering import set_visible, take_pictures
+from envs.batched.rendering import set_visible, take_images
 from envs.batched.seeds import FIRST_SEED
 from envs.batched.shaders import STOCK, Pack, give_shaders, note_pack
 from envs.batched.single import Alone
 from envs.experts import expert_of
 from envs.filming import Film
 from envs.simulator import Measurement
-from envs.stock import action_dim, build_task, colour_pictures, renew, task_actions
+from envs.stock import action_dim, build_task, colour_images, recreate_scene, task_actions
 from envs.tasks import TaskView
 from rlinf_embodied.errors import ConfigError
 
@@ -52,11 +52,13 @@ def _hidden_actors(view: TaskView, show_goal: bool) -> list[Actor]:
 
 
 class _CpuRenderer:
-    """Pictures from one CPU scene per row; `tasks` is one batched task, or one stock task per row."""
+    """Images from one CPU scene per row; `tasks` is one batched task, or one stock task per row."""
 
     def __init__(self, views: Sequence[TaskView], options: SimulatorOptions) -> None:
         tasks = [view.env for view in views]
-        self._scene_lists = [task.scene.sub_scenes for task in tasks]  # the lists stay, a renewal replaces their items
+        self._scene_lists = [
+            task.scene.sub_scenes for task in tasks
+        ]  # the lists stay, scene recreation replaces their items
         sensors = [_sensors(task, options.cameras) for task in tasks]
         self._cameras = [
             [sensor.camera._render_cameras[row] for sensor in part]
@@ -77,13 +79,13 @@ class _CpuRenderer:
     def _scenes(self) -> list:
         return [scene for scenes in self._scene_lists for scene in scenes]
 
-    def pictures(self, rows: Sequence[int]) -> Tensor:
+    def images(self, rows: Sequence[int]) -> Tensor:
         scenes = self._scenes()
-        return take_pictures([scenes[row] for row in rows], [self._cameras[row] for row in rows])
+        return take_images([scenes[row] for row in rows], [self._cameras[row] for row in rows])
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
         scenes = self._scenes()
-        return {row: self._film.picture(scenes[row], row, size) for row in rows}
+        return {row: self._film.image(scenes[row], row, size) for row in rows}
 
 
 class _OneTask:
@@ -138,7 +140,7 @@ class BatchedSimulator(_OneTask):
         """Builds N rows; `kwargs` go to the task class; `alone`: what of its code runs row by row."""
         super().__init__(task_id, make_batched_task(task_id, num_rows, True, alone, **kwargs), options)
         self._renderer = _CpuRenderer([self._view], options)
-        self.pictures, self.film = self._renderer.pictures, self._renderer.film
+        self.images, self.film = self._renderer.images, self._renderer.film
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """See Simulator."""
@@ -167,12 +169,12 @@ class StockSimulator:
         self.expert = expert and (lambda: torch.cat([expert(view) for view in self._views]))
         self._measured: list[Measurement | None] = [None] * num_rows
         self._renderer = _CpuRenderer(self._views, options)
-        self.pictures, self.film = self._renderer.pictures, self._renderer.film
+        self.images, self.film = self._renderer.images, self._renderer.film
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """See Simulator."""
         for row, seed in zip(rows, seeds, strict=True):
-            renew(self._tasks[row])
+            recreate_scene(self._tasks[row])
             self._tasks[row].reset(seed=int(seed))
             self._measured[row] = None
 
@@ -254,9 +256,9 @@ class GpuSimulator(_OneTask):
         """See Simulator."""
         self._task._step_action(task_actions(self._task, actions))
 
-    def pictures(self, rows: Sequence[int]) -> Tensor:
+    def images(self, rows: Sequence[int]) -> Tensor:
         """See Simulator."""
-        seen = colour_pictures(self._task)
+        seen = colour_images(self._task)
         index = torch.as_tensor(list(rows), device=self.device)
         return torch.stack([seen[name][index] for name in self._options.cameras], 1)
 
@@ -267,5 +269,5 @@ class GpuSimulator(_OneTask):
             actor.hide_visual()
         index = torch.as_tensor(list(rows), device=self.device)
         scaled = torch.nn.functional.interpolate(shown[index].permute(0, 3, 1, 2).float(), (size, size), mode="area")
-        pictures = scaled.round().to(torch.uint8).permute(0, 2, 3, 1)
-        return {row: picture.cpu() for row, picture in zip(rows, pictures, strict=True)}
+        images = scaled.round().to(torch.uint8).permute(0, 2, 3, 1)
+        return {row: image.cpu() for row, image in zip(rows, images, strict=True)}

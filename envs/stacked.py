@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from envs.batched.checks import check_actions, check_num_envs, chosen_rows, short
 from envs.batched.seeds import FIRST_SEED, RowSeeds, Seeds
-from envs.stock import note_built, renew
+from envs.stock import note_built, recreate_scene
 from rlinf_embodied.errors import SimulatorError
 
 Tree = Any  # nested dicts of tensors
@@ -39,7 +39,7 @@ class StackedEnv(gym.Env):
         Args:
             task_id: a registered task.
             num_envs: rows N.
-            history_free: whether a reset also gives the row a physics without a past, so that the episode is a function
+            history_free: whether a reset also recreates the row's scene, so that the episode is a function
                 of its seed; stock envs do not.
             kwargs: for the task class.
 
@@ -87,7 +87,7 @@ class StackedEnv(gym.Env):
             raise SimulatorError("stock envs are not reset to given states together: use set_state_dict")
         for row, chosen in zip(rows, self._seeds.next(seed, rows).tolist(), strict=True):
             if self._history_free:
-                renew(self.envs[row])
+                recreate_scene(self.envs[row])
             self._seen[row], self._infos[row] = self.envs[row].reset(seed=chosen, options=dict(options))
             if self._infos[row]["reconfigure"]:
                 note_built(self.envs[row])
@@ -133,9 +133,9 @@ class StackedEnv(gym.Env):
             self.envs[row].set_state_dict(_row_of(state, at))
 
     def render(self) -> Tensor | None:
-        """Returns pictures uint8 [N, height, width, 3] in the way of `render_mode`."""
-        pictures = [env.render() for env in self.envs]
-        return None if pictures[0] is None else torch.cat([_batch(picture) for picture in pictures])
+        """Returns images uint8 [N, height, width, 3] in the way of `render_mode`."""
+        images = [env.render() for env in self.envs]
+        return None if images[0] is None else torch.cat([_batch(image) for image in images])
 
     def close(self) -> None:
         """Frees all envs."""
@@ -146,9 +146,9 @@ class StackedEnv(gym.Env):
         return f"<StackedEnv of {type(self.envs[0]).__name__}, rows {short(range(self.num_envs))}>"
 
 
-def _batch(picture: Tensor | np.ndarray) -> Tensor:
-    picture = torch.as_tensor(picture)
-    return picture if picture.dim() == 4 else picture[None]
+def _batch(image: Tensor | np.ndarray) -> Tensor:
+    image = torch.as_tensor(image)
+    return image if image.dim() == 4 else image[None]
 
 
 def _row_of(tree: Tree, row: int) -> Tree:

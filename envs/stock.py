@@ -8,7 +8,7 @@ from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 from mani_skill.utils.registration import REGISTERED_ENVS
 from torch import Tensor
 
-from envs.batched.renewal import packed_state, put_back, renewed
+from envs.batched.scene_recreation import packed_state, put_back, recreated_scene
 
 
 def overrides(task_class: type[BaseEnv], *names: str) -> bool:
@@ -27,7 +27,7 @@ def build_task(task_id: str, **kwargs: object) -> BaseEnv:
 
 
 def note_built(task: BaseEnv) -> None:
-    """Remembers the state in which a CPU task was just built, for `renew`."""
+    """Remembers the state in which a CPU task was just built, for `recreate_scene`."""
     task._built_state = packed_state(task.scene.px)
 
 
@@ -47,7 +47,7 @@ def task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
     return dict(zip(space, actions.split(sizes, 1), strict=True))
 
 
-def colour_pictures(task: BaseEnv) -> dict[str, Tensor]:
+def colour_images(task: BaseEnv) -> dict[str, Tensor]:
     """Returns what each camera sees, uint8 [N, height, width, 3], whatever the task's observations are."""
     before = task._obs_mode, task.obs_mode_struct
     task._obs_mode, task.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
@@ -57,8 +57,8 @@ def colour_pictures(task: BaseEnv) -> dict[str, Tensor]:
         task._obs_mode, task.obs_mode_struct = before
 
 
-def renew(task: BaseEnv) -> None:
-    """Gives a stock CPU task that was noted (`note_built`) a physics without a past."""
-    scene = renewed(task.scene.sub_scenes[0], task.scene.can_render())
+def recreate_scene(task: BaseEnv) -> None:
+    """Gives a stock CPU task that was noted (`note_built`) a new PhysX system, without the history of the old one."""
+    scene = recreated_scene(task.scene.sub_scenes[0], task.scene.can_render())
     task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
     put_back(scene.physx_system, task._built_state)

@@ -77,9 +77,9 @@ def make(
         sim_backend: a name of ManiSkill's CPU backend, or "auto".
         route: "batched" or "stock"; "auto" is batched where that takes the task, else stock.
         num_threads: threads that step the batched scenes, with the same results.
-        history_free: on the stock route, whether a reset also gives the row a physics without a past (batched rows
+        history_free: on the stock route, whether a reset also recreates the row's scene (batched rows
             always have one).
-        decimate: whether pictures show meshes with as few triangles as their pixels can tell (on a CPU an observation
+        decimate: whether images show meshes with as few triangles as their pixels can tell (on a CPU an observation
             costs 1 ms then, and with the original meshes 40); of batched rows only.
         kwargs: as in `gym.make`, for the task class: obs_mode, control_mode, reward_mode, render_mode, sensor_configs,
             robot_uids, reconfiguration_freq, render_backend (default "cpu"; "none" where nothing is rendered), ...

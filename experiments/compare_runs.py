@@ -73,7 +73,7 @@ def row(run: Run) -> dict[str, str]:
         cells["success_at_end before"] = percent(before, "success_at_end")
         cells["success_at_end after"] = percent(after, "success_at_end")
     if run.reasons:
-        cells["before, forced start"] = percent(before, "forced_accuracy")
+        cells["before, forced prefix"] = percent(before, "forced_accuracy")
         samples = before.get("num_samples", 0)
         cells[f"mean of {samples} samples, before"] = percent(before, "pass@1")
         cells["after "] = percent(after, "pass@1")

@@ -212,13 +212,13 @@ class CausalLM:
     def _masked(self, logits: Tensor) -> Tensor:
         return logits if self._never is None else logits.index_fill(-1, self._never.to(logits.device), -torch.inf)
 
-    def decoder(self, num_slots: int, width: int) -> Decoder:
-        """Returns memory for `num_slots` rows of at most `width` tokens; the fastest one that fits the architecture."""
+    def decoder(self, max_num_seqs: int, width: int) -> Decoder:
+        """Returns memory for so many rows of at most `width` tokens; the fastest one that fits the architecture."""
         if is_lean(self.model, width):
-            return LeanDecoder(self.model, num_slots, width, self._masked)
+            return LeanDecoder(self.model, max_num_seqs, width, self._masked)
         if has_plain_cache(self.model, width):
-            return CachedDecoder(self.model, num_slots, width, self._masked)
-        return RecomputingDecoder(self.model, num_slots, width, self.spec.pad_id, self._masked)
+            return CachedDecoder(self.model, max_num_seqs, width, self._masked)
+        return RecomputingDecoder(self.model, max_num_seqs, width, self.spec.pad_id, self._masked)
 
     def parameters(self) -> list[nn.Parameter]:
         """Returns what RL trains, in a fixed order: all parameters, or the adapters where there are any."""

@@ -77,13 +77,13 @@ def read_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]], maske
 class Ring:
     """Keys and values of S slots in a ring of W columns, with each slot's mask and next position."""
 
-    def __init__(self, num_slots: int, width: int, device: torch.device) -> None:
+    def __init__(self, max_num_seqs: int, width: int, device: torch.device) -> None:
         """Knows the shapes of its memory from the first prompt on."""
-        self.num_slots, self.width = num_slots, width
+        self.max_num_seqs, self.width = max_num_seqs, width
         self.keys: list[Tensor] = []  # per layer [S, heads, columns so far, head size]
         self.values: list[Tensor] = []
-        self.positions = torch.zeros(num_slots, dtype=torch.long, device=device)
-        self.hidden = torch.zeros(num_slots, 0)  # added to scores: 0 where the slot's row is, else the lowest number
+        self.positions = torch.zeros(max_num_seqs, dtype=torch.long, device=device)
+        self.hidden = torch.zeros(max_num_seqs, 0)  # added to scores: 0 where the slot's row is, else the lowest number
         self.next = 0  # columns written since the start
         self._spare = torch.zeros(0)  # memory of one table: growing copies each table into what the one before left
         self._size = 0  # numbers in each table's memory
@@ -94,7 +94,7 @@ class Ring:
         if not self.keys:
             self._allocate(prefix)
         if length > self.next and self.length < self.width:  # longer than all so far: it reaches around to the end
-            self._lengthen(self.width, self.num_slots)
+            self._lengthen(self.width, self.max_num_seqs)
         columns = torch.arange(self.next - length, self.next, device=slots.device) % self.width
         for ring, read in zip([*self.keys, *self.values], [*prefix.keys, *prefix.values], strict=True):
             ring[slots[:, None], :, columns] = read[prompts].transpose(1, 2)
@@ -108,24 +108,24 @@ class Ring:
     def _allocate(self, prefix: CachedPrefix) -> None:
         self.next = prefix.keys[0].shape[2]
         tables = [*prefix.keys, *prefix.values]
-        self._size = max(self.num_slots * read.shape[1] * self.width * read.shape[3] for read in tables)
+        self._size = max(self.max_num_seqs * read.shape[1] * self.width * read.shape[3] for read in tables)
         # zeros, since a number that is not finite would survive its mask; all of one size, since they change places
         memory = [read.new_zeros(self._size) for read in tables]
         self._spare = memory[0].new_zeros(self._size)
         length = min(self.next + _GROWTH, self.width)
-        views = [_table(flat, self.num_slots, read, length) for flat, read in zip(memory, tables, strict=True)]
+        views = [_table(flat, self.max_num_seqs, read, length) for flat, read in zip(memory, tables, strict=True)]
         self.keys, self.values = views[: len(prefix.keys)], views[len(prefix.keys) :]
-        self.hidden = memory[0].new_full((self.num_slots, length), torch.finfo(memory[0].dtype).min)
+        self.hidden = memory[0].new_full((self.max_num_seqs, length), torch.finfo(memory[0].dtype).min)
 
     def _lengthen(self, length: int, num_rows: int) -> None:
         """Adds columns behind those of the first rows; other slots lose what they held."""
         extra = length - self.length
         for tables in (self.keys, self.values):
             for layer, old in enumerate(tables):
-                tables[layer] = _table(self._spare, self.num_slots, old, length)
+                tables[layer] = _table(self._spare, self.max_num_seqs, old, length)
                 tables[layer][:num_rows, :, : self.length] = old[:num_rows]
                 self._spare = old.as_strided((self._size,), (1,))  # all of the memory that it was the first part of
-        masked = self.hidden.new_full((self.num_slots, extra), torch.finfo(self.hidden.dtype).min)
+        masked = self.hidden.new_full((self.max_num_seqs, extra), torch.finfo(self.hidden.dtype).min)
         self.hidden = torch.cat([self.hidden, masked], dim=1)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
@@ -152,9 +152,9 @@ class Ring:
         self.positions[:num_rows] += 1
 
 
-def _table(memory: Tensor, num_slots: int, like: Tensor, length: int) -> Tensor:
+def _table(memory: Tensor, max_num_seqs: int, like: Tensor, length: int) -> Tensor:
     """The first part of flat memory as [S, heads, length, head size], heads and size those of `like`."""
-    shape = num_slots, like.shape[1], length, like.shape[3]
+    shape = max_num_seqs, like.shape[1], length, like.shape[3]
     return memory[: math.prod(shape)].view(shape)
 
 
@@ -220,9 +220,9 @@ class RingDecoder:
 class CachedDecoder(RingDecoder):
     """Rows in a ring, stepped by the model's own forward pass."""
 
-    def __init__(self, model: PreTrainedModel, num_slots: int, width: int, masked: Logits) -> None:
+    def __init__(self, model: PreTrainedModel, max_num_seqs: int, width: int, masked: Logits) -> None:
         """Takes memory for S slots of W columns when the first prompt joins."""
-        super().__init__(model, Ring(num_slots, width, next(model.parameters()).device), masked)
+        super().__init__(model, Ring(max_num_seqs, width, next(model.parameters()).device), masked)
         self._layers = [_RingLayer(self._ring, i) for i in range(model.config.get_text_config().num_hidden_layers)]
         self._cache = Cache(layers=list(self._layers))
 
@@ -256,12 +256,12 @@ class TextPrefix:
 class RecomputingDecoder:
     """Rows as plain tokens, read anew at each step: for architectures whose memory is not one entry per token."""
 
-    def __init__(self, model: PreTrainedModel, num_slots: int, width: int, pad_id: int, masked: Logits) -> None:
+    def __init__(self, model: PreTrainedModel, max_num_seqs: int, width: int, pad_id: int, masked: Logits) -> None:
         """Keeps S slots of W tokens."""
         self._model, self._pad_id, self._masked = model, pad_id, masked
         self._device = next(model.parameters()).device
-        self._tokens = torch.full((num_slots, width), pad_id, device=self._device)
-        self._lengths = torch.zeros(num_slots, dtype=torch.long, device=self._device)
+        self._tokens = torch.full((max_num_seqs, width), pad_id, device=self._device)
+        self._lengths = torch.zeros(max_num_seqs, dtype=torch.long, device=self._device)
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> TextPrefix:

@@ -103,10 +103,10 @@ def _join(linears: Sequence[nn.Module], scales: Sequence[float]) -> tuple[Tensor
 class LeanDecoder(RingDecoder):
     """Rows in a ring, stepped by fused weights; prompts are read by the model's own forward pass."""
 
-    def __init__(self, model: PreTrainedModel, num_slots: int, width: int, masked: Logits) -> None:
+    def __init__(self, model: PreTrainedModel, max_num_seqs: int, width: int, masked: Logits) -> None:
         """Takes the weights as they are, and memory for S slots of W columns when the first prompt joins."""
         self._weights, config = LeanWeights.of(model), model.config
-        super().__init__(model, Ring(num_slots, width, self._weights.embedding.device), masked)
+        super().__init__(model, Ring(max_num_seqs, width, self._weights.embedding.device), masked)
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._size = model.model.layers[0].self_attn.head_dim
         self._cos, self._sin = _rotary_tables(model, width)

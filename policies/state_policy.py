@@ -1,4 +1,4 @@
-"""A small policy on the simulator's state: the teacher, which learns from nothing where pictures would take too long.
+"""A small policy on the simulator's state: the teacher, which learns from nothing where images would take too long.
 
     privileged state --less the clock, standardise--> tanh network --> mean of a normal for each of the C x A actions
                                                                           |  cut into bins
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from policies.checkpoint_folder import read_folder, write_folder
 from policies.critic import Standardise, ValueHead
-from rlinf_embodied.algorithms.log_probs import likeliest_tokens, sample_tokens, token_log_probs
+from rlinf_embodied.algorithms.log_probs import greedy_tokens, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
@@ -90,7 +90,7 @@ class StatePolicy:
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
         """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A]; None: greedy."""
         logits = self.module.logits(features["state"])
-        tokens = likeliest_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
+        tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
         return PolicyOutput(self.module.centres[tokens], tokens, token_log_probs(logits, tokens, temperature))
 
     def evaluate(

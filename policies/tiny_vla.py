@@ -23,7 +23,7 @@ from policies.checkpoint_folder import read_folder, write_folder
 from policies.critic import Standardise, ValueHead
 from policies.tokenizer import WordTokenizer
 from policies.vision import Pool, Stem
-from rlinf_embodied.algorithms.log_probs import likeliest_tokens, mean_near_mode, sample_tokens, token_log_probs
+from rlinf_embodied.algorithms.log_probs import greedy_tokens, mean_near_mode, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
@@ -116,7 +116,7 @@ class TinyVLA:
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
-        """Returns what RL caches: feature maps where the stem is frozen, else the pictures themselves."""
+        """Returns what RL caches: feature maps where the stem is frozen, else the images themselves."""
         return self.encode_frozen(observation) if self.config.freeze_stem else self.encode_trainable(observation)
 
     @torch.no_grad()
@@ -126,8 +126,8 @@ class TinyVLA:
         return {"maps": self.module.stem(features.pop("images")), **features}
 
     def encode_trainable(self, observation: Observation) -> Features:
-        """Returns features that hold the pictures, so that the stem runs, and learns, with the rest."""
-        assert observation.images is not None, "a vision policy was handed an observation without pictures"
+        """Returns features that hold the images, so that the stem runs, and learns, with the rest."""
+        assert observation.images is not None, "a vision policy was handed an observation without images"
         tokens = self._tokenizer(observation.instruction).to(observation.proprio.device)
         return {"images": observation.images, "proprio": observation.proprio, "tokens": tokens}
 
@@ -153,7 +153,7 @@ class TinyVLA:
         centres of two bins.
         """
         logits = self._logits(self._hidden(features))
-        tokens = likeliest_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
+        tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
         places = tokens.to(torch.float32) if noise is not None else mean_near_mode(logits, _REACH)
         actions = places * (2.0 / (self.spec.num_bins - 1)) - 1.0
         return PolicyOutput(actions, tokens, token_log_probs(logits, tokens, temperature))

@@ -32,7 +32,7 @@ class Stem(nn.Module):
         self.towers = nn.ModuleList([_tower(width) for _ in range(num_cameras)])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Maps pictures, uint8 [B, K, S, S, 3], to feature maps, float32 [B, K, W, S/8, S/8]."""
+        """Maps images, uint8 [B, K, S, S, 3], to feature maps, float32 [B, K, W, S/8, S/8]."""
         # the permuted view is channels-last in memory, the layout in which CPU convolutions are fastest
         maps = [tower(images[:, k].permute(0, 3, 1, 2).float() / 127.5 - 1.0) for k, tower in enumerate(self.towers)]
         return torch.stack([single.contiguous() for single in maps], dim=1)

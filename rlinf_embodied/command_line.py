@@ -45,7 +45,15 @@ from rlinf_embodied.config import (
     TrainConfig,
 )
 from rlinf_embodied.embodied.starting_point import may_resume, require_start
-from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, PlanError, SimulatorError
+from rlinf_embodied.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ObjectiveError,
+    PlanError,
+    PlugInError,
+    SimulatorError,
+)
 
 # the input was wrong, not the machine
 USAGE_ERRORS = (ConfigError, DataError, PlanError, CheckpointError, SimulatorError)
@@ -103,9 +111,9 @@ MAIN_OVERRIDES = {
         "reward._target_=my_rewards.score": "one's own (completion, problem) -> float, see docs/reasoning.md",
         "policy.folder=<dir>": "a Hugging Face model folder instead of the small model from scratch",
         "policy.lora.rank=16": "train low-rank adapters only",
-        "generation.max_new_tokens=52": "where a completion is cut off; 512 where data.form is natural",
+        "generation.max_new_tokens=52": "where a completion is cut off; 512 where data.prompt_template is natural",
         "algorithm.lr=1e-4": "learning rate; 1e-6 for a model folder, 1e-5 for its adapters",
-        "warm_start.worked_share=1.0": "of the examples that the small model is fine-tuned on",
+        "warm_start.chain_of_thought_share=1.0": "of the examples that the small model is fine-tuned on",
         "run.dir=runs/math": "the run folder",
         "run.seed=0": "everything that is drawn follows from it, the held-out problems apart (data.seed)",
         "run.num_iterations=60": "iterations of RL",
@@ -261,6 +269,9 @@ def main(
             "temporary files (TMPDIR moves those), then give the same command again",
             file=sys.stderr,
         )
+        sys.exit(1)
+    except (PlugInError, ObjectiveError) as error:
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -35,5 +35,9 @@ class WorkerError(RlinfError):
     """A worker died or raised; the message names the worker, its stage and the call."""
 
 
+class PlugInError(WorkerError):
+    """Code of the user's (an env, a policy, a reward, a source of problems) raised; the message shows where in it."""
+
+
 class HangError(RlinfError):
     """A wait ran into its limit; the message says who waits for whom."""

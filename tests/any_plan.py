@@ -16,9 +16,9 @@ import torch
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, Repeat, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 
 ITERATIONS = 2  # the second one shows whether the weights arrived
@@ -35,7 +35,7 @@ def mixed(*parts: int) -> int:
 
 
 class Fake:
-    """Any stage: a leaf, either side of a loop, a gang that meets at its last chunk, source or target of weights."""
+    """Any stage: a leaf, a side of a loop, a collective that meets at its last chunk, source or target of weights."""
 
     def __init__(self, config: Mapping[str, object]) -> None:
         self.name, self.number = str(config["name"]), int(str(config["number"]))
@@ -43,7 +43,7 @@ class Fake:
         self.ends = list(config["ends"])  # of the weight edge  # pyright: ignore[reportArgumentType]
 
     def setup(self, context: StageContext) -> None:
-        self.context, self.parked = context, False
+        self.context, self.offloaded = context, False
         sets = [context.owners[i : i + self.together] for i in range(0, context.num_blocks, self.together)]
         assert all(len(set(owners)) == 1 for owners in sets), "a set of blocks is torn apart"
         shared = context.share("weights", lambda: [0])  # both ends in one worker use the same
@@ -52,25 +52,27 @@ class Fake:
         self.waiting: dict[int, int] = {}
         self.seen: dict[int, int] = {}
 
-    def offload(self, tick: Tick) -> None:
-        assert not self.parked
-        self.parked = True
+    def offload(self, step_context: StepContext) -> None:
+        assert not self.offloaded
+        self.offloaded = True
 
-    def onload(self, tick: Tick) -> None:
-        assert self.parked
-        self.parked = False
+    def onload(self, step_context: StepContext) -> None:
+        assert self.offloaded
+        self.offloaded = False
 
-    def _value(self, tick: Tick, block: int, *parts: int) -> int:
-        assert not self.parked, "a parked stage was called"
-        message = tick.message if isinstance(tick.message, int) else 0
-        return mixed(self.number, block, tick.iteration, message, self.weights[0], *parts)
+    def _value(self, step_context: StepContext, block: int, *parts: int) -> int:
+        assert not self.offloaded, "a offloaded stage was called"
+        message = step_context.message if isinstance(step_context.message, int) else 0
+        return mixed(self.number, block, step_context.iteration, message, self.weights[0], *parts)
 
-    def run(self, tick: Tick, inputs: Mapping[int, Sequence[int]]) -> Output:
-        results = {block: self._value(tick, block, tick.round, *parts) for block, parts in inputs.items()}
+    def run(self, step_context: StepContext, inputs: Mapping[int, Sequence[int]]) -> Output:
+        results = {
+            block: self._value(step_context, block, step_context.round, *parts) for block, parts in inputs.items()
+        }
         if self.collective:
             assert not results.keys() & self.waiting.keys()
             self.waiting |= results
-            if tick.chunk == tick.num_chunks - 1:
+            if step_context.chunk == step_context.num_chunks - 1:
                 self._meet()
         return Output(results, dict(results))
 
@@ -84,33 +86,39 @@ class Fake:
             self.weights[0] = mixed(self.number, sum(int(value) for values in met for value in values))
         self.waiting = {}
 
-    def open(self, tick: Tick, blocks: Sequence[int] | Mapping[int, Sequence[int]]) -> dict[int, int]:
+    def open(self, step_context: StepContext, blocks: Sequence[int] | Mapping[int, Sequence[int]]) -> dict[int, int]:
         given = blocks if isinstance(blocks, Mapping) else dict.fromkeys(blocks, ())
-        self.seen |= {block: self._value(tick, block, tick.round, *parts) for block, parts in given.items()}
+        self.seen |= {
+            block: self._value(step_context, block, step_context.round, *parts) for block, parts in given.items()
+        }
         return {block: self.seen[block] for block in blocks}
 
-    def step(self, tick: Tick, messages: Mapping[int, int]) -> dict[int, int]:
+    def step(self, step_context: StepContext, messages: Mapping[int, int]) -> dict[int, int]:
         for block, message in messages.items():
-            self.seen[block] = self._value(tick, block, self.seen.get(block, 0), tick.chunk_step, message)
+            self.seen[block] = self._value(
+                step_context, block, self.seen.get(block, 0), step_context.chunk_step, message
+            )
         return {block: self.seen[block] for block in messages}
 
-    def close(self, tick: Tick, messages: Mapping[int, int | None]) -> Output:
-        results = {b: self._value(tick, b, self.seen.pop(b, 0), message or 0) for b, message in messages.items()}
+    def close(self, step_context: StepContext, messages: Mapping[int, int | None]) -> Output:
+        results = {
+            b: self._value(step_context, b, self.seen.pop(b, 0), message or 0) for b, message in messages.items()
+        }
         return Output(results, dict(results))
 
-    def export_weights(self, tick: Tick) -> int:
-        assert not self.parked
+    def export_weights(self, step_context: StepContext) -> int:
+        assert not self.offloaded
         return self.weights[0]
 
-    def install_weights(self, tick: Tick, weight: int) -> None:
-        assert not self.parked
+    def install_weights(self, step_context: StepContext, weight: int) -> None:
+        assert not self.offloaded
         self.weights[0] = weight
 
 
-def judge(rounds: Sequence[Sequence[object]]) -> Verdict:
+def decide(rounds: Sequence[Sequence[object]]) -> RepeatDecision:
     """Stops at a round that depends on the data."""
     values = [value for reports in rounds for report in reports for value in dict(report).values()]  # pyright: ignore
-    return Verdict(sum(values) % 3 != 0, sum(values))
+    return RepeatDecision(sum(values) % 3 != 0, sum(values))
 
 
 def random_workflow(seed: int) -> Workflow:
@@ -127,7 +135,9 @@ def random_workflow(seed: int) -> Workflow:
         pairs += [(end, names[0]) for end in ("policy", "env") if draw.random() < 0.8]
         rounds = draw.choice([1, 3])
         loops = {
-            "l": Loop("l", "env", "policy", draw.randint(1, 3), max_rounds=rounds, judge=judge if rounds > 1 else None)
+            "l": Loop(
+                "l", "env", "policy", draw.randint(1, 3), max_rounds=rounds, decide=decide if rounds > 1 else None
+            )
         }
     edges = tuple(Edge(a, b, granularities=draw.choice([(), (), (WHOLE,)])) for a, b in pairs)
     learns = _weight_edge(draw, collective, pairs)
@@ -152,7 +162,7 @@ def _in_sets(draw: random.Random, workflow: Workflow) -> Workflow:
         sizes = [k for k in (2, 3) if workflow.num_blocks % k == 0]
         together = draw.choice(sizes) if free and sizes and draw.random() < 0.3 else 1
         config = {**spec.config, "together": together}  # pyright: ignore[reportGeneralTypeIssues]
-        stages[name] = replace(spec, config=config, together=together)
+        stages[name] = replace(spec, config=config, blocks_per_batch=together)
     return replace(workflow, stages=stages)
 
 
@@ -164,7 +174,7 @@ def _repeated(draw: random.Random, workflow: Workflow) -> Workflow:
             return replace(
                 workflow,
                 stages={**workflow.stages, before: whole},
-                repeat=Repeat("r", before, sorted(workflow.upstream(before))[-1], judge, 3),
+                repeat=Repeat("r", before, sorted(workflow.upstream(before))[-1], decide, 3),
             )
         except (PlanError, IndexError):
             continue
@@ -198,8 +208,8 @@ def _trees(workflow: Workflow, stages: tuple[str, ...], devices: Devices, chunk:
         yield Leaf(stages[0], devices)
     else:
         for first, second in _cuts(workflow, stages):
-            yield from _by_turns(workflow, first, second, devices, chunk)
-            yield from _side_by_side(workflow, first, second, devices, chunk)
+            yield from _temporal(workflow, first, second, devices, chunk)
+            yield from _spatial(workflow, first, second, devices, chunk)
 
 
 def _loops(loop: Loop, devices: Devices) -> Iterator[Node]:
@@ -219,14 +229,14 @@ def _cuts(workflow: Workflow, stages: tuple[str, ...]) -> Iterator[tuple[tuple[s
                 yield first, second
 
 
-def _by_turns(workflow: Workflow, first, second, devices: Devices, chunk: int) -> Iterator[Node]:
+def _temporal(workflow: Workflow, first, second, devices: Devices, chunk: int) -> Iterator[Node]:
     for a in _trees(workflow, first, devices, chunk):
         for b in _trees(workflow, second, devices, chunk):
             for resident in (True, False):
                 yield Temporal((a, b), resident)
 
 
-def _side_by_side(workflow: Workflow, first, second, devices: Devices, chunk: int) -> Iterator[Node]:
+def _spatial(workflow: Workflow, first, second, devices: Devices, chunk: int) -> Iterator[Node]:
     sizes = [WHOLE] if chunk else [WHOLE, *(g for g in range(1, workflow.num_blocks) if not workflow.num_blocks % g)]
     for at in range(1, len(devices)):
         for size in sizes:
@@ -250,7 +260,7 @@ def outcome(workflow: Workflow, plan: Plan, session: Session) -> list[dict[str, 
     executor = Executor(workflow, plan, session, cluster)
     found = []
     for iteration in range(ITERATIONS):
-        result = executor.run(Tick(iteration))
+        result = executor.run(StepContext(iteration))
         merged: dict[str, dict[int, int]] = {}
         for stage, rounds in ((s, r) for s, r in result.reports.items() if s not in silent and "." not in s):
             merged[f"{stage} rounds"] = {0: len(rounds) if workflow.loops or workflow.repeat else 1}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from experiments.setup import environment, vulkan
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CHECKED_PACKAGES = ["rlinf_embodied.algorithms", "rlinf_embodied.interfaces"]
+MANY_MODULES = 200
+_SET_ASIDE = pytest.StashKey[int]()  # modules that were imported when garbage was last set aside
 
 settings.register_profile("no deadlines", deadline=None)  # a slow machine is not a defect
 settings.load_profile("no deadlines")
@@ -24,8 +28,9 @@ install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds what tests/envs/test_env_contract.py reads."""
+    """Adds what tests/envs/test_env_contract.py and tests/policies/test_policy_contract.py read."""
     parser.addoption("--env", metavar="YAML", help="the section `env` of one's own, to be held to the contract of envs")
+    parser.addoption("--policy", metavar="YAML", help="the section `policy` of one's own, likewise, on that env")
 
 
 def pytest_configure() -> None:
@@ -40,8 +45,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sim = [item for item in items if item.get_closest_marker("sim")]
     if gpu and not _has_gpu():
         _skip(gpu, "needs a CUDA device")
+    accelerated = [item for item in items if item.get_closest_marker("accelerator")]
+    if accelerated and (reason := _missing_accelerator()):
+        _skip(accelerated, reason)
     if sim and (reason := _missing_renderer()):
         _skip(sim, reason)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Makes the simulated accelerator known before the first backward pass of the process; see `_set_aside`."""
+    if any(item.get_closest_marker("accelerator") for item in session.items) and not _missing_accelerator():
+        importlib.import_module("simulated_accelerator")
+    _set_aside(session.config)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Sets aside what the tests themselves import where it is much: transformers with the policies, ManiSkill."""
+    if len(sys.modules) > item.config.stash[_SET_ASIDE] + MANY_MODULES:
+        _set_aside(item.config)
+
+
+def _set_aside(config: pytest.Config) -> None:
+    """Lets garbage be looked for among other things than modules: runs and ManiSkill ask for it, 0.2 s a time."""
+    gc.collect()
+    gc.freeze()
+    config.stash[_SET_ASIDE] = len(sys.modules)
 
 
 def _skip(items: list[pytest.Item], reason: str) -> None:
@@ -53,6 +81,12 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _missing_accelerator() -> str:
+    from sim_library import missing
+
+    return missing()
 
 
 def _missing_renderer() -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rlinf_embodied.learning.reduce import ExactReducer
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
 class Counter:
@@ -23,23 +23,23 @@ class Counter:
         self.history: dict[int, list[int]] = {}
         return os.getpid(), context.blocks
 
-    def open(self, tick: Tick, blocks: tuple[int, ...]) -> dict[int, torch.Tensor]:
+    def open(self, step_context: StepContext, blocks: tuple[int, ...]) -> dict[int, torch.Tensor]:
         for block in blocks:
-            self.values[block] = 1000 * block + 100 * tick.iteration + 10 * tick.round
+            self.values[block] = 1000 * block + 100 * step_context.iteration + 10 * step_context.round
             self.history[block] = []
         return {block: torch.tensor([self.values[block]]) for block in blocks}
 
-    def step(self, tick: Tick, answers: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-        if self.config.get("fail_at") == tick.chunk_step:
+    def step(self, step_context: StepContext, answers: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        if self.config.get("fail_at") == step_context.chunk_step:
             raise ValueError("the fake failed")
-        if self.config.get("hang_at") == tick.chunk_step:
+        if self.config.get("hang_at") == step_context.chunk_step:
             time.sleep(60)
         for block, answer in answers.items():
             self.values[block] += int(answer)
             self.history[block].append(self.values[block])
         return {block: torch.tensor([self.values[block]]) for block in answers}
 
-    def close(self, tick: Tick, blocks: dict[int, object]) -> Output:
+    def close(self, step_context: StepContext, blocks: dict[int, object]) -> Output:
         columns = {b: {"history": torch.tensor(self.history[b])} for b in blocks}
         return Output(columns, sum(len(self.history[b]) for b in blocks))
 
@@ -55,19 +55,19 @@ class Doubler:
         self.seen: dict[int, int] = {}
         return os.getpid()
 
-    def step(self, tick: Tick, shown: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    def step(self, step_context: StepContext, shown: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         self.seen |= {block: self.seen.get(block, 0) + int(value) for block, value in shown.items()}
         return {block: (value * 2) % 97 + self.shared["value"] for block, value in shown.items()}
 
-    def close(self, tick: Tick, last: dict[int, torch.Tensor]) -> Output:
+    def close(self, step_context: StepContext, last: dict[int, torch.Tensor]) -> Output:
         return Output({block: self.seen.pop(block, 0) + int(value) for block, value in last.items()})
 
-    def install_weights(self, tick: Tick, message: dict) -> None:
+    def install_weights(self, step_context: StepContext, message: dict) -> None:
         self.shared |= message
 
 
 class Summer:
-    """The actor: sums everything over all blocks, in a gang, and makes that its weight."""
+    """The actor: sums everything over all blocks, in one collective call, and makes that its weight."""
 
     def __init__(self, config: object) -> None:
         pass
@@ -77,17 +77,17 @@ class Summer:
         self.reducer = ExactReducer(context.group, context.owners)
         return os.getpid()
 
-    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
+    def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
         local = {}
         for block, payloads in inputs.items():
             half = len(payloads) // 2
             seen, histories = payloads[:half], payloads[half:]
             local[block] = torch.tensor([float(sum(seen) + sum(int(h["history"].sum()) for h in histories))])
         total = float(self.reducer.sum_blocks(local)[0])
-        self.shared |= {"value": int(total) % 89, "version": tick.iteration + 1}
-        return Output(dict.fromkeys(inputs), {"total": total, "message": tick.message})
+        self.shared |= {"value": int(total) % 89, "version": step_context.iteration + 1}
+        return Output(dict.fromkeys(inputs), {"total": total, "message": step_context.message})
 
-    def export_weights(self, tick: Tick) -> dict:
+    def export_weights(self, step_context: StepContext) -> dict:
         return dict(self.shared)
 
 
@@ -100,8 +100,8 @@ class Maker:
     def setup(self, context: StageContext) -> None:
         self.made = context.share("made", dict)
 
-    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
-        made = {block: [block, tick.iteration] for block in inputs}
+    def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
+        made = {block: [block, step_context.iteration] for block in inputs}
         self.made.update(made)
         return Output(made)
 
@@ -115,7 +115,7 @@ class Taker:
     def setup(self, context: StageContext) -> None:
         self.made = context.share("made", dict)
 
-    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
+    def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
         report = {block: (parts[0] is self.made.get(block), parts[0]) for block, parts in inputs.items()}
         return Output(dict.fromkeys(inputs), report)
 
@@ -129,7 +129,7 @@ class Arrays:
     def setup(self, context: StageContext) -> None:
         pass
 
-    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
+    def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
         if not any(inputs.values()):
             return Output({b: {"array": np.zeros(1 << 20), "tensor": torch.zeros(1 << 20)} for b in inputs})
         ((payload,),) = inputs.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
 class Looker:
@@ -17,7 +17,7 @@ class Looker:
     def setup(self, context: StageContext) -> None:
         pass
 
-    def run(self, tick: Tick, inputs: dict[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: dict[int, list[object]]) -> Output:
         lines = Path("/proc/self/status").read_text().splitlines()
         (kilobytes,) = (line.split()[1] for line in lines if line.startswith("VmRSS:"))
         return Output({block: {"seen": parts} for block, parts in inputs.items()}, (set(sys.modules), int(kilobytes)))

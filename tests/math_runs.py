@@ -7,12 +7,13 @@ import functools
 import json
 from pathlib import Path
 
-from runs import cluster
+from runs import cluster, drawing
 
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
@@ -33,14 +34,14 @@ TINY_MATH = {
     "policy.context_length": 40,
     "generation.max_new_tokens": 20,
     "generation.rows_per_block": 8,
-    "generation.rows_together": 16,
-    "generation.num_slots": 16,
+    "generation.rows_per_batch": 16,
+    "generation.max_num_seqs": 16,
     "algorithm.prompts_per_iteration": 8,  # 32 completions in 4 blocks, decoded in 2 sets
     "algorithm.group_size": 4,
     "algorithm.lr": 1e-3,
     "algorithm.tokens_per_microbatch": 256,
     "warm_start.steps": 240,  # some of the completions are right
-    "warm_start.worked_share": 0.2,
+    "warm_start.chain_of_thought_share": 0.2,
     "warm_start.num_examples": 1024,
     "warm_start.lr": 1e-2,
     "eval.num_problems": 24,
@@ -48,7 +49,7 @@ TINY_MATH = {
     "eval.problems_per_block": 8,
 }
 TWO_STEPS = ["algorithm.num_minibatches=2", "algorithm.epochs=2"]
-DAPO = ["algorithm=dapo", "algorithm.max_refills=4"]
+DAPO = ["algorithm=dapo", "algorithm.max_resamples=4"]
 PPO = [
     "algorithm=ppo",
     "algorithm.group_size=1",
@@ -74,9 +75,10 @@ def _composed(overrides: tuple[str, ...]) -> MathConfig:
     return compose_math(overrides)
 
 
-def train_math(config: MathConfig, code: int = 0) -> dict:
+def train_math(config: MathConfig, code: int = 0, draws: bool = False) -> dict:
     """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
-    assert Trainer(ReasoningJob(config)).run() == code
+    with drawing(job_module, draws):
+        assert Trainer(ReasoningJob(config)).run() == code
     path = Path(config.run.dir or "") / "summary.json"
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -14,22 +14,22 @@ LAST_BLOCK = 3
 class PatientGeneration(GenerationStage):
     """Decodes its last block only when the learner is done with the first one."""
 
-    def run(self, tick, inputs):
+    def run(self, step_context, inputs):
         if max(inputs) == LAST_BLOCK:
             patience = time.monotonic() + 40
-            while not _marker(self._held.folder, tick.iteration).exists():
+            while not _marker(self._model.folder, step_context.iteration).exists():
                 assert time.monotonic() < patience, "the learner waits for all blocks"
                 time.sleep(0.01)
-        return super().run(tick, inputs)
+        return super().run(step_context, inputs)
 
 
 class TellingActor(ActorStage):
     """Leaves a file when it is done with the first block."""
 
-    def run(self, tick, inputs):
-        output = super().run(tick, inputs)
+    def run(self, step_context, inputs):
+        output = super().run(step_context, inputs)
         if 0 in inputs:
-            _marker(self._held.folder, tick.iteration).touch()
+            _marker(self._model.folder, step_context.iteration).touch()
         return output
 
 

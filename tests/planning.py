@@ -146,10 +146,10 @@ def _trees(pricer: Pricer, mask: int, n: int, chunks: int, memo: dict) -> Iterat
     here = np.array([[n]])
     for loop in pricer.workflow.loops.values():
         if set(names) == {loop.opener, loop.answerer} and chunks == 1:
-            yield pricer.loop_together(loop, here)
+            yield pricer.loop_collocated(loop, here)
             for k in range(1, n):
                 for shards in loop.shards:
-                    yield pricer.loop_apart(loop, np.array([[k]]), np.array([[n - k]]), shards)
+                    yield pricer.loop_disaggregated(loop, np.array([[k]]), np.array([[n - k]]), shards)
     inside = {end for loop in pricer.workflow.loops.values() for end in (loop.opener, loop.answerer)}
     if len(names) == 1 and names[0] not in inside:
         yield pricer.leaf(names[0], here, chunks)
@@ -174,14 +174,14 @@ def _joined(pricer: Pricer, first: int, second: int, n: int, chunks: int, memo: 
     if a is not None and b is not None:
         by_chunk = pricer.by_chunk(first, second, chunks)
         for resident in (True, False):
-            yield _done(pricer.together(cut, _tall(a), b, chunks, np.array([[n]]), by_chunk, resident), chunks)
+            yield _done(pricer.temporal(cut, _tall(a), b, chunks, np.array([[n]]), by_chunk, resident), chunks)
     for k in range(1, n):
         for inner in pricer.chunk_counts() if chunks == 1 else (chunks,):
             if not pricer.streams(first, second, inner):
                 continue
             a, b = _enumerate(pricer, first, k, inner, memo), _enumerate(pricer, second, n - k, inner, memo)
             if a is not None and b is not None:
-                joined = pricer.apart(cut, _tall(a), b, inner, np.array([[k]]), np.array([[n - k]]))
+                joined = pricer.spatial(cut, _tall(a), b, inner, np.array([[k]]), np.array([[n - k]]))
                 yield cost.collapse(_flat(joined), inner) if chunks == 1 else _flat(joined)
 
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.warm_start import warm_start
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.trainer import Trainer
 
@@ -70,7 +78,14 @@ def tiny_overrides(*overrides: str) -> list[str]:
 
 def tiny(*overrides: str) -> TrainConfig:
     """Returns the config of that run."""
-    return compose_train(tiny_overrides(*overrides))
+    given = tuple(tiny_overrides(*overrides))
+    reads_a_file = any(text.startswith(("env=", "plan=")) and "/" in text for text in given)
+    return compose_train(given) if reads_a_file else copy.deepcopy(_composed(given))
+
+
+@functools.cache  # Hydra takes a fifth of a second
+def _composed(overrides: tuple[str, ...]) -> TrainConfig:
+    return compose_train(overrides)
 
 
 def four(folder: Path, *overrides: str) -> TrainConfig:
@@ -83,9 +98,19 @@ def trainer_of(config: TrainConfig) -> Trainer:
     return Trainer(EmbodiedJob(config))
 
 
-def train(config: TrainConfig, code: int = 0) -> dict:
+@contextmanager
+def drawing(job: ModuleType, draws: bool) -> Iterator[None]:
+    """Within it runs of a workflow draw their curves or do not: drawing takes as long as training."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not draws:
+            patch.setattr(job, "plot_curve", lambda folder: folder / "curve.png")
+        yield
+
+
+def train(config: TrainConfig, code: int = 0, draws: bool = False) -> dict:
     """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
-    assert trainer_of(config).run() == code
+    with drawing(job_module, draws):
+        assert trainer_of(config).run() == code
     path = Path(config.run.dir or "") / "summary.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -120,7 +145,7 @@ def iterate(executor: Executor, iterations: int) -> list[dict[str, float]]:
 
 def digest(executor: Executor) -> str:
     """Returns the SHA-256 of the actor's weights; all of its workers must have the same."""
-    (value,) = set(executor.call("actor", "weights_digest", Tick(0)))
+    (value,) = set(executor.call("actor", "weights_digest", StepContext(0)))
     return str(value)
 
 

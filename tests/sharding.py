@@ -85,7 +85,7 @@ class Job:
 
     owners: tuple[int, ...]
     steps: tuple[float, ...] = (0.1, 0.05, 0.02)
-    veto: tuple[int, ...] = ()  # steps that are vetoed
+    early_stop: tuple[int, ...] = ()  # steps that stop the update
     max_grad_norm: float = 1.3  # the first steps are clipped, the last ones are not
     scale: float = 1.0  # of the loss; inf: no gradient is finite
     restart: int | None = None  # the step before which everything is built anew from a checkpoint
@@ -106,7 +106,7 @@ def take_steps(learner: Learner, model: Net, job: Job, rank: int, steps: range) 
     for number in steps:
         learner.start()
         learner.lr = job.steps[number]
-        found.append(learner.step(rows, passes, lambda step, n=number: n in job.veto))
+        found.append(learner.step(rows, passes, lambda step, n=number: n in job.early_stop))
         learner.publish()
     return found
 
@@ -133,7 +133,7 @@ class Worker:
         self.learner = ShardedLearner(
             *(self.model, self.model.trained, self.view),
             *(AdamSettings(0.0, (0.9, 0.99), job.max_grad_norm), STATISTICS),
-            idle=lambda: self.model(torch.zeros(1, 1, dtype=torch.long)).sum() * 0.0,
+            zero_loss=lambda: self.model(torch.zeros(1, 1, dtype=torch.long)).sum() * 0.0,
             group=group,
             device="cpu",
         )

@@ -62,7 +62,7 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
     named = {workflow_for(profile).name for profile in profiles}
     assert named == {"embodied", "reasoning"}
     stages = {stage for profile in profiles for stage in workflow_for(profile).stages}
-    stages |= {"prompts", "proximal", "reference", "answers", "fine_tuning", "eval_env", "eval_policy"}
+    stages |= {"prompts", "old_log_probs", "reference", "answers", "fine_tuning", "eval_env", "eval_policy"}
     core = [path for name in CORE for path in sorted((ROOT / "rlinf_embodied" / name).rglob("*.py"))]
     assert len(core) > 50
     found = []
@@ -75,10 +75,13 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
 
 @pytest.mark.parametrize(
     ("library", "doors"),
-    [  # the wire's benchmark compares it with bare Ray
+    [  # the wire's benchmark compares it with plain Ray
         ("ray", ["experiments/bench/wire.py", "rlinf_embodied/runtime/ray_session.py"]),
-        ("hydra", ["rlinf_embodied/compose.py"]),
-        ("math_verify", ["rlinf_embodied/reasoning/judge_worker.py"]),
+        (
+            "hydra",
+            [f"rlinf_embodied/compose/{name}.py" for name in ("commands", "evaluation", "overrides", "user_files")],
+        ),
+        ("math_verify", ["rlinf_embodied/reasoning/verifier_worker.py"]),
     ],
 )
 def test_a_heavy_library_has_one_door(library, doors):

@@ -93,7 +93,7 @@ def test_every_choice_of_the_reasoning_workflow_composes(group, name):
     config = compose_math([f"{group}={name}", *NEEDS.get(name, [])])
     assert isinstance(config, MathConfig)
     assert config.num_blocks * config.generation.rows_per_block == config.num_rows
-    assert config.num_rows % config.generation.rows_together == 0
+    assert config.num_rows % config.generation.rows_per_batch == 0
 
 
 @pytest.mark.parametrize("group", EVALUATE_GROUPS)
@@ -249,12 +249,12 @@ BAD_MATH_INPUT = [
     (["policy.num_heads=5"], ["policy.hidden_size is 96", "policy.num_heads=5"]),
     (["algorithm.group_size=1"], ["algorithm.group_size is 1", "grpo compares", "use 8, or algorithm=ppo"]),
     (["algorithm=ppo", "algorithm.dynamic_sampling=true"], ["algorithm.dynamic_sampling is True", "algorithm=dapo"]),
-    (["algorithm=dapo", "algorithm.drop_uniform_groups=false"], ["algorithm.drop_uniform_groups is False"]),
-    (["algorithm.importance_cap=0"], ["algorithm.importance_cap is 0.0", "positive", "null"]),
+    (["algorithm=dapo", "algorithm.drop_zero_variance_groups=false"], ["algorithm.drop_zero_variance_groups is False"]),
+    (["algorithm.tis_cap=0"], ["algorithm.tis_cap is 0.0", "positive", "null"]),
     (["algorithm.gamma=2"], ["algorithm.gamma is 2.0", "[0, 1]"]),
     (["generation.temperature=0"], ["generation.temperature is 0.0", "use 1.0"]),
     (["generation.top_p=0"], ["generation.top_p is 0.0", "(0, 1]"]),
-    (["generation.max_new_tokens=1"], ["generation.max_new_tokens is 1", "at least 2, or eval.forced_start=false"]),
+    (["generation.max_new_tokens=1"], ["generation.max_new_tokens is 1", "at least 2, or eval.forced_prefix=false"]),
     (["algorithm.beta2=1"], ["algorithm.beta2 is 1.0", "[0, 1)"]),
     (["warm_start.betas=[0.9]"], ["warm_start.betas is [0.9]", "two numbers", "use [0.9,0.98]"]),
     (["warm_start.lr=0"], ["warm_start.lr is 0.0", "positive"]),
@@ -263,14 +263,14 @@ BAD_MATH_INPUT = [
     (["algorithm.dual_clip=1.2"], ["algorithm.dual_clip is 1.2", "1 + algorithm.clip_high=0.28", "use 3.0, or null"]),
     (["algorithm.max_log_ratio=100"], ["algorithm.max_log_ratio is 100.0", "overflows", "use 20.0"]),
     (
-        ["generation.rows_per_block=48", "generation.rows_together=96"],
-        ["generation.rows_per_block is 48", "= 256 completions", "use 32 with generation.rows_together=64"],
+        ["generation.rows_per_block=48", "generation.rows_per_batch=96"],
+        ["generation.rows_per_block is 48", "= 256 completions", "use 32 with generation.rows_per_batch=64"],
     ),
     (
-        ["generation.rows_per_block=32", "generation.rows_together=96"],
-        ["generation.rows_together is 96", "= 256 completions", "use 64"],
+        ["generation.rows_per_block=32", "generation.rows_per_batch=96"],
+        ["generation.rows_per_batch is 96", "= 256 completions", "use 64"],
     ),
-    (["generation.rows_per_block=32", "generation.rows_together=80"], ["generation.rows_together is 80", "use 64"]),
+    (["generation.rows_per_block=32", "generation.rows_per_batch=80"], ["generation.rows_per_batch is 80", "use 64"]),
 ]
 
 
@@ -293,7 +293,7 @@ GSM8K = ["data=jsonl", "data.files.all=gsm8k.jsonl"]
         (["policy=folder", "policy.folder=x", *GSM8K, "algorithm=dr_grpo"], 512, 1e-6, 1e-5),
         (["policy.folder=x", *GSM8K, "policy.lora.rank=16", "algorithm=ppo"], 512, 1e-5, 1e-5),
         (["policy.folder=x"], 52, 1e-6, 1e-5),
-        (["policy.folder=x", "data.form=natural"], 512, 1e-6, 1e-5),
+        (["policy.folder=x", "data.prompt_template=natural"], 512, 1e-6, 1e-5),
         (["policy.folder=x", *GSM8K, "generation.max_new_tokens=300", "algorithm.lr=3e-6"], 300, 3e-6, 1e-5),
     ],
 )
@@ -304,8 +304,8 @@ def test_defaults_follow_the_problems_and_the_model(overrides, tokens, lr, value
 
 
 def test_what_a_refusal_suggests_is_taken():
-    config = compose_math(["generation.rows_per_block=32", "generation.rows_together=64"])
-    assert (config.num_blocks, config.prompts_per_block, config.blocks_together) == (8, 4, 2)
+    config = compose_math(["generation.rows_per_block=32", "generation.rows_per_batch=64"])
+    assert (config.num_blocks, config.prompts_per_block, config.blocks_per_batch) == (8, 4, 2)
 
 
 def test_impossible_combinations_of_grpo_are_refused():

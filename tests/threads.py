@@ -52,13 +52,13 @@ class ThreadSession:
                     group.abort()
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
-        gang = spec.collective and len(contexts) > 1
-        self._groups[spec.name] = ThreadGroup.make(len(contexts), self._timeout_s) if gang else []
+        collective = spec.collective and len(contexts) > 1
+        self._groups[spec.name] = ThreadGroup.make(len(contexts), self._timeout_s) if collective else []
         for rank, context in enumerate(contexts):
-            context.group = self._groups[spec.name][rank] if gang else SoloGroup()
+            context.group = self._groups[spec.name][rank] if collective else SoloGroup()
         return [self._hosts[context.worker].add_stage(spec, context) for context in contexts]
 
-    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         answers: list[list[Ref]] = []
         for worker, call, payloads in calls:
             futures: list[Future] = [Future() for _ in range(call.num_results + 1)]

@@ -36,7 +36,7 @@ def make_batched_task(
         rows_alike: whether every row is built with the seed of a stock single env, or row i with ManiSkill's for row i
             (which matters for tasks that draw sizes or models when they are built).
         num_threads: threads that step the scenes, with the same results.
-        decimate: whether pictures show lighter meshes, see decimate.py.
+        decimate: whether images show lighter meshes, see decimate.py.
         kwargs: for the task class, for example control_mode, reward_mode, sensor_configs, robot_uids.
 
     Raises:

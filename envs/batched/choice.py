@@ -67,7 +67,7 @@ def compare_ways(task_id: str, **kwargs: object) -> dict[str, str | None]:
     Returns:
         "alone": the first way in which they are equal, None if there is none; "reason": why not the faster ones.
     """
-    with suppress(RuntimeError):  # without a renderer there will be no pictures either
+    with suppress(RuntimeError):  # without a renderer there will be no images either
         open_renderer("cpu")
     start = time.process_time()
     first, backend = build_somehow(task_id, **{**kwargs, "obs_mode": "state_dict"})

@@ -1,4 +1,4 @@
-"""Lighter visual meshes for software rendering, where a small picture costs what its vertices cost."""
+"""Lighter visual meshes for software rendering, where a small image costs what its vertices cost."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def decimate_visuals(scene: sapien.Scene, cameras: Sequence[Camera]) -> list[Swa
 
 
 def decimate_task(task: BaseEnv) -> None:
-    """Decimates the visual meshes of every scene of a task for the pictures of its sensors."""
+    """Decimates the visual meshes of every scene of a task for the images of its sensors."""
     cameras = [sensor.camera._render_cameras for sensor in task._sensors.values() if isinstance(sensor, SensorCamera)]
     for scene, own in zip(task.scene.sub_scenes, zip(*cameras, strict=True), strict=True):
         decimate_visuals(scene, own)

@@ -10,7 +10,7 @@ from scipy.spatial import cKDTree
 
 from envs.batched.collapse import collapsed
 
-VERSION = 9  # of the meshes that this module makes: it is part of what a picture depends on
+VERSION = 9  # of the meshes that this module makes: it is part of what an image depends on
 TRIANGLES_PER_PIXEL = 2.5  # of a part's diagonal: at a tolerance e, a curved surface of radius r needs about r / e
 MIN_TRIANGLES = 32  # per mesh part
 LOST_PIXELS = 0.3  # parts with a smaller diagonal are left out
@@ -35,7 +35,7 @@ class Mesh:
 
 
 def decimated(mesh: Mesh, pixel: float) -> Mesh:
-    """Returns a copy of a mesh with the triangles that show in pictures where a pixel is this wide.
+    """Returns a copy of a mesh with the triangles that show in images where a pixel is this wide.
 
     Args:
         mesh: one part of a visual shape.

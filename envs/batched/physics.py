@@ -17,7 +17,7 @@ from envs.batched.buffers import ANGULAR, LINEAR, POSE, BodyBuffer, CellBuffer, 
 from envs.batched.contacts import ContactTable
 from envs.batched.drives import Drives
 from envs.batched.layout import index_packs
-from envs.batched.renewal import renewed
+from envs.batched.scene_recreation import recreated_scene
 
 _ZERO = np.zeros(3, np.float32)
 
@@ -31,7 +31,7 @@ class PhysicsBatch:
     """
 
     def __init__(self, scenes: list[sapien.Scene], rendering: bool, num_threads: int = 1) -> None:
-        """`scenes` is shared with the ManiSkillScene, `renew` replaces its items; `rendering`: they have renderers.
+        """`scenes` is shared with the ManiSkillScene, `recreate_scene` replaces items; `rendering`: with renderers.
 
         With several threads scenes are stepped side by side (PhysX lets go of Python's lock), with the same results.
         """
@@ -136,9 +136,9 @@ class PhysicsBatch:
     def _index(self) -> None:
         self._layout = index_packs(self.scenes, self.body_row, self.articulation_row, self.dof)
 
-    def renew(self, i: int) -> None:
-        """Moves everything of scene i into a new scene with a new PhysX system: the same world without a past."""
-        self.scenes[i] = renewed(self.scenes[i], self.rendering)
+    def recreate_scene(self, i: int) -> None:
+        """Moves everything of scene i into a new scene with a new PhysX system: the same world without its history."""
+        self.scenes[i] = recreated_scene(self.scenes[i], self.rendering)
         self.systems[i] = self.scenes[i].physx_system
         self._calls[i] = _bound(self.scenes[i])
         self._invalidate([i])

@@ -1,7 +1,7 @@
-"""Pictures of chosen rows: one renderer per scene, nothing rendered for rows that nobody will look at.
+"""Images of chosen rows: one renderer per scene, nothing rendered for rows that nobody will look at.
 
-            take_pictures          EpisodeEnv asks for the rows that a policy will see
-RenderGroup > CameraGroup          ManiSkill asks for all rows; a scene that looks as before keeps its picture
+            take_images          EpisodeEnv asks for the rows that a policy will see
+RenderGroup > CameraGroup          ManiSkill asks for all rows; a scene that looks as before keeps its image
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def set_visible(entity: sapien.Entity, visible: bool) -> None:
             component.visibility = float(visible)
 
 
-def take_pictures(scenes: Sequence[sapien.Scene], cameras: Sequence[Sequence[Camera]]) -> Tensor:
+def take_images(scenes: Sequence[sapien.Scene], cameras: Sequence[Sequence[Camera]]) -> Tensor:
     """Renders these scenes.
 
     Args:
@@ -50,25 +50,25 @@ def take_pictures(scenes: Sequence[sapien.Scene], cameras: Sequence[Sequence[Cam
         scene.render_system.step()
         for camera in row:
             camera.take_picture()
-    pictures = colours([camera for row in cameras for camera in row])
-    return torch.from_numpy(_rgb(pictures).reshape(len(cameras), -1, *pictures.shape[1:3], 3))
+    images = colours([camera for row in cameras for camera in row])
+    return torch.from_numpy(_rgb(images).reshape(len(cameras), -1, *images.shape[1:3], 3))
 
 
 def colours(cameras: Sequence[Camera]) -> np.ndarray:
-    """Returns the RGBA pictures that cameras have taken [n, height, width, 4], taken again where shaders were too few.
+    """Returns the RGBA images that cameras have taken [n, height, width, 4], taken again where shaders were too few.
 
     Bytes, or floats in [0, 1] from ManiSkill's shader pack "default".
     """
-    pictures = np.stack([camera.get_picture("Color") for camera in cameras])
-    if pictures.dtype != np.uint8:
-        return pictures
-    for i in shows_through(pictures).nonzero()[0].tolist():
-        pictures[i] = _picture(cameras[i], "Color")
-    return pictures
+    images = np.stack([camera.get_picture("Color") for camera in cameras])
+    if images.dtype != np.uint8:
+        return images
+    for i in shows_through(images).nonzero()[0].tolist():
+        images[i] = _image(cameras[i], "Color")
+    return images
 
 
-def _picture(camera: Camera, name: str) -> np.ndarray:
-    """Returns a picture that the camera has taken, taken again if its shaders draw colours only."""
+def _image(camera: Camera, name: str) -> np.ndarray:
+    """Returns an image that the camera has taken, taken again if its shaders draw colours only."""
     if pack_of(camera) is Pack.colour:
         give_shaders(camera, Pack.whole)
         camera.entity.scene.render_system.step()
@@ -76,9 +76,9 @@ def _picture(camera: Camera, name: str) -> np.ndarray:
     return camera.get_picture(name)
 
 
-def _rgb(pictures: np.ndarray) -> np.ndarray:
-    """Returns RGBA pictures as contiguous uint8 RGB, converted as ManiSkill does."""
-    rgb = pictures[..., :3]
+def _rgb(images: np.ndarray) -> np.ndarray:
+    """Returns RGBA images as contiguous uint8 RGB, converted as ManiSkill does."""
+    rgb = images[..., :3]
     return np.ascontiguousarray(rgb if rgb.dtype == np.uint8 else (rgb * 255).astype(np.uint8))
 
 
@@ -122,26 +122,26 @@ def _looks(scene: sapien.Scene) -> tuple:
 
 
 class CameraGroup:
-    """Plays SAPIEN's RenderCameraGroup: one camera per scene, pictures stacked."""
+    """Plays SAPIEN's RenderCameraGroup: one camera per scene, images stacked."""
 
     def __init__(self, cameras: Sequence[Camera], versions: Sequence[int]) -> None:
         """`cameras` has one camera per scene; `versions` is shared with the RenderGroup."""
         self._cameras, self._versions = cameras, versions
-        self._taken = [-1] * len(cameras)  # version of the scene in each camera's last picture
-        self._pictures: dict[str, np.ndarray] = {}  # by name, [N, height, width, channels]
-        self._read: dict[str, list[int]] = {}  # versions of these pictures
+        self._taken = [-1] * len(cameras)  # version of the scene in each camera's last image
+        self._images: dict[str, np.ndarray] = {}  # by name, [N, height, width, channels]
+        self._read: dict[str, list[int]] = {}  # versions of these images
 
     def take_picture(self) -> None:
-        """Does nothing: pictures are taken when they are read.
+        """Does nothing: images are taken when they are read.
 
         An observation may need none of them, and SAPIEN crashes when a camera leaves its scene (as for a new episode)
-        before its picture was waited for.
+        before its image was waited for.
         """
 
     def get_picture_cuda(self, name: str) -> SimpleNamespace:
-        """Returns the pictures called `name` as a handle with .torch(), [N, height, width, channels].
+        """Returns the images called `name` as a handle with .torch(), [N, height, width, channels].
 
-        Only what looks otherwise than in the last picture is rendered.
+        Only what looks otherwise than in the last image is rendered.
         """
         read = self._read.setdefault(name, [-1] * len(self._cameras))
         rows = [row for row, version in enumerate(self._versions) if version != read[row]]
@@ -151,10 +151,10 @@ class CameraGroup:
                 self._taken[row] = self._versions[row]
         if rows:
             cameras = [self._cameras[row] for row in rows]
-            fresh = colours(cameras) if name == "Color" else np.stack([_picture(camera, name) for camera in cameras])
-            if name not in self._pictures:
-                self._pictures[name] = np.empty((len(self._cameras), *fresh.shape[1:]), fresh.dtype)
-            self._pictures[name][rows] = fresh
+            fresh = colours(cameras) if name == "Color" else np.stack([_image(camera, name) for camera in cameras])
+            if name not in self._images:
+                self._images[name] = np.empty((len(self._cameras), *fresh.shape[1:]), fresh.dtype)
+            self._images[name][rows] = fresh
             self._read[name] = list(self._versions)
-        pictures = torch.from_numpy(self._pictures[name].copy())  # callers keep observations
-        return SimpleNamespace(torch=lambda: pictures)
+        images = torch.from_numpy(self._images[name].copy())  # callers keep observations
+        return SimpleNamespace(torch=lambda: images)

@@ -1,10 +1,10 @@
-"""The shaders of the cameras: SAPIEN's own, less what costs a CPU time and leaves no trace in the pictures.
+"""The shaders of the cameras: SAPIEN's own, less what costs a CPU time and leaves no trace in the images.
 
-Which lines are left out is declared in shader_packs.py.  In scenes without an environment map the pictures stay the
+Which lines are left out is declared in shader_packs.py.  In scenes without an environment map the images stay the
 same bit for bit without
 
 1. reflections of the environment, black there: two look-ups per pixel, and a table (the BRDF's integral) that takes
-   seven seconds to fill when the first picture of a process is taken;
+   seven seconds to fill when the first image of a process is taken;
 2. in the colour pack, positions and segmentation, and with them a third of what is interpolated across triangles;
 3. in the colour pack, the second pass, which blends with the background: black, so that only what is transparent
    differs.  The alpha of such pixels tells, see `shows_through`, and their camera needs the whole pack.
@@ -35,12 +35,12 @@ class Pack(StrEnum):
     """Shaders of a camera; the values of stock ones are ManiSkill's names."""
 
     colour = auto()  # "Color" alone, in one pass
-    whole = auto()  # all pictures of ManiSkill's default pack
+    whole = auto()  # all images of ManiSkill's default pack
     default = auto()  # ManiSkill's pack "default", untouched
 
 
 Camera = sapien.render.RenderCameraComponent
-_packs: WeakKeyDictionary[Camera, Pack] = WeakKeyDictionary()  # a camera cannot be asked before its first picture
+_packs: WeakKeyDictionary[Camera, Pack] = WeakKeyDictionary()  # a camera cannot be asked before its first image
 
 
 @cache
@@ -48,7 +48,7 @@ def shader_folder(pack: Pack) -> str:
     """Returns the shader pack for scenes without an environment map: a folder, or the name of SAPIEN's own."""
     if others := unknown_files():
         logger.warning(
-            "sapien %s has other shaders than the faster ones are made from (%s): each picture and a process's first "
+            "sapien %s has other shaders than the faster ones are made from (%s): each image and a process's first "
             "one take longer",
             sapien.__version__,
             ", ".join(others),
@@ -75,7 +75,7 @@ def note_pack(cameras: Iterable[Camera], pack: Pack) -> None:
 
 
 def give_shaders(camera: Camera, pack: Pack) -> None:
-    """Gives a camera other shaders; the renderer has to step before its next picture."""
+    """Gives a camera other shaders; the renderer has to step before its next image."""
     entity = camera.entity
     with camera_shaders(entity.scene, pack):
         entity.remove_component(camera)
@@ -83,19 +83,19 @@ def give_shaders(camera: Camera, pack: Pack) -> None:
     note_pack([camera], pack)
 
 
-def shows_through(pictures: np.ndarray) -> np.ndarray:
-    """Returns which of the RGBA pictures, uint8 [n, height, width, 4], have transparent pixels; bool [n].
+def shows_through(images: np.ndarray) -> np.ndarray:
+    """Returns which of the RGBA images, uint8 [n, height, width, 4], have transparent pixels; bool [n].
 
     A pixel has the alpha of what was drawn on it last, and 0 where nothing was.
     """
-    return (pictures[..., 3] + np.uint8(1) > 1).any((1, 2))
+    return (images[..., 3] + np.uint8(1) > 1).any((1, 2))
 
 
 @contextmanager
 def camera_shaders(scene: sapien.Scene, pack: Pack) -> Iterator[None]:
     """Within it, cameras added to this scene get these shaders (a camera keeps those it was added with)."""
     before = sapien.render.get_camera_shader_dir()
-    # ManiSkill's settings hold picture formats as well, which belong to the process and not to the pack.
+    # ManiSkill's settings hold image formats as well, which belong to the process and not to the pack.
     set_shader_pack(PREBUILT_SHADER_CONFIGS[Pack.default if pack is Pack.default else STOCK])
     if pack is not Pack.default and scene.render_system.cubemap is None:
         sapien.render.set_camera_shader_dir(shader_folder(pack))

@@ -21,8 +21,8 @@ from envs.batched.controllers import adopt_controllers, controllers_of, has_bare
 from envs.batched.decimate import decimate_task
 from envs.batched.draws import RowStates, row_draws
 from envs.batched.few_operations import few_operations
-from envs.batched.renewal import packed_state, put_back
 from envs.batched.scene import BatchedScene, make_scenes
+from envs.batched.scene_recreation import packed_state, put_back
 from envs.batched.seeds import FIRST_SEED, RowSeeds, Seeds
 from envs.batched.single import Alone, SingleEnv
 from envs.stock import overrides
@@ -33,8 +33,8 @@ class BatchedTask:
     """Mixin in front of a ManiSkill task class.
 
     Every row equals a stock single env that was built afresh and reset with the row's seed, bit for bit: each row is
-    initialised under its own random states, and its PhysX scene is renewed first.  A task whose code is not written for
-    some of N rows is given single rows, see single.py.
+    initialised under its own random states, after its PhysX scene was recreated.  A task whose code is not written
+    for some of N rows is given single rows, see single.py.
     """
 
     _alone: Alone
@@ -162,7 +162,7 @@ class BatchedTask:
         self._being_reset = torch.zeros(self.num_envs, dtype=torch.bool)
         self._being_reset[index] = True
         for row in rows:
-            self.scene.px.renew(row)
+            self.scene.px.recreate_scene(row)
             put_back(self.scene.px.systems[row], self._built_state[row])
         self.scene.px.active = list(rows)
         if self._alone is Alone.nothing and overrides(self._task_class, "reset"):
@@ -282,7 +282,7 @@ class BatchedTask:
         """Runs a control step of the active rows."""
         if isinstance(action, dict) and "control_mode" in action:
             action = self._switched(**action)
-        watched = "_after_simulation_step" in vars(self)  # RecordEpisode takes a picture of each simulation step
+        watched = "_after_simulation_step" in vars(self)  # RecordEpisode takes an image of each simulation step
         if action is None or watched or not self._steps_are_bare:
             return super()._step_action(action)
         action = common.to_tensor(action, device=self.device)

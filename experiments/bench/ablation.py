@@ -215,7 +215,7 @@ def smaller_until_it_fits(name: str, cluster: Cluster) -> tuple[Pricer, int]:
     items = items_of(frozen(name))
     while True:
         profile = frozen(name, items)
-        stages = {key: replace(stage, park_s=NEVER_S) for key, stage in profile.stages.items()}
+        stages = {key: replace(stage, offload_s=NEVER_S) for key, stage in profile.stages.items()}
         pricer = pricer_of(replace(profile, stages=stages), cluster)
         try:
             fits = find_plans(pricer)[0].iteration_s < NEVER_S

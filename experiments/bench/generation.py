@@ -22,7 +22,7 @@ from transformers import GenerationConfig
 from experiments.bench.harness import Benchmark, Report, Run, Spread, alternate, ratios
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import TinyLMConfig
-from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
 from rlinf_embodied.reasoning.generation import generate
 
 
@@ -74,7 +74,9 @@ def rates(policy: CausalLM, block: GenerationBlock, own: Options, ends: bool) ->
     numbers = count(-1)
 
     def ours() -> int:
-        groups = generate(policy, block, Sampling(own.new_tokens), Noise(0, next(numbers)), num_slots=own.slots)
+        groups = generate(
+            policy, block, SamplingParams(own.new_tokens), Noise(0, next(numbers)), max_num_seqs=own.slots
+        )
         return sum(int(group.lengths.sum()) for group in groups)
 
     def rate(generated: Callable[[], int]) -> float:

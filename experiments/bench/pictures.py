@@ -5,7 +5,7 @@
 Costs are CPU seconds of the whole process, renderer threads included, medians (min-max) over rounds in which the
 variants take turns; every scene has moved before each of them.
 
-    pictures    take_pictures, what EpisodeEnv calls: colours only
+    pictures    take_images, what EpisodeEnv calls: colours only
     whole       the same cameras with the shaders that also draw positions and segmentation
     observation ManiSkill's own obs_mode="rgb" on the batched task
     one row     the same after one row was reset: the others keep their pictures
@@ -28,7 +28,7 @@ import torch
 
 from envs.batched.build import make_batched_task
 from envs.batched.decimate import decimate_visuals
-from envs.batched.rendering import take_pictures
+from envs.batched.rendering import take_images
 from envs.batched.shaders import Pack, give_shaders
 from envs.maniskill import make_env
 from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, alternate, seconds_of
@@ -73,7 +73,7 @@ def costs(num_envs: int, size: int, rounds: int) -> dict[str, Spread]:
             renderer = sim._renderer
             if kind == "whole":
                 _draw_everything(renderer)
-            take = partial(lambda shown: take_pictures(shown._scenes(), shown._cameras), renderer)
+            take = partial(lambda shown: take_images(shown._scenes(), shown._cameras), renderer)
             variants[f"{label}: {kind}"] = Variant(partial(_move, sim.step, num_envs, sim.action_dim), take)
     task = _rgb_task(num_envs, size)
     task._get_obs_extra = lambda info: {}  # the task's numbers are no part of a picture
@@ -146,7 +146,7 @@ def _episode(size: int, decimate: bool) -> tuple[np.ndarray, np.ndarray]:
         noise = torch.randn(4, env.spec.action_dim, generator=torch.Generator().manual_seed(step))
         env._sim.step((env.expert_actions() + 0.15 * noise).clamp(-1, 1), range(4))
         if step % EVERY == 0:
-            pictures.append(take_pictures(renderer._scenes(), renderer._cameras).numpy())
+            pictures.append(take_images(renderer._scenes(), renderer._cameras).numpy())
             seen = np.stack([camera.get_picture("PositionSegmentation")[..., 3] for camera in cameras])
             objects.append(seen.reshape(pictures[-1].shape[:-1]))
     env.close()

@@ -13,7 +13,7 @@ machine does disturbs them alike:
     stock     N stock env objects in one process, stepped one after the other and stacked.  ManiSkill's documentation
               names gymnasium's AsyncVectorEnv for CPUs: a process per env, far more than there are cores, and without
               the info that the baseline reads.  The work of an env is the same here, less the cost of its process.
-    renewed   the same, and every reset gives the env a physics without a past, as batched rows always have: the
+    renewed   the same, and every reset recreates the env's scene, as batched rows always do: the
               learning curve is then that of the batched arm, number for number
 
 Writes <out>.json, <out>.md and <out>.png.  The arms' folders, with what they print, are in `folder`.

@@ -50,17 +50,17 @@ class Scenes:
     def __init__(self) -> None:
         """Watches those that are made from now on."""
         self._seen: list[weakref.ref] = []
-        renewed = physics.renewed
+        recreated_scene = physics.recreated_scene
 
         def watched(old: sapien.Scene, rendering: bool) -> sapien.Scene:
-            scene = renewed(old, rendering)
+            scene = recreated_scene(old, rendering)
             self._seen.append(weakref.ref(scene))
             return scene
 
-        physics.renewed = watched
+        physics.recreated_scene = watched
 
     def alive(self) -> int:
-        """Returns how many scenes of those made by renewal are alive."""
+        """Returns how many scenes of those made by recreation are alive."""
         gc.collect()
         self._seen = [reference for reference in self._seen if reference() is not None]
         return len(self._seen)

@@ -1,11 +1,11 @@
-"""What moving data between stages costs, beside bare Ray and beside a copy in memory.
+"""What moving data between stages costs, beside plain Ray and beside a copy in memory.
 
 python -m experiments.bench.wire [rounds=7] [parts=hops,batches,granularity] [out=docs/results/wire.json]
 
 hops          a small message and a 10 MB nested observation travel between two stages: in one process, through the
-              object store inside one worker, and between two workers; beside bare Ray (the same arrays without our
+              object store inside one worker, and between two workers; beside plain Ray (the same arrays without our
               codec, between two plain actors; and torch tensors as they are) and a copy of the bytes in memory
-batches       a source and a sink stage under the executor: bytes per block, blocks and workers vary; beside bare Ray
+batches       a source and a sink stage under the executor: bytes per block, blocks and workers vary; beside plain Ray
 granularity   two stages that sleep stream in single blocks, then all blocks at once, then single blocks again: what an
               iteration takes under each, and what the change itself costs
 
@@ -32,7 +32,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.meter import context_of, payload_bytes
 from rlinf_embodied.flow.graph import Edge, StageSpec, Workflow
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.runtime.host import Call, Output, Tick, WorkerSpec
+from rlinf_embodied.runtime.host import Call, Output, StepContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.tensor_wire import map_leaves, pack
@@ -95,11 +95,11 @@ class Work:
     def setup(self, context: object) -> None:
         """Needs nothing."""
 
-    def step(self, tick: object, payloads: Mapping[int, object]) -> dict[int, object]:
+    def step(self, step_context: object, payloads: Mapping[int, object]) -> dict[int, object]:
         """Hands on what it gets, and makes a payload where it gets its name."""
         return {b: PAYLOADS[value]() if isinstance(value, str) else value for b, value in payloads.items()}
 
-    def run(self, tick: object, inputs: Mapping[int, Sequence[object]]) -> Output:
+    def run(self, step_context: object, inputs: Mapping[int, Sequence[object]]) -> Output:
         """Sleeps for each of its blocks and makes new bytes."""
         time.sleep(self._load.sleep_s * len(inputs))
         return Output({b: torch.zeros(self._load.num_bytes, dtype=torch.uint8) for b in inputs}, len(inputs))
@@ -122,7 +122,7 @@ class Plain:
 
 
 def plain_actors(number: int) -> list:
-    """Starts bare Ray actors."""
+    """Starts plain Ray actors."""
     return [ray.remote(Plain).options(num_cpus=1).remote() for _ in range(number)]
 
 
@@ -170,11 +170,11 @@ def hop_ways(session: Session, plain: Sequence, name: str, value: object) -> dic
 def _ours(session: Session, name: str, workers: tuple[int, int], keep: bool = False) -> float:
     """Returns seconds per hop of a payload that goes round among workers, as the executor would send it."""
     stays = frozenset({0}) if keep else frozenset()
-    ((ref, done),) = session.submit([(workers[1], Call("echo", "step", Tick(0), (0,), 1, stays), [name])])
+    ((ref, done),) = session.submit([(workers[1], Call("echo", "step", StepContext(0), (0,), 1, stays), [name])])
     session.fetch([done], "bench")
     start, receipts = time.perf_counter(), []
     for hop in range(HOPS):
-        call = Call("echo", "step", Tick(0, chunk_step=hop + 1), (0,), 1, stays)
+        call = Call("echo", "step", StepContext(0, chunk_step=hop + 1), (0,), 1, stays)
         ((ref, done),) = session.submit([(workers[hop % 2], call, [ref])])
         receipts.append(done)
     session.fetch(receipts, "bench")
@@ -206,8 +206,8 @@ def measure_batches(rounds: int) -> dict[str, object]:
 
         def both(workers: int, num_bytes: int, build: Callable[[], Executor]) -> tuple[float, float]:
             executor = build()
-            executor.run(Tick(0))
-            ours = seconds_of(lambda: executor.run(Tick(1)), HOPS)
+            executor.run(StepContext(0))
+            ours = seconds_of(lambda: executor.run(StepContext(1)), HOPS)
             return ours, seconds_of(lambda: _bare_pair(plain[:workers], num_bytes), HOPS)
 
         builds = {case: pair(session, Load(case[1]), Load(), case[0]) for case in BATCHES}
@@ -255,14 +255,16 @@ def measure_granularity(rounds: int) -> dict[str, object]:
     found: dict[str, list[float]] = {name: [] for name in (*sizes, *(f"change to {name}" for name in sizes))}
     try:
         for build in builds.values():  # workers start, modules are imported
-            build().run(Tick(0))
+            build().run(StepContext(0))
         for number in range(rounds):  # always to the other size: a change is what is measured
             for name, build in builds.items():
                 start = time.perf_counter()
                 executor = build()
-                executor.run(Tick(10 * number))
+                executor.run(StepContext(10 * number))
                 first = time.perf_counter() - start
-                later = Spread.of(seconds_of(partial(executor.run, Tick(10 * number + k))) for k in (1, 2, 3)).median
+                later = Spread.of(
+                    seconds_of(partial(executor.run, StepContext(10 * number + k))) for k in (1, 2, 3)
+                ).median
                 found[name].append(later)
                 found[f"change to {name}"].append(first - later)
     finally:

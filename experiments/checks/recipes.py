@@ -29,7 +29,7 @@ from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.reasoning import workflow as reasoning
 from rlinf_embodied.reasoning.warm_start import starting_policy
-from rlinf_embodied.runtime.host import StageContext, Tick
+from rlinf_embodied.runtime.host import StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.targets import load_target
 
@@ -58,9 +58,9 @@ PICK = _words(f"""
 LANGUAGE = _words("""
     data.level=sum1-2-9 cluster=serial plan=collocated run.seed=3
     policy.hidden_size=32 policy.num_layers=1 policy.num_heads=2 policy.intermediate_size=64 policy.context_length=40
-    generation.max_new_tokens=20 generation.rows_per_block=8 generation.rows_together=16 generation.num_slots=16
+    generation.max_new_tokens=20 generation.rows_per_block=8 generation.rows_per_batch=16 generation.max_num_seqs=16
     algorithm.prompts_per_iteration=8 algorithm.group_size=4 algorithm.lr=1e-3 algorithm.tokens_per_microbatch=256
-    warm_start.steps=240 warm_start.worked_share=0.2 warm_start.num_examples=1024 warm_start.lr=1e-2
+    warm_start.steps=240 warm_start.chain_of_thought_share=0.2 warm_start.num_examples=1024 warm_start.lr=1e-2
 """)
 _ROLLOUT = {"name": "rollout", "shards": 1, "stages": {"env": "all", "policy": "all"}}
 COLLOCATED = [{"tree": {"temporal": [{"loop": _ROLLOUT}, {"leaf": {"stage": "actor", "devices": "all"}}]}}]
@@ -101,21 +101,21 @@ def clone(stages: Stages) -> None:
     blocks = tuple(range(NUM_DATA_BLOCKS))
     context = StageContext(0, "cpu", blocks, (blocks,), len(blocks), (0,) * len(blocks), SoloGroup(), {})
     for number in range(stage.setup(context)):
-        stage.collect(Tick(number))
-    stage.prepare(Tick(0))
+        stage.collect(StepContext(number))
+    stage.prepare(StepContext(0))
     data = stage._blocks_data.values()
     stages.add("initial weights", *_weights(stage._policy.module))
     stages.add("demonstrations", *(part.actions for part in data))
     stages.add("pictures", *(part.observation.images for part in data))
     for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
-        stage.begin_phase(Tick(0), whole)
+        stage.begin_phase(StepContext(0), whole)
         if not whole:
             stages.add("features", *(part["maps"] for part in stage._features.values()))
-        losses = [stage.fit(Tick(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
+        losses = [stage.fit(StepContext(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
         stages.add("losses of the whole" if whole else "losses of the head", losses)
         stages.add("cloned weights" if whole else "weights of the clone", *_weights(stage._policy.module))
     with tempfile.TemporaryDirectory() as folder:
-        stage.save(Tick(0), folder)
+        stage.save(StepContext(0), folder)
         stages.add_iterations("PPO", config, embodied.training_workflow(config, folder), COLLOCATED)
 
 

@@ -2,7 +2,7 @@
 
 python -m experiments.examples.language run.dir=runs/language warm_start.num_demos=450
 
-Goals are neither shown in the pictures nor told in the proprioception, and every scene is seen from the same place, so
+Goals are neither shown in the images nor told in the proprioception, and every scene is seen from the same place, so
 that push and pull look alike and the words have to decide.  (PickCube's cube is red, that of the others blue.)
 """
 

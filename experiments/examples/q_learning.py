@@ -21,7 +21,7 @@ from rlinf_embodied.flow.graph import WHOLE, Edge, StageSpec, WeightEdge, Workfl
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.randomness import reset_seed, uniform
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
 
 HERE = "experiments.examples.q_learning"  # where workers find the stages
@@ -52,26 +52,28 @@ class Collect:
             state, over = after, terminated or truncated
         return torch.tensor(found, dtype=torch.float64)
 
-    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
-        keys = {block: [(block, tick.iteration, number) for number in range(EPISODES)] for block in inputs}
+    def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
+        keys = {block: [(block, step_context.iteration, number) for number in range(EPISODES)] for block in inputs}
         noise = lambda key: torch.from_numpy(uniform(0, "explore", *key, shape=(STEPS, 2)))  # noqa: E731
         return Output({b: torch.cat([self.episode(int(reset_seed(0, *k)), noise(k)) for k in keys[b]]) for b in inputs})
 
-    def install_weights(self, tick: Tick, message: torch.Tensor) -> None:
+    def install_weights(self, step_context: StepContext, message: torch.Tensor) -> None:
         self.q.copy_(message)
 
 
 class Replay(Collect):
-    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
+    def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
         self.memory = {
             b: torch.cat([self.memory[b], new] if b in self.memory else [new]) for b, (new,) in inputs.items()
         }
-        draws = {b: torch.from_numpy(uniform(0, "replay", b, tick.iteration, shape=(UPDATES, BATCH))) for b in inputs}
+        draws = {
+            b: torch.from_numpy(uniform(0, "replay", b, step_context.iteration, shape=(UPDATES, BATCH))) for b in inputs
+        }
         return Output({b: memory[(draws[b] * len(memory)).long()] for b, memory in self.memory.items()})
 
 
 class Learn(Collect):
-    def run(self, tick: Tick, inputs: dict[int, list]) -> Output:
+    def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
         reducer = ExactReducer(self.context.group, self.context.owners)
         for k in range(UPDATES):  # sums over all blocks are along one fixed tree: the same bits under every plan
             total, count = reducer.sum_blocks({block: self.errors(batch[k]) for block, (batch,) in inputs.items()})
@@ -84,10 +86,10 @@ class Learn(Collect):
         both, flat = torch.stack([error, torch.ones_like(error)]), state * self.q.shape[1] + action
         return both.new_zeros(2, self.q.numel()).index_add_(1, flat, both).reshape(2, *self.q.shape)
 
-    def export_weights(self, tick: Tick) -> torch.Tensor:
+    def export_weights(self, step_context: StepContext) -> torch.Tensor:
         return self.q.clone()
 
-    def evaluate(self, tick: Tick) -> float:
+    def evaluate(self, step_context: StepContext) -> float:
         return float(self.episode(1, torch.ones(STEPS, 2))[:, 2].sum())  # noise of 1: always the greedy action
 
 
@@ -109,9 +111,9 @@ def train(flow: Workflow, session: Session, cluster: Cluster, iterations: int) -
     executor, returns = Executor(flow, best.plan, session, cluster), {}
     for k in range(iterations + 1):
         for name in [stage for stage in flow.stages if "learn" in stage and k in (0, iterations)]:
-            returns.setdefault(name, []).extend(executor.call(name, "evaluate", Tick(k))[:1])
+            returns.setdefault(name, []).extend(executor.call(name, "evaluate", StepContext(k))[:1])
         if k < iterations:
-            executor.run(Tick(k))
+            executor.run(StepContext(k))
     return best, list(returns.values())
 
 

@@ -159,7 +159,7 @@ def leave_one_out_advantages(returns: Float[Tensor, "K G"]) -> Float[Tensor, "K 
     return (returns - returns.mean(dim=1, keepdim=True)) * (size / (size - 1))
 
 
-def groups_with_spread(raw_metric: Shaped[Tensor, "K G"]) -> Bool[Tensor, " K"]:
+def nonzero_variance_groups(raw_metric: Shaped[Tensor, "K G"]) -> Bool[Tensor, " K"]:
     """Returns which groups differ in the raw task metric; the others teach nothing (DAPO, arXiv 2503.14476, 3.2)."""
     return (raw_metric != raw_metric[:, :1]).any(dim=1)
 

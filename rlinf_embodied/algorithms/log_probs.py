@@ -67,10 +67,10 @@ def sample_tokens(
     Raises:
         ObjectiveError: logits that are NaN or +inf, or forbid every value.
     """
-    return invert_cumulative(log_softmax(logits, temperature), uniforms)
+    return inverse_cdf(log_softmax(logits, temperature), uniforms)
 
 
-def invert_cumulative(log_probs: Float[Tensor, "*axes V"], uniforms: Float[Tensor, "*axes"]) -> Int[Tensor, "*axes"]:
+def inverse_cdf(log_probs: Float[Tensor, "*axes V"], uniforms: Float[Tensor, "*axes"]) -> Int[Tensor, "*axes"]:
     """Does the work of `sample_tokens` for a caller that has the log-probs of all values already.
 
     They need not sum to 1: what is left after a restriction is scaled by its own total.
@@ -109,7 +109,7 @@ def restrict_to_nucleus(
     return log_probs.masked_fill(~kept, -torch.inf), log_mass
 
 
-def likeliest_tokens(logits: Float[Tensor, "*axes V"]) -> Int[Tensor, "*axes"]:
+def greedy_tokens(logits: Float[Tensor, "*axes V"]) -> Int[Tensor, "*axes"]:
     """Returns the greedy choice; the first of equals."""
     return logits.argmax(-1)
 
@@ -120,7 +120,7 @@ def mean_near_mode(logits: Float[Tensor, "*axes V"], reach: int) -> Float[Tensor
     For tokens whose values are places on a line: finer than the likeliest value alone, and never between two modes that
     are further apart.
     """
-    probabilities, mode = log_softmax(logits, 1.0).exp(), likeliest_tokens(logits)
+    probabilities, mode = log_softmax(logits, 1.0).exp(), greedy_tokens(logits)
     total = torch.zeros_like(mode, dtype=torch.float32)
     shift = torch.zeros_like(total)
     for offset in range(-reach, reach + 1):

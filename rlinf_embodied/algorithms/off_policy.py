@@ -1,8 +1,8 @@
 """How far training is from the distribution that was sampled from, and what corrects for it.
 
 Two programs that compute the same model differ in last bits (or more: other kernels, lower precision, older weights),
-so pi_training / pi_behaviour is not 1 even before the first update.  rho = exp(training - behaviour) throughout, where
-`behaviour` are the log-probs recorded at generation.  Axes: B sequences, R tokens.
+so pi_training / pi_rollout is not 1 even before the first update.  rho = exp(training - rollout) throughout, where
+`rollout` are the log-probs recorded at generation.  Axes: B sequences, R tokens.
 """
 # ruff: noqa: F722 - jaxtyping's axes are strings, not forward references
 
@@ -20,8 +20,8 @@ class Mismatch:
     """Differences of two sets of log-probs as sums over the tokens at hand, scalars; blocks add up exactly."""
 
     count: Tensor  # tokens
-    abs_sum: Tensor  # sum of |training - behaviour|
-    abs_max: Tensor  # largest |training - behaviour|; 0 without tokens
+    abs_sum: Tensor  # sum of |training - rollout|
+    abs_max: Tensor  # largest |training - rollout|; 0 without tokens
     kl_sum: Tensor  # sum of rho - 1 - log rho
     ratio_sum: Tensor  # sum of rho; its mean is 1 in expectation where both have the same support
 
@@ -47,14 +47,14 @@ class Mismatch:
 
 @torch.no_grad()
 def mismatch(
-    training: Float[Tensor, "*axes"], behaviour: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
+    training: Float[Tensor, "*axes"], rollout: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
 ) -> Mismatch:
     """Returns how far log-probs of the same tokens are apart; entries that the mask leaves out may hold anything.
 
-    The KL estimate is k3 = rho - 1 - log rho of tokens drawn from pi_behaviour: unbiased for KL(behaviour || training),
+    The KL estimate is k3 = rho - 1 - log rho of tokens drawn from pi_rollout: unbiased for KL(rollout || training),
     never negative (Schulman 2020, "Approximating KL divergence").  Sums run in float64.
     """
-    log_ratio = torch.where(mask, training - behaviour, 0.0).to(torch.float64)
+    log_ratio = torch.where(mask, training - rollout, 0.0).to(torch.float64)
     distance = log_ratio.abs()
     largest = distance.max() if distance.numel() else distance.new_zeros(())
     kl = (torch.expm1(log_ratio) - log_ratio).sum()
@@ -65,7 +65,7 @@ def mismatch(
 @torch.no_grad()
 def truncated_token_weights(
     training: Float[Tensor, "*axes"],
-    behaviour: Float[Tensor, "*axes"],
+    rollout: Float[Tensor, "*axes"],
     mask: Bool[Tensor, "*axes"],
     cap: float,
 ) -> Float[Tensor, "*axes"]:
@@ -75,4 +75,4 @@ def truncated_token_weights(
     price of a bias.  Multiplied with a token's loss it corrects for the sampler (Yao et al. 2025, "Your Efficient RL
     Framework Secretly Brings You Off-Policy RL Training", who cap at 2).
     """
-    return torch.where(mask, training - behaviour, 0.0).exp().clamp(max=cap)
+    return torch.where(mask, training - rollout, 0.0).exp().clamp(max=cap)

@@ -16,6 +16,7 @@ from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 
 EMULATED = "emulated"  # the name of a device that is only described
+RAY_GPUS = ("cuda",)  # kinds that Ray counts as GPUs: a worker sees its own device only, as number 0
 _Schema = TypeVar("_Schema", "NodeGroup", "Links")
 
 
@@ -63,7 +64,7 @@ class Cluster:
     """Devices numbered from 0, group after group and node after node; without accelerators a device is one core."""
 
     name: str
-    kind: str  # "cuda" or "cpu"
+    kind: str  # torch's name of its devices: "cuda", "cpu", ...
     num_devices: int
     num_cores: int
     memory_bytes: int
@@ -72,6 +73,7 @@ class Cluster:
     links: Links = Links()
     transport: str = "adaptive"  # or "object_store": see runtime/transport.py
     emulated: bool = False  # only described: stages sleep instead of computing
+    device_module: str | None = None  # that makes the kind known to torch, see device.py
 
     def node_groups(self) -> tuple[NodeGroup, ...]:
         """Returns the groups of alike nodes, in the order in which their devices are numbered."""
@@ -111,21 +113,28 @@ class Cluster:
         raise AssertionError(f"device {device} lies beyond the {self.num_devices} devices of cluster {self.name}")
 
     def torch_device(self, device: int) -> str:
-        """Returns torch's name of a device as the worker that owns it sees it (a worker sees only its own GPU)."""
+        """Returns torch's name of a device as the worker that owns it sees it."""
         if self.emulated:
             return EMULATED
-        return "cuda:0" if self.kind == "cuda" else "cpu"
+        if self.kind == "cpu":
+            return "cpu"
+        return f"{self.kind}:{0 if self.kind in RAY_GPUS else self.place_of(device).index}"
 
 
 def gpu_names() -> list[str]:
-    """Returns the names of the visible NVIDIA GPUs, from the driver's own tool (importing torch takes seconds)."""
+    """Returns the names of the visible NVIDIA GPUs."""
+    return _asked_of_gpus("name")
+
+
+def _asked_of_gpus(field: str) -> list[str]:
+    """Returns what the driver's own tool says of each visible GPU (importing torch takes seconds)."""
     if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return []
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    names = [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
+    said = [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return names[: len(visible.split(","))] if visible else names
+    return said[: len(visible.split(","))] if visible else said
 
 
 def processor() -> str:
@@ -153,25 +162,41 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
             f"cluster={config.name.removeprefix('emulated_')}, run its plans with sleeping stages with "
             f"experiments/emulate.py cluster={config.name.removeprefix('emulated_')}, and train with cluster=local"
         )
-    return replace(local_cluster(config.num_devices), transport=config.transport.value)
+    cluster = local_cluster(config.num_devices, config.torch_device)
+    return replace(cluster, transport=config.transport.value, device_module=config.device_module)
 
 
-def local_cluster(num_devices: int | None) -> Cluster:
-    """Returns this machine as a cluster of `num_devices` devices (None: all of them).
+def local_cluster(num_devices: int | None, kind: str = "auto") -> Cluster:
+    """Returns this machine as a cluster of `num_devices` devices (None: all of them) of a kind, see ClusterConfig.
 
     Raises:
-        ConfigError: more GPUs are asked for than there are.
+        ConfigError: more GPUs are asked for than there are, or it is not said how many devices of another kind.
     """
-    gpus, cores = gpu_names(), num_cores()
+    gpus, cores = [] if kind not in ("auto", "cuda") else gpu_names(), num_cores()
+    if kind == "cuda" and not gpus:
+        raise ConfigError(
+            "cluster.torch_device is 'cuda', but this machine has no NVIDIA GPU that is visible: use "
+            "cluster.torch_device=cpu"
+        )
+    if kind not in ("auto", "cpu", "cuda") and num_devices is None:
+        raise ConfigError(
+            f"cluster.torch_device is {kind!r}, of which only torch knows how many there are: give "
+            "cluster.num_devices too"
+        )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if gpus:
+        memory = min(int(mebibytes) << 20 for mebibytes in _asked_of_gpus("memory.total"))
     found = len(gpus) or cores
     if gpus and num_devices is not None and num_devices > len(gpus):
         raise ConfigError(
             f"cluster.num_devices is {num_devices}, but this machine has {len(gpus)} GPU(s): "
             f"use cluster.num_devices={len(gpus)} or a larger machine"
         )
-    kind = "cuda" if gpus else "cpu"
-    description = f"{len(gpus)} x {gpus[0]}" if gpus else f"{cores} cores"
+    if kind == "auto":
+        kind = "cuda" if gpus else "cpu"
+    description = (
+        f"{cores} cores" if kind == "cpu" else f"{len(gpus)} x {gpus[0]}" if gpus else f"{num_devices} x {kind}"
+    )
     return Cluster("local", kind, num_devices or found, cores, memory, description)
 
 

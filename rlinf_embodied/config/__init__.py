@@ -8,6 +8,7 @@
     run.py        the sections `run`, `wandb`, `eval`, `checkpoint`
     commands.py   what each command reads, section by section; the checks that span several
     checks.py     the form of every check
+    renamed.py    names that files of earlier runs may hold, and what they are called now
 
 Every default lives here; the files under configs/ only say what differs.  A check names the path, the value, the rule
 and what to do next.  Sections are handed to the component they belong to; nobody gets the whole but the entry points.

@@ -36,7 +36,7 @@ FREE_ON_RESUME = (
     *("run.dir", "run.num_iterations", "run.until_success", "run.dry", "run.wandb"),
     *("warm_start.cache_dir", "reward.num_workers", "generation.vllm.gpu_memory_utilization"),
     *("generation.vllm.tensor_parallel_size", "generation.vllm.max_model_len", "generation.vllm.update"),
-    "algorithm.max_idle_iterations",
+    "algorithm.max_zero_advantage_iterations",
 )
 
 
@@ -146,7 +146,7 @@ class ExportConfig:
     num_episodes: int = 100
     successes_only: bool = True  # false: write episodes that fail, too
     greedy: bool = True  # false: sample at the checkpoint's policy.temperature
-    video: bool = False  # of a LeRobot folder: pictures as videos (smaller, not exact) instead of PNG
+    video: bool = False  # of a LeRobot folder: images as videos (smaller, not exact) instead of PNG
     env: EnvConfig = field(default_factory=EnvConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -189,22 +189,22 @@ class MathConfig:
         require(target is None, "run.until_success", target, rule, "leave it out")
         group, block = algorithm.group_size, generation.rows_per_block
         smaller = _largest(group, block, self.num_rows)
-        sets = _largest(smaller, generation.rows_together, self.num_rows)
+        sets = _largest(smaller, generation.rows_per_batch, self.num_rows)
         require(
             block % group == 0 and self.num_rows % block == 0,
             "generation.rows_per_block",
             block,
             f"a block holds whole groups of algorithm.group_size={group}, and algorithm.prompts_per_iteration x "
             f"algorithm.group_size = {self.num_rows} completions are whole blocks",
-            f"use {smaller} with generation.rows_together={sets}",
+            f"use {smaller} with generation.rows_per_batch={sets}",
         )
         require(
-            self.num_rows % generation.rows_together == 0,
-            "generation.rows_together",
-            generation.rows_together,
+            self.num_rows % generation.rows_per_batch == 0,
+            "generation.rows_per_batch",
+            generation.rows_per_batch,
             f"algorithm.prompts_per_iteration x algorithm.group_size = {self.num_rows} completions are decoded in sets "
             "of that size",
-            f"use {_largest(block, generation.rows_together, self.num_rows)}, or another number of prompts",
+            f"use {_largest(block, generation.rows_per_batch, self.num_rows)}, or another number of prompts",
         )
         require(
             algorithm.reduction is not Reduction.fast or not self.run.exact.holds,
@@ -223,11 +223,11 @@ class MathConfig:
             )
         _require_whole_distribution(self.eval, generation)
         require(
-            generation.max_new_tokens > 1 or not self.eval.forced_start,
+            generation.max_new_tokens > 1 or not self.eval.forced_prefix,
             "generation.max_new_tokens",
             generation.max_new_tokens,
-            "a forced start gives the first token, and an answer goes on behind it",
-            "use at least 2, or eval.forced_start=false",
+            "a forced prefix is the first token, and an answer goes on behind it",
+            "use at least 2, or eval.forced_prefix=false",
         )
         require(
             self.policy.folder is None or self.warm_start.checkpoint is None,
@@ -262,9 +262,9 @@ class MathConfig:
         return self.generation.rows_per_block // self.algorithm.group_size
 
     @property
-    def blocks_together(self) -> int:
-        """Blocks that are decoded together."""
-        return self.generation.rows_together // self.generation.rows_per_block
+    def blocks_per_batch(self) -> int:
+        """Blocks of a decoding batch."""
+        return self.generation.rows_per_batch // self.generation.rows_per_block
 
 
 def _require_whole_distribution(evaluation: AnswerEvalConfig, generation: GenerationConfig) -> None:
@@ -292,7 +292,7 @@ class EvaluateConfig:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
-    allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs
+    allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs; shapes have to fit
 
     def __post_init__(self) -> None:
         require(
@@ -321,7 +321,7 @@ class EvaluateAnswersConfig:
     generation: GenerationConfig
     reward: RewardConfig
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    eval: AnswerEvalConfig = field(default_factory=lambda: AnswerEvalConfig(forced_start=False))
+    eval: AnswerEvalConfig = field(default_factory=lambda: AnswerEvalConfig(forced_prefix=False))
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:

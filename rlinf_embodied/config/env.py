@@ -55,7 +55,7 @@ class EnvConfig:
     camera_eye: list[float] | None = None  # where the first camera is, metres; None: as the task has it
     camera_target: list[float] | None = None  # what it looks at, metres
     decimate: bool | None = None  # lighter visual meshes; None: where a CPU renders
-    show_goal: bool = False  # whether goal markers are seen in pictures
+    show_goal: bool = False  # whether goal markers are seen in images
     goal_in_proprio: bool = True  # whether the proprioception holds the goal position
     options: dict[str, float] = field(default_factory=dict)  # for envs of one's own, see envs/point_reach.py
 

@@ -18,7 +18,7 @@ class DataConfig:
     answer_column: str = "answer"
     columns: list[str] = field(default_factory=list)  # of the files' rows, kept as Problem.columns for a reward
     _target_: str | None = None  # of one's own problems, in place of level and files: (data, seed) -> ProblemSource
-    form: str = "compact"  # compact for small models with characters as tokens, natural for those that read sentences
+    prompt_template: str = "compact"  # compact: characters as tokens, for small models; natural: sentences
     seed: int = 77  # of the problems that are held out; those of training follow from run.seed
 
     def __post_init__(self) -> None:
@@ -38,7 +38,13 @@ class DataConfig:
         alone = self._target_ is None or not self.files
         rule = "problems come from files or from one's own source"
         require(alone, "data._target_", self._target_, rule, "leave out one of data.files and data._target_")
-        require(self.form in ("compact", "natural"), "data.form", self.form, "it is compact or natural", "choose one")
+        require(
+            self.prompt_template in ("compact", "natural"),
+            "data.prompt_template",
+            self.prompt_template,
+            "it is compact or natural",
+            "choose one",
+        )
 
 
 @dataclass(kw_only=True, slots=True)

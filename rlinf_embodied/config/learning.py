@@ -33,6 +33,7 @@ class PolicyConfig:
     freeze_stem: bool = True  # in RL: its feature maps are cached with the rollout
     temperature: float = 0.4  # of sampling, and of the log-probs alike; evaluation is greedy: not too far from that
     initial_std: float = 0.5  # of the actions of a new state policy
+    options: dict[str, float] = field(default_factory=dict)  # for policies of one's own, see docs/own_policy.md
 
     def __post_init__(self) -> None:
         require(self.num_bins >= 2, "policy.num_bins", self.num_bins, "a token needs at least two values", "use 33")
@@ -115,9 +116,9 @@ class AlgorithmConfig:
     # GRPO
     group_size: int = 8  # episodes from one initial state
     success_only: bool = True  # the return of an episode is its success, not its shaped reward
-    drop_uniform_groups: bool = True  # groups without spread in the raw success are dropped ...
-    max_refills: int = 2  # ... and refilled by further rollouts, at most so many
-    min_groups: int = 8  # refill until so many groups are left
+    drop_zero_variance_groups: bool = True  # groups that all succeed or all fail are dropped (DAPO) ...
+    max_resamples: int = 2  # ... and replaced by further rollouts, at most so many
+    min_groups: int = 8  # resample until so many groups are left
     length_normalized: bool = True  # every episode weighs the same, however long
 
     def __post_init__(self) -> None:

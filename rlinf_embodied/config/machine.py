@@ -57,6 +57,8 @@ class ClusterConfig:
 
     name: str = "local"
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
+    torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
+    device_module: str | None = None  # imported in every process first: makes that kind known to torch
     session: str = "ray"  # ray, or serial: one process, for debuggers
     call_timeout_s: float = 600.0  # a call that takes longer is reported as a hang
     object_store_bytes: int = STORE_BYTES  # of shared memory on this machine, where this process starts Ray

@@ -48,17 +48,19 @@ class VllmConfig:
 class GenerationConfig:
     """How completions are sampled, and in which portions."""
 
-    max_new_tokens: int = 52  # of generated problems; 512 with data.form=natural (configs/train_llm_math.yaml)
+    max_new_tokens: int = (
+        52  # of generated problems; 512 with data.prompt_template=natural (configs/train_llm_math.yaml)
+    )
     temperature: float = 1.0  # of sampling, and of the log-probs alike
     top_p: float = 1.0
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
-    rows_together: int = 128  # completions that are decoded together, always by one worker
-    num_slots: int = 128  # of these at a time; a slot is refilled as soon as its completion has ended
+    rows_per_batch: int = 128  # completions of a decoding batch: consecutive blocks, in one worker
+    max_num_seqs: int = 128  # of these at a time (vLLM's word); the next one starts as soon as one has ended
     engine: Engine = Engine.transformers
     vllm: VllmConfig = field(default_factory=VllmConfig)  # of engine=vllm
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "rows_per_block", "rows_together", "num_slots"):
+        for name in ("max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs"):
             value = getattr(self, name)
             require(value >= 1, f"generation.{name}", value, "it must be at least 1", "use a positive number")
         require(
@@ -77,11 +79,11 @@ class GenerationConfig:
             "use 1.0, or generation.engine=transformers",
         )
         require(
-            self.rows_together % self.rows_per_block == 0,
-            "generation.rows_together",
-            self.rows_together,
+            self.rows_per_batch % self.rows_per_block == 0,
+            "generation.rows_per_batch",
+            self.rows_per_batch,
             f"it is a multiple of generation.rows_per_block={self.rows_per_block}",
-            f"use {max(1, self.rows_together // self.rows_per_block) * self.rows_per_block}",
+            f"use {max(1, self.rows_per_batch // self.rows_per_block) * self.rows_per_block}",
         )
 
 
@@ -92,7 +94,7 @@ class RewardConfig:
     _target_: str | None = None  # dotted path of (completion, problem) -> float, where 1 and more count as right
     num_workers: int = 1  # processes for math-verify, at most; they start when an answer needs it
     timeout_s: float = 2.0  # processor seconds that one answer may take
-    format_reward: float = 0.0  # what the right form earns, with a right or a wrong answer
+    format_reward: float = 0.0  # what the right format earns, with a right or a wrong answer
     overlong_tokens: int = 0  # the last so many tokens below max_new_tokens cost, more and more; 0: nothing
     overlong_penalty: float = 1.0  # what a completion of max_new_tokens loses then
 
@@ -139,10 +141,10 @@ class ReasoningAlgorithmConfig:
     group_size: int = 8  # completions of a prompt
     scale_by_std: bool = True  # GRPO: divide by the group's deviation; false: Dr. GRPO
     loss_level: LossLevel = LossLevel.token
-    drop_uniform_groups: bool = True  # groups that are all right or all wrong leave the batch ...
+    drop_zero_variance_groups: bool = True  # groups that are all right or all wrong leave the batch (DAPO) ...
     dynamic_sampling: bool = False  # ... and others are generated in their place, ...
-    max_refills: int = 3  # ... at most so many rounds of them
-    max_idle_iterations: int = 10  # a run that trains on nothing for so many iterations in a row stops; 0: it goes on
+    max_resamples: int = 3  # ... at most so many rounds of them
+    max_zero_advantage_iterations: int = 10  # so many in a row, without anything to learn from, end a run; 0: never
     mask_truncated: bool = False  # completions that were cut off leave the loss
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -159,7 +161,9 @@ class ReasoningAlgorithmConfig:
     max_grad_norm: float = 1.0
     entropy_coef: float = 0.0
     kl_coef: float = 0.0  # towards the starting policy
-    importance_cap: float | None = 2.0  # of the weights that correct generation's log-probs; None: no correction
+    tis_cap: float | None = (
+        2.0  # truncated importance sampling: largest pi_training / pi_rollout of a token; None: none
+    )
     tokens_per_microbatch: int = 1024  # padding included; what a core's cache holds of a small model, more for GPUs
     reduction: Reduction = Reduction.auto
     sharding: Sharding = Sharding.none  # of the actor; a critic is never sharded
@@ -180,16 +184,16 @@ class ReasoningAlgorithmConfig:
             value = getattr(self, name)
             require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 1.0")
         require(0 <= self.beta2 < 1, "algorithm.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
-        cap = self.importance_cap
-        require(cap is None or cap > 0, "algorithm.importance_cap", cap, "it must be positive", "use 2.0, or null")
+        cap = self.tis_cap
+        require(cap is None or cap > 0, "algorithm.tis_cap", cap, "it must be positive", "use 2.0, or null")
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
         require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio)
         for name in (
             "kl_coef",
-            "max_refills",
-            "max_idle_iterations",
+            "max_resamples",
+            "max_zero_advantage_iterations",
             "critic_warmup_iterations",
             "lr_warmup_iterations",
         ):
@@ -207,13 +211,13 @@ class ReasoningAlgorithmConfig:
             compares or not self.dynamic_sampling,
             "algorithm.dynamic_sampling",
             self.dynamic_sampling,
-            "PPO has no groups that could be uniform",
+            "PPO has no groups whose rewards could be compared",
             "set it to false, or use algorithm=dapo",
         )
         require(
-            self.drop_uniform_groups or not self.dynamic_sampling,
-            "algorithm.drop_uniform_groups",
-            self.drop_uniform_groups,
+            self.drop_zero_variance_groups or not self.dynamic_sampling,
+            "algorithm.drop_zero_variance_groups",
+            self.drop_zero_variance_groups,
             "dynamic sampling replaces what was dropped",
             "set it to true",
         )
@@ -230,7 +234,7 @@ class FineTuningConfig:
 
     checkpoint: str | None = None  # a policy folder of this project; None: fine-tuned now, or found in the cache
     num_examples: int = 20000
-    worked_share: float = 0.45  # of the examples, with their steps; the others are bare answers
+    chain_of_thought_share: float = 0.45  # of the examples, with their steps; the others are direct answers
     steps: int = 1200
     batch_size: int = 32
     lr: float = 3e-3  # rises over warmup_steps, then falls as a cosine to a tenth
@@ -253,8 +257,8 @@ class FineTuningConfig:
         betas = self.betas
         known = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
         require(known, "warm_start.betas", betas, "they are two numbers in [0, 1)", "use [0.9,0.98]")
-        share = self.worked_share
-        require(0 <= share <= 1, "warm_start.worked_share", share, "it is a share", "use 0.3")
+        share = self.chain_of_thought_share
+        require(0 <= share <= 1, "warm_start.chain_of_thought_share", share, "it is a share", "use 0.3")
         even = self.batch_size % 2 == 0
         rule = "a batch is a slice of each of 2 blocks of examples"
         require(even, "warm_start.batch_size", self.batch_size, rule, "use an even number")
@@ -269,8 +273,8 @@ class AnswerEvalConfig:
     num_problems: int = 1000
     num_samples: int = 8  # per problem, at generation.temperature, for pass@k; 0: greedy answers only
     every: int = 0  # iterations between (greedy) evaluations during training; 0: before and after only
-    problems_per_block: int = 125  # that are decoded together
-    forced_start: bool = True  # before training: also with every answer made to begin as a worked one does
+    problems_per_block: int = 125  # of a decoding batch
+    forced_prefix: bool = True  # before training: also with the first token of a chain of thought given
     num_shown: int = 12  # answers in the table of samples
     engine: Engine = Engine.transformers  # what decodes; vllm is told what stands in generation.vllm
 

@@ -1,1 +1,1 @@
-"""Problems with answers that can be checked, and their text forms; files of questions and answers."""
+"""Problems with answers that can be checked, and their prompt templates; files of questions and answers."""

@@ -4,8 +4,8 @@ meta/info.json                                      features {name: {dtype, shap
 meta/tasks.parquet                                  task_index, and the task in words
 meta/stats.json                                     min, max, mean, std of each feature (lerobot_stats.py)
 meta/episodes/chunk-000/file-000.parquet            per episode: length, which files hold it, seconds within each video
-data/chunk-000/file-000.parquet                     per frame: action, observation.state, episode_index, ..., pictures
-videos/<camera>/chunk-000/file-000.mp4              pictures of many episodes, one after the other
+data/chunk-000/file-000.parquet                     per frame: action, observation.state, episode_index, ..., images
+videos/<camera>/chunk-000/file-000.mp4              images of many episodes, one after the other
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from PIL import Image
 
 from rlinf_embodied.errors import DataError
 
-ACTION, STATE, PICTURES = "action", "observation.state", "observation.images."
+ACTION, STATE, IMAGES = "action", "observation.state", "observation.images."
 PATHS = {
     "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
     "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
@@ -56,16 +56,16 @@ class LeRobotInfo:
     @property
     def cameras(self) -> tuple[str, ...]:
         """Names of the cameras, without the prefix that all of them have."""
-        return tuple(name.removeprefix(PICTURES) for name in self.features if name.startswith(PICTURES))
+        return tuple(name.removeprefix(IMAGES) for name in self.features if name.startswith(IMAGES))
 
     def size(self, name: str) -> int | None:
         """Returns the number of entries of a vector feature, None where there is no such feature."""
         shape = self.features.get(name, {}).get("shape")
         return int(shape[0]) if shape and len(shape) == 1 else None
 
-    def picture_size(self, camera: str) -> tuple[int, int]:
-        """Returns height and width of a camera's pictures, whose axes the dataset may name in any order."""
-        feature = self.features[PICTURES + camera]
+    def image_size(self, camera: str) -> tuple[int, int]:
+        """Returns height and width of a camera's images, whose axes the dataset may name in any order."""
+        feature = self.features[IMAGES + camera]
         axes = dict(zip(feature.get("names") or ("height", "width", "channels"), feature["shape"], strict=True))
         return int(axes["height"]), int(axes["width"])
 
@@ -136,8 +136,8 @@ class LeRobotDataset:
 
         Args:
             numbers: of episodes, from 0.
-            frames: those whose pictures are kept; actions and states are all there.
-            cameras: those whose pictures are read; None: all.
+            frames: those whose images are kept; actions and states are all there.
+            cameras: those whose images are read; None: all.
 
         Raises:
             DataError: a file is missing or damaged, or does not hold what the descriptions promise.
@@ -170,7 +170,7 @@ class LeRobotDataset:
             DataError: one is not.
         """
         for camera in self.info.cameras:
-            name = PICTURES + camera
+            name = IMAGES + camera
             for entry in self._episodes if self.info.features[name]["dtype"] == "video" else ():
                 path = self._video(entry, name)
                 if not path.is_file():
@@ -201,11 +201,11 @@ class LeRobotDataset:
         chosen = range(len(actions))[frames]
         images = {}
         for camera in cameras:
-            name = PICTURES + camera
+            name = IMAGES + camera
             if self.info.features[name]["dtype"] == "video":
                 images[camera] = self._from_video(entry, name, chosen)
             else:
-                images[camera] = np.stack([self._picture(rows[name][k].as_py()) for k in chosen])
+                images[camera] = np.stack([self._image(rows[name][k].as_py()) for k in chosen])
         return LeRobotEpisode(task, actions, state, images)
 
     def _table(self, entry: dict) -> Any:
@@ -218,8 +218,8 @@ class LeRobotDataset:
                 raise DataError(f"{self._where}, but {path} cannot be read ({error}): copy the dataset anew") from error
         return self._tables[path]
 
-    def _picture(self, value: dict) -> np.ndarray:
-        """Returns a picture that is kept in the table, or as a file beside it."""
+    def _image(self, value: dict) -> np.ndarray:
+        """Returns an image that is kept in the table, or as a file beside it."""
         source = io.BytesIO(value["bytes"]) if value.get("bytes") else self._folder / value["path"]
         return np.asarray(Image.open(source).convert("RGB"))
 
@@ -243,7 +243,7 @@ class LeRobotDataset:
             raise DataError(f"{self._where}, but {path} cannot be read ({error}): copy the dataset anew") from error
         if len(found) != len(wanted):
             raise DataError(
-                f"{self._where}, but {path} has {len(found)} of the {len(wanted)} pictures of episode "
+                f"{self._where}, but {path} has {len(found)} of the {len(wanted)} images of episode "
                 f"{entry['episode_index']}: copy the dataset anew"
             )
         return np.stack([found[k] for k in range(len(wanted))])

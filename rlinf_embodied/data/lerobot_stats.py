@@ -1,7 +1,7 @@
 """Statistics of LeRobot datasets: of each episode (meta/episodes) and of all frames (meta/stats.json).
 
 Per feature: min, max, mean, std over frames, and their number, [D] for vectors, [1] for numbers, [3, 1, 1] for
-pictures, whose values are shares of 255.
+images, whose values are shares of 255.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ def statistics(values: np.ndarray) -> Statistics:
     """Returns the statistics of a feature over frames.
 
     Args:
-        values: vectors [T, D], numbers [T], or pictures uint8 [T, height, width, 3].
+        values: vectors [T, D], numbers [T], or images uint8 [T, height, width, 3].
     """
-    pictures = values.ndim == 4
-    if pictures:
+    images = values.ndim == 4
+    if images:
         return {name: np.asarray(found)[:, None, None].tolist() for name, found in _of_colours(values).items()} | {
             "count": [len(values)]
         }
@@ -29,9 +29,9 @@ def statistics(values: np.ndarray) -> Statistics:
     return {name: column.tolist() for name, column in found.items()} | {"count": [len(values)]}
 
 
-def _of_colours(pictures: np.ndarray) -> dict[str, np.ndarray]:
+def _of_colours(images: np.ndarray) -> dict[str, np.ndarray]:
     """Statistics of the three colours [3]; from counts of values: a copy in floats is eight times as large."""
-    counts = np.stack([np.bincount(pictures[..., k].ravel(), minlength=256) for k in range(3)]).astype(np.float64)
+    counts = np.stack([np.bincount(images[..., k].ravel(), minlength=256) for k in range(3)]).astype(np.float64)
     values = np.arange(256) / 255.0
     number = counts.sum(1)
     mean = counts @ values / number

@@ -13,7 +13,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from rlinf_embodied.data.lerobot import ACTION, PATHS, PICTURES, STATE, LeRobotEpisode, parquet_library
+from rlinf_embodied.data.lerobot import ACTION, IMAGES, PATHS, STATE, LeRobotEpisode, parquet_library
 from rlinf_embodied.data.lerobot_stats import Statistics, joined, statistics
 from rlinf_embodied.errors import DataError
 
@@ -45,7 +45,7 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
         episodes: at least one; all have the same cameras and sizes.
         fps: frames per second.
         robot: its name.
-        video: pictures as videos (smaller, not exact) instead of PNG in the table (exact).
+        video: images as videos (smaller, not exact) instead of PNG in the table (exact).
 
     Raises:
         DataError: no episodes, a dataset that is there already, or pyarrow is not installed.
@@ -58,7 +58,7 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
     tasks = sorted({episode.task for episode in episodes})
     filmed = tuple(episodes[0].images) if video else ()
     starts = np.cumsum([0, *(len(episode) for episode in episodes)])
-    columns = _columns(pa, episodes, tasks, fps) | ({} if video else _pictures(pa, episodes))
+    columns = _columns(pa, episodes, tasks, fps) | ({} if video else _images(pa, episodes))
     entries = [_entry(e, episode, starts, fps, filmed) for e, episode in enumerate(episodes)]
     found = [_statistics(e, episode, starts, fps, tasks) for e, episode in enumerate(episodes)]
     for entry, of_episode in zip(entries, found, strict=True):
@@ -74,7 +74,7 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(table, folder / name)
     for camera in filmed:
-        path = PATHS["video_path"].format(video_key=PICTURES + camera, chunk_index=0, file_index=0)
+        path = PATHS["video_path"].format(video_key=IMAGES + camera, chunk_index=0, file_index=0)
         _write_video(folder / path, (frame for episode in episodes for frame in episode.images[camera]), fps)
     every = {name: joined([of_episode[name] for of_episode in found]) for name in found[0]}
     (folder / "meta/stats.json").write_text(json.dumps(every, indent=4) + "\n", encoding="utf-8")
@@ -83,7 +83,7 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
 
 
 def _columns(pa: Any, episodes: Sequence[LeRobotEpisode], tasks: Sequence[str], fps: int) -> dict[str, Any]:
-    """Columns of the data file, one entry per frame, without pictures."""
+    """Columns of the data file, one entry per frame, without images."""
     frames = [(e, k) for e, episode in enumerate(episodes) for k in range(len(episode))]
     numbers = {
         "frame_index": [k for _, k in frames],
@@ -100,13 +100,13 @@ def _columns(pa: Any, episodes: Sequence[LeRobotEpisode], tasks: Sequence[str], 
     }
 
 
-def _pictures(pa: Any, episodes: Sequence[LeRobotEpisode]) -> dict[str, Any]:
-    """Columns of pictures as PNG, in the form of Hugging Face's Image feature."""
+def _images(pa: Any, episodes: Sequence[LeRobotEpisode]) -> dict[str, Any]:
+    """Columns of images as PNG, in the form of Hugging Face's Image feature."""
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     columns = {}
     for camera in episodes[0].images:
         shown = [{"bytes": _png(frame), "path": None} for e in episodes for frame in e.images[camera]]
-        columns[PICTURES + camera] = pa.array(shown, kind)
+        columns[IMAGES + camera] = pa.array(shown, kind)
     return columns
 
 
@@ -117,7 +117,7 @@ def _entry(e: int, episode: LeRobotEpisode, starts: np.ndarray, fps: int, filmed
     entry |= {"data/chunk_index": 0, "data/file_index": 0, "dataset_from_index": first, "dataset_to_index": last}
     for camera in filmed:
         times = {"chunk_index": 0, "file_index": 0, "from_timestamp": first / fps, "to_timestamp": last / fps}
-        entry |= {f"videos/{PICTURES}{camera}/{name}": value for name, value in times.items()}
+        entry |= {f"videos/{IMAGES}{camera}/{name}": value for name, value in times.items()}
     return entry | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
 
 
@@ -129,7 +129,7 @@ def _statistics(
     columns = {
         ACTION: episode.actions,
         STATE: episode.state,
-        **{PICTURES + camera: pictures for camera, pictures in episode.images.items()},
+        **{IMAGES + camera: images for camera, images in episode.images.items()},
         "timestamp": (frames / fps).astype(np.float32),
         "frame_index": frames,
         "episode_index": np.full(len(episode), e),
@@ -148,7 +148,7 @@ def _info(
     for camera, frames in first.images.items():
         shape = [int(size) for size in frames.shape[1:]]
         names = ["height", "width", "channels"]
-        features[PICTURES + camera] = {"dtype": "video" if video else "image", "shape": shape, "names": names}
+        features[IMAGES + camera] = {"dtype": "video" if video else "image", "shape": shape, "names": names}
     features |= {"timestamp": vector(1)} | {name: {"dtype": "int64", "shape": [1], "names": None} for name in _INDICES}
     return {
         "codebase_version": _VERSION,
@@ -178,10 +178,10 @@ def _write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> None:
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=fps, options={"crf": "10", "g": "2"})
         stream.pix_fmt = "yuv420p"
-        for number, picture in enumerate(frames):
+        for number, image in enumerate(frames):
             if number == 0:
-                stream.height, stream.width = picture.shape[:2]
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+                stream.height, stream.width = image.shape[:2]
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             frame.pts, frame.time_base = number, Fraction(1, fps)
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))

@@ -25,12 +25,13 @@ from rlinf_embodied.algorithms.losses import (
     value_loss,
 )
 from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Level
+from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
 from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
-from rlinf_embodied.errors import ObjectiveError
+from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import RunningEpisode
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
@@ -51,18 +52,18 @@ from rlinf_embodied.learning.update import (
     value_metrics,
 )
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
 POLICY, VALUE = "policy_optimizer", "value_optimizer"  # in a checkpoint
-_RATIO_LIMIT = {"cpu": 1e-5, "cuda": 1e-2}  # of |log ratio| at unchanged weights; a GPU's kernels depend on the batch
+_RATIO_LIMIT, _RATIO_LIMIT_OF_ACCELERATORS = 1e-5, 1e-2  # of |log ratio| at unchanged weights; see docs/gpu.md
 
 
 @dataclass(frozen=True, slots=True)
 class ActorConfig:
     """What the stage needs to know."""
 
-    held: PolicyStageConfig
+    model: PolicyStageConfig
     algorithm: AlgorithmConfig
     env: EnvConfig
     num_iterations: int
@@ -90,9 +91,10 @@ class ActorStage:
 
         Raises:
             ObjectiveError: the policy has nothing to train.
+            ConfigError: PPO has no critic to train.
         """
-        held, algorithm = self._config.held, self._algorithm
-        shared = context.share("policy", lambda: load_policy(held.policy, held.folder, context.device))
+        model, algorithm = self._config.model, self._algorithm
+        shared = context.share("policy", lambda: load_policy(model.policy, model.folder, context.device))
         self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter("actor")
         self._policy = self._shared.policy
@@ -106,6 +108,11 @@ class ActorStage:
             )
         }
         if algorithm.name is AlgorithmName.ppo:
+            if not self._policy.value_parameters():
+                raise ConfigError(
+                    f"algorithm.name is ppo, but {type(self._policy).__name__}.value_parameters() is empty: PPO trains "
+                    "a critic, use algorithm=grpo without one"
+                )
             self._learners[VALUE] = self._learner(
                 self._policy.value_parameters(), algorithm.value_lr, algorithm.value_max_grad_norm, VALUE_STATISTICS
             )
@@ -117,7 +124,7 @@ class ActorStage:
         return ReplicatedLearner(parameters, settings, statistics, self._reducer)
 
     # -------------------------------------------------------------------------------------------------------- update
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Makes one iteration's update from (policy columns of all rounds, env columns of all rounds) per block.
 
         Raises:
@@ -130,15 +137,16 @@ class ActorStage:
         self._require_version(rollouts)
         metrics: dict[str, float] = {}
         if self._algorithm.name is AlgorithmName.ppo:
-            raw = {block: ppo_block(self._policy, parts, self._algorithm) for block, parts in rollouts.items()}
+            critic = self._config.model.policy.critic
+            raw = {block: ppo_block(self._policy, parts, self._algorithm, critic) for block, parts in rollouts.items()}
             blocks = normalize_blocks(raw, self._reducer)
-            metrics |= self._fit_value(tick, blocks)
+            metrics |= self._fit_value(step_context, blocks)
         else:
-            kept = set(cast("tuple[tuple[int, int], ...]", tick.message))
+            kept = set(cast("tuple[tuple[int, int], ...]", step_context.message))
             blocks = {b: grpo_block(parts, self._algorithm, b, kept) for b, parts in rollouts.items()}
             metrics["rollout/useful_groups"] = float(len(kept))
-        metrics |= self._fit_policy(tick, blocks)
-        self._shared.version = tick.iteration + 1
+        metrics |= self._fit_policy(step_context, blocks)
+        self._shared.version = step_context.iteration + 1
         return Output(dict.fromkeys(inputs), ActorReport(metrics, self._shared.version))
 
     def _require_version(self, rollouts: Mapping[int, list[tuple[PolicyColumns, EnvColumns]]]) -> None:
@@ -150,15 +158,15 @@ class ActorStage:
             )
 
     def _minibatches(
-        self, tick: Tick, blocks: Mapping[int, TrainingBlock], purpose: str, epochs: int
+        self, step_context: StepContext, blocks: Mapping[int, TrainingBlock], purpose: str, epochs: int
     ) -> Iterator[dict[int, Tensor]]:
         sizes = {block: len(samples) for block, samples in blocks.items()}
-        shuffle = Shuffle(self._config.held.seed, purpose, tick.iteration)
+        shuffle = Shuffle(self._config.model.seed, purpose, step_context.iteration)
         return minibatches(shuffle, sizes, self._algorithm.num_minibatches, epochs)
 
-    def _fit_value(self, tick: Tick, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
+    def _fit_value(self, step_context: StepContext, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
         """Runs the critic's epochs on fixed targets."""
-        batches = self._minibatches(tick, blocks, "value", self._algorithm.value_epochs)
+        batches = self._minibatches(step_context, blocks, "value", self._algorithm.value_epochs)
         fitted = fit(self._learners[VALUE], batches, lambda block, index: self._value_pass(blocks[block].rows(index)))
         return value_metrics(fitted, self._reducer.sum_blocks({b: _explained_sums(t) for b, t in blocks.items()}))
 
@@ -171,14 +179,16 @@ class ActorStage:
         terms = value_loss(values, rows.returns, rows.valid, rows.values, self._algorithm.value_clip)
         return LossSums(terms.loss, terms.count.to(torch.float32), terms.loss.detach().reshape(1))
 
-    def _fit_policy(self, tick: Tick, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
+    def _fit_policy(self, step_context: StepContext, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
         """Runs the policy's epochs until they are over or a minibatch exceeds the target KL."""
         algorithm, learner = self._algorithm, self._learners[POLICY]
-        self._check_ratio_of_first(tick, blocks)
-        if algorithm.name is AlgorithmName.ppo and tick.iteration < algorithm.critic_warmup_iterations:
+        self._check_ratio_of_first(step_context, blocks)
+        if algorithm.name is AlgorithmName.ppo and step_context.iteration < algorithm.critic_warmup_iterations:
             return {"losses/initial_log_ratio": self._initial_log_ratio}
-        learner.lr = linear_decay(tick.iteration, self._config.num_iterations, algorithm.lr, algorithm.lr_end_fraction)
-        batches = self._minibatches(tick, blocks, "policy", algorithm.epochs)
+        learner.lr = linear_decay(
+            step_context.iteration, self._config.num_iterations, algorithm.lr, algorithm.lr_end_fraction
+        )
+        batches = self._minibatches(step_context, blocks, "policy", algorithm.epochs)
         passes = lambda block, index: self._policy_pass(blocks[block].rows(index))  # noqa: E731
         return self._policy_metrics(fit(learner, batches, passes, exceeds_kl(algorithm.target_kl)))
 
@@ -188,7 +198,7 @@ class ActorStage:
     def _policy_sums(self, rows: TrainingBlock) -> LossSums:
         algorithm, level = self._algorithm, self._algorithm.ratio_level
         log_probs, entropy = self._policy.evaluate(
-            *(rows.features, rows.tokens, self._config.held.policy.temperature),
+            *(rows.features, rows.tokens, self._config.model.policy.temperature),
             entropy_gradient=algorithm.entropy_coef != 0,
         )
         tokens = log_probs.shape[-1]
@@ -214,10 +224,10 @@ class ActorStage:
         return LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics]))
 
     @torch.no_grad()
-    def _check_ratio_of_first(self, tick: Tick, blocks: Mapping[int, TrainingBlock]) -> None:
+    def _check_ratio_of_first(self, step_context: StepContext, blocks: Mapping[int, TrainingBlock]) -> None:
         """Measures max |log ratio| per token on each block's first minibatch with samples, before any step."""
-        size = self._config.held.block_size
-        batches = list(self._minibatches(tick, blocks, "policy", 1))
+        size = self._config.model.block_size
+        batches = list(self._minibatches(step_context, blocks, "policy", 1))
         largest = {}
         for block in blocks:
             index = next((rows[block] for rows in batches if len(rows[block])), batches[0][block])
@@ -225,12 +235,13 @@ class ActorStage:
             for part in index.split(size) if len(index) else ():
                 # in calls of the rollout's size: a row's last bits depend on the size of its batch
                 rows = blocks[block].rows(torch.cat([part, part[:1].expand(size - len(part))]))
-                now, _ = self._policy.evaluate(rows.features, rows.tokens, self._config.held.policy.temperature)
+                now, _ = self._policy.evaluate(rows.features, rows.tokens, self._config.model.policy.temperature)
                 now, old = (torch.where(rows.valid[..., None], x, 0.0) for x in (now, rows.old_log_probs))
                 difference = torch.maximum(difference, (now - old).abs().max().reshape(1).cpu())
             largest[block] = difference
         self._initial_log_ratio = max(float(v[0]) for v in self._reducer.gather_blocks(largest).values())
-        require_unit_ratio(self._initial_log_ratio, _RATIO_LIMIT[self._device.split(":")[0]])
+        limit = _RATIO_LIMIT_OF_ACCELERATORS if is_accelerator(self._device) else _RATIO_LIMIT
+        require_unit_ratio(self._initial_log_ratio, limit)
 
     def _policy_metrics(self, fitted: Fitted) -> dict[str, float]:
         return policy_metrics(fitted) | {
@@ -241,12 +252,12 @@ class ActorStage:
         }
 
     # ------------------------------------------------------------------------------------------------ context switch
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory with the learners' state; the weights stay if the rollout uses them."""
         self._shared.leave("actor")
         self._move_learners("cpu")
 
-    def onload(self, tick: Tick) -> None:
+    def onload(self, step_context: StepContext) -> None:
         """Comes back."""
         self._shared.enter("actor")
         self._move_learners(self._device)
@@ -256,15 +267,17 @@ class ActorStage:
             learner.move_state(device)
 
     # --------------------------------------------------------------------------------------------- weights and state
-    def export_weights(self, tick: Tick) -> WeightsMessage:
+    def export_weights(self, step_context: StepContext) -> WeightsMessage:
         """Returns all weights with their version and checksum."""
         return export_weights(self._policy.module, self._shared.version)
 
-    def weights_digest(self, tick: Tick) -> str:
+    def weights_digest(self, step_context: StepContext) -> str:
         """Returns the SHA-256 of all weights."""
         return weights_sha256(self._policy.module.state_dict())
 
-    def save(self, tick: Tick, argument: tuple[str, int, int, dict[str, object], dict[int, list]]) -> None:
+    def save(
+        self, step_context: StepContext, argument: tuple[str, int, int, dict[str, object], dict[int, list]]
+    ) -> None:
         """Writes a checkpoint (the first worker does): (root, step, keep, JSON state, what the env carries over)."""
         tensors = {name: learner.export_state() for name, learner in self._learners.items()}  # all take part
         if self._rank != 0:
@@ -276,17 +289,17 @@ class ActorStage:
         policy, config = self._policy, self._config
 
         def write_policy(folder: Path) -> None:
-            save_policy(policy, folder, config.env, config.held.policy)
+            save_policy(policy, folder, config.env, config.model.policy)
 
         save(Path(root), step, policy_writer=write_policy, tensors=tensors, state=state, keep=keep)
 
-    def load(self, tick: Tick, folder: str) -> None:
+    def load(self, step_context: StepContext, folder: str) -> None:
         """Restores learners and version; the weights were loaded with the policy."""
         for name, learner in self._learners.items():
             learner.import_state(load_tensors(Path(folder), name))
-        self._shared.version = tick.iteration
+        self._shared.version = step_context.iteration
 
-    def load_carry_over(self, tick: Tick, folder: str) -> dict[int, list[RunningEpisode | None]]:
+    def load_carry_over(self, step_context: StepContext, folder: str) -> dict[int, list[RunningEpisode | None]]:
         """Returns what the env carried over, {} if nothing."""
         return unflatten_carry_over(load_tensors(Path(folder), "carry_over"), self._config.env.block_size)
 

@@ -22,7 +22,7 @@ from rlinf_embodied.algorithms.advantages import (
     std_of,
     time_major,
 )
-from rlinf_embodied.config import AlgorithmConfig, Level
+from rlinf_embodied.config import AlgorithmConfig, Critic, Level
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock, concatenate, training_block
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, Policy
@@ -32,24 +32,27 @@ Rollouts = Sequence[tuple[PolicyColumns, EnvColumns]]
 
 
 @torch.no_grad()
-def ppo_block(policy: Policy, rollouts: Rollouts, algorithm: AlgorithmConfig) -> TrainingBlock:
+def ppo_block(
+    policy: Policy, rollouts: Rollouts, algorithm: AlgorithmConfig, critic: Critic = Critic.privileged
+) -> TrainingBlock:
     """Returns a block's samples with GAE advantages per env step (not yet normalised) and the critic's targets."""
-    return concatenate([_ppo_rollout(policy, columns, env, algorithm) for columns, env in rollouts])
+    return concatenate([_ppo_rollout(policy, columns, env, algorithm, critic) for columns, env in rollouts])
 
 
-def _ppo_rollout(policy: Policy, columns: PolicyColumns, env: EnvColumns, algorithm: AlgorithmConfig) -> TrainingBlock:
+def _ppo_rollout(
+    policy: Policy, columns: PolicyColumns, env: EnvColumns, algorithm: AlgorithmConfig, critic: Critic
+) -> TrainingBlock:
     values = _values_of_rollout(policy, columns, env)
     h, b, chunk = values.shape
     final = torch.zeros_like(values)
     if algorithm.bootstrap_at_timeout and env.final is not None:
-        final = spread_final_values(env.final_index, _first_value(policy, env.final, chunk), (h, b, chunk))
+        final = spread_final_values(env.final_index, _first_value(policy, env.final, chunk, critic), (h, b, chunk))
     # without bootstrapping a time-out ends the episode like the task's own end: the critic has seen the time
     truncated = env.truncated if algorithm.bootstrap_at_timeout else torch.zeros_like(env.truncated)
     terminated = env.terminated if algorithm.bootstrap_at_timeout else env.terminated | env.truncated
     steps = {name: time_major(v) for name, v in (("values", values), ("final", final), ("valid", env.valid))}
-    following = next_values(
-        steps["values"], steps["final"], _first_value(policy, env.last, chunk), time_major(truncated), steps["valid"]
-    )
+    last = _first_value(policy, env.last, chunk, critic)
+    following = next_values(steps["values"], steps["final"], last, time_major(truncated), steps["valid"])
     advantages, returns = gae(
         time_major(env.rewards),
         steps["values"],
@@ -103,9 +106,9 @@ def _at(privileged: Tensor | None, h: int) -> Tensor | None:
     return None if privileged is None else privileged[h]
 
 
-def _first_value(policy: Policy, observation: Observation, chunk: int) -> Tensor:
+def _first_value(policy: Policy, observation: Observation, chunk: int, critic: Critic) -> Tensor:
     """V of each row's state as if a chunk began there, [B]: a value-only forward, no action is generated."""
-    features: Features = {} if observation.images is None else policy.encode(observation)
+    features: Features = policy.encode(observation) if critic is Critic.observation else {}
     privileged = observation.privileged
     repeated = None if privileged is None else privileged[:, None].expand(-1, chunk, -1)
     return policy.value(features, repeated)[:, 0]
@@ -136,9 +139,9 @@ def _group_columns(
     episode = env.success.to(rewards) if algorithm.success_only else rewards
     relative = group_advantages(episode.reshape(-1, size)).reshape(-1)
     groups_per_block = len(episode) // size
-    useful = [(env.round, block * groups_per_block + row // size) in kept for row in range(len(episode))]
+    counts = [(env.round, block * groups_per_block + row // size) in kept for row in range(len(episode))]
     weights = (
-        env.valid.to(torch.float32) * torch.tensor(useful, dtype=torch.float32, device=env.valid.device)[None, :, None]
+        env.valid.to(torch.float32) * torch.tensor(counts, dtype=torch.float32, device=env.valid.device)[None, :, None]
     )
     if algorithm.length_normalized:
         weights = weights / env.valid.sum((0, 2)).clamp(min=1)[None, :, None]

@@ -53,9 +53,9 @@ class HeldOut:
 class Cloning:
     """The learning of one worker, which holds some of the blocks; all workers make the same calls in the same order."""
 
-    def __init__(self, policy: Policy, seed: int, reducer: ExactReducer) -> None:
-        """Takes the policy, which it changes."""
-        self._policy, self._seed, self._reducer = policy, seed, reducer
+    def __init__(self, policy: Policy, seed: int, reducer: ExactReducer, device: str) -> None:
+        """Takes the policy, which it changes, and the device that it is on; data goes there in parts."""
+        self._policy, self._seed, self._reducer, self._device = policy, seed, reducer, device
         self._features: dict[int, Features] = {}
 
     def take(self, blocks: Mapping[int, Demonstrations], sizes: Mapping[int, int]) -> None:
@@ -102,7 +102,7 @@ class Cloning:
             self._set_statistics("vision", vision)
 
     def _encode(self, observation: Observation) -> Features:
-        parts = [self._policy.encode_frozen(part) for part in _parts(observation)]
+        parts = [self._policy.encode_frozen(part.to(self._device)) for part in _parts(observation)]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def fit(self, first: int, last: int) -> float:
@@ -124,19 +124,21 @@ class Cloning:
 
     def _loss(self, epoch: int, block: int, index: Tensor) -> LossSums:
         data = self._blocks[block]
-        targets = {} if data.object_positions is None else {"object_position": data.object_positions[index]}
+        positions = data.object_positions
+        targets = {} if positions is None else {"object_position": positions[index].to(self._device)}
         shape = tuple(data.observation.proprio.shape[1:])
         drawn = normal(self._seed, "jitter", epoch, block, index.numpy(), shape=shape)
-        jitter = torch.from_numpy(drawn) * _PROPRIO_JITTER
+        jitter = torch.from_numpy(drawn).to(self._device) * _PROPRIO_JITTER
         if self._whole:
-            observation = data.observation.rows(index.tolist())
+            observation = data.observation.rows(index.tolist()).to(self._device)
             observation = replace(observation, proprio=observation.proprio + jitter)
             features = self._policy.encode_trainable(observation)
         else:
             features = {name: value[index] for name, value in self._features[block].items()}
             features = features | {"proprio": features["proprio"] + jitter}
-        value = self._policy.imitation_loss(features, data.actions[index], targets if self._whole else {})
-        return LossSums(value, torch.tensor(float(len(index))), value.detach().reshape(1))
+        actions = data.actions[index].to(self._device)
+        value = self._policy.imitation_loss(features, actions, targets if self._whole else {})
+        return LossSums(value, value.new_tensor(float(len(index))), value.detach().reshape(1))
 
     # ------------------------------------------------------------------------------------------------------- held out
     @torch.no_grad()
@@ -155,8 +157,8 @@ class Cloning:
         sums = torch.zeros(4, dtype=torch.float64)
         if data is None:
             return sums
-        for observation, actions in zip(_parts(data.observation), data.actions.split(_ROWS), strict=True):
-            features = self._policy.encode_frozen(observation)
+        for observation, shown in zip(_parts(data.observation), data.actions.split(_ROWS), strict=True):
+            features, actions = self._policy.encode_frozen(observation.to(self._device)), shown.to(self._device)
             loss = self._policy.imitation_loss(features, actions, {})
             off = (self._policy.act(features, None, 1.0).actions - actions).abs()
             sums += torch.tensor([float(loss), float(off.double().sum()), off.numel(), len(actions)])

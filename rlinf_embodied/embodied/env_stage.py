@@ -12,10 +12,12 @@ from torch import Tensor
 
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.batch import EnvColumns, Episode, RolloutReport
+from rlinf_embodied.errors import RlinfError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.randomness import reset_seed
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.targets import load_target
+from rlinf_embodied.user_code import raised_by_user
 
 Blocks = tuple[int, ...]
 
@@ -27,11 +29,11 @@ class EnvStageConfig:
     env: EnvConfig
     seed: int
     group_size: int = 1  # rows that start from one initial state
-    keep_images: bool = False  # a critic needs pictures of final and last observations
+    keep_images: bool = False  # a critic needs images of final and last observations
 
 
 @dataclass(slots=True)
-class _Part:
+class _Shard:
     """The rows of one shard: one simulator object, and the rollout under way on it."""
 
     blocks: Blocks
@@ -47,14 +49,31 @@ class _Part:
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool = False) -> VectorEnv:
-    """Returns the env that `env._target_` names."""
-    return cast(VectorEnv, load_target(config._target_)(config, num_envs, device, render_final))
+    """Returns the env that `env._target_` names.
+
+    Raises:
+        SimulatorError: an env of the user's own raised something while it was built; says where.
+    """
+    build = load_target(config._target_)
+    try:
+        return cast(VectorEnv, build(config, num_envs, device, render_final))
+    except RlinfError:
+        raise
+    except Exception as error:
+        if config._target_ == EnvConfig()._target_:
+            raise
+        raised = raised_by_user(error) or f"{type(error).__name__}: {error}"
+        raise SimulatorError(
+            f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
+            f"{raised}\nMend it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py "
+            "--env=<yaml> (docs/own_env.md) then tells whether training can use it"
+        ) from error
 
 
 class EnvStage:
     """Rolls out `env.chunks_per_rollout` chunk-steps of every row."""
 
-    stays_on = ("cuda",)  # no simulator leaves the memory of a GPU
+    stays_on_accelerators = True  # no simulator leaves the memory of a GPU
 
     def __init__(self, config: EnvStageConfig) -> None:
         """Takes plain data; `setup` builds the simulator."""
@@ -63,80 +82,80 @@ class EnvStage:
 
     def setup(self, context: StageContext) -> EnvSpec:
         """Builds one env object per shard and returns the facts about it."""
-        self._parts = {}
+        self._shards = {}
         for blocks in context.shards:
             env = make_env(self._config.env, len(blocks) * self._size, context.device, self._config.keep_images)
             ids = np.concatenate([np.arange(b * self._size, (b + 1) * self._size) for b in blocks])
             idle = np.zeros(len(ids), dtype=bool)
-            self._parts[blocks] = _Part(blocks, env, ids, idle, np.zeros_like(ids), np.zeros_like(ids))
-        return next(iter(self._parts.values())).env.spec
+            self._shards[blocks] = _Shard(blocks, env, ids, idle, np.zeros_like(ids), np.zeros_like(ids))
+        return next(iter(self._shards.values())).env.spec
 
     # ------------------------------------------------------------------------------------------------ rollout loop
-    def open(self, tick: Tick, blocks: Blocks) -> dict[int, Observation | None]:
+    def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts an episode in every row, or goes on with the running ones, and shows what the policy sees first."""
-        part = self._parts[blocks]
-        self._begin(part)
-        if part.observation is None or not self._config.env.carry_over:
-            part.observation = part.env.reset(self._seeds(part, tick, part.episode).tolist())
-            part.running[:] = True
-        return self._by_block(part, part.observation)
+        shard = self._shards[blocks]
+        self._begin(shard)
+        if shard.observation is None or not self._config.env.carry_over:
+            shard.observation = shard.env.reset(self._seeds(shard, step_context, shard.episode).tolist())
+            shard.running[:] = True
+        return self._by_block(shard, shard.observation)
 
-    def _begin(self, part: _Part) -> None:
+    def _begin(self, shard: _Shard) -> None:
         """Forgets the rollout before."""
-        part.results, part.ended, part.num_cut = [], [], 0
-        part.episode[:] = 0
-        part.begun[:] = 0
+        shard.results, shard.ended, shard.num_cut = [], [], 0
+        shard.episode[:] = 0
+        shard.begun[:] = 0
 
-    def _seeds(self, part: _Part, tick: Tick, episode: np.ndarray) -> np.ndarray:
+    def _seeds(self, shard: _Shard, step_context: StepContext, episode: np.ndarray) -> np.ndarray:
         """Reset seeds of each row's episode of that number: keyed by its group, never by worker or shard."""
-        groups = part.env_ids // self._config.group_size
-        return reset_seed(self._config.seed, groups, tick.iteration, tick.round, episode)
+        groups = shard.env_ids // self._config.group_size
+        return reset_seed(self._config.seed, groups, step_context.iteration, step_context.round, episode)
 
-    def step(self, tick: Tick, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
+    def step(self, step_context: StepContext, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
         """Runs one chunk of actions [B, C, A] per block; None stands for a block whose rows are all frozen."""
-        part = self._parts[tuple(actions)]
+        shard = self._shards[tuple(actions)]
         if all(chunk is None for chunk in actions.values()):
             return dict.fromkeys(actions)
-        spec = part.env.spec
+        spec = shard.env.spec
         device = next(chunk.device for chunk in actions.values() if chunk is not None)
         idle = torch.zeros(self._size, spec.chunk, spec.action_dim, device=device)
         chunk = torch.cat([idle if a is None else a for a in actions.values()])
-        seeds = self._seeds(part, tick, part.episode + 1).tolist() if self._config.env.auto_reset else None
-        return self._advance(part, chunk, seeds)
+        seeds = self._seeds(shard, step_context, shard.episode + 1).tolist() if self._config.env.auto_reset else None
+        return self._advance(shard, chunk, seeds)
 
     def _advance(
-        self, part: _Part, actions: Tensor | Callable[[int], Tensor], seeds: Sequence[int] | None
+        self, shard: _Shard, actions: Tensor | Callable[[int], Tensor], seeds: Sequence[int] | None
     ) -> dict[int, Observation | None]:
         """Runs one chunk of all rows (arguments as VectorEnv.step_chunk) and keeps what it gave."""
-        result = part.env.step_chunk(actions, seeds)
-        self._count(part, result.episodes)
-        part.results.append(self._light(result))
+        result = shard.env.step_chunk(actions, seeds)
+        self._count(shard, result.episodes)
+        shard.results.append(self._light(result))
         final = list(result.final_rows)
-        part.episode[final] += 1
-        part.begun[final] = len(part.results)
+        shard.episode[final] += 1
+        shard.begun[final] = len(shard.results)
         if seeds is None:
-            part.running[final] = False
-        part.observation = result.observation
-        return self._by_block(part, result.observation)
+            shard.running[final] = False
+        shard.observation = result.observation
+        return self._by_block(shard, result.observation)
 
-    def _count(self, part: _Part, ends: Sequence[EpisodeEnd]) -> None:
+    def _count(self, shard: _Shard, ends: Sequence[EpisodeEnd]) -> None:
         """Files the episodes that ended.
 
         One that began too late to be seen to its end whatever happens does not count, and counts as cut: if the early
         ends among them counted, and only they, quick successes would be counted and slow failures would not.
         """
         for end in ends:
-            if self._seen_whole(part, end.row):
-                part.ended.append(Episode(int(part.env_ids[end.row]), end.seed, dict(end.metrics)))
+            if self._seen_whole(shard, end.row):
+                shard.ended.append(Episode(int(shard.env_ids[end.row]), end.seed, dict(end.metrics)))
             else:
-                part.num_cut += 1
+                shard.num_cut += 1
 
-    def _seen_whole(self, part: _Part, row: int) -> bool:
+    def _seen_whole(self, shard: _Shard, row: int) -> bool:
         env = self._config.env
-        return env.carry_over or int(part.begun[row]) + env.horizon // env.chunk <= env.chunks_per_rollout
+        return env.carry_over or int(shard.begun[row]) + env.horizon // env.chunk <= env.chunks_per_rollout
 
     def _light(self, result: ChunkResult) -> ChunkResult:
-        """Forgets what nobody downstream reads: pictures stay with the policy that saw them."""
+        """Forgets what nobody downstream reads: images stay with the policy that saw them."""
         final = result.final_observation
         if final is not None and not self._config.keep_images:
             final = _without_images(final)
@@ -153,31 +172,31 @@ class EnvStage:
             result.episodes,
         )
 
-    def _by_block(self, part: _Part, observation: Observation) -> dict[int, Observation | None]:
+    def _by_block(self, shard: _Shard, observation: Observation) -> dict[int, Observation | None]:
         """Splits rows into blocks; a block of frozen rows has nothing to show."""
         shown: dict[int, Observation | None] = {}
-        for i, block in enumerate(part.blocks):
+        for i, block in enumerate(shard.blocks):
             rows = slice(i * self._size, (i + 1) * self._size)
-            shown[block] = observation.rows(rows) if part.running[rows].any() else None
+            shown[block] = observation.rows(rows) if shard.running[rows].any() else None
         return shown
 
-    def close(self, tick: Tick, blocks: Mapping[int, object]) -> Output:
+    def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
         """Returns each block's columns, and a report on the episodes that ended."""
-        part = self._parts[tuple(blocks)]
-        assert part.observation is not None
-        columns = {block: self._columns(part, i, tick) for i, block in enumerate(part.blocks)}
-        env_steps = sum(int(result.valid.sum()) for result in part.results)
-        begun = part.running & (part.begun < len(part.results))  # not those that are to begin
-        late = sum(not self._seen_whole(part, int(row)) for row in np.flatnonzero(begun))
-        report = RolloutReport(tuple(part.ended), env_steps, self._group_success(columns), part.num_cut + late)
-        part.results = []
+        shard = self._shards[tuple(blocks)]
+        assert shard.observation is not None
+        columns = {block: self._columns(shard, i, step_context) for i, block in enumerate(shard.blocks)}
+        env_steps = sum(int(result.valid.sum()) for result in shard.results)
+        begun = shard.running & (shard.begun < len(shard.results))  # not those that are to begin
+        late = sum(not self._seen_whole(shard, int(row)) for row in np.flatnonzero(begun))
+        report = RolloutReport(tuple(shard.ended), env_steps, self._group_success(columns), shard.num_cut + late)
+        shard.results = []
         return Output(columns, report)
 
-    def _columns(self, part: _Part, index: int, tick: Tick) -> EnvColumns:
+    def _columns(self, shard: _Shard, index: int, step_context: StepContext) -> EnvColumns:
         low, high = index * self._size, (index + 1) * self._size
-        assert part.observation is not None
-        last = part.observation.rows(slice(low, high))
-        results = [r for r in part.results if bool(r.valid[low:high].any())]  # the policy was not asked for the others
+        assert shard.observation is not None
+        last = shard.observation.rows(slice(low, high))
+        results = [r for r in shard.results if bool(r.valid[low:high].any())]  # the policy was not asked for the others
         stack = lambda name: torch.stack([getattr(r, name)[low:high] for r in results])  # noqa: E731
         finals, final_index = [], []
         for step, result in enumerate(results):
@@ -200,7 +219,7 @@ class EnvStage:
             final_index=torch.tensor(final_index, dtype=torch.long).reshape(-1, 2),
             final=Observation.concatenate(finals) if finals else None,
             success=success,
-            round=tick.round,
+            round=step_context.round,
         )
 
     def _group_success(self, columns: Mapping[int, EnvColumns]) -> dict[int, tuple[bool, ...]]:
@@ -215,31 +234,31 @@ class EnvStage:
         return groups
 
     # ----------------------------------------------------------------------------------------------- context switch
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory: on a CPU it holds none that another stage could use."""
 
-    def onload(self, tick: Tick) -> None:
+    def onload(self, step_context: StepContext) -> None:
         """Comes back."""
 
     # --------------------------------------------------------------------------------------------------- carry-over
-    def export_state(self, tick: Tick) -> dict[int, list[RunningEpisode | None]]:
+    def export_state(self, step_context: StepContext) -> dict[int, list[RunningEpisode | None]]:
         """Returns the running episodes of each block as (seed, actions): all that an env carries over."""
         if not self._config.env.carry_over:
             return {}
         state = {}
-        for part in self._parts.values():
-            running = part.env.running()
-            for i, block in enumerate(part.blocks):
+        for shard in self._shards.values():
+            running = shard.env.running()
+            for i, block in enumerate(shard.blocks):
                 state[block] = running[i * self._size : (i + 1) * self._size]
         return state
 
-    def import_state(self, tick: Tick, state: Mapping[int, list[RunningEpisode | None]]) -> None:
+    def import_state(self, step_context: StepContext, state: Mapping[int, list[RunningEpisode | None]]) -> None:
         """Brings every row to where `export_state` found it, by reset and replay."""
-        for part in self._parts.values():
-            if all(block in state for block in part.blocks):
-                episodes = [episode for block in part.blocks for episode in state[block]]
-                part.observation = part.env.restore(episodes)
-                part.running[:] = [episode is not None for episode in episodes]
+        for shard in self._shards.values():
+            if all(block in state for block in shard.blocks):
+                episodes = [episode for block in shard.blocks for episode in state[block]]
+                shard.observation = shard.env.restore(episodes)
+                shard.running[:] = [episode is not None for episode in episodes]
 
 
 def _without_images(observation: Observation) -> Observation:

@@ -17,8 +17,10 @@ from rlinf_embodied.embodied.evaluation import (
     held_out,
     policy_stage,
 )
+from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under
-from rlinf_embodied.embodied.starting_point import require_plug_ins
+from rlinf_embodied.embodied.sizes import require_acting, require_shapes
+from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.runtime.sessions import open_session
@@ -30,14 +32,17 @@ def evaluate_command(config: EvaluateConfig) -> int:
     """Evaluates what the config names; prints the result and returns the exit code.
 
     Raises:
-        CheckpointError: the checkpoint is missing or foreign, or was trained under other conditions.
+        CheckpointError: the checkpoint is missing or foreign, was trained under other conditions, or fits other sizes.
     """
     policy = None
     if config.policy == "checkpoint":
         assert config.checkpoint is not None
         policy = trained_under(config.checkpoint).policy
+        require_shapes(config.checkpoint, config.env)
         _require_same(config, policy)
-    require_plug_ins(config.env, policy)
+    require_env_target(config.env)
+    if policy is not None:
+        require_policy_class(policy, cloned=False)
     folder = RunFolder(Path(config.run.dir or _default_dir(config)))
     cluster = cluster_at_hand(config.cluster)
     videos = str(folder.videos) if config.eval.record_video else None
@@ -49,6 +54,8 @@ def evaluate_command(config: EvaluateConfig) -> int:
     with open_session(config.cluster) as session:
         with LiveView(1, config.env.task) as view:
             evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
+            if policy is not None:
+                require_acting(Path(str(config.checkpoint)), evaluation.env_spec)
             result = evaluation.run(_step_of(config.checkpoint))
         _write(folder, config, result, evaluation.env_spec.backend)
     print(f"{config.env.task}: {result}")

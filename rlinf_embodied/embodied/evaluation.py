@@ -20,15 +20,15 @@ from torch import Tensor
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, PolicyConfig
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
-from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Part
+from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Shard
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import Loop, StageSpec, Verdict, Workflow
+from rlinf_embodied.flow.graph import Loop, RepeatDecision, StageSpec, Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec, EpisodeEnd, Observation
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.metrics import Rate
 from rlinf_embodied.telemetry.trace import Span
@@ -76,59 +76,63 @@ class EvaluationEnvStage(EnvStage):
         super().__init__(config)
         self._eval = config
 
-    def _numbers(self, part: _Part, tick: Tick) -> np.ndarray:
-        return tick.round * self._eval.env.num_envs + part.env_ids
+    def _numbers(self, shard: _Shard, step_context: StepContext) -> np.ndarray:
+        return step_context.round * self._eval.env.num_envs + shard.env_ids
 
-    def open(self, tick: Tick, blocks: Blocks) -> dict[int, Observation | None]:
+    def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts this round's episodes; rows beyond the last episode stay frozen."""
-        part = self._parts[blocks]
-        numbers = self._numbers(part, tick)
+        shard = self._shards[blocks]
+        numbers = self._numbers(shard, step_context)
         rows = np.nonzero(numbers < self._eval.eval.num_episodes)[0].tolist()
-        self._begin(part)
-        part.running[:] = False
-        part.running[rows] = True
+        self._begin(shard)
+        shard.running[:] = False
+        shard.running[rows] = True
         filmed = [row for row in rows if numbers[row] < self._eval.eval.num_videos and self._eval.videos is not None]
-        part.env.record(filmed, self._eval.eval.video_size)
+        shard.env.record(filmed, self._eval.eval.video_size)
         if rows:
-            part.observation = part.env.reset([self._eval.eval.seed + int(numbers[row]) for row in rows], rows)
-        return self._by_block(part, part.observation) if part.observation else dict.fromkeys(blocks)
+            shard.observation = shard.env.reset([self._eval.eval.seed + int(numbers[row]) for row in rows], rows)
+        return self._by_block(shard, shard.observation) if shard.observation else dict.fromkeys(blocks)
 
-    def step(self, tick: Tick, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
+    def step(self, step_context: StepContext, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
         """As in training; the expert, if it acts, sees the state before each of the chunk's steps."""
         if self._eval.acting == "policy" or all(chunk is None for chunk in actions.values()):
-            return super().step(tick, actions)
-        part = self._parts[tuple(actions)]
+            return super().step(step_context, actions)
+        shard = self._shards[tuple(actions)]
         chosen = (
-            self._random(part, tick) if self._eval.acting == "random" else lambda substep: part.env.expert_actions()
+            self._random(shard, step_context)
+            if self._eval.acting == "random"
+            else lambda substep: shard.env.expert_actions()
         )
-        return self._advance(part, chosen, None)
+        return self._advance(shard, chosen, None)
 
-    def _random(self, part: _Part, tick: Tick) -> Tensor:
+    def _random(self, shard: _Shard, step_context: StepContext) -> Tensor:
         """Uniform actions [N, C, A], keyed by the episode."""
-        spec = part.env.spec
+        spec = shard.env.spec
         shape = (spec.chunk, spec.action_dim)
-        drawn = uniform(self._eval.seed, "random", self._numbers(part, tick), tick.chunk_step, shape=shape)
+        drawn = uniform(
+            self._eval.seed, "random", self._numbers(shard, step_context), step_context.chunk_step, shape=shape
+        )
         return torch.from_numpy(drawn * 2 - 1)
 
-    def close(self, tick: Tick, blocks: Mapping[int, object]) -> Output:
+    def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
         """Returns no data, only the report; writes the videos."""
-        part = self._parts[tuple(blocks)]
-        ends = [end for result in part.results for end in result.episodes]
-        steps = sum(int(result.valid.sum()) for result in part.results)
-        self._write_videos(part, {end.row: end for end in ends}, tick)
-        part.results = []
-        return Output(dict.fromkeys(blocks), RolloutReport(tuple(part.ended), steps, {}))
+        shard = self._shards[tuple(blocks)]
+        ends = [end for result in shard.results for end in result.episodes]
+        steps = sum(int(result.valid.sum()) for result in shard.results)
+        self._write_videos(shard, {end.row: end for end in ends}, step_context)
+        shard.results = []
+        return Output(dict.fromkeys(blocks), RolloutReport(tuple(shard.ended), steps, {}))
 
-    def _write_videos(self, part: _Part, ends: Mapping[int, EpisodeEnd], tick: Tick) -> None:
-        filmed = {row: [f.cpu().numpy() for f in frames] for row, frames in part.env.take_frames().items() if frames}
+    def _write_videos(self, shard: _Shard, ends: Mapping[int, EpisodeEnd], step_context: StepContext) -> None:
+        filmed = {row: [f.cpu().numpy() for f in frames] for row, frames in shard.env.take_frames().items() if frames}
         if not filmed or self._eval.videos is None:
             return
-        folder = Path(self._eval.videos) / f"step_{tick.iteration}"
+        folder = Path(self._eval.videos) / f"step_{step_context.iteration}"
         for row, frames in filmed.items():
             end = ends[row]
             success = int(end.metrics["success_once"] > 0)
-            write_mp4(folder / f"{part.env.spec.task}--seed={end.seed}--success={success}.mp4", frames)
-        if 0 in part.env_ids[list(filmed)]:
+            write_mp4(folder / f"{shard.env.spec.task}--seed={end.seed}--success={success}.mp4", frames)
+        if 0 in shard.env_ids[list(filmed)]:
             write_mp4(folder / "tiled.mp4", tile(list(filmed.values())))
 
 
@@ -150,25 +154,27 @@ class EvaluationPolicyStage(RolloutStage):
         super().setup(context)
         self._shared.leave(self._user)
 
-    def step(self, tick: Tick, observations: Mapping[int, Observation | None]) -> dict[int, Tensor | None]:
+    def step(
+        self, step_context: StepContext, observations: Mapping[int, Observation | None]
+    ) -> dict[int, Tensor | None]:
         """See RolloutStage."""
-        if tick.chunk_step == 0:
+        if step_context.chunk_step == 0:
             self._shared.enter(self._user)
-        return super().step(tick, observations)
+        return super().step(step_context, observations)
 
     @torch.no_grad()
-    def _act(self, tick: Tick, block: int, observation: Observation) -> Tensor:
+    def _act(self, step_context: StepContext, block: int, observation: Observation) -> Tensor:
         policy, size = self._shared.policy, self._config.block_size
         noise = None
         if not self._eval.eval.greedy:
-            numbers = tick.round * self._eval.num_envs + np.arange(block * size, (block + 1) * size)
+            numbers = step_context.round * self._eval.num_envs + np.arange(block * size, (block + 1) * size)
             shape = (policy.spec.chunk, policy.spec.action_dim)
-            noise = uniform(self._config.seed, "evaluate", numbers, tick.chunk_step, shape=shape)
+            noise = uniform(self._config.seed, "evaluate", numbers, step_context.chunk_step, shape=shape)
         features = policy.encode(observation.to(self._device))
         drawn = None if noise is None else torch.from_numpy(noise).to(self._device)
         return policy.act(features, drawn, self._config.policy.temperature).actions
 
-    def close(self, tick: Tick, observations: Mapping[int, Observation | None]) -> Output:
+    def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         """Returns nothing."""
         self._shared.leave(self._user)
         return Output(dict.fromkeys(observations))
@@ -198,11 +204,13 @@ class NoPolicyStage:
     def setup(self, context: StageContext) -> None:
         """Needs nothing."""
 
-    def step(self, tick: Tick, observations: Mapping[int, Observation | None]) -> dict[int, Tensor | None]:
+    def step(
+        self, step_context: StepContext, observations: Mapping[int, Observation | None]
+    ) -> dict[int, Tensor | None]:
         """Returns an empty placeholder for each block that has something to show."""
         return {block: None if o is None else torch.empty(0) for block, o in observations.items()}
 
-    def close(self, tick: Tick, observations: Mapping[int, Observation | None]) -> Output:
+    def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         """Returns nothing."""
         return Output(dict.fromkeys(observations))
 
@@ -270,15 +278,15 @@ class Evaluation:
         self.stage, opener = policy.name, policy.name.replace("policy", "env")
         rounds = -(-evaluation.num_episodes // env.num_envs)
         self._num_episodes, self._target = evaluation.num_episodes, target
-        self._wanted = num_bearable(evaluation.num_episodes, target or 0.0)
-        self._bearable = self._num_episodes
+        self._wanted = max_failures(evaluation.num_episodes, target or 0.0)
+        self._max_failures = self._num_episodes
         loop = Loop(
             "evaluation",
             opener,
             policy.name,
             chunk_steps=env.chunks_per_rollout,
             max_rounds=rounds,
-            judge=lambda reports: Verdict(self._show(reports) == rounds or self._is_missed(reports)),
+            decide=lambda reports: RepeatDecision(self._show(reports) == rounds or self._is_missed(reports)),
         )
         stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", asked), policy.name: policy}
         workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop})
@@ -295,9 +303,9 @@ class Evaluation:
         return len(rounds)
 
     def _is_missed(self, rounds: Sequence[Sequence[object]]) -> bool:
-        """Whether more episodes than bearable have not ended solved."""
+        """Whether so many episodes have failed that the target is out of reach."""
         return _num_unsolved([e for reports in rounds for r in of_type(reports, RolloutReport) for e in r.episodes]) > (
-            self._bearable
+            self._max_failures
         )
 
     def run(self, step: int, best: float | None = None) -> EvaluationResult:
@@ -305,10 +313,10 @@ class Evaluation:
 
         With a target the rest is not run once neither it nor `best`, the highest score so far, can be reached any more.
         """
-        self._bearable = self._num_episodes
+        self._max_failures = self._num_episodes
         if self._target is not None and best is not None:
-            self._bearable = max(self._wanted, num_bearable(self._num_episodes, best))
-        result = self.executor.run(Tick(step))
+            self._max_failures = max(self._wanted, max_failures(self._num_episodes, best))
+        result = self.executor.run(StepContext(step))
         reports = result.all_of(self._opener, RolloutReport)
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
         mean = lambda key: sum(e.metrics[key] for e in episodes) / len(episodes)  # noqa: E731
@@ -326,7 +334,7 @@ class Evaluation:
         )
 
 
-def num_bearable(num_episodes: int, target: float) -> int:
+def max_failures(num_episodes: int, target: float) -> int:
     """Returns how many episodes may fail if a share of `target` is to succeed: 6 of 200 for 0.97."""
     return math.floor(num_episodes * (1 - target) + 1e-9)
 

@@ -16,8 +16,9 @@ from rlinf_embodied.data.lerobot_writer import write_dataset
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, Recording, write_recording
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.file_checks import is_recording
+from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import load_policy, require_conditions, trained_under
-from rlinf_embodied.embodied.starting_point import require_plug_ins, why_no_expert
+from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert
 from rlinf_embodied.embodied.teacher import Teacher
 from rlinf_embodied.embodied.warm_start_source import require_teacher
 from rlinf_embodied.embodied.warm_start_stage import ROWS, for_demonstrations
@@ -101,18 +102,19 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
         raise ConfigError(f"out is {str(out)!r}, which is there already: give another name")
     if not is_recording(out) and not config.env.cameras:
         raise ConfigError(
-            "env.cameras is [], but a LeRobot folder holds pictures: name cameras, choose an env such as "
+            "env.cameras is [], but a LeRobot folder holds images: name cameras, choose an env such as "
             "env=maniskill_push, or give out=<file>.h5"
         )
     if config.policy == "expert":
         why = why_no_expert(config.env)
         if why is not None:
             raise ConfigError(f"policy is 'expert', but {why}: give checkpoint=<dir>")
-        require_plug_ins(config.env, None)
+        require_env_target(config.env)
         return
     assert config.checkpoint is not None
     theirs = trained_under(config.checkpoint)
-    require_plug_ins(config.env, theirs.policy)
+    require_env_target(config.env)
+    require_policy_class(theirs.policy, cloned=False)
     if _sees(config):
         require_conditions("checkpoint", Path(config.checkpoint), config.env, theirs.policy, free=())
     else:
@@ -120,7 +122,7 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
 
 
 def _sees(config: ExportConfig) -> bool:
-    """Whether who acts looks at pictures."""
+    """Whether who acts looks at images."""
     return config.policy == "checkpoint" and bool(trained_under(str(config.checkpoint)).env.cameras)
 
 
@@ -201,6 +203,6 @@ def _recorded(number: int, episode: _Taken) -> RecordedEpisode:
 
 def _frames(episode: _Taken, env: EnvConfig) -> LeRobotEpisode:
     seen = Observation.concatenate([observation.to("cpu") for observation in episode.seen])
-    assert seen.images is not None, "an env with cameras showed no pictures"
+    assert seen.images is not None, "an env with cameras showed no images"
     images = {name: seen.images[:, k].numpy() for k, name in enumerate(env.cameras)}
     return LeRobotEpisode(seen.instruction[0], torch.stack(episode.actions).numpy(), seen.proprio.numpy(), images)

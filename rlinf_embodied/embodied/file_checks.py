@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.data.lerobot import ACTION, PICTURES, STATE, LeRobotDataset
+from rlinf_embodied.data.lerobot import ACTION, IMAGES, STATE, LeRobotDataset
 from rlinf_embodied.data.maniskill_h5 import Recording, read_recording
 from rlinf_embodied.errors import ConfigError, DataError
 
@@ -28,7 +28,7 @@ def require_file(place: str, env: EnvConfig, named: str) -> int:
         named: the config path that gave it, for errors.
 
     Raises:
-        ConfigError: there is nothing, or it is of another task, control mode, camera or picture size.
+        ConfigError: there is nothing, or it is of another task, control mode, camera or image size.
         DataError: it cannot be read, or holds actions that a policy cannot say.
     """
     path, kinds = Path(place), "a trajectory file of ManiSkill (.h5) or the folder of a LeRobot v3 dataset"
@@ -117,25 +117,25 @@ def _require_dataset(path: Path, env: EnvConfig, named: str) -> int:
     missing = [name for name in env.cameras if name not in info.cameras]
     if missing:
         raise ConfigError(
-            f"env.cameras is {env.cameras}, but the dataset of {named}={path} has pictures of "
+            f"env.cameras is {env.cameras}, but the dataset of {named}={path} has images of "
             f"{', '.join(info.cameras) or 'no camera'}: name cameras that it has, or rename its features to "
-            f"{', '.join(PICTURES + name for name in missing)}"
+            f"{', '.join(IMAGES + name for name in missing)}"
         )
     for name in env.cameras:
-        height, width = info.picture_size(name)
+        height, width = info.image_size(name)
         if (height, width) != (env.obs_size, env.obs_size):
             raise ConfigError(
-                f"env.obs_size is {env.obs_size}, but {PICTURES + name} of {named}={path} is {width} x {height}: "
-                + (f"set env.obs_size={width}" if width == height else "give a dataset with square pictures")
+                f"env.obs_size is {env.obs_size}, but {IMAGES + name} of {named}={path} is {width} x {height}: "
+                + (f"set env.obs_size={width}" if width == height else "give a dataset with square images")
             )
     if not env.cameras:
-        raise ConfigError(f"env.cameras is [], but {named}={path} shows pictures: name the cameras, {info.cameras}")
+        raise ConfigError(f"env.cameras is [], but {named}={path} shows images: name the cameras, {info.cameras}")
     _require_vectors(dataset, where)
     return len(dataset)
 
 
 def _require_vectors(dataset: LeRobotDataset, where: str) -> None:
-    """Checks all actions and states, which are read without the pictures, and that every file is there."""
+    """Checks all actions and states, which are read without the images, and that every file is there."""
     dataset.require_videos()
     for number, actions, state in dataset.vectors():
         require_actions(where, f"episode {number}", actions)

@@ -22,9 +22,10 @@ from rlinf_embodied.embodied.file_checks import require_episodes, require_file
 from rlinf_embodied.embodied.held_out import HeldOutCheck, held_out_metrics
 from rlinf_embodied.embodied.imitation_stage import EpochReport, ImitationStage, ImitationStageConfig
 from rlinf_embodied.embodied.new_policy_stage import UntrainedPolicyStage
+from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
 from rlinf_embodied.embodied.sizes import require_sizes
-from rlinf_embodied.embodied.starting_point import require_plug_ins
+from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.embodied.warm_start_source import Source, file_source
 from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartStageConfig
 from rlinf_embodied.errors import CheckpointError
@@ -32,7 +33,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.learning.checkpoint import load_state
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
@@ -96,7 +97,8 @@ class ImitationJob:
             DataError: a file cannot be used.
         """
         config = self.config
-        require_plug_ins(config.env, config.policy)
+        require_env_target(config.env)
+        require_policy_class(config.policy, cloned=True)
         number = sum(require_file(place, config.env, _DATA) for place in config.files)
         require_episodes(number, config.data, _DATA)
         if checkpoint is not None:
@@ -160,12 +162,12 @@ class ImitationJob:
         """Shows the stage all episodes, round by round."""
         total = sum(source.num_episodes or 0 for source in self.sources)
         done = used = 0
-        for number in range(max(of_type(executor.call(_STAGE, "open_files", Tick(0)), int))):
-            answers = of_type(executor.call(_STAGE, "collect", Tick(number)), dict)
+        for number in range(max(of_type(executor.call(_STAGE, "open_files", StepContext(0)), int))):
+            answers = of_type(executor.call(_STAGE, "collect", StepContext(number)), dict)
             done += sum(answer["episodes"] for answer in answers)
             used += sum(answer["used"] for answer in answers)
             self._progress("demonstrations", done, total, f"{used} used")
-        executor.call(_STAGE, "prepare", Tick(0))
+        executor.call(_STAGE, "prepare", StepContext(0))
         self._filled = executor
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
@@ -184,7 +186,7 @@ class ImitationJob:
         """See Job; the global step counts chunks that were learned from."""
         if self._filled is not executor:
             self._collect(executor)
-        result = executor.run(Tick(progress.iteration))
+        result = executor.run(StepContext(progress.iteration))
         report = result.all_of(_STAGE, EpochReport)[0]
         progress.global_step += report.num_chunks
         metrics = {"sft/loss": report.loss, "charts/learning_rate": report.lr}
@@ -192,7 +194,7 @@ class ImitationJob:
 
     def _measure(self, executor: Executor, step: int) -> HeldOut | None:
         """Returns how well the policy imitates held-out episodes now, and keeps the answer."""
-        self._found = cast("HeldOut | None", executor.call(_STAGE, "held_out", Tick(step))[0])
+        self._found = cast("HeldOut | None", executor.call(_STAGE, "held_out", StepContext(step))[0])
         return self._found
 
     def _newest(self, step: int) -> HeldOut:
@@ -218,12 +220,12 @@ class ImitationJob:
         """Writes weights, optimizer and what the files hold."""
         state = {"progress": asdict(progress), "config": to_yaml(self.config), _DATA: self._digests()}
         keep = self.config.checkpoint.keep
-        executor.call(_STAGE, "save", Tick(progress.iteration), (str(root), progress.iteration, keep, state))
+        executor.call(_STAGE, "save", StepContext(progress.iteration), (str(root), progress.iteration, keep, state))
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""
         progress = saved_progress(checkpoint)
-        executor.call(_STAGE, "load", Tick(progress.iteration), str(checkpoint))
+        executor.call(_STAGE, "load", StepContext(progress.iteration), str(checkpoint))
         self._is_over = progress.iteration >= self.config.sft.num_epochs
         return progress
 

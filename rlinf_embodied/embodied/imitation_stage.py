@@ -31,7 +31,7 @@ from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.randomness import permutation
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 _OPTIMIZER = "cloning_optimizer"
 
@@ -86,10 +86,10 @@ class ImitationStage:
         self._policy, self._device = self._shared.policy, context.device
         self._rank, self._blocks = context.group.rank, context.blocks
         self._reducer = ExactReducer(context.group, context.owners)
-        self._cloning = Cloning(self._policy, config.seed, self._reducer)
+        self._cloning = Cloning(self._policy, config.seed, self._reducer, context.device)
 
     # ------------------------------------------------------------------------------------------------ demonstrations
-    def open_files(self, tick: Tick) -> int:
+    def open_files(self, step_context: StepContext) -> int:
         """Builds the simulator and opens the files; returns how many rounds `collect` has to be called for.
 
         Raises:
@@ -107,24 +107,24 @@ class ImitationStage:
         self._rounds = [part[i : i + ROWS] for part in of_source for i in range(0, len(part), ROWS)]
         return len(self._rounds)
 
-    def collect(self, tick: Tick) -> dict[str, int]:
+    def collect(self, step_context: StepContext) -> dict[str, int]:
         """Reads or replays one round of episodes; returns how many, and how many of them are used."""
-        if tick.iteration >= len(self._rounds):
+        if step_context.iteration >= len(self._rounds):
             return {"episodes": 0, "used": 0}
-        batch = self._rounds[tick.iteration]
+        batch = self._rounds[step_context.iteration]
         shown = self._recorded[batch[0][0]].demonstrate(self._env, [number for _, number, _, _ in batch])
         for (_, _, block, out), part in zip(batch, shown, strict=True):
             if part is not None:
-                self._shown.setdefault((block, out), []).append(self._of_pictures(part))
+                self._shown.setdefault((block, out), []).append(self._of_images(part))
         return {"episodes": len(batch), "used": sum(part is not None for part in shown)}
 
-    def _of_pictures(self, part: Demonstrations) -> Demonstrations:
+    def _of_images(self, part: Demonstrations) -> Demonstrations:
         """Returns what all files can show: a dataset knows neither the simulator's state nor where objects are."""
         if all(source.kind is Kind.maniskill for source in self._config.sources):
             return part
         return replace(part, observation=replace(part.observation, privileged=None), object_positions=None)
 
-    def prepare(self, tick: Tick) -> dict[str, int]:
+    def prepare(self, step_context: StepContext) -> dict[str, int]:
         """Closes the simulator, and measures the data where the policy is new; returns numbers of chunks.
 
         Raises:
@@ -159,12 +159,12 @@ class ImitationStage:
             )
 
     # -------------------------------------------------------------------------------------------------------- learning
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
-        """Makes the epoch `tick.iteration`, counted over both phases."""
-        epoch, _ = self._epoch(tick.iteration)
-        self._enter(tick.iteration)
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
+        """Makes the epoch `step_context.iteration`, counted over both phases."""
+        epoch, _ = self._epoch(step_context.iteration)
+        self._enter(step_context.iteration)
         loss = self._cloning.fit(epoch, epoch + 1)
-        self._shared.version = tick.iteration + 1
+        self._shared.version = step_context.iteration + 1
         return Output(dict.fromkeys(inputs), EpochReport(loss, self._cloning.learner.lr, self._num_chunks))
 
     def _epoch(self, iteration: int) -> tuple[int, bool]:
@@ -188,20 +188,20 @@ class ImitationStage:
             self._cloning.learner.import_state(load_tensors(self._folder, _OPTIMIZER))
         self._folder = None
 
-    def held_out(self, tick: Tick) -> HeldOut | None:
+    def held_out(self, step_context: StepContext) -> HeldOut | None:
         """Returns how well the policy imitates the episodes that are held out; None if there are none."""
         return self._cloning.held_out(self._held_out)
 
     # ----------------------------------------------------------------------------------------------- weights and state
-    def export_weights(self, tick: Tick) -> WeightsMessage:
+    def export_weights(self, step_context: StepContext) -> WeightsMessage:
         """Returns all weights with their version and checksum."""
         return export_weights(self._policy.module, self._shared.version)
 
-    def weights_digest(self, tick: Tick) -> str:
+    def weights_digest(self, step_context: StepContext) -> str:
         """Returns the SHA-256 of all weights."""
         return weights_sha256(self._policy.module.state_dict())
 
-    def save(self, tick: Tick, argument: tuple[str, int, int, dict[str, object]]) -> None:
+    def save(self, step_context: StepContext, argument: tuple[str, int, int, dict[str, object]]) -> None:
         """Writes a checkpoint (the first worker does): (root, step, keep, JSON state)."""
         optimizer = {} if self._whole is None else self._cloning.learner.export_state()  # all take part
         if self._rank != 0:
@@ -217,6 +217,6 @@ class ImitationStage:
             keep=keep,
         )
 
-    def load(self, tick: Tick, folder: str) -> None:
+    def load(self, step_context: StepContext, folder: str) -> None:
         """Notes where the optimizer's state lies; the weights were loaded with the policy."""
-        self._folder, self._shared.version = Path(folder), tick.iteration
+        self._folder, self._shared.version = Path(folder), step_context.iteration

@@ -16,10 +16,11 @@ from rlinf_embodied.embodied.evaluation import (
     policy_stage,
 )
 from rlinf_embodied.embodied.graph import ACTOR, ENV
+from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.sizes import require_sizes
-from rlinf_embodied.embodied.starting_point import require_plug_ins, require_start
+from rlinf_embodied.embodied.starting_point import require_env_target, require_start
 from rlinf_embodied.embodied.warm_start import starting_policy
 from rlinf_embodied.embodied.warm_start_source import require_source
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
@@ -27,7 +28,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
@@ -72,13 +73,15 @@ class EmbodiedJob:
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; a policy that training goes on from was trained under the same conditions."""
         config = self.config
-        require_plug_ins(config.env, config.policy)
+        require_env_target(config.env)
+        start = config.warm_start
+        require_policy_class(config.policy, not (checkpoint or start.checkpoint or start.from_nothing))
         if checkpoint is not None:
             require_conditions("resume", checkpoint, config.env, config.policy, free=())
         elif config.warm_start.checkpoint is not None:
             require_policy_folder("warm_start.checkpoint", config.warm_start.checkpoint)
-            start = Path(config.warm_start.checkpoint)
-            require_conditions("warm_start.checkpoint", start, config.env, config.policy, free=("task", "camera_fov"))
+            folder = Path(config.warm_start.checkpoint)
+            require_conditions("warm_start.checkpoint", folder, config.env, config.policy, free=("task", "camera_fov"))
         else:
             require_start(config)
             require_source(config)
@@ -143,24 +146,24 @@ class EmbodiedJob:
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers (the actor's workers do) and the episodes that go on (the env's hold them)."""
-        tick = Tick(progress.iteration)
+        step_context = StepContext(progress.iteration)
         carry_over: dict[int, object] = {}
-        for part in of_type(executor.call(ENV, "export_state", tick), dict):
+        for part in of_type(executor.call(ENV, "export_state", step_context), dict):
             carry_over |= part
         state = {"progress": asdict(progress), "config": to_yaml(self.config)}
         keep = self.config.checkpoint.keep
-        executor.call(ACTOR, "save", tick, (str(root), progress.iteration, keep, state, carry_over))
+        executor.call(ACTOR, "save", step_context, (str(root), progress.iteration, keep, state, carry_over))
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""
         progress = saved_progress(checkpoint)
-        tick = Tick(progress.iteration)
-        executor.call(ACTOR, "load", tick, str(checkpoint))
+        step_context = StepContext(progress.iteration)
+        executor.call(ACTOR, "load", step_context, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge.source, edge.target)
-        carry_over = executor.call(ACTOR, "load_carry_over", tick, str(checkpoint))[0]
+        carry_over = executor.call(ACTOR, "load_carry_over", step_context, str(checkpoint))[0]
         if carry_over:
-            executor.call(ENV, "import_state", tick, carry_over)
+            executor.call(ENV, "import_state", step_context, carry_over)
         return progress
 
     # ------------------------------------------------------------------------------------------------------- finish

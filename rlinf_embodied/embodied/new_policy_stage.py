@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.policy_check import check_policy, is_own, new_policy
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.warm_start_stage import ROWS, WarmStartStageConfig, for_demonstrations
 from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.randomness import reset_seed, uniform
-from rlinf_embodied.runtime.host import StageContext, Tick
-from rlinf_embodied.targets import load_target
+from rlinf_embodied.runtime.host import StageContext, StepContext
 
 _LEAST_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
 
@@ -33,14 +32,14 @@ class NewPolicyStage:
         """Notes where to work."""
         self._device = context.device
 
-    def save(self, tick: Tick, folder: str) -> None:
+    def save(self, step_context: StepContext, folder: str) -> None:
         """Writes the new policy."""
         config = self._config
         env = make_env(for_demonstrations(config.envs[0]), ROWS, self._device)
         try:
-            make = load_target(config.policy._target_)
-            policy = cast(Policy, make(config.policy, env.spec, config.seed))
-            policy.module.to(self._device)
+            policy = new_policy(config.policy, env.spec, config.seed, self._device)
+            if is_own(config.policy):
+                check_policy(policy, config.policy, env.spec, env.reset(range(ROWS)))
             for name, column in self._seen(env, policy).items():
                 mean, std = column.double().mean(0), column.double().std(0, correction=0)
                 policy.set_statistics(name, mean.float(), std.float().clamp(min=_LEAST_STD))
@@ -52,7 +51,7 @@ class NewPolicyStage:
     def _seen(self, env: VectorEnv, policy: Policy) -> Mapping[str, Tensor]:
         """Columns [M, D] of what ROWS episodes of random actions show at the beginning of each chunk."""
         seed, spec = self._config.seed, env.spec
-        observation = env.reset(reset_seed(seed, -1, np.arange(ROWS)).tolist())
+        observation = env.reset(reset_seed(seed, -1, np.arange(ROWS)).tolist()).to(self._device)
         columns: dict[str, list[Tensor]] = {}
         for step in range(spec.horizon // spec.chunk):
             columns.setdefault("proprio", []).append(observation.proprio)
@@ -60,7 +59,7 @@ class NewPolicyStage:
             if observation.privileged is not None:
                 columns.setdefault("privileged", []).append(observation.privileged)
             drawn = uniform(seed, "random", np.arange(ROWS), step, shape=(spec.chunk, spec.action_dim))
-            observation = env.step_chunk(torch.from_numpy(drawn * 2 - 1)).observation
+            observation = env.step_chunk(torch.from_numpy(drawn * 2 - 1)).observation.to(self._device)
         joined = {name: torch.cat(parts) for name, parts in columns.items()}
         return {name: column for name, column in joined.items() if column.shape[1] > 0}
 
@@ -76,10 +75,14 @@ class UntrainedPolicyStage:
         """Notes where to work."""
         self._device = context.device
 
-    def save(self, tick: Tick, folder: str) -> None:
+    def save(self, step_context: StepContext, folder: str) -> None:
         """Writes the policy; the env is asked for its sizes."""
         config = self._config
         env = make_env(for_demonstrations(config.envs[0]), 1, self._device)
-        env.close()
-        policy = cast(Policy, load_target(config.policy._target_)(config.policy, env.spec, config.seed))
-        save_policy(policy, Path(folder), config.envs[0], config.policy)
+        try:
+            policy = new_policy(config.policy, env.spec, config.seed, self._device)
+            if is_own(config.policy):
+                check_policy(policy, config.policy, env.spec, env.reset([0]))
+            save_policy(policy, Path(folder), config.envs[0], config.policy)
+        finally:
+            env.close()

@@ -16,7 +16,7 @@ from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Rewa
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
 from rlinf_embodied.interfaces.policies import Policy
-from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.learning.shared_policy import SharedPolicy, move
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
@@ -32,7 +32,7 @@ def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy[
     require_policy_folder("checkpoint", folder)
     kind = cast(type[Policy], load_target(config._target_))
     policy = kind.load(Path(folder), config)
-    policy.module.to(device)
+    move(policy.module, device)
     return SharedPolicy(policy, device=device)
 
 
@@ -50,8 +50,18 @@ def require_policy_folder(path: str, folder: str) -> None:
 
 
 def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConfig) -> None:
-    """Writes a policy with the conditions of its training."""
+    """Writes a policy with the conditions of its training.
+
+    Raises:
+        CheckpointError: the policy's `save` wrote no config.json, by which a folder is known to hold a policy.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     policy.save(folder)
+    if not (folder / "config.json").exists():
+        raise CheckpointError(
+            f"{type(policy).__name__}.save wrote {sorted(path.name for path in folder.iterdir())}, but a policy folder "
+            "holds a config.json: write one, as policies.checkpoint_folder.write_folder does (docs/own_policy.md)"
+        )
     content = {"env": asdict(env), "policy": asdict(config), "fingerprint": asdict(fingerprint(env, config))}
     (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
 

@@ -1,4 +1,4 @@
-"""Demonstrations from files: recorded actions replayed in the run's own simulator, or pictures that were recorded."""
+"""Demonstrations from files: recorded actions replayed in the run's own simulator, or images that were recorded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Recorded(Protocol):
 
 def open_recorded(source: Source) -> Recorded:
     """Returns the episodes of a source."""
-    return (Replay if source.kind is Kind.maniskill else Pictures)(source.path, source.named)
+    return (Replay if source.kind is Kind.maniskill else RecordedImages)(source.path, source.named)
 
 
 class Replay:
@@ -83,7 +83,7 @@ class Replay:
             result = env.step_chunk(actions)
             for row in (row for row in rows if step < lengths[row]):
                 where = None if positions is None else positions[row].cpu()
-                seen[row].append((observation.rows([row]), chunks[row, step], where))
+                seen[row].append((observation.rows([row]).to("cpu"), chunks[row, step], where))
                 solved[row] |= bool(result.success[row].any())
             observation = result.observation
         return [join(parts) if solved[row] else None for row, parts in enumerate(seen)]
@@ -95,7 +95,7 @@ def _chunks(episode: RecordedEpisode, spec: EnvSpec) -> Tensor:
     return torch.from_numpy(episode.actions[index]).reshape(-1, spec.chunk, spec.action_dim)
 
 
-class Pictures:
+class RecordedImages:
     """A LeRobot dataset: it has seen already what there is to see, so the simulator is asked for its sizes only."""
 
     num_rows = 1

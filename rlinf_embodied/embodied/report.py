@@ -1,4 +1,4 @@
-"""Pictures of a run: the learning curve from metrics.jsonl and summary.json."""
+"""Plots of a run: the learning curve from metrics.jsonl and summary.json."""
 
 from __future__ import annotations
 

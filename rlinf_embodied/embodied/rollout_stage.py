@@ -18,7 +18,7 @@ from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,29 @@ class RolloutStage:
         self._device = context.device
 
     @torch.no_grad()
-    def step(self, tick: Tick, observations: Mapping[int, Observation | None]) -> dict[int, Tensor | None]:
+    def step(
+        self, step_context: StepContext, observations: Mapping[int, Observation | None]
+    ) -> dict[int, Tensor | None]:
         """Returns an action chunk [B, C, A] per block; None where the block has nothing to show."""
-        if tick.chunk_step == 0:
+        if step_context.chunk_step == 0:
             self._rollouts |= {block: _Rollout() for block in observations}
-        return {block: None if o is None else self._act(tick, block, o) for block, o in observations.items()}
+        return {block: None if o is None else self._act(step_context, block, o) for block, o in observations.items()}
 
-    def _act(self, tick: Tick, block: int, observation: Observation) -> Tensor:
+    def _act(self, step_context: StepContext, block: int, observation: Observation) -> Tensor:
         policy = self._shared.policy
         size = self._config.block_size
         assert len(observation) == size
         ids = np.arange(block * size, (block + 1) * size)
         shape = (policy.spec.chunk, policy.spec.action_dim)
-        noise = uniform(self._config.seed, "action", ids, tick.iteration, tick.round, tick.chunk_step, shape=shape)
+        noise = uniform(
+            self._config.seed,
+            "action",
+            ids,
+            step_context.iteration,
+            step_context.round,
+            step_context.chunk_step,
+            shape=shape,
+        )
         features = policy.encode(observation.to(self._device))
         output = policy.act(features, torch.from_numpy(noise).to(self._device), self._config.policy.temperature)
         rollout = self._rollouts[block]
@@ -76,7 +86,7 @@ class RolloutStage:
         rollout.outputs.append(output)
         return output.actions
 
-    def close(self, tick: Tick, observations: Mapping[int, Observation | None]) -> Output:
+    def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         """Returns each block's columns; they are heavy and stay here if the actor does."""
         return Output({block: self._columns(self._rollouts.pop(block)) for block in observations})
 
@@ -86,15 +96,15 @@ class RolloutStage:
         log_probs = torch.stack([output.log_probs for output in rollout.outputs])
         return PolicyColumns(features, tokens, log_probs, self._shared.version)
 
-    def install_weights(self, tick: Tick, message: WeightsMessage) -> None:
+    def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:
         """Installs a new version; checksum and names are verified first."""
         install_weights(self._shared.policy.module, message)
         self._shared.version = message.version
 
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory; the weights stay if the actor uses them."""
         self._shared.leave(self._user)
 
-    def onload(self, tick: Tick) -> None:
+    def onload(self, step_context: StepContext) -> None:
         """Comes back."""
         self._shared.enter(self._user)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ _SIZES = {
     "proprio_dim": "proprioception",
     "privileged_dim": "the state that a critic sees",
 }
+_ACTS_ON = ("action_dim", "proprio_dim")  # of a policy that sees; one without cameras acts on the state as well
 _DECIDES_SIZES = ("_target_", "task", "control_mode", "robot", "options")
 
 
@@ -37,7 +38,7 @@ class EnvSizesStage:
 
     def setup(self, context: StageContext) -> EnvSpec:
         """Returns the facts about the env, which is gone then."""
-        bare = replace(self._config, cameras=[])  # pictures have a size of their own, which the fingerprint compares
+        bare = replace(self._config, cameras=[])  # images have a size of their own, which the fingerprint compares
         env = make_env(for_demonstrations(bare), 1, context.device)
         env.close()
         return env.spec
@@ -63,8 +64,7 @@ def require_sizes(path: str, folder: Path, env: EnvConfig, session: Session, clu
     executor = Executor.on_all_devices(workflow, session, cluster)
     (ours,) = of_type(executor.facts[_STAGE], EnvSpec)
     session.clear()
-    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    differences = differing_sizes(described.get("env", {}), ours)
+    differences = differing_sizes(_saved_sizes(folder), ours)
     if differences:
         raise CheckpointError(
             f"{path} is {str(folder)!r}, a policy for {theirs.task}, but {env.task} has other sizes: "
@@ -73,11 +73,50 @@ def require_sizes(path: str, folder: Path, env: EnvConfig, session: Session, clu
         )
 
 
-def differing_sizes(saved: Mapping[str, object], env: EnvSpec) -> list[str]:
+def require_acting(folder: Path, env: EnvSpec) -> None:
+    """Checks that the policy in a folder, `checkpoint` of the config, can act in an env that has been built.
+
+    Raises:
+        CheckpointError: what it sees, or the actions that it gives, have another size there.
+    """
+    differences = differing_sizes(_saved_sizes(folder), env, _ACTS_ON if env.cameras else _SIZES)
+    if differences:
+        raise CheckpointError(
+            f"checkpoint is {str(folder)!r}, but {env.task} has other sizes than the env of its training: "
+            f"{'; '.join(differences)}. No setting makes them fit, nor does allow_mismatch=true: use the env that it "
+            "was trained in, or another checkpoint"
+        )
+
+
+def require_shapes(folder: str, env: EnvConfig) -> None:
+    """Checks what the config alone says about the shapes of a policy's input and output, before an env is built.
+
+    Raises:
+        CheckpointError: chunks, or the pictures that the policy sees, have another shape there.
+    """
+    theirs = trained_under(folder).env
+    sizes = {"chunk": (theirs.chunk, env.chunk), "number of cameras": (len(theirs.cameras), len(env.cameras))}
+    if theirs.cameras and env.cameras:
+        sizes["obs_size"] = (theirs.obs_size, env.obs_size)
+    differences = [f"{name} is {there} there and {here} here" for name, (there, here) in sizes.items() if there != here]
+    if differences:
+        raise CheckpointError(
+            f"checkpoint is {folder!r}, a policy for other shapes than this evaluation has: {'; '.join(differences)}. "
+            "No setting makes them fit, nor does allow_mismatch=true: leave out what overrides the checkpoint's own "
+            "env.chunk, env.cameras and env.obs_size"
+        )
+
+
+def _saved_sizes(folder: Path) -> Mapping[str, object]:
+    """Returns the sizes of the env for which a policy was made; {} where its folder does not tell."""
+    return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("env", {})
+
+
+def differing_sizes(saved: Mapping[str, object], env: EnvSpec, names: Iterable[str] = _SIZES) -> list[str]:
     """Returns what differs, as "actions has 7 numbers there and 8 here"; what `saved` lacks may be anything."""
     here = asdict(env)
     return [
         f"{what} has {saved[name]} numbers there and {here[name]} here"
         for name, what in _SIZES.items()
-        if name in saved and saved[name] != here[name]
+        if name in names and name in saved and saved[name] != here[name]
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from rlinf_embodied.config import EnvConfig, PolicyConfig, TrainConfig
+from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.targets import load_plug_in, load_target
 
@@ -35,22 +35,20 @@ def require_start(config: TrainConfig) -> None:
         f"    {train} {same} policy=state algorithm=ppo_dense run.dir=runs/teacher\n"
         f"    {train} {same} warm_start.teacher=runs/teacher/checkpoints/latest\n"
         "  warm_start.checkpoint=<dir>           a checkpoint folder of a policy for this task\n"
-        "  warm_start.from_nothing=true          random weights: right with policy=state, seldom with pictures\n"
+        "  warm_start.from_nothing=true          random weights: right with policy=state, seldom with images\n"
         "  env.task=<another task>               with an expert: python experiments/train_vla.py env=maniskill_pick\n"
         "See docs/warm_start.md"
     )
 
 
-def require_plug_ins(env: EnvConfig, policy: PolicyConfig | None) -> None:
-    """Checks that an env and a policy of one's own can be imported and called.
+def require_env_target(env: EnvConfig) -> None:
+    """Checks that an env of one's own can be imported and called.
 
     Raises:
-        ConfigError: they cannot; names the field.
+        ConfigError: it cannot; names the field.
     """
     if env._target_ != EnvConfig()._target_:  # the project's own are right, and take seconds to import
         load_plug_in(env._target_, "env._target_", "config", "num_envs", "device", "render_final")
-    if policy is not None and policy._target_ != PolicyConfig()._target_:
-        load_plug_in(policy._target_, "policy._target_", "config", "env", "seed")
 
 
 def why_no_expert(env: EnvConfig) -> str | None:

@@ -1,4 +1,4 @@
-"""Pictures to mp4, one file per episode and one with all episodes side by side."""
+"""Images to mp4, one file per episode and one with all episodes side by side."""
 
 from __future__ import annotations
 

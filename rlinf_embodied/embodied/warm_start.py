@@ -15,8 +15,9 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
+from rlinf_embodied.targets import source_digest
 from rlinf_embodied.training import warm_start as common
 
 _LOG = logging.getLogger(__name__)
@@ -34,14 +35,22 @@ def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
         "version": _VERSION,
         "observations": OBSERVATION_VERSION,
         "envs": [_relevant(env) for env in config.envs],
-        "policy": {k: v for k, v in asdict(config.policy).items() if k != "temperature"},
+        "policy": {k: v for k, v in asdict(config.policy).items() if k != "temperature" and v != {}},
         "warm_start": {k: v for k, v in asdict(config.warm_start).items() if k not in _PLACES},
         "source": config.source and (config.source.kind, config.source.digest),
         "seed": config.seed,
         "cpu": exact_cpu,
+        **_own_code(config),
     }
     libraries = ("torch", "mani_skill", "sapien", "transformers")
     return common.cache_folder(config.warm_start.cache_dir, config.envs[0].task, key, libraries)
+
+
+def _own_code(config: WarmStartStageConfig) -> dict[str, object]:
+    """Returns digests of the files of an env and a policy of one's own: whoever edits one trains what stands in it."""
+    targets = [config.policy._target_, *(env._target_ for env in config.envs)]
+    own = [target for target in targets if not target.startswith(("policies.", "envs."))]
+    return {"code": {target: source_digest(target) for target in own}} if own else {}
 
 
 def _relevant(env: EnvConfig) -> dict[str, object]:
@@ -106,13 +115,13 @@ def _clone(executor: Executor, config: WarmStartStageConfig, progress: ShowProgr
     total = sum(len(config.demonstrations(block)) for block in range(NUM_DATA_BLOCKS))
     done = solved = 0
     for number in range(max(of_type(executor.facts[_STAGE], int))):
-        answers = of_type(executor.call(_STAGE, "collect", Tick(number)), dict)
+        answers = of_type(executor.call(_STAGE, "collect", StepContext(number)), dict)
         done += sum(answer["episodes"] for answer in answers)
         solved += sum(answer["solved"] for answer in answers)
         progress("demonstrations", done, total, f"{solved} solved")
     if config.source is not None and solved < total:
         _LOG.warning("%d of %d episodes of %s do not solve the task here", total - solved, total, config.source.path)
-    executor.call(_STAGE, "prepare", Tick(0))
+    executor.call(_STAGE, "prepare", StepContext(0))
     for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
-        executor.call(_STAGE, "begin_phase", Tick(0), whole)
+        executor.call(_STAGE, "begin_phase", StepContext(0), whole)
         common.fit(executor, _STAGE, epochs, 1, "cloning" if whole else "cloning the head", progress)

@@ -81,7 +81,7 @@ def require_source(config: TrainConfig) -> None:
     """Checks what is known without a simulator: that demonstrations, or a teacher, fit the env.
 
     Raises:
-        ConfigError: they are of another task, control mode, camera or picture size.
+        ConfigError: they are of another task, control mode, camera or image size.
         DataError: the files cannot be used.
         CheckpointError: the teacher's folder cannot be used.
     """

@@ -3,7 +3,7 @@
     collect (rounds) --> fit the whole policy (epochs) --> cache features --> fit all but the stem (epochs) --> save
 
 Demonstrations are divided into a fixed number of data blocks, so that the clone is the same for every number of
-workers; cloning.py learns from them.
+workers.  They lie in the CPU's memory; cloning.py learns from them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,17 +19,16 @@ from rlinf_embodied.config import EnvConfig, PolicyConfig, WarmStartConfig
 from rlinf_embodied.embodied.cloning import Cloning, Phase
 from rlinf_embodied.embodied.demonstrations import Demonstrations, join, join_all
 from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.policy_check import check_policy, is_own, new_policy
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.recorded import Recorded, open_recorded
 from rlinf_embodied.embodied.teacher import Teacher
 from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces.envs import Observation, VectorEnv
-from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.randomness import normal, reset_seed
-from rlinf_embodied.runtime.host import StageContext, Tick
-from rlinf_embodied.targets import load_target
+from rlinf_embodied.runtime.host import StageContext, StepContext
 
 NUM_DATA_BLOCKS = 4
 ROWS = 16  # env rows per worker while demonstrating
@@ -73,9 +71,10 @@ class WarmStartStage:
         rows = (self._recorded.num_rows if self._recorded else None) or ROWS
         self._envs = [make_env(for_demonstrations(env), rows, context.device) for env in config.envs]
         self._teacher = Teacher(source.path, self._envs[0], context.device) if source and not files else None
-        make = load_target(config.policy._target_)
-        self._policy = cast(Policy, make(config.policy, self._envs[0].spec, config.seed))
-        self._policy.module.to(context.device)
+        env = self._envs[0]
+        self._policy = new_policy(config.policy, env.spec, config.seed, context.device)
+        if is_own(config.policy):
+            check_policy(self._policy, config.policy, env.spec, env.reset(range(rows)))
         self._blocks = context.blocks
         self._todo = [(e, block, number) for block in context.blocks for e, number in self._episodes(block)]
         self._attempts = self._successes = 0
@@ -89,7 +88,7 @@ class WarmStartStage:
             yield from ((e, number) for number in numbers if number % len(self._envs) == e)
 
     # ------------------------------------------------------------------------------------------------ demonstrations
-    def collect(self, tick: Tick) -> dict[str, int]:
+    def collect(self, step_context: StepContext) -> dict[str, int]:
         """Runs one round of demonstrations: up to ROWS episodes of one env."""
         if not self._todo:
             return {"episodes": 0, "chunks": 0, "solved": 0}
@@ -125,7 +124,7 @@ class WarmStartStage:
             for row in rows:
                 if not solved[row]:
                     where = None if positions is None else positions[row].cpu()
-                    seen[row].append((before.rows([row]), actions[row].cpu(), where))
+                    seen[row].append((before.rows([row]).to("cpu"), actions[row].cpu(), where))
             solved |= result.success[: len(rows)].any(1).cpu()
             if solved.all():
                 break
@@ -182,7 +181,7 @@ class WarmStartStage:
         return torch.tensor(values).to(like)[:, None]
 
     # -------------------------------------------------------------------------------------------------------- cloning
-    def prepare(self, tick: Tick) -> dict[str, int]:
+    def prepare(self, step_context: StepContext) -> dict[str, int]:
         """Joins the demonstrations, closes the simulators and sets what the policy standardises its inputs with.
 
         Raises:
@@ -197,7 +196,7 @@ class WarmStartStage:
         if min(self._sizes.values()) == 0:
             raise SimulatorError(self._nothing_solved())
         self._blocks_data = {block: join_all(self._data.pop(block)) for block in self._blocks}
-        self._cloning = Cloning(self._policy, self._config.seed, self._reducer)
+        self._cloning = Cloning(self._policy, self._config.seed, self._reducer, self._device)
         self._cloning.take(self._blocks_data, self._sizes)
         self._cloning.measure()
         return {"attempts": self._attempts, "successes": self._successes, "chunks": sum(self._sizes.values())}
@@ -220,17 +219,17 @@ class WarmStartStage:
             "recorded with"
         )
 
-    def begin_phase(self, tick: Tick, whole: bool) -> int:
+    def begin_phase(self, step_context: StepContext, whole: bool) -> int:
         """Starts cloning the whole policy, or all but its stem on cached features; returns minibatches per epoch."""
         config = self._config.warm_start
         head = Phase(config.head_epochs, config.head_batch_size, config.head_lr)
         return self._cloning.begin(whole, Phase(config.epochs, config.batch_size, config.lr) if whole else head)
 
-    def fit(self, tick: Tick, epochs: tuple[int, int]) -> float:
+    def fit(self, step_context: StepContext, epochs: tuple[int, int]) -> float:
         """Runs the epochs [first, last) of minibatches and returns the mean loss per chunk."""
         return self._cloning.fit(*epochs)
 
-    def save(self, tick: Tick, folder: str) -> None:
+    def save(self, step_context: StepContext, folder: str) -> None:
         """Writes the clone (the first worker does)."""
         if 0 in self._blocks:
             save_policy(self._policy, Path(folder), self._config.envs[0], self._config.policy)

@@ -1,14 +1,14 @@
 """The embodied workflow: its graph, and what one iteration is, top to bottom.
 
-env <==> policy     loop "rollout": H chunk-steps; GRPO repeats it until enough groups are useful
+env <==> policy     loop "rollout": H chunk-steps; GRPO repeats it until enough groups have nonzero variance
  |         |
  +-> actor <-+      rewards and what the policy saw, block by block
        |
        +~~> policy  new weights, where the policy does not share the actor's
 
-run_iteration            driver     one Tick down the plan tree, then metrics of what came back
+run_iteration            driver     every step of the plan tree, then metrics of what came back
   Executor._run_loop     driver     the rollout loop: one call per worker, or one per chunk-step and shard
-    EnvStage.step        worker     C simulator steps of every row, one picture at the end
+    EnvStage.step        worker     C simulator steps of every row, one image at the end
     RolloutStage.step    worker     encode, sample with keyed noise, keep features, tokens and log-probs
   Executor._leaf         driver     hands the columns on, by reference
     ActorStage.run       worker     advantages, global statistics, epochs of minibatches over all blocks
@@ -27,8 +27,8 @@ from rlinf_embodied.embodied.env_stage import EnvStageConfig
 from rlinf_embodied.embodied.graph import ACTOR, ENV, POLICY, embodied_graph, rollout
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import Verdict, Workflow
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.flow.graph import RepeatDecision, Workflow
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
 
 
@@ -36,13 +36,13 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
     """Returns the graph; `policy_folder` is the checkpoint that every copy of the policy starts from."""
     env, algorithm, seed = config.env, config.algorithm, config.run.seed
     grpo = algorithm.name is AlgorithmName.grpo
-    held = PolicyStageConfig(config.policy, policy_folder, seed, env.block_size)
+    model = PolicyStageConfig(config.policy, policy_folder, seed, env.block_size)
     keep_images = not grpo and config.policy.critic is Critic.observation
     group_size = algorithm.group_size if grpo else 1
     configs = {
         ENV: EnvStageConfig(env, seed, group_size, keep_images),
-        POLICY: held,
-        ACTOR: ActorConfig(held, algorithm, env, config.run.num_iterations, config.run.exact.holds),
+        POLICY: model,
+        ACTOR: ActorConfig(model, algorithm, env, config.run.num_iterations, config.run.exact.holds),
     }
     steps = env.chunks_per_rollout
     # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less to the end
@@ -50,32 +50,32 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
     loop = replace(rollout(steps), typical_steps=typical)
     if grpo:
         num_groups = env.num_envs // algorithm.group_size
-        rounds = 1 + (algorithm.max_refills if algorithm.drop_uniform_groups else 0)
-        judge = GroupJudge(num_groups, algorithm.min_groups, algorithm.drop_uniform_groups)
-        loop = replace(loop, max_rounds=rounds, judge=judge)
+        rounds = 1 + (algorithm.max_resamples if algorithm.drop_zero_variance_groups else 0)
+        sampling_filter = DynamicSamplingFilter(num_groups, algorithm.min_groups, algorithm.drop_zero_variance_groups)
+        loop = replace(loop, max_rounds=rounds, decide=sampling_filter)
     graph = embodied_graph(env.num_blocks, loop, configs)
     return replace(graph, typical_iteration=0 if grpo else algorithm.critic_warmup_iterations)
 
 
-class GroupJudge:
+class DynamicSamplingFilter:
     """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw task metric.
 
-    The message to the actor is the (round, group) pairs to train on: the first `num_groups` useful ones in that order.
+    The message to the actor is the (round, group) pairs to train on: the first `num_groups` with nonzero variance.
     """
 
-    def __init__(self, num_groups: int, min_groups: int, drop_uniform: bool) -> None:
+    def __init__(self, num_groups: int, min_groups: int, drop_zero_variance: bool) -> None:
         """Takes how many groups a round has, how many suffice, and whether any are dropped at all."""
-        self._num_groups, self._min_groups, self._drop = num_groups, min_groups, drop_uniform
+        self._num_groups, self._min_groups, self._drop = num_groups, min_groups, drop_zero_variance
 
-    def __call__(self, rounds: Sequence[Sequence[object]]) -> Verdict:
-        """Returns whether enough groups are useful, and which to train on."""
-        useful = [
+    def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
+        """Returns whether enough groups have nonzero variance, and which to train on."""
+        kept = [
             (number, group)
             for number, reports in enumerate(rounds)
             for group, success in _groups(of_type(reports, RolloutReport))
             if not self._drop or len(set(success)) > 1
         ]
-        return Verdict(len(useful) >= self._min_groups, tuple(useful[: self._num_groups]))
+        return RepeatDecision(len(kept) >= self._min_groups, tuple(kept[: self._num_groups]))
 
 
 def _groups(reports: Sequence[RolloutReport]) -> list[tuple[int, tuple[bool, ...]]]:
@@ -88,7 +88,7 @@ def run_iteration(executor: Executor, iteration: int) -> tuple[IterationResult, 
 
     An iteration is a function of a snapshot: weights, optimizer state, counters and what the env carries over.
     """
-    result = executor.run(Tick(iteration))
+    result = executor.run(StepContext(iteration))
     reports = result.all_of(ENV, RolloutReport)
     update = result.all_of(ACTOR, ActorReport)[0]
     # in an order that no plan changes: floating-point means depend on it

@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.flow.profile import StageProfile, WeightProfile
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 NO_WEIGHTS = WeightProfile(0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Sent with every tick: when the iteration began on the wall clock, and wall seconds per emulated second."""
+    """The message of every step: when the iteration began on the wall clock, and wall seconds per emulated second."""
 
     iteration: int
     wall_s: float
@@ -78,17 +78,17 @@ class EmulatedDevice:
         self.number = number
         self._memory_bytes = memory_bytes
         self.start = Start(-1, 0.0, 0.0)
-        self._held: dict[str, float] = {}  # bytes of each stage, loaded or parked
+        self._held: dict[str, float] = {}  # bytes of each stage, loaded or offloaded
         self._free_s = 0.0
         self.peak_bytes = 0.0
 
-    def at(self, tick: Tick) -> None:
+    def at(self, step_context: StepContext) -> None:
         """Sets the clock back where a new iteration begins."""
-        if isinstance(tick.message, Start) and tick.message != self.start:
-            self.start, self._free_s = tick.message, 0.0
+        if isinstance(step_context.message, Start) and step_context.message != self.start:
+            self.start, self._free_s = step_context.message, 0.0
 
     def hold(self, stage: str, num_bytes: float) -> None:
-        """Notes what a stage holds from now on, loaded or parked."""
+        """Notes what a stage holds from now on, loaded or offloaded."""
         self._held[stage] = num_bytes
 
     def require(self, stage: str, working_bytes: float) -> None:
@@ -143,28 +143,28 @@ class EmulatedStage:
         self.onload(None)
 
     # -------------------------------------------------------------------------------------------------------- switching
-    def onload(self, tick: Tick | None) -> None:
+    def onload(self, step_context: StepContext | None) -> None:
         """Comes (back) into the device's memory."""
         profile = self._config.profile
-        if tick is not None:
-            self._device.at(tick)
-            self._device.switch(profile.unpark_s)
+        if step_context is not None:
+            self._device.at(step_context)
+            self._device.switch(profile.onload_s)
         self._device.hold(profile.name, float(profile.resident(self._owned, self._num_devices)))
 
-    def offload(self, tick: Tick) -> None:
-        """Leaves the device's memory, but for what stays when parked."""
+    def offload(self, step_context: StepContext) -> None:
+        """Leaves the device's memory, but for what stays when offloaded."""
         profile = self._config.profile
-        self._device.at(tick)
-        self._device.switch(profile.park_s)
-        self._device.hold(profile.name, profile.parked_bytes)
+        self._device.at(step_context)
+        self._device.switch(profile.offload_s)
+        self._device.hold(profile.name, profile.offloaded_bytes)
 
     # ------------------------------------------------------------------------------------------------------------- leaf
-    def run(self, tick: Tick, inputs: Mapping[int, Sequence[Parcel]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, Sequence[Parcel]]) -> Output:
         """Works on some blocks; a stage with a length distribution hands on what is finished by then."""
         seconds = self._seconds(len(inputs))
-        self._device.at(tick)
+        self._device.at(step_context)
         begin_s = max(self._device.free_s, self._arrival_s(parcel for parts in inputs.values() for parcel in parts))
-        if self._config.profile.finish_quantiles and tick.num_chunks > 1:
+        if self._config.profile.finish_quantiles and step_context.num_chunks > 1:
             seconds = self._streamed_s(inputs)
         if self._group.size > 1:
             met = self._group.exchange([begin_s, seconds], [2] * self._group.size)  # pyright: ignore[reportArgumentType]
@@ -172,42 +172,42 @@ class EmulatedStage:
         return self._done(inputs, begin_s, seconds)
 
     def _streamed_s(self, blocks: Collection[int]) -> float:
-        """Returns the further seconds until some of the owned blocks, all worked on together, are finished."""
+        """Returns the further seconds until some of the owned blocks, all begun at once, are finished."""
         share = self._config.profile.finish_share
         before = sum(block < min(blocks, default=0) for block in self._blocks) / len(self._blocks)
         after = before + len(blocks) / len(self._blocks)
         return self._seconds_of(self._owned) * float(share(after) - (share(before) if before else 0.0))
 
     # ------------------------------------------------------------------------------------------------------------- loop
-    def open(self, tick: Tick, blocks: Sequence[int]) -> dict[int, Parcel]:
+    def open(self, step_context: StepContext, blocks: Sequence[int]) -> dict[int, Parcel]:
         """Shows what there is at the start of a loop."""
-        self._device.at(tick)
+        self._device.at(step_context)
         return dict(self._done(blocks, self._device.free_s, 0.0).blocks)  # pyright: ignore[reportReturnType]
 
-    def step(self, tick: Tick, messages: Mapping[int, Parcel]) -> dict[int, Parcel]:
+    def step(self, step_context: StepContext, messages: Mapping[int, Parcel]) -> dict[int, Parcel]:
         """Takes one turn for a shard."""
-        self._device.at(tick)
+        self._device.at(step_context)
         seconds = self._seconds(len(messages))
         return dict(self._done(messages, self._arrival_s(messages.values()), seconds).blocks)  # pyright: ignore[reportReturnType]
 
-    def close(self, tick: Tick, messages: Mapping[int, Parcel | None]) -> Output:
+    def close(self, step_context: StepContext, messages: Mapping[int, Parcel | None]) -> Output:
         """Ends the loop; the answering side values what it is shown last."""
-        self._device.at(tick)
+        self._device.at(step_context)
         shown = [parcel for parcel in messages.values() if parcel is not None]
         fraction = self._config.profile.bootstrap_fraction if self._config.answers else 0.0
         seconds = fraction * self._seconds(len(messages))
         return self._done(messages, self._arrival_s(shown), seconds)
 
     # ---------------------------------------------------------------------------------------------------------- weights
-    def export_weights(self, tick: Tick) -> Parcel:
+    def export_weights(self, step_context: StepContext) -> Parcel:
         """Gathers the weights."""
-        self._device.at(tick)
+        self._device.at(step_context)
         end_s = self._device.work(self._device.free_s, self._config.exports.export_s)
         return Parcel(self._config.profile.name, self._device.number, end_s)
 
-    def install_weights(self, tick: Tick, parcel: Parcel) -> Finish:
+    def install_weights(self, step_context: StepContext, parcel: Parcel) -> Finish:
         """Receives the weights and puts them in place."""
-        self._device.at(tick)
+        self._device.at(step_context)
         installs = self._config.installs
         arrival_s = parcel.ready_s + self._wire_s(parcel.device, installs.bytes)
         return self._finish(self._device.work(arrival_s, installs.install_s))

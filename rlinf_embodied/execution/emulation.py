@@ -16,11 +16,11 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.emulated_stage import NO_WEIGHTS, EmulatedStageConfig, Finish, Start
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow import cost
-from rlinf_embodied.flow.graph import StageSpec, Verdict, Workflow
+from rlinf_embodied.flow.graph import RepeatDecision, StageSpec, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import simulate
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 
 _TARGET = "rlinf_embodied.execution.emulated_stage.EmulatedStage"
@@ -115,7 +115,7 @@ class Emulator:
         """Runs an iteration; returns the emulated seconds until the last worker was done, and what they report."""
         self._iteration += 1
         begin = Start(self._iteration, time.time(), scale)
-        result = executor.run(Tick(self._iteration, message=begin))
+        result = executor.run(StepContext(self._iteration, message=begin))
         end_s = max(span.end_s for span in result.spans)
         return (end_s - begin.wall_s) / scale, _finishes(result)
 
@@ -161,10 +161,10 @@ def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
         for name, spec in workflow.stages.items()
     }
     loops = {
-        name: replace(loop, judge=Rounds(loop.expected_rounds)) if loop.max_rounds > 1 else loop
+        name: replace(loop, decide=Rounds(loop.expected_rounds)) if loop.max_rounds > 1 else loop
         for name, loop in workflow.loops.items()
     }
-    repeat = workflow.repeat and replace(workflow.repeat, judge=Rounds(workflow.repeat.expected_rounds))
+    repeat = workflow.repeat and replace(workflow.repeat, decide=Rounds(workflow.repeat.expected_rounds))
     return replace(workflow, stages=stages, loops=loops, repeat=repeat)
 
 
@@ -195,11 +195,11 @@ class Rounds:
         """Takes how many rounds there are on average."""
         self._expected = expected
 
-    def __call__(self, rounds: Sequence[Sequence[object]]) -> Verdict:
+    def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
         """Returns whether the rounds so far are enough."""
         start = of_type(rounds[0], Finish)[0].start
         wanted = int((start.iteration + 1) * self._expected) - int(start.iteration * self._expected)
-        return Verdict(len(rounds) >= wanted, message=start)
+        return RepeatDecision(len(rounds) >= wanted, message=start)
 
 
 def row(result: Emulated) -> dict[str, str]:

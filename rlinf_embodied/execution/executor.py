@@ -6,7 +6,7 @@ The plan tree becomes a list of steps (schedule.py), which are submitted in orde
     1. loop    every worker's blocks go round between opener and answerer.  Where both live in the same workers that is
                one call per worker; otherwise a call per chunk-step, shard and worker, submitted all at once, shard by
                shard, so that one shard's simulator runs while the other's policy does.
-    2. leaf    gets, block by block, what the edges into it brought; members of a collective stage start as a gang.
+    2. leaf    gets, block by block, what the edges into it brought; all workers of a collective stage start at once.
     3. weights go to the workers of a weight edge's target that do not share a process with its source.
 
 The driver holds references; values move only between the workers that need them, or stay where they are.  Stages that
@@ -23,12 +23,12 @@ from dataclasses import replace
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
 from rlinf_embodied.execution.schedule import Step, parts, repeats, schedule, shards_of
-from rlinf_embodied.flow.graph import Loop, Repeat, Verdict, Workflow
+from rlinf_embodied.flow.graph import Loop, Repeat, RepeatDecision, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
-from rlinf_embodied.flow.probes import together
+from rlinf_embodied.flow.probes import collocated
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime import transport
-from rlinf_embodied.runtime.host import Call, Receipt, StageContext, Tick, WorkerSpec
+from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
 
 _LOG = logging.getLogger(__name__)
@@ -48,7 +48,9 @@ class Executor:
         self._repeated, self._steps = parts(schedule(plan, workflow), workflow)
         self._repeats = repeats(workflow)
         self._exclusive = plan.exclusive()
-        session.start([WorkerSpec(device, cluster.torch_device(device)) for device in plan.devices()])
+        session.start(
+            [WorkerSpec(k, cluster.torch_device(k), device_module=cluster.device_module) for k in plan.devices()]
+        )
         self.facts: dict[str, list[object]] = {}
         self.setup_s: dict[str, float] = {}  # by stage; the first one waits for the workers to start
         for name in workflow.order():
@@ -59,7 +61,7 @@ class Executor:
     @classmethod
     def on_all_devices(cls, workflow: Workflow, session: Session, cluster: Cluster) -> Executor:
         """Returns the executor of a plan in which every stage is on all devices that its blocks suffice for."""
-        return cls(workflow, together(workflow, cluster.num_devices, workflow.name), session, cluster)
+        return cls(workflow, collocated(workflow, cluster.num_devices, workflow.name), session, cluster)
 
     # ------------------------------------------------------------------------------------------------------- set-up
     def workers(self, stage: str) -> list[int]:
@@ -86,13 +88,13 @@ class Executor:
         return frozenset(stage for stage, owners in self._owners.items() if worker in owners)
 
     # ---------------------------------------------------------------------------------------------------- iteration
-    def run(self, tick: Tick) -> IterationResult:
+    def run(self, step_context: StepContext) -> IterationResult:
         """Runs one iteration of the workflow and returns when its weights are installed.
 
         Raises:
             RlinfError: what a worker raised, or a HangError.
         """
-        state = Iteration(tick)
+        state = Iteration(step_context)
         if self.workflow.repeat is not None:
             self._run_rounds(self.workflow.repeat, state)
         self._run_steps(self._steps, state)
@@ -107,25 +109,27 @@ class Executor:
 
     def _run_rounds(self, repeat: Repeat, state: Iteration) -> None:
         """Runs what comes before a stage, round by round: within a round on its own data, the stage then has all."""
-        before, gathered = state.tick, state.outputs
+        before, gathered = state.step_context, state.outputs
         for number in range(repeat.max_rounds):
-            state.tick, state.outputs = replace(before, round=number), {}
+            state.step_context, state.outputs = replace(before, round=number), {}
             self._run_steps(self._repeated, state)
             for stage, blocks in state.outputs.items():
                 for block, refs in blocks.items():
                     gathered.setdefault(stage, {}).setdefault(block, []).extend(refs)
             self._collect(state)
-            verdict = repeat.judge(state.result.reports[repeat.judged])
-            if verdict.enough:
+            decision = repeat.decide(state.result.reports[repeat.decided_by])
+            if decision.enough:
                 break
-        state.tick, state.outputs = before, gathered
-        state.verdicts[repeat.name] = verdict.message
+        state.step_context, state.outputs = before, gathered
+        state.decisions[repeat.name] = decision.message
 
     def _enter(self, stages: Sequence[str], state: Iteration) -> None:
         """Has workers switch as soon as the turn before is over, not only when the inputs of the next one arrive."""
         for stage in stages:
             switching = [w for w in self.workers(stage) if self._exclusive[stage] & self._hosted(w)]
-            answers = self._session.submit([(worker, Call(stage, "enter", state.tick), []) for worker in switching])
+            answers = self._session.submit(
+                [(worker, Call(stage, "enter", state.step_context), []) for worker in switching]
+            )
             state.timings.extend(refs[-1] for refs in answers)
 
     def _leaf(self, step: Step, state: Iteration) -> None:
@@ -136,7 +140,7 @@ class Executor:
             self._enter([stage], state)
         chunk = range(step.chunk * size, (step.chunk + 1) * size)
         message = state.message_for(self._repeats.get(stage, ()))
-        tick = replace(state.tick, chunk=step.chunk, num_chunks=step.num_chunks, message=message)
+        step_context = replace(state.step_context, chunk=step.chunk, num_chunks=step.num_chunks, message=message)
         sources, keep = self.workflow.sources(stage), self._handover.stays[stage]
         calls = []
         for worker in self.workers(stage):
@@ -144,10 +148,10 @@ class Executor:
             if not blocks:  # of a stage whose workers own whole sets
                 continue
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
-            call = Call(stage, "run", tick, blocks, len(inputs) // len(blocks), keep)
+            call = Call(stage, "run", step_context, blocks, len(inputs) // len(blocks), keep)
             calls.append((worker, call, inputs))
-        gang = self.workflow.stages[stage].collective
-        self._note(stage, calls, self._session.submit(calls, gang), state)
+        collective = self.workflow.stages[stage].collective
+        self._note(stage, calls, self._session.submit(calls, collective), state)
 
     def _note(self, stage: str, calls: Sequence[tuple], answers: list[list[Ref]], state: Iteration) -> None:
         """Files block results as the stage's outputs and the receipts for later."""
@@ -159,26 +163,26 @@ class Executor:
 
     # --------------------------------------------------------------------------------------------------------- loops
     def _run_loop(self, node: LoopNode, state: Iteration) -> None:
-        """Runs a loop: once, or round after round until its judge has enough or the bound is reached."""
-        loop, before = self.workflow.loops[node.loop], state.tick
+        """Runs a loop: once, or round after round until `decide` has enough or the bound is reached."""
+        loop, before = self.workflow.loops[node.loop], state.step_context
         self._enter([loop.opener, loop.answerer], state)
         base = replace(before, message=state.message_for(self._repeats.get(loop.opener, ())))
         for number in range(loop.max_rounds):
-            state.tick = replace(base, round=number)
+            state.step_context = replace(base, round=number)
             if loop.name in self._handover.fused:
                 self._fused_loop(loop, state)
             else:
                 self._stepwise_loop(loop, node.shards, state)
-            if loop.judge is None:
+            if loop.decide is None:
                 break
             self._collect(state)
-            verdict: Verdict = loop.judge(state.result.reports[loop.opener])
-            base = replace(base, message=verdict.message)
-            if verdict.enough:
+            decision: RepeatDecision = loop.decide(state.result.reports[loop.opener])
+            base = replace(base, message=decision.message)
+            if decision.enough:
                 break
-        if loop.judge is not None:
-            state.verdicts[loop.name] = base.message
-        state.tick = before
+        if loop.decide is not None:
+            state.decisions[loop.name] = base.message
+        state.step_context = before
 
     def _fused_loop(self, loop: Loop, state: Iteration) -> None:
         calls, sources = [], self._outside(loop)
@@ -187,7 +191,7 @@ class Executor:
             blocks = self._blocks(loop.opener, worker)
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
             call = Call(
-                *(loop.opener, "loop", state.tick, blocks, len(inputs) // len(blocks), keep),
+                *(loop.opener, "loop", state.step_context, blocks, len(inputs) // len(blocks), keep),
                 partner=loop.answerer,
                 chunk_steps=loop.chunk_steps,
             )
@@ -211,10 +215,10 @@ class Executor:
         for shard in shards:
             messages |= self._exchange(loop.opener, "open", shard, given, state)
         for step in range(loop.chunk_steps):
-            tick = replace(state.tick, chunk_step=step)
+            step_context = replace(state.step_context, chunk_step=step)
             for shard in shards:
-                answers = self._exchange(loop.answerer, "step", shard, messages, state, tick)
-                messages |= self._exchange(loop.opener, "step", shard, answers, state, tick)
+                answers = self._exchange(loop.answerer, "step", shard, messages, state, step_context)
+                messages |= self._exchange(loop.opener, "step", shard, answers, state, step_context)
         for shard in shards:
             self._exchange(loop.answerer, "close", shard, messages, state, final=True)
             self._exchange(loop.opener, "close", shard, {}, state, final=True)
@@ -230,7 +234,7 @@ class Executor:
         shard: set[int],
         inputs: Mapping[int, list[Ref]],
         state: Iteration,
-        tick: Tick | None = None,
+        step_context: StepContext | None = None,
         final: bool = False,
     ) -> dict[int, list[Ref]]:
         """Submits one call of a loop's stage for a shard to all workers that hold blocks of it."""
@@ -240,7 +244,9 @@ class Executor:
             if blocks:
                 payloads = [ref for block in blocks for ref in inputs.get(block, ())]
                 keep = self._handover.stays[stage] if final else frozenset()
-                call = Call(stage, method, tick or state.tick, blocks, len(payloads) // len(blocks), keep)
+                call = Call(
+                    stage, method, step_context or state.step_context, blocks, len(payloads) // len(blocks), keep
+                )
                 calls.append((worker, call, payloads))
         answers = self._session.submit(calls)
         if final:
@@ -256,7 +262,7 @@ class Executor:
     # ----------------------------------------------------------------------------------------------------- the rest
     def _collect(self, state: Iteration) -> None:
         """Waits for everything submitted so far and files reports and spans."""
-        where = f"iteration {state.tick.iteration} of {self.workflow.name}"
+        where = f"iteration {state.step_context.iteration} of {self.workflow.name}"
         by_stage: dict[str, list[object]] = {}
         for stage, refs in state.receipts:
             receipts = of_type(self._session.fetch(refs, f"{stage} in {where}"), Receipt)
@@ -268,35 +274,35 @@ class Executor:
             state.result.spans.extend(receipt.spans)
         state.receipts, state.timings = [], []
 
-    def call(self, stage: str, method: str, tick: Tick, argument: object = None) -> list[object]:
-        """Calls a method on every worker of a stage, as a gang, and returns their answers in order of rank."""
-        calls = [(worker, Call(stage, method, tick, argument=argument), []) for worker in self.workers(stage)]
-        answers = self._session.submit(calls, gang=self.workflow.stages[stage].collective)
+    def call(self, stage: str, method: str, step_context: StepContext, argument: object = None) -> list[object]:
+        """Calls a method on every worker of a stage at once and returns their answers in order of rank."""
+        calls = [(worker, Call(stage, method, step_context, argument=argument), []) for worker in self.workers(stage)]
+        answers = self._session.submit(calls, collective=self.workflow.stages[stage].collective)
         receipts = self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
         return [receipt.report for receipt in of_type(receipts, Receipt)]
 
     def sync_weights(self, source: str, target: str, state: Iteration | None = None) -> None:
         """Sends the weights of `source` to those workers of `target` that do not share them already."""
-        tick = state.tick if state else Tick(0)
+        step_context = state.step_context if state else StepContext(0)
         sender, receivers = self._handover.weights[source, target]
         if receivers:
-            sent = self.send_weights(self._session, (sender, source), [(w, target) for w in receivers], tick)
+            sent = self.send_weights(self._session, (sender, source), [(w, target) for w in receivers], step_context)
             if state:
                 state.result.spans.extend(span for receipt in sent for span in receipt.spans)
                 state.result.reports[f"{target}.install_weights"] = [[receipt.report for receipt in sent[1:]]]
 
     @staticmethod
     def send_weights(
-        session: Session, source: tuple[int, str], targets: list[tuple[int, str]], tick: Tick
+        session: Session, source: tuple[int, str], targets: list[tuple[int, str]], step_context: StepContext
     ) -> list[Receipt]:
         """Exports weights at one stage and installs them at others, each of which verifies version and checksum.
 
         Returns the receipt of the export, then those of the installs.
         """
         worker, stage = source
-        export = Call(stage, "export_weights", tick)
+        export = Call(stage, "export_weights", step_context)
         ((receipt,),) = session.submit([(worker, export, [])])
         (exported,) = of_type(session.fetch([receipt], f"{stage}.export_weights"), Receipt)
-        calls = [(w, Call(s, "install_weights", tick, argument=exported.report), []) for w, s in targets]
+        calls = [(w, Call(s, "install_weights", step_context, argument=exported.report), []) for w, s in targets]
         installed = session.fetch([refs[-1] for refs in session.submit(calls)], "install_weights")
         return of_type([exported, *installed], Receipt)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Ref, of_type
 from rlinf_embodied.telemetry.trace import Span
 
@@ -36,17 +36,17 @@ class IterationResult:
 class Iteration:
     """What is under way: references by stage and block, receipts still to be fetched, and what is known already."""
 
-    tick: Tick
+    step_context: StepContext
     outputs: dict[str, dict[int, list[Ref]]] = field(default_factory=dict)
     receipts: list[tuple[str, list[Ref]]] = field(default_factory=list)
     timings: list[Ref] = field(default_factory=list)
-    verdicts: dict[str, object] = field(default_factory=dict)  # what repeats tell the stages downstream of them
+    decisions: dict[str, object] = field(default_factory=dict)  # what repeats tell the stages downstream of them
     result: IterationResult = field(default_factory=IterationResult)
 
     def message_for(self, repeats: Sequence[str]) -> object:
-        """Returns what a stage is told that the data of these repeats reaches: the verdict of the last one of them.
+        """Returns what a stage is told that the data of these repeats reaches: the message of the last one of them.
 
         Which of them has run by then is the same under every plan; what else has run is not.
         """
-        reaching = [name for name in repeats if name in self.verdicts]
-        return self.verdicts[reaching[-1]] if reaching else self.tick.message
+        reaching = [name for name in repeats if name in self.decisions]
+        return self.decisions[reaching[-1]] if reaching else self.step_context.message

@@ -16,9 +16,10 @@ import numpy as np
 import psutil
 import torch
 
+from rlinf_embodied import device as devices
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.runtime.host import Call, Receipt, StageContext, Tick, WorkerSpec
+from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
 from rlinf_embodied.runtime.session import Ref, Session, of_type
 from rlinf_embodied.runtime.tensor_wire import map_leaves
 
@@ -37,29 +38,30 @@ class Reading:
 
 
 class Meter:
-    """A stage that reads the memory of its worker: its share of a GPU, or the resident pages of its process."""
+    """A stage that reads its worker's memory: that of its accelerator, or the resident pages of its process."""
 
     def __init__(self, config: None) -> None:
         """Needs nothing."""
 
     def setup(self, context: StageContext) -> None:
         """Learns which device it is to read."""
-        self._cuda = context.device.startswith("cuda")
+        self._device = context.device
+        self._of_device = devices.is_accelerator(context.device)
 
-    def reset(self, tick: Tick) -> None:
+    def reset(self, step_context: StepContext) -> None:
         """Starts a new maximum."""
-        if self._cuda:
-            torch.cuda.reset_peak_memory_stats()
+        if self._of_device:
+            devices.reset_peak(self._device)
         elif _CLEAR.exists():
             _CLEAR.write_text("5")  # Linux: the high-water mark becomes what is resident now
 
-    def read(self, tick: Tick) -> Reading:
+    def read(self, step_context: StepContext) -> Reading:
         """Returns memory and CPU seconds."""
         cpu = sum(os.times()[:2])
-        if self._cuda:
-            free, total = torch.cuda.mem_get_info()
-            used = float(total - free)  # the simulator's memory counts too, which torch does not know of
-            return Reading(used, used + torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated(), cpu)
+        if self._of_device:
+            memory = devices.memory(self._device)
+            used = memory.total - memory.free  # the simulator's memory counts too, which torch does not know of
+            return Reading(used, used + memory.peak - memory.allocated, cpu)
         used = float(psutil.Process().memory_info().rss)
         return Reading(used, max(used, _high_water_bytes()), cpu)
 
@@ -78,10 +80,10 @@ class Echo:
     def setup(self, context: StageContext) -> None:
         """Needs nothing."""
 
-    def step(self, tick: Tick, payloads: Mapping[int, object]) -> dict[int, object]:
-        """Returns new payloads: bytes of tick.chunk_step in the first call, otherwise what came."""
+    def step(self, step_context: StepContext, payloads: Mapping[int, object]) -> dict[int, object]:
+        """Returns new payloads: bytes of step_context.chunk_step in the first call, otherwise what came."""
         if any(value is None for value in payloads.values()):
-            return {block: torch.zeros(tick.chunk_step, dtype=torch.uint8) for block in payloads}
+            return {block: torch.zeros(step_context.chunk_step, dtype=torch.uint8) for block in payloads}
         return dict(payloads)
 
 
@@ -142,9 +144,9 @@ class MeteredSession:
         self.resident[spec.name] = max(0.0, *grown)
         return facts
 
-    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         """Submits, and keeps the references of what leaves a worker if it is recorded."""
-        answers = self._inner.submit(calls, gang)
+        answers = self._inner.submit(calls, collective)
         if self.recording:
             self.answers += [(call, _leaving(call, refs)) for (_, call, _), refs in zip(calls, answers, strict=True)]
         return answers
@@ -163,9 +165,11 @@ class MeteredSession:
         self._inner.close()
 
     # -------------------------------------------------------------------------------------------------------- readings
-    def ask(self, worker: int, stage: str, method: str, tick: Tick | None = None, argument: object = None) -> object:
+    def ask(
+        self, worker: int, stage: str, method: str, step_context: StepContext | None = None, argument: object = None
+    ) -> object:
         """Returns what a stage of one worker answers."""
-        call = Call(stage, method, tick or Tick(0), argument=argument)
+        call = Call(stage, method, step_context or StepContext(0), argument=argument)
         ((receipt,),) = self._inner.submit([(worker, call, [])])
         return of_type(self._inner.fetch([receipt], f"{stage}.{method}"), Receipt)[0].report
 
@@ -205,13 +209,13 @@ def measure_links(session: Session, devices: Mapping[int, str], num_blocks: int)
 def _bounce(session: Session, workers: tuple[int, int], num_blocks: int, num_bytes: int, hops: int) -> float:
     """Returns seconds per hop of payloads of so many bytes for each block."""
     blocks = tuple(range(num_blocks))
-    make = Call(ECHO.name, "step", Tick(0, chunk_step=num_bytes), blocks)
+    make = Call(ECHO.name, "step", StepContext(0, chunk_step=num_bytes), blocks)
     (refs,) = session.submit([(workers[0], make, [])])
     session.fetch([refs[-1]], "profiler.echo")
     start = time.perf_counter()
     receipts = []
     for hop in range(hops):
-        call = Call(ECHO.name, "step", Tick(0, chunk_step=num_bytes), blocks, 1)
+        call = Call(ECHO.name, "step", StepContext(0, chunk_step=num_bytes), blocks, 1)
         (refs,) = session.submit([(workers[(hop + 1) % 2], call, refs[:num_blocks])])
         receipts.append(refs[-1])
     session.fetch(receipts, "profiler.echo")

@@ -30,7 +30,7 @@ from rlinf_embodied.flow.measurement import Measurements, Memory, cell_of, loop_
 from rlinf_embodied.flow.probes import Probe, probes, shortened, warm_up
 from rlinf_embodied.flow.profile import Profile
 from rlinf_embodied.flow.profile_file import load_profile, parse_profile
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.residents import can_leave
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.targets import load_target
@@ -144,8 +144,8 @@ def measure(
     return parse_profile(data, f"the profile of {name}"), data
 
 
-def _tick(probe: Probe, repetition: int) -> Tick:
-    return Tick(probe.workflow.typical_iteration + repetition)
+def _step_context(probe: Probe, repetition: int) -> StepContext:
+    return StepContext(probe.workflow.typical_iteration + repetition)
 
 
 def _warm(executor: Executor, probe: Probe) -> float:
@@ -154,7 +154,7 @@ def _warm(executor: Executor, probe: Probe) -> float:
     for _ in range(2):
         executor.workflow = warm_up(probe.workflow, _WARM_STEPS)
         start = time.perf_counter()
-        executor.run(Tick(0))
+        executor.run(StepContext(0))
         seconds = time.perf_counter() - start
     executor.workflow = probe.workflow
     return seconds
@@ -187,7 +187,7 @@ def _repeat(
         if k >= _LEAST_REPETITIONS and time.perf_counter() - started > budget.probe_s:
             break
         metered.recording = k == 0
-        result = executor.run(_tick(probe, k))
+        result = executor.run(_step_context(probe, k))
         metered.recording = False
         rounds = run.rounds(result.reports)
         if rounds and probe.workflow.num_blocks == num_blocks:
@@ -252,17 +252,17 @@ def _switches(
     for stage, spec in probe.workflow.stages.items():
         memory = measured.memory[stage]
         worker = executor.workers(stage)[0]
-        if memory.parked_bytes is not None or not can_leave(load_target(spec.target), cluster.torch_device(worker)):
+        if memory.offloaded_bytes is not None or not can_leave(load_target(spec.target), cluster.torch_device(worker)):
             continue
         before = metered.readings()[worker].used_bytes
         start = time.perf_counter()
-        metered.ask(worker, stage, "offload", _tick(probe, 0))
-        memory.park_s = time.perf_counter() - start
+        metered.ask(worker, stage, "offload", _step_context(probe, 0))
+        memory.offload_s = time.perf_counter() - start
         freed = before - metered.readings()[worker].used_bytes
         start = time.perf_counter()
-        metered.ask(worker, stage, "onload", _tick(probe, 0))
-        memory.unpark_s = time.perf_counter() - start
-        memory.parked_bytes = max(0.0, max(memory.resident.values()) - freed)
+        metered.ask(worker, stage, "onload", _step_context(probe, 0))
+        memory.onload_s = time.perf_counter() - start
+        memory.offloaded_bytes = max(0.0, max(memory.resident.values()) - freed)
 
 
 def _weights(executor: Executor, probe: Probe, metered: MeteredSession, measured: Measurements) -> None:
@@ -271,14 +271,14 @@ def _weights(executor: Executor, probe: Probe, metered: MeteredSession, measured
         ends = edge.source, edge.target
         if ends in measured.weights:
             continue
-        tick = _tick(probe, 0)
+        step_context = _step_context(probe, 0)
         exports, installs, message = [], [], None
         for _ in range(3):
             start = time.perf_counter()
-            message = metered.ask(executor.workers(edge.source)[0], edge.source, "export_weights", tick)
+            message = metered.ask(executor.workers(edge.source)[0], edge.source, "export_weights", step_context)
             exports.append(time.perf_counter() - start)
             start = time.perf_counter()
-            metered.ask(executor.workers(edge.target)[-1], edge.target, "install_weights", tick, message)
+            metered.ask(executor.workers(edge.target)[-1], edge.target, "install_weights", step_context, message)
             installs.append(time.perf_counter() - start)
         # both times hold the wire, so no bytes are left for the planner to send
         seconds = {"export_s": statistics.median(exports), "install_s": statistics.median(installs)}

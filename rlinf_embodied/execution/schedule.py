@@ -92,15 +92,15 @@ def repeats(workflow: Workflow) -> dict[str, list[str]]:
     place = {stage: number for number, stage in enumerate(workflow.order())}
     found: dict[str, list[str]] = {}
     for loop in sorted(workflow.loops.values(), key=lambda loop: place[loop.opener]):
-        for stage in workflow.downstream(loop.opener, loop.answerer) if loop.judge else ():
+        for stage in workflow.downstream(loop.opener, loop.answerer) if loop.decide else ():
             found.setdefault(stage, []).append(loop.name)
     return found
 
 
-def shards_of(blocks: tuple[int, ...], parts: int) -> tuple[tuple[int, ...], ...]:
-    """Returns `blocks` in `parts` shards, by turns.
+def shards_of(blocks: tuple[int, ...], num_shards: int) -> tuple[tuple[int, ...], ...]:
+    """Returns `blocks` in `num_shards` shards, round robin.
 
     Contiguous pieces of an opener's blocks would fall to single workers of the answerer, which owns other contiguous
-    blocks: its other workers would idle during that shard.  By turns, both sides have an even part of every shard.
+    blocks: its other workers would idle during that shard.  Round robin, both sides have an even part of every shard.
     """
-    return tuple(tuple(block for block in blocks if block % parts == k) for k in range(parts))
+    return tuple(tuple(block for block in blocks if block % num_shards == k) for k in range(num_shards))

@@ -5,7 +5,7 @@ A node's price says when its chunks come out if its input is there at once: the 
 which is why a pipeline's period is the largest of all, and its first output the sum.
 
     pipeline   first = first_a + transfer + first_b              period = max(period_a, transfer, period_b)
-    turns      first = first_a + first_b                         period = first_a + first_b
+    temporal   first = first_a + first_b                         period = first_a + first_b
     barrier    all K chunks of a, the switch, then b's chunks    a's period matters before it, b's behind it
 
 A barrier cuts a price in two segments: (first_s, period_s) before it, (rest_s, last_s) behind; rest_s runs from the
@@ -38,7 +38,7 @@ class Price:
     weights_s: Array  # sending new weights at the end of an iteration
     held_bytes: Array  # while others run
     peak_bytes: Array  # at worst, while itself runs
-    parked_bytes: Array  # once offloaded
+    offloaded_bytes: Array  # once offloaded
     everywhere: NDArray[np.int64]  # bit mask of the stages that run on every device of the node
     narrowest: NDArray[
         np.int64
@@ -108,13 +108,13 @@ def _apart(a: Price, b: Price, weights_s: Number) -> Price:
         weights_s=a.weights_s + b.weights_s + weights_s,
         held_bytes=np.maximum(a.held_bytes, b.held_bytes),
         peak_bytes=np.maximum(a.peak_bytes, b.peak_bytes),
-        parked_bytes=np.maximum(a.parked_bytes, b.parked_bytes),
+        offloaded_bytes=np.maximum(a.offloaded_bytes, b.offloaded_bytes),
         everywhere=np.zeros_like(zero, dtype=np.int64),
         narrowest=np.minimum(a.narrowest, b.narrowest),
     )
 
 
-def turns(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number, by_chunk: Number) -> Price:
+def temporal(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number, by_chunk: Number) -> Price:
     """Returns the price of two parts that share devices and stay resident together.
 
     Args:
@@ -139,7 +139,7 @@ def turns(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number, by
         weights_s=a.weights_s + b.weights_s + weights_s,
         held_bytes=a.held_bytes + b.held_bytes,
         peak_bytes=np.maximum(a.peak_bytes + b.held_bytes, a.held_bytes + b.peak_bytes),
-        parked_bytes=a.parked_bytes + b.parked_bytes,
+        offloaded_bytes=a.offloaded_bytes + b.offloaded_bytes,
         everywhere=_int(a.everywhere) | _int(b.everywhere),
         narrowest=np.minimum(a.narrowest, b.narrowest),
     )
@@ -158,9 +158,9 @@ def switching(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number
         leave_s=b.leave_s + 0.0 * a.leave_s,
         wrap_s=b.leave_s + a.enter_s,
         weights_s=a.weights_s + b.weights_s + weights_s,
-        held_bytes=np.maximum(a.held_bytes + b.parked_bytes, a.parked_bytes + b.held_bytes),
-        peak_bytes=np.maximum(a.peak_bytes + b.parked_bytes, a.parked_bytes + b.peak_bytes),
-        parked_bytes=a.parked_bytes + b.parked_bytes,
+        held_bytes=np.maximum(a.held_bytes + b.offloaded_bytes, a.offloaded_bytes + b.held_bytes),
+        peak_bytes=np.maximum(a.peak_bytes + b.offloaded_bytes, a.offloaded_bytes + b.peak_bytes),
+        offloaded_bytes=a.offloaded_bytes + b.offloaded_bytes,
         everywhere=_int(a.everywhere) | _int(b.everywhere),
         narrowest=np.minimum(a.narrowest, b.narrowest),
     )
@@ -173,7 +173,7 @@ def _until(a: Price, b: Price, chunks: int, wait_s: Number) -> Array:
     return rest_of_a + wait_s + inside_b
 
 
-def loop_apart_s(
+def loop_disaggregated_s(
     steps: Number, shards: Number, e: Number, p: Number, up_s: Number, down_s: Number, bootstrap_s: Number
 ) -> Array:
     """Returns the seconds of a loop whose two sides own disjoint devices, with FIFO queues on both.
@@ -199,7 +199,7 @@ def loop_apart_s(
     return up_s + np.maximum(np.maximum(simulator_bound, policy_bound), chain)
 
 
-def loop_together_s(steps: Number, shards: Number, e: Number, p: Number, bootstrap_s: Number) -> Array:
+def loop_collocated_s(steps: Number, shards: Number, e: Number, p: Number, bootstrap_s: Number) -> Array:
     """Returns the seconds of a loop whose two sides share their devices: H * P * (e + p), and P bootstrap calls."""
     return np.asarray(shards * (steps * (e + p) + bootstrap_s))
 

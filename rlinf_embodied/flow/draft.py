@@ -17,7 +17,7 @@ from rlinf_embodied.flow.part_prices import Counts
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
 from rlinf_embodied.flow.pricing import Pricer
 
-Share = tuple[int, ...]  # devices of each class
+Allocation = tuple[int, ...]  # devices of each class
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Draft:
     """A node: `kind` is leaf, loop, temporal or spatial."""
 
     kind: str
-    share: Share  # of the node; a leaf uses those of its `classes`
+    allocation: Allocation  # of the node; a leaf uses those of its `classes`
     name: str = ""  # of the stage or loop
     parts: tuple[Draft, ...] = ()
     classes: tuple[int, ...] = ()  # of a leaf: the classes that it uses
     shards: int = 1
-    split: tuple[Share, ...] = ()  # of a loop: opener's and answerer's share; (): both on all
+    split: tuple[Allocation, ...] = ()  # of a loop: opener's and answerer's allocation; (): both on all
     chunks: int = 1  # of a spatial node, 1: inherits or all at once
     resident: bool = True  # of a temporal node
 
@@ -41,75 +41,75 @@ class Draft:
             yield from part.walk()
 
     def shape(self) -> str:
-        """Returns the structure without numbers of devices, for example "loop(env|policy) > actor"."""
+        """Returns the structure without numbers of devices, for example "rollout collocated > actor"."""
         if self.kind == "leaf":
             return self.name
         if self.kind == "loop":
-            return f"{self.name}{' apart' if self.split else ' together'}"
+            return f"{self.name}{' disaggregated' if self.split else ' collocated'}"
         sign = {"spatial": " || ", "temporal": " > " if self.resident else " >> "}[self.kind]
         return "(" + sign.join(part.shape() for part in self.parts) + ")"
 
 
-def counts(share: Share) -> Counts:
-    """Returns a share as the pricer wants it, [1, classes]."""
-    return np.array([share], dtype=np.int64)
+def counts(allocation: Allocation) -> Counts:
+    """Returns an allocation as the pricer wants it, [1, classes]."""
+    return np.array([allocation], dtype=np.int64)
 
 
 def price(draft: Draft, pricer: Pricer, chunks: int = 1) -> tuple[Price, int]:
     """Returns the price of a draft, in arrays of length 1, and its stages as a bit mask."""
     if draft.kind == "leaf":
-        used = tuple(n if i in draft.classes else 0 for i, n in enumerate(draft.share))
+        used = tuple(n if i in draft.classes else 0 for i, n in enumerate(draft.allocation))
         leaf = pricer.leaf(draft.name, counts(used), chunks)
-        if used != draft.share:
+        if used != draft.allocation:
             leaf = replace(leaf, everywhere=np.zeros_like(leaf.everywhere))
         return leaf, pricer.bits[draft.name]
     if draft.kind == "loop":
         loop = pricer.workflow.loops[draft.name]
         mask = pricer.bits[loop.opener] | pricer.bits[loop.answerer]
         if draft.split:
-            return pricer.loop_apart(loop, counts(draft.split[0]), counts(draft.split[1]), draft.shards), mask
-        return pricer.loop_together(loop, counts(draft.share), draft.shards), mask
+            return pricer.loop_disaggregated(loop, counts(draft.split[0]), counts(draft.split[1]), draft.shards), mask
+        return pricer.loop_collocated(loop, counts(draft.allocation), draft.shards), mask
     inner = draft.chunks if chunks == 1 else chunks
     whole, mask = price(draft.parts[0], pricer, inner)
-    share = draft.parts[0].share
+    allocation = draft.parts[0].allocation
     for part in draft.parts[1:]:
         second, second_mask = price(part, pricer, inner)
         cut = pricer.cut(mask, second_mask)
         if draft.kind == "spatial":
-            whole = pricer.apart(cut, whole, second, inner, counts(share), counts(part.share))
-            share = tuple(a + b for a, b in zip(share, part.share, strict=True))
+            whole = pricer.spatial(cut, whole, second, inner, counts(allocation), counts(part.allocation))
+            allocation = tuple(a + b for a, b in zip(allocation, part.allocation, strict=True))
         else:
             by_chunk = pricer.by_chunk(mask, second_mask, inner)
-            whole = pricer.together(cut, whole, second, inner, counts(draft.share), by_chunk, draft.resident)
+            whole = pricer.temporal(cut, whole, second, inner, counts(draft.allocation), by_chunk, draft.resident)
         mask |= second_mask
     return (cost.collapse(whole, inner) if chunks == 1 else whole), mask
 
 
-def resize(draft: Draft, share: Share) -> Draft:
-    """Returns the draft on another share; what is gained or lost goes to its largest part."""
+def resize(draft: Draft, allocation: Allocation) -> Draft:
+    """Returns the draft on another allocation; what is gained or lost goes to its largest part."""
     if draft.kind == "temporal":
-        return replace(draft, share=share, parts=tuple(resize(part, share) for part in draft.parts))
-    change = tuple(new - old for new, old in zip(share, draft.share, strict=True))
+        return replace(draft, allocation=allocation, parts=tuple(resize(part, allocation) for part in draft.parts))
+    change = tuple(new - old for new, old in zip(allocation, draft.allocation, strict=True))
     if draft.kind == "spatial":
-        largest = max(range(len(draft.parts)), key=lambda i: sum(draft.parts[i].share))
+        largest = max(range(len(draft.parts)), key=lambda i: sum(draft.parts[i].allocation))
         parts = list(draft.parts)
-        parts[largest] = resize(parts[largest], _add(parts[largest].share, change))
-        return replace(draft, share=share, parts=tuple(parts))
+        parts[largest] = resize(parts[largest], _add(parts[largest].allocation, change))
+        return replace(draft, allocation=allocation, parts=tuple(parts))
     if draft.split:
         largest = max((0, 1), key=lambda i: sum(draft.split[i]))
         split = list(draft.split)
         split[largest] = _add(split[largest], change)
-        return replace(draft, share=share, split=tuple(split))
-    return replace(draft, share=share)
+        return replace(draft, allocation=allocation, split=tuple(split))
+    return replace(draft, allocation=allocation)
 
 
-def _add(share: Share, change: Share) -> Share:
-    return tuple(a + b for a, b in zip(share, change, strict=True))
+def _add(allocation: Allocation, change: Allocation) -> Allocation:
+    return tuple(a + b for a, b in zip(allocation, change, strict=True))
 
 
 def moves(draft: Draft, step: int, class_: int) -> Iterator[Draft]:
     """Yields the drafts that differ by `step` devices of a class moved between neighbouring parts, somewhere in it."""
-    change = tuple(step if i == class_ else 0 for i in range(len(draft.share)))
+    change = tuple(step if i == class_ else 0 for i in range(len(draft.allocation)))
     back = tuple(-n for n in change)
     if draft.split:
         yield from (
@@ -121,19 +121,19 @@ def moves(draft: Draft, step: int, class_: int) -> Iterator[Draft]:
     if draft.kind == "spatial":
         for i in range(len(draft.parts) - 1):
             for a, b in _both(change, back):
-                pair = (resize(draft.parts[i], _add(draft.parts[i].share, a)), draft.parts[i + 1])
-                pair = (pair[0], resize(pair[1], _add(pair[1].share, b)))
+                pair = (resize(draft.parts[i], _add(draft.parts[i].allocation, a)), draft.parts[i + 1])
+                pair = (pair[0], resize(pair[1], _add(pair[1].allocation, b)))
                 yield replace(draft, parts=(*draft.parts[:i], *pair, *draft.parts[i + 2 :]))
 
 
-def _both(change: Share, back: Share) -> tuple[tuple[Share, Share], tuple[Share, Share]]:
+def _both(change: Allocation, back: Allocation) -> tuple[tuple[Allocation, Allocation], tuple[Allocation, Allocation]]:
     return (change, back), (back, change)
 
 
 def is_possible(draft: Draft) -> bool:
     """Returns whether every part has at least one device and none has a negative number of a class."""
-    shares = [share for node in draft.walk() for share in (node.share, *node.split)]
-    return all(min(share) >= 0 and sum(share) > 0 for share in shares)
+    allocations = [allocation for node in draft.walk() for allocation in (node.allocation, *node.split)]
+    return all(min(allocation) >= 0 and sum(allocation) > 0 for allocation in allocations)
 
 
 def realize(draft: Draft, pools: tuple[Devices, ...], pricer: Pricer, chunks: int = 1) -> Node:
@@ -159,17 +159,17 @@ def realize(draft: Draft, pools: tuple[Devices, ...], pricer: Pricer, chunks: in
     if draft.kind == "temporal":
         return Temporal(tuple(realize(part, pools, pricer, chunks) for part in draft.parts), draft.resident)
     inner = draft.chunks if chunks == 1 else chunks
-    owned = _divide(pools, [part.share for part in draft.parts])
+    owned = _divide(pools, [part.allocation for part in draft.parts])
     parts = tuple(realize(part, own, pricer, inner) for part, own in zip(draft.parts, owned, strict=True))
     return Spatial(parts, num_blocks // inner if inner > 1 else WHOLE)
 
 
-def _divide(pools: tuple[Devices, ...], shares: Sequence[Share]) -> list[tuple[Devices, ...]]:
+def _divide(pools: tuple[Devices, ...], allocations: Sequence[Allocation]) -> list[tuple[Devices, ...]]:
     """Returns the pools cut in consecutive pieces of the given sizes."""
     pieces, left = [], pools
-    for share in shares:
-        pieces.append(tuple(pool[:n] for pool, n in zip(left, share, strict=True)))
-        left = tuple(pool[n:] for pool, n in zip(left, share, strict=True))
+    for allocation in allocations:
+        pieces.append(tuple(pool[:n] for pool, n in zip(left, allocation, strict=True)))
+        left = tuple(pool[n:] for pool, n in zip(left, allocation, strict=True))
     return pieces
 
 

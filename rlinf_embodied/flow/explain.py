@@ -28,7 +28,7 @@ class Ranked:
     idle_share: float  # mean over devices
     worst_idle_share: float
     peak_bytes: float
-    verdict: str = ""  # why it lost; empty for the best
+    why_not: str = ""  # why it lost; empty for the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def rank(pricer: Pricer, num_ranked: int = 8) -> tuple[list[Ranked], list[Infeas
             plans[best.draft] = best
     ordered = sorted(plans.values(), key=lambda found: found.iteration_s)
     ranked = [describe(pricer, found, f"{pricer.workflow.name}_{i + 1}") for i, found in enumerate(ordered)]
-    return [_with_verdict(entry, ranked[0]) for entry in ranked], impossible
+    return [_compared(entry, ranked[0]) for entry in ranked], impossible
 
 
 def describe(pricer: Pricer, found: Found, name: str) -> Ranked:
@@ -102,12 +102,12 @@ def idle_shares(pricer: Pricer, tree: Node, run: Simulation) -> list[float]:
     return [max(0.0, 1.0 - seconds / run.iteration_s) for seconds in on_device]
 
 
-def _with_verdict(entry: Ranked, best: Ranked) -> Ranked:
+def _compared(entry: Ranked, best: Ranked) -> Ranked:
     """Returns the entry with the reason why it is slower than the best."""
     if entry is best:
         return entry
     if entry.iteration_s <= best.iteration_s * (1 + 1e-6):
-        return Ranked(**{**_as_dict(entry), "verdict": "as fast as the best"})
+        return Ranked(**{**_as_dict(entry), "why_not": "as fast as the best"})
     slower = {stage: entry.busy_s[stage] - best.busy_s[stage] for stage in entry.busy_s}
     stage = max(slower, key=lambda s: slower[s])
     lost = entry.iteration_s - best.iteration_s
@@ -121,7 +121,7 @@ def _with_verdict(entry: Ranked, best: Ranked) -> Ranked:
         reasons.append(f"devices idle {entry.idle_share:.0%} of the time, {best.idle_share:.0%} in the best plan")
     if len(reasons) == 1:
         reasons.append("its switches and transfers take longer")
-    return Ranked(**{**_as_dict(entry), "verdict": "; ".join(reasons)})
+    return Ranked(**{**_as_dict(entry), "why_not": "; ".join(reasons)})
 
 
 def _as_dict(entry: Ranked) -> dict[str, object]:
@@ -139,7 +139,7 @@ def rows(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
             "bottleneck": f"{entry.bottleneck} {entry.busy_s[entry.bottleneck]:.1f} s",
             "idle (worst)": f"{entry.idle_share:.0%} ({entry.worst_idle_share:.0%})",
             "memory": f"{entry.peak_bytes / 1e9:.1f} GB",
-            "why not": entry.verdict or "the best",
+            "why not": entry.why_not or "the best",
         }
         for entry in ranked
     ]

@@ -1,7 +1,7 @@
-"""Candidates of the planner as arrays: which are worth keeping, for each share of the cluster at once.
+"""Candidates of the planner as arrays: which are worth keeping, for each allocation of the cluster at once.
 
-A candidate is kept if none of the same share is at least as good in every respect: time until its first output, period,
-the same behind its last barrier, switches, weights, memory, and where its stages run.
+A candidate is kept if none of the same allocation is at least as good in every respect: time until its first output,
+period, the same behind its last barrier, switches, weights, memory, and where its stages run.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class How:
-    """How a block of candidates was made: all that is needed to build their drafts."""
+class Operator:
+    """What made candidates, and from what: all that is needed to build their drafts."""
 
     kind: str
     name: str = ""
@@ -33,11 +33,11 @@ class How:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Candidates made in the same way; one entry per candidate, all arrays [n]."""
+class Candidates:
+    """Candidates made by one operator; one entry per candidate, all arrays [n]."""
 
-    how: How
-    state: Ints  # which share of the cluster
+    operator: Operator
+    state: Ints  # which allocation of the cluster
     price: Price
     left: Ints  # the candidate of the first part, in its front
     right: Ints
@@ -45,18 +45,18 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """The kept candidates of a set of stages, [shares, width]; empty places have first_s = inf."""
+    """The kept candidates of a set of stages, [allocations, width]; empty places have first_s = inf."""
 
     price: Price
-    block: Ints  # which of `made` a candidate came from
+    made_by: Ints  # which of `operators` a candidate came from
     left: Ints
     right: Ints
-    made: tuple[How, ...]
+    operators: tuple[Operator, ...]
 
     @property
     def width(self) -> int:
-        """Number of places per share."""
-        return self.block.shape[1]
+        """Number of places per allocation."""
+        return self.made_by.shape[1]
 
 
 def flatten(price: Price, shape: tuple[int, ...]) -> Price:
@@ -64,27 +64,33 @@ def flatten(price: Price, shape: tuple[int, ...]) -> Price:
     return Price(**{f.name: np.broadcast_to(getattr(price, f.name), shape).ravel() for f in fields(Price)})
 
 
-def join(blocks: Sequence[Block]) -> tuple[Price, Ints, Ints, Ints, Ints]:
-    """Returns the candidates of all blocks in one: price, state, block number, left, right."""
-    price = Price(**{f.name: np.concatenate([getattr(b.price, f.name) for b in blocks]) for f in fields(Price)})
-    number = np.concatenate([np.full(len(block.state), i) for i, block in enumerate(blocks)])
-    state = np.concatenate([block.state for block in blocks])
-    return price, state, number, np.concatenate([b.left for b in blocks]), np.concatenate([b.right for b in blocks])
+def join(sets: Sequence[Candidates]) -> tuple[Price, Ints, Ints, Ints, Ints]:
+    """Returns the candidates of all sets in one: price, state, number of the set, left, right."""
+    price = Price(**{f.name: np.concatenate([getattr(b.price, f.name) for b in sets]) for f in fields(Price)})
+    number = np.concatenate([np.full(len(candidates.state), i) for i, candidates in enumerate(sets)])
+    state = np.concatenate([candidates.state for candidates in sets])
+    return price, state, number, np.concatenate([b.left for b in sets]), np.concatenate([b.right for b in sets])
 
 
-def fitting(block: Block, capacity_bytes: float, chunks: int) -> Block:
-    """Returns the candidates of a block that are possible and fit into memory."""
-    seconds = cost.iteration_s(block.price, chunks)
-    keep = np.flatnonzero(np.isfinite(seconds) & (block.price.peak_bytes <= capacity_bytes))
-    return Block(block.how, block.state[keep], cost.select(block.price, keep), block.left[keep], block.right[keep])
+def fitting(candidates: Candidates, capacity_bytes: float, chunks: int) -> Candidates:
+    """Returns the candidates that are possible and fit into memory."""
+    seconds = cost.iteration_s(candidates.price, chunks)
+    keep = np.flatnonzero(np.isfinite(seconds) & (candidates.price.peak_bytes <= capacity_bytes))
+    return Candidates(
+        candidates.operator,
+        candidates.state[keep],
+        cost.select(candidates.price, keep),
+        candidates.left[keep],
+        candidates.right[keep],
+    )
 
 
-def prune(blocks: Sequence[Block], num_states: int, width: int, chunks: int, by_memory: bool = False) -> Front:
-    """Returns the undominated candidates of each share, the fastest first, at most `width` of them.
+def prune(sets: Sequence[Candidates], num_states: int, width: int, chunks: int, by_memory: bool = False) -> Front:
+    """Returns the undominated candidates of each allocation, the fastest first, at most `width` of them.
 
     Where more than `width` are undominated, the last place goes to the one that holds the least memory.
     """
-    price, state, number, left, right = join(blocks)
+    price, state, number, left, right = join(sets)
     goal = price.peak_bytes if by_memory else cost.iteration_s(price, chunks)
     merits = _merits(price, chunks)
     mask = np.asarray(price.everywhere)
@@ -106,21 +112,21 @@ def prune(blocks: Sequence[Block], num_states: int, width: int, chunks: int, by_
     picked = Price(**{f.name: np.array(getattr(picked, f.name)) for f in fields(Price)})
     picked.first_s[empty] = np.inf
     index = np.where(empty, 0, chosen)
-    return Front(picked, number[index], left[index], right[index], tuple(block.how for block in blocks))
+    return Front(picked, number[index], left[index], right[index], tuple(candidates.operator for candidates in sets))
 
 
 def _merits(price: Price, chunks: int) -> NDArray[np.float64]:
-    """Returns what a candidate is judged by, less is better, as [merits, n]; what does not differ is left out."""
+    """Returns what candidates are compared by, less is better, as [merits, n]; what does not differ is left out."""
     first_out = np.where(price.barrier, price.first_s + (chunks - 1) * price.period_s + price.rest_s, price.first_s)
     out_period = np.where(price.barrier, price.last_s, price.period_s)
     rows = [
         *(price.first_s, price.period_s, first_out, out_period, price.enter_s, price.leave_s, price.wrap_s),
-        *(price.weights_s, price.held_bytes, price.peak_bytes, price.parked_bytes, -np.asarray(price.narrowest)),
+        *(price.weights_s, price.held_bytes, price.peak_bytes, price.offloaded_bytes, -np.asarray(price.narrowest)),
     ]
     differing = [row for row in rows if len(row) and np.ptp(row) > 0]
     return np.array(differing or [rows[0]])
 
 
 def at(price: Price, rows: Ints, axis: int) -> Price:
-    """Returns the candidates of the shares `rows`, as [n, width, 1] (axis 1) or [n, 1, width] (axis 2)."""
+    """Returns the candidates of the allocations `rows`, as [n, width, 1] (axis 1) or [n, 1, width] (axis 2)."""
     return Price(**{f.name: np.expand_dims(getattr(price, f.name)[rows], 3 - axis) for f in fields(Price)})

@@ -24,11 +24,11 @@ class StageSpec:
     name: str
     target: str
     config: object
-    collective: bool = False  # its workers exchange data among themselves, so that their calls start as a gang
+    collective: bool = False  # its workers exchange data among themselves, so their calls start together
     kinds: tuple[str, ...] = ()  # device kinds that it can run on; (): whatever its profile knows
     granularities: tuple[int, ...] = ()  # blocks per call that it accepts, WHOLE among them; (): any
     at_once: bool = False  # works on all its blocks together and hands each on when it is finished (long tails)
-    together: int = 1  # so many neighbouring blocks are worked on together, by one worker
+    blocks_per_batch: int = 1  # so many neighbouring blocks are one batch, in one worker
 
     def accepts(self, blocks_per_chunk: int, num_blocks: int) -> bool:
         """Returns whether it may be called for so many blocks at a time."""
@@ -62,7 +62,7 @@ class WeightEdge:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RepeatDecision:
     """What a repeat decides after a round: stop or not, and what downstream stages are told."""
 
     enough: bool
@@ -73,7 +73,7 @@ class Verdict:
 class Loop:
     """A cycle of two stages for `chunk_steps` turns: `opener` shows, `answerer` acts; at most `max_rounds` times over.
 
-    After each round `judge` sees the opener's reports of all rounds so far (a list per round, in order of workers).
+    After each round `decide` sees the opener's reports of all rounds so far (a list per round, in order of workers).
     """
 
     name: str
@@ -81,7 +81,7 @@ class Loop:
     answerer: str
     chunk_steps: int
     max_rounds: int = 1
-    judge: Callable[[Sequence[Sequence[object]]], Verdict] | None = None
+    decide: Callable[[Sequence[Sequence[object]]], RepeatDecision] | None = None
     expected_rounds: float = 1.0  # what a planner counts with
     shards: tuple[int, ...] = (1, 2)  # parts of the blocks that may be in flight together
     typical_steps: int = 0  # so many chunk-steps stand for all of them when the stages are measured; 0: nothing less
@@ -91,14 +91,14 @@ class Loop:
 class Repeat:
     """All that comes before a stage, done again until there is enough for it; at most `max_rounds` times.
 
-    After each round `judge` sees the reports of the stage `judged` of all rounds so far (a list per round, in order of
-    workers).  The stage `before` and those behind it get the data of all rounds, and the verdict's message.
+    After each round `decide` sees the reports of the stage `decided_by`, of all rounds so far (a list per round, in
+    order of workers).  The stage `before` and those behind it get the data of all rounds, and the decision's message.
     """
 
     name: str
     before: str
-    judged: str
-    judge: Callable[[Sequence[Sequence[object]]], Verdict]
+    decided_by: str
+    decide: Callable[[Sequence[Sequence[object]]], RepeatDecision]
     max_rounds: int
     expected_rounds: float = 1.0  # what a planner counts with
 
@@ -143,7 +143,7 @@ class Workflow:
                 "only: declare one stage per loop"
             )
         self.order()
-        self._check_together()
+        self._check_batches()
         if self.repeat is not None:
             self._check_repeat(self.repeat)
 
@@ -190,29 +190,29 @@ class Workflow:
         if not loop.shards or min(loop.shards) < 1:
             raise PlanError(f"{where} has shards={loop.shards}, but at least one is in flight: use (1, 2)")
 
-    def _check_together(self) -> None:
+    def _check_batches(self) -> None:
         for stage, spec in self.stages.items():
-            if spec.together > 1 and (spec.collective or spec.granularities):
+            if spec.blocks_per_batch > 1 and (spec.collective or spec.granularities):
                 raise PlanError(
-                    f"workflow {self.name}: stage {stage} works on {spec.together} blocks together, but is collective "
+                    f"workflow {self.name}: stage {stage} batches {spec.blocks_per_batch} blocks, but is collective "
                     "or takes certain chunks only: its workers would not be called alike; leave out one of the two"
                 )
-            if spec.together < 1 or self.num_blocks % spec.together:
+            if spec.blocks_per_batch < 1 or self.num_blocks % spec.blocks_per_batch:
                 raise PlanError(
-                    f"workflow {self.name}: stage {stage} works on {spec.together} blocks together, but there are "
+                    f"workflow {self.name}: stage {stage} has batches of {spec.blocks_per_batch} blocks, but there are "
                     f"{self.num_blocks} blocks: use a divisor"
                 )
 
     def _check_repeat(self, repeat: Repeat) -> None:
         where = f"workflow {self.name}: repeat {repeat.name}"
-        for stage in (repeat.before, repeat.judged):
+        for stage in (repeat.before, repeat.decided_by):
             if stage not in self.stages:
                 raise PlanError(f"{where} names the stage {stage!r}: declare it")
         upstream = self.upstream(repeat.before)
-        if repeat.judged not in upstream:
+        if repeat.decided_by not in upstream:
             raise PlanError(
-                f"{where} judges {repeat.judged}, whose data does not reach {repeat.before}: judge one of "
-                f"{sorted(upstream)}"
+                f"{where} is decided by {repeat.decided_by}, whose data does not reach {repeat.before}: let one "
+                f"decide of {sorted(upstream)}"
             )
         if self.stages[repeat.before].granularities != (WHOLE,):
             raise PlanError(f"{where}: {repeat.before} waits for all rounds: give it granularities=(WHOLE,)")
@@ -223,7 +223,7 @@ class Workflow:
                 "they are done again: lead an edge from or to them"
             )
         if self.loops:
-            raise PlanError(f"{where}: the loops {sorted(self.loops)} repeat by themselves: give them the judge")
+            raise PlanError(f"{where}: the loops {sorted(self.loops)} repeat by themselves: give them `decide`")
         if not 1 <= repeat.expected_rounds <= repeat.max_rounds:
             raise PlanError(
                 f"{where} has expected_rounds={repeat.expected_rounds} and max_rounds={repeat.max_rounds}, but it "
@@ -254,7 +254,7 @@ class Workflow:
         for loop in self.loops.values():
             found |= dict.fromkeys((loop.opener, loop.answerer), len(reports[loop.opener]))
         if self.repeat is not None:
-            found |= dict.fromkeys(self.upstream(self.repeat.before), len(reports[self.repeat.judged]))
+            found |= dict.fromkeys(self.upstream(self.repeat.before), len(reports[self.repeat.decided_by]))
         return found
 
     def expected_rounds(self) -> dict[str, float]:
@@ -275,8 +275,8 @@ class Workflow:
 
     def most_devices(self, stage: str, blocks: int) -> int:
         """Returns how many devices can share a stage that is called for so many blocks."""
-        together = self.stages[stage].together
-        return blocks if together == 1 else self.num_blocks // together
+        size = self.stages[stage].blocks_per_batch
+        return blocks if size == 1 else self.num_blocks // size
 
     def blocking(self, first: Sequence[str], second: Sequence[str], blocks_per_chunk: int) -> list[str]:
         """Returns the edges that keep `second` from starting on a chunk before `first` has finished all."""

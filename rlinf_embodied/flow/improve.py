@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlinf_embodied.flow import cost
+from rlinf_embodied.flow.allocations import MAX_ALLOCATIONS, is_small
 from rlinf_embodied.flow.draft import Draft, is_possible, moves, price
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.shares import MAX_SHARES, is_small
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ def priced(draft: Draft, pricer: Pricer) -> Found:
 
 def improved(plan: Found, pricer: Pricer) -> Found:
     """Returns the plan after moving nodes, then halves of them, between its parts; as it is on a small cluster."""
-    devices = sum(plan.draft.share)
+    devices = sum(plan.draft.allocation)
     if is_small(devices):
         return plan
-    largest = max(max(plan.draft.share) // MAX_SHARES // 2, 1)
+    largest = max(max(plan.draft.allocation) // MAX_ALLOCATIONS // 2, 1)
     steps = [largest >> k for k in range(largest.bit_length())]
     smallest = min(min(group.devices_per_node for group in pricer.classes), 8) if devices > 64 else 1
     for step in [s for s in steps if s >= smallest] or [smallest]:

@@ -35,9 +35,9 @@ class Memory:
 
     resident: dict[Cell, float] = field(default_factory=dict)
     working: dict[Cell, float] = field(default_factory=dict)
-    parked_bytes: float | None = None  # None: it cannot be offloaded
-    park_s: float = 0.0
-    unpark_s: float = 0.0
+    offloaded_bytes: float | None = None  # None: it cannot be offloaded
+    offload_s: float = 0.0
+    onload_s: float = 0.0
     cores: float = 1.0
 
 
@@ -138,8 +138,8 @@ def profile_dict(
         work |= {"chunk_steps": loops[0].chunk_steps, "expected_rounds": rounds, "max_rounds": loops[0].max_rounds}
     elif workflow.repeat is not None:
         work |= {"expected_rounds": rounds, "max_rounds": workflow.repeat.max_rounds}
-    together = max(spec.together for spec in workflow.stages.values())
-    work |= {"together": together} if together > 1 else {}
+    blocks_per_batch = max(spec.blocks_per_batch for spec in workflow.stages.values())
+    work |= {"together": blocks_per_batch} if blocks_per_batch > 1 else {}
     return {
         "format": FORMAT,
         "name": name,
@@ -169,8 +169,8 @@ def _stage_dict(workflow: Workflow, stage: str, measured: Measurements) -> dict[
         key: fill(medians, items, devices),
         "resident_bytes": _largest(memory.resident, items, devices),
         "working_bytes": _largest(memory.working, items, devices),
-        "park_s": memory.park_s,
-        "unpark_s": memory.unpark_s,
+        "park_s": memory.offload_s,
+        "unpark_s": memory.onload_s,
         "cores_per_device": memory.cores,
         "spread_s": max((max(v) - min(v)) for v in cells.values()),
     }
@@ -178,8 +178,8 @@ def _stage_dict(workflow: Workflow, stage: str, measured: Measurements) -> dict[
         entry["finish_quantiles"] = finish_quantiles(measured.finishes[stage])
     # what cannot be offloaded stays where it is
     resident = max(memory.resident.values(), default=0.0)
-    entry["parked_bytes"] = resident if memory.parked_bytes is None else memory.parked_bytes
-    return entry | ({"stays": True} if memory.parked_bytes is None else {})
+    entry["parked_bytes"] = resident if memory.offloaded_bytes is None else memory.offloaded_bytes
+    return entry | ({"stays": True} if memory.offloaded_bytes is None else {})
 
 
 def finish_quantiles(finishes: Sequence[Mapping[int, float]]) -> list[list[float]]:

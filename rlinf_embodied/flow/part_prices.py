@@ -1,7 +1,7 @@
 """Prices of the parts that plans are made of, from a profile: stages, loops, and two parts joined in time or in space.
 
 Devices are given as counts per class (a node group of the cluster), arrays [n, classes], so that one call prices a
-stage on many shares of a cluster.  A number of devices that a stage cannot use has first_s = inf.
+stage on many allocations of a cluster.  A number of devices that a stage cannot use has first_s = inf.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class PartPrices:
         return float(self._slowdown(self.profile.stages[stage], self.counts_of([device]))[0])
 
     def leaf(self, stage: str, counts: Counts, chunks: int) -> Price:
-        """Returns the price of a stage on each share of the cluster; a chunk is spread over all of its devices."""
+        """Returns the price of a stage on each allocation; a chunk is spread over all of its devices."""
         key = (stage, counts.tobytes(), chunks)
         if key not in self._leaves:
             self._leaves[key] = self._leaf(stage, counts, chunks)
@@ -137,12 +137,12 @@ class PartPrices:
 
     def _items(self, stage: str, chunks: int, devices: Counts) -> tuple[Counts, Counts]:
         """Returns the items per device of a call for one of so many chunks, and of all."""
-        work, together = self.workflow, self.workflow.stages[stage].together
+        work, size = self.workflow, self.workflow.stages[stage].blocks_per_batch
         devices = np.maximum(devices, 1)
-        if together == 1:
+        if size == 1:
             called = -(-(work.num_blocks // chunks) // devices) * work.items_per_block
             return called, chunks * called
-        owned = -(-(work.num_blocks // together) // devices) * together * work.items_per_block
+        owned = -(-(work.num_blocks // size) // devices) * size * work.items_per_block
         return -(-owned // chunks), owned
 
     def _resident_price(
@@ -166,13 +166,13 @@ class PartPrices:
             barrier=zero,
             rest_s=zero,
             last_s=zero,
-            enter_s=zero + sum(stage.unpark_s for stage, _, _ in stages),
-            leave_s=zero + sum(stage.park_s for stage, _, _ in stages),
+            enter_s=zero + sum(stage.onload_s for stage, _, _ in stages),
+            leave_s=zero + sum(stage.offload_s for stage, _, _ in stages),
             wrap_s=zero,
             weights_s=zero,
             held_bytes=held * scale,
             peak_bytes=(held + working) * scale,
-            parked_bytes=(zero + sum(stage.parked_bytes for stage, _, _ in stages)) * scale,
+            offloaded_bytes=(zero + sum(stage.offloaded_bytes for stage, _, _ in stages)) * scale,
             everywhere=everywhere + np.zeros_like(first_s, dtype=np.int64),
             narrowest=devices,
         )
@@ -189,7 +189,7 @@ class PartPrices:
         items, turn = called * work.items_per_block, owned * work.items_per_block
         return measured.call_s(items, devices) * slowdown, devices, turn, items
 
-    def loop_together(self, loop: Loop, counts: Counts, shards: int = 1) -> Price:
+    def loop_collocated(self, loop: Loop, counts: Counts, shards: int = 1) -> Price:
         """Returns the price of a loop whose two sides live in the same workers."""
         opener, answerer = self.profile.stages[loop.opener], self.profile.stages[loop.answerer]
         e, devices, owned, called = self._turn(loop.opener, counts, shards)
@@ -197,16 +197,16 @@ class PartPrices:
         e, p, possible = _finite(e, p)
         bootstrap = _share(p, answerer.bootstrap_fraction)
         if self.overlap_in_worker and shards > 1:
-            seconds = cost.loop_apart_s(loop.chunk_steps, shards, e, p, 0.0, 0.0, bootstrap)
+            seconds = cost.loop_disaggregated_s(loop.chunk_steps, shards, e, p, 0.0, 0.0, bootstrap)
         else:
-            seconds = cost.loop_together_s(loop.chunk_steps, shards, e, p, bootstrap)
+            seconds = cost.loop_collocated_s(loop.chunk_steps, shards, e, p, bootstrap)
         seconds = np.where(possible, seconds * loop.expected_rounds, np.inf)
         parts = [(s, s.resident(owned, devices), s.working(called, devices)) for s in (opener, answerer)]
         region = counts.sum(axis=-1)
         bits = np.where(devices == region, self.bits[loop.opener] | self.bits[loop.answerer], 0)
         return self._resident_price(seconds, seconds, parts, bits, devices, self._scale(counts))
 
-    def loop_apart(self, loop: Loop, opener_counts: Counts, answerer_counts: Counts, shards: int) -> Price:
+    def loop_disaggregated(self, loop: Loop, opener_counts: Counts, answerer_counts: Counts, shards: int) -> Price:
         """Returns the price of a loop whose two sides own disjoint devices."""
         opener, answerer = self.profile.stages[loop.opener], self.profile.stages[loop.answerer]
         e, e_devices, e_owned, e_called = self._turn(loop.opener, opener_counts, shards)
@@ -215,7 +215,7 @@ class PartPrices:
         region = opener_counts.sum(axis=-1) + answerer_counts.sum(axis=-1)
         up, down = self._wires(loop, opener_counts, answerer_counts, shards)
         bootstrap = _share(p, answerer.bootstrap_fraction)
-        seconds = cost.loop_apart_s(loop.chunk_steps, shards, e, p, up, down, bootstrap) * loop.expected_rounds
+        seconds = cost.loop_disaggregated_s(loop.chunk_steps, shards, e, p, up, down, bootstrap) * loop.expected_rounds
         seconds = np.where(possible, seconds, np.inf)
         none = np.zeros_like(region)
         scales = self._scale(opener_counts), self._scale(answerer_counts)
@@ -273,7 +273,7 @@ class PartPrices:
         edges = self.workflow.edges
         return (1, *(k for k in divisors if any(edge.allows(blocks // k, blocks) for edge in edges)))
 
-    def apart(self, cut: Cut, a: Price, b: Price, chunks: int, a_counts: Counts, b_counts: Counts) -> Price:
+    def spatial(self, cut: Cut, a: Price, b: Price, chunks: int, a_counts: Counts, b_counts: Counts) -> Price:
         """Returns the price of two parts on disjoint devices."""
         a_devices, b_devices = a_counts.sum(axis=-1), b_counts.sum(axis=-1)
         region = a_devices + b_devices
@@ -285,7 +285,7 @@ class PartPrices:
         lanes = np.minimum(a.narrowest, b.narrowest)
         return cost.pipeline(a, b, chunks, self._send_s(num_bytes, lanes, region), weights)
 
-    def together(
+    def temporal(
         self, cut: Cut, a: Price, b: Price, chunks: int, counts: Counts, by_chunk: bool, resident: bool
     ) -> Price:
         """Returns the price of two parts that take turns on the same devices.
@@ -307,7 +307,7 @@ class PartPrices:
         if not resident:
             return cost.switching(a, b, chunks, move, weights)
         turn = np.where(by_chunk & (a.barrier + b.barrier == 0), 1.0, 0.0)
-        return cost.turns(a, b, chunks, move, weights, turn)
+        return cost.temporal(a, b, chunks, move, weights, turn)
 
     def _weights_s(self, edge: tuple[str, str], region: Counts) -> NDArray[np.float64]:
         measured = self.profile.weights.get(edge, WeightProfile(0.0))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config.renamed import with_current_stages
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.graph import WHOLE, Workflow
 from rlinf_embodied.flow.plan_check import require_runnable
@@ -40,21 +41,21 @@ class Plan:
         """Returns in how many blocks per call a stage works; WHOLE: in all of them."""
         return granularity(self.tree, stage) or WHOLE
 
-    def owners(self, stage: str, num_blocks: int, together: int = 1) -> tuple[int, ...]:
+    def owners(self, stage: str, num_blocks: int, blocks_per_batch: int = 1) -> tuple[int, ...]:
         """Returns the device that owns each block of a stage: contiguous and as even as possible within a chunk.
 
-        Where so many blocks are worked on `together` they have one owner, whatever the chunks.
+        The blocks of a batch have one owner, whatever the chunks.
         """
         devices, chunk = self.leaves()[stage].devices, self.granularity(stage) or num_blocks
-        if together > 1:
-            sets = num_blocks // together
-            return tuple(devices[block // together * len(devices) // sets] for block in range(num_blocks))
+        if blocks_per_batch > 1:
+            sets = num_blocks // blocks_per_batch
+            return tuple(devices[block // blocks_per_batch * len(devices) // sets] for block in range(num_blocks))
         return tuple(devices[block % chunk * len(devices) // chunk] for block in range(num_blocks))
 
     def all_owners(self, workflow: Workflow) -> dict[str, tuple[int, ...]]:
         """Returns the device that owns each block, by stage."""
         blocks = workflow.num_blocks
-        return {name: self.owners(name, blocks, spec.together) for name, spec in workflow.stages.items()}
+        return {name: self.owners(name, blocks, spec.blocks_per_batch) for name, spec in workflow.stages.items()}
 
     def shares_workers(self, loop: str, num_blocks: int) -> bool:
         """Returns whether every block has both sides of a loop in one worker."""
@@ -228,7 +229,7 @@ def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, 
             "use plan=collocated or a larger cluster"
         )
     _, variant = max(fitting, key=lambda entry: entry[0])
-    tree = without_absent(variant["tree"], workflow)
+    tree = without_absent(with_current_stages(variant["tree"], workflow.stages), workflow)
     plan = Plan(name, num_devices, _parse(tree, num_devices, f"plan.{name}"))
     require_runnable(name, plan.tree, workflow)
     return plan

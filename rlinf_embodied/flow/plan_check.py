@@ -24,7 +24,7 @@ def require_runnable(name: str, tree: Node, workflow: Workflow) -> None:
         if len(leaf.devices) > most and most < workflow.num_blocks:
             raise PlanError(
                 f"plan {name} gives {leaf.stage} {len(leaf.devices)} devices, but it works on "
-                f"{workflow.stages[leaf.stage].together} blocks together, of which there are {most} sets: "
+                f"{workflow.stages[leaf.stage].blocks_per_batch} blocks at a time, of which there are {most} sets: "
                 f"{workflow.more_blocks} or fewer devices"
             )
         if len(leaf.devices) > workflow.num_blocks:

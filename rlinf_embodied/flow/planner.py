@@ -1,17 +1,18 @@
 """Finds the best plan tree for a workflow on a cluster, and says why the others lost.
 
     1. units        a loop counts as one node; the rest is a graph without cycles (units.py)
-    2. shares       the sizes that a part of the cluster may have: every number of devices on small clusters, whole
-                    nodes on large ones, per class of devices where it is mixed (shares.py)
-    3. alone        price every unit on every share: leaves, and loops together or apart with every split and shard
-                    count
-    4. combine      sets of units in order of size, every cut in two: taking turns (resident or switching) on one share,
-                    or side by side on every split of it, for every number of chunks; keep the undominated candidates
+    2. allocate     the sizes that a part of the cluster may have: every number of devices on small clusters, whole
+                    nodes on large ones, per class of devices where it is mixed (allocations.py)
+    3. alone        price every unit on every allocation: leaves; loops collocated, or disaggregated with every split
+                    and shard count
+    4. combine      sets of units in order of size, every cut in two: temporal (resident or switching) on one allocation
+                    or spatial on every split of it, for every number of chunks; keep the undominated candidates
     5. build        the candidates for all units on the whole cluster become trees; on large clusters single nodes (and
                     devices) are moved between parts as long as that helps (improve.py)
     6. explain      rank by seconds per iteration; say what binds each and why it lost
 
-Step 4 is a recursion over all differences of predecessor-closed sets: sub-plans of one set on one share are found once.
+Step 4 is a recursion over all differences of predecessor-closed sets: sub-plans of one set on one allocation are found
+once.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ import numpy as np
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow import cost
-from rlinf_embodied.flow.draft import Draft, Share, realize
-from rlinf_embodied.flow.frontier import Block, Front, How, Ints, at, fitting, flatten, prune
+from rlinf_embodied.flow.allocations import is_small, make_allocations
+from rlinf_embodied.flow.draft import Allocation, Draft, realize
+from rlinf_embodied.flow.frontier import Candidates, Front, Ints, Operator, at, fitting, flatten, prune
 from rlinf_embodied.flow.improve import Found, improved, priced
 from rlinf_embodied.flow.plan import Node, leaves
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.shares import is_small, make_shares
 from rlinf_embodied.flow.units import cuts, find_predecessors, find_units, intervals
 
-SMALL_WIDTH = 8  # candidates kept per set of units and share: in 120 random cases nothing was lost, with 4 up to 7 %
+SMALL_WIDTH = 8  # candidates kept per set and allocation: in 120 random cases nothing was lost, with 4 up to 7 %
 LARGE_WIDTH = 4  # on larger clusters
 NUM_RANKED = 12  # plans of different shape that are returned
 NUM_IMPROVED = 4  # of them, those whose parts are fitted node by node
@@ -45,7 +46,7 @@ class Mode(StrEnum):
     any = "any"
     temporal = "temporal"  # all on all devices, by turns
     spatial = "spatial"  # every stage on devices of its own
-    hybrid = "hybrid"  # the sides of a loop apart (without loops: some parts), and turns on all devices
+    hybrid = "hybrid"  # the sides of a loop disaggregated (without loops: some parts), and turns on all devices
 
 
 class Search:
@@ -64,11 +65,11 @@ class Search:
         Args:
             pricer: what is to be planned.
             mode: which trees are tried.
-            width: candidates that are kept per set of units and share.
+            width: candidates that are kept per set of units and allocation.
             ignore_memory: look for the plan that needs the least memory, whether or not there is as much.
         """
         self.pricer, self.mode, self.width, self.by_memory = pricer, mode, width, ignore_memory
-        self.shares = make_shares(
+        self.allocations = make_allocations(
             [group.num_devices for group in pricer.classes], [group.devices_per_node for group in pricer.classes]
         )
         self.capacity_bytes = np.inf if ignore_memory else pricer.capacity_bytes
@@ -76,7 +77,7 @@ class Search:
         self.units = find_units(pricer)
         self.before = find_predecessors(self.units, pricer)
         self.fronts: dict[tuple[int, int], Front] = {}
-        self._last: list[Block] = []  # what was found for all units, before any of it is dropped
+        self._last: list[Candidates] = []  # what was found for all units, before any of it is dropped
 
     # ---------------------------------------------------------------------------------------------------- steps 3 and 4
     def run(self) -> list[Found]:
@@ -88,27 +89,31 @@ class Search:
 
     def _solve(self, mask: int, is_root: bool) -> None:
         """Finds the front of a set of units for every number of chunks; the unchunked one comes last."""
-        collapsed: list[Block] = []
+        collapsed: list[Candidates] = []
         for chunks in sorted(self.chunk_counts, reverse=True):
-            blocks = list(self._alone(mask, chunks)) if mask in self.units else list(self._combined(mask, chunks))
+            sets = list(self._alone(mask, chunks)) if mask in self.units else list(self._combined(mask, chunks))
             if chunks > 1:
                 collapsed += [
-                    Block(replace(b.how, own_chunks=chunks), b.state, cost.collapse(b.price, chunks), b.left, b.right)
-                    for b in blocks
-                    if b.how.kind == "spatial"
+                    Candidates(
+                        replace(b.operator, own_chunks=chunks), b.state, cost.collapse(b.price, chunks), b.left, b.right
+                    )
+                    for b in sets
+                    if b.operator.kind == "spatial"
                 ]
             else:
-                blocks += collapsed
-            blocks = [fitting(block, self.capacity_bytes, chunks) for block in blocks]
-            blocks = [block for block in blocks if len(block.state)]
+                sets += collapsed
+            sets = [fitting(candidates, self.capacity_bytes, chunks) for candidates in sets]
+            sets = [candidates for candidates in sets if len(candidates.state)]
             if is_root and chunks == 1:
-                self._last = blocks
-            elif blocks and not (is_root and chunks > 1):
-                self.fronts[mask, chunks] = prune(blocks, len(self.shares.counts), self.width, chunks, self.by_memory)
+                self._last = sets
+            elif sets and not (is_root and chunks > 1):
+                self.fronts[mask, chunks] = prune(
+                    sets, len(self.allocations.counts), self.width, chunks, self.by_memory
+                )
 
-    def _alone(self, mask: int, chunks: int) -> Iterator[Block]:
-        """Step 3: a unit on every share."""
-        counts, none = self.shares.counts, np.zeros(len(self.shares.counts), dtype=np.int64)
+    def _alone(self, mask: int, chunks: int) -> Iterator[Candidates]:
+        """Step 3: a unit on every allocation."""
+        counts, none = self.allocations.counts, np.zeros(len(self.allocations.counts), dtype=np.int64)
         loop = self.units[mask]
         if isinstance(loop, str):
             for classes in _subsets(counts.shape[1]):
@@ -121,55 +126,59 @@ class Search:
                     first_s=np.where(present, leaf.first_s, np.inf),
                     everywhere=np.where(same, leaf.everywhere, 0),
                 )
-                yield Block(How("leaf", loop, classes=classes), np.arange(len(counts)), leaf, none, none)
+                yield Candidates(Operator("leaf", loop, classes=classes), np.arange(len(counts)), leaf, none, none)
             return
         if chunks > 1:  # a loop hands its blocks on when its episodes have ended
             return
         if self.mode in (Mode.any, Mode.temporal):
             for shards in loop.shards if self.pricer.overlap_in_worker else (1,):
-                together = self.pricer.loop_together(loop, counts, shards)
-                yield Block(How("loop", loop.name, shards=shards), np.arange(len(counts)), together, none, none)
+                collocated = self.pricer.loop_collocated(loop, counts, shards)
+                yield Candidates(
+                    Operator("loop", loop.name, shards=shards), np.arange(len(counts)), collocated, none, none
+                )
         if self.mode in (Mode.any, Mode.spatial, Mode.hybrid):
-            first, second, total = self.shares.first, self.shares.second, self.shares.total
+            first, second, total = self.allocations.first, self.allocations.second, self.allocations.total
             for shards in loop.shards:
-                apart = self.pricer.loop_apart(loop, counts[first], counts[second], shards)
-                yield Block(How("loop", loop.name, shards=shards, masks=(1, 1)), total, apart, first, second)
+                disaggregated = self.pricer.loop_disaggregated(loop, counts[first], counts[second], shards)
+                yield Candidates(
+                    Operator("loop", loop.name, shards=shards, masks=(1, 1)), total, disaggregated, first, second
+                )
 
-    def _combined(self, mask: int, chunks: int) -> Iterator[Block]:
+    def _combined(self, mask: int, chunks: int) -> Iterator[Candidates]:
         """Step 4: a set of units, cut in two in every way."""
         for first, second in cuts(mask, list(self.units), self.before):
             a, b = self.fronts.get((first, chunks)), self.fronts.get((second, chunks))
             if a is None or b is None:
                 continue
             if self.mode is not Mode.spatial:
-                yield from self._by_turns(first, second, a, b, chunks)
+                yield from self._temporal(first, second, a, b, chunks)
             dependent = self.pricer.cut(first, second).dependent
             if self.mode is not Mode.temporal and (dependent or first < second):
-                yield from self._side_by_side(first, second, a, b, chunks)
+                yield from self._spatial(first, second, a, b, chunks)
 
-    def _by_turns(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Block]:
-        """Both parts on one share, for each share."""
-        counts, n = self.shares.counts, len(self.shares.counts)
+    def _temporal(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Candidates]:
+        """Both parts on one allocation, for each allocation."""
+        counts, n = self.allocations.counts, len(self.allocations.counts)
         rows, shape = np.arange(n), (n, a.width, b.width)
         left, right, state = _places(rows, rows, rows, a.width, b.width)
         cut, by_chunk = self.pricer.cut(first, second), self.pricer.by_chunk(first, second, chunks)
         sides = at(a.price, rows, 1), at(b.price, rows, 2)
         may_switch = not self.pricer.staying & (first | second)
         for resident in (True, False) if may_switch else (True,):
-            joined = self.pricer.together(cut, *sides, chunks, counts[:, None, None], by_chunk, resident)
+            joined = self.pricer.temporal(cut, *sides, chunks, counts[:, None, None], by_chunk, resident)
             if chunks == 1:
                 joined = cost.collapse(joined, 1)
-            how = How("temporal", chunks=chunks, masks=(first, second), resident=resident)
-            yield Block(how, state, flatten(joined, shape), left, right)
+            operator = Operator("temporal", chunks=chunks, masks=(first, second), resident=resident)
+            yield Candidates(operator, state, flatten(joined, shape), left, right)
 
-    def _side_by_side(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Block]:
-        """The two parts on two shares, for every split of every share."""
+    def _spatial(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Candidates]:
+        """The two parts on two allocations, for every split of every allocation."""
         if not self.pricer.streams(first, second, chunks):
             return
-        i, j, total = self.shares.first, self.shares.second, self.shares.total
+        i, j, total = self.allocations.first, self.allocations.second, self.allocations.total
         left, right, state = _places(i, j, total, a.width, b.width)
-        counts = self.shares.counts
-        joined = self.pricer.apart(
+        counts = self.allocations.counts
+        joined = self.pricer.spatial(
             self.pricer.cut(first, second),
             *(at(a.price, i, 1), at(b.price, j, 2)),
             chunks,
@@ -177,52 +186,60 @@ class Search:
         )
         if chunks == 1:
             joined = cost.collapse(joined, 1)
-        how = How("spatial", chunks=chunks, masks=(first, second))
-        yield Block(how, state, flatten(joined, (len(i), a.width, b.width)), left, right)
+        operator = Operator("spatial", chunks=chunks, masks=(first, second))
+        yield Candidates(operator, state, flatten(joined, (len(i), a.width, b.width)), left, right)
 
     # ----------------------------------------------------------------------------------------------------------- step 5
     def _read_off(self, everything: int) -> list[Found]:
         """Returns the plans for the whole cluster, one per shape, the fastest (or smallest) first."""
-        last = len(self.shares.counts) - 1
+        last = len(self.allocations.counts) - 1
         entries = []
-        for block in self._last:
-            here = np.flatnonzero(block.state == last)
-            seconds = cost.iteration_s(block.price, 1)[here]
-            goal = block.price.peak_bytes[here] if self.by_memory else seconds
-            entries += [(goal[k], block, here[k]) for k in np.argsort(goal, kind="stable")[:24]]
+        for candidates in self._last:
+            here = np.flatnonzero(candidates.state == last)
+            seconds = cost.iteration_s(candidates.price, 1)[here]
+            goal = candidates.price.peak_bytes[here] if self.by_memory else seconds
+            entries += [(goal[k], candidates, here[k]) for k in np.argsort(goal, kind="stable")[:24]]
         found: dict[str, Found] = {}
-        whole = tuple(int(n) for n in self.shares.counts[last])
-        for _, block, entry in sorted(entries, key=lambda e: e[0]):
+        whole = tuple(int(n) for n in self.allocations.counts[last])
+        for _, candidates, entry in sorted(entries, key=lambda e: e[0]):
             if len(found) == NUM_RANKED:
                 break
-            draft = self._draft(block.how, int(block.left[entry]), int(block.right[entry]), whole)
+            draft = self._draft(candidates.operator, int(candidates.left[entry]), int(candidates.right[entry]), whole)
             if draft.shape() not in found and _is_of(draft, self.mode):
                 plan = priced(draft, self.pricer)
                 fit = len(found) < NUM_IMPROVED and not self.by_memory
                 found[draft.shape()] = improved(plan, self.pricer) if fit else plan
         return sorted(found.values(), key=lambda plan: plan.peak_bytes if self.by_memory else plan.iteration_s)
 
-    def _draft(self, how: How, left: int, right: int, share: Share) -> Draft:
-        """Returns the draft of a candidate on a share (that of its state, or a little more)."""
-        if how.kind == "leaf":
-            return Draft("leaf", share, how.name, classes=how.classes)
-        if how.kind == "loop":
-            if not how.masks[0]:
-                return Draft("loop", share, how.name, shards=how.shards)
-            mine = tuple(int(n) for n in self.shares.counts[left])
-            return Draft("loop", share, how.name, shards=how.shards, split=(mine, _rest(share, mine)))
-        a, b = (self.fronts[mask, how.chunks] for mask in how.masks)
-        shares = (share, share)
-        if how.kind == "spatial":
-            mine = tuple(int(n) for n in self.shares.counts[left // a.width])
-            shares = (mine, _rest(share, mine))
-        parts = tuple(self._candidate(f, k, own) for f, k, own in zip((a, b), (left, right), shares, strict=True))
-        return Draft(how.kind, share, parts=_flat(how, parts), chunks=how.own_chunks, resident=how.resident)
+    def _draft(self, operator: Operator, left: int, right: int, allocation: Allocation) -> Draft:
+        """Returns the draft of a candidate on an allocation (that of its state, or a little more)."""
+        if operator.kind == "leaf":
+            return Draft("leaf", allocation, operator.name, classes=operator.classes)
+        if operator.kind == "loop":
+            if not operator.masks[0]:
+                return Draft("loop", allocation, operator.name, shards=operator.shards)
+            mine = tuple(int(n) for n in self.allocations.counts[left])
+            return Draft(
+                "loop", allocation, operator.name, shards=operator.shards, split=(mine, _rest(allocation, mine))
+            )
+        a, b = (self.fronts[mask, operator.chunks] for mask in operator.masks)
+        allocations = (allocation, allocation)
+        if operator.kind == "spatial":
+            mine = tuple(int(n) for n in self.allocations.counts[left // a.width])
+            allocations = (mine, _rest(allocation, mine))
+        parts = tuple(self._candidate(f, k, own) for f, k, own in zip((a, b), (left, right), allocations, strict=True))
+        return Draft(
+            operator.kind,
+            allocation,
+            parts=_flat(operator, parts),
+            chunks=operator.own_chunks,
+            resident=operator.resident,
+        )
 
-    def _candidate(self, front: Front, index: int, share: Share) -> Draft:
+    def _candidate(self, front: Front, index: int, allocation: Allocation) -> Draft:
         row, place = divmod(index, front.width)
-        how = front.made[front.block[row, place]]
-        return self._draft(how, int(front.left[row, place]), int(front.right[row, place]), share)
+        operator = front.operators[front.made_by[row, place]]
+        return self._draft(operator, int(front.left[row, place]), int(front.right[row, place]), allocation)
 
 
 # --------------------------------------------------------------------------------------------------------- small pieces
@@ -231,25 +248,25 @@ def _subsets(n: int) -> list[tuple[int, ...]]:
 
 
 def _places(i: Ints, j: Ints, total: Ints, a_width: int, b_width: int) -> tuple[Ints, Ints, Ints]:
-    """Returns left place, right place and share of all pairs of candidates of shares i and j."""
+    """Returns left place, right place and allocation of all pairs of candidates of allocations i and j."""
     shape = (len(i), a_width, b_width)
     left = np.broadcast_to((i[:, None] * a_width + np.arange(a_width))[:, :, None], shape)
     right = np.broadcast_to((j[:, None] * b_width + np.arange(b_width))[:, None, :], shape)
     return left.ravel(), right.ravel(), np.broadcast_to(total[:, None, None], shape).ravel()
 
 
-def _rest(share: Share, mine: Share) -> Share:
-    return tuple(a - b for a, b in zip(share, mine, strict=True))
+def _rest(allocation: Allocation, mine: Allocation) -> Allocation:
+    return tuple(a - b for a, b in zip(allocation, mine, strict=True))
 
 
-def _flat(how: How, parts: tuple[Draft, ...]) -> tuple[Draft, ...]:
+def _flat(operator: Operator, parts: tuple[Draft, ...]) -> tuple[Draft, ...]:
     """Returns the parts with those of the same kind of node opened: a > (b > c) is a > b > c.
 
     Side by side, a || (b || c) is not (a || b) || c where c waits for a but not for b; only the latter is opened.
     """
     flat: list[Draft] = []
     for place, part in enumerate(parts):
-        alike = part.kind == how.kind and part.resident == how.resident and part.chunks == 1
+        alike = part.kind == operator.kind and part.resident == operator.resident and part.chunks == 1
         flat += part.parts if alike and (part.kind == "temporal" or place == 0) else [part]
     return tuple(flat)
 

@@ -61,7 +61,7 @@ class Pricer(PartPrices):
         return {stage: number for part in parts for stage, number in self._chunks(part, chunks).items()}
 
     def _bytes(self, stage: str, devices: int, shards: int, chunks: int) -> tuple[float, float, float]:
-        """Returns a stage's bytes on each of its devices: held, at its peak, parked."""
+        """Returns a stage's bytes on each of its devices: held, at its peak, offloaded."""
         measured, work = self.profile.stages[stage], self.workflow
         size = work.num_blocks // chunks
         devices = min(devices, work.most_devices(stage, size))
@@ -70,10 +70,10 @@ class Pricer(PartPrices):
         at_once = owned if measured.finish_quantiles else in_chunk
         called = -(-at_once // shards) * work.items_per_block
         held = float(measured.resident(owned * work.items_per_block, devices))
-        return held, held + float(measured.working(called, devices)), measured.parked_bytes
+        return held, held + float(measured.working(called, devices)), measured.offloaded_bytes
 
     def _on_device(self, node: Node, facts: dict[str, tuple[float, float, float]], here: set[str]) -> tuple[float, ...]:
-        """Returns (held, peak, parked) of a node on a device that hosts the stages `here`."""
+        """Returns (held, peak, offloaded) of a node on a device that hosts the stages `here`."""
         if isinstance(node, Leaf):
             return facts[node.stage] if node.stage in here else (0.0, 0.0, 0.0)
         parts = node.stages if isinstance(node, LoopNode) else node.parts
@@ -110,9 +110,9 @@ class Pricer(PartPrices):
         opener, answerer = sides[loop.opener], sides[loop.answerer]
         union = tuple(sorted({*opener, *answerer}))
         if opener == answerer:
-            price = self.loop_together(loop, self.counts_of(union), node.shards)
+            price = self.loop_collocated(loop, self.counts_of(union), node.shards)
         elif set(opener).isdisjoint(answerer):
-            price = self.loop_apart(loop, self.counts_of(opener), self.counts_of(answerer), node.shards)
+            price = self.loop_disaggregated(loop, self.counts_of(opener), self.counts_of(answerer), node.shards)
         else:
             price = self._loop_overlapping(loop, self.counts_of(opener), self.counts_of(answerer), node.shards)
         if chunks > 1:
@@ -121,14 +121,17 @@ class Pricer(PartPrices):
 
     def _loop_overlapping(self, loop: Loop, opener: Counts, answerer: Counts, shards: int) -> Price:
         """Returns the price of sides that share some devices: nothing overlaps, as the shared ones serve both."""
-        price = self.loop_apart(loop, opener, answerer, shards)
+        price = self.loop_disaggregated(loop, opener, answerer, shards)
         e, p = (self._turn(s, c, shards)[0] for s, c in ((loop.opener, opener), (loop.answerer, answerer)))
         bootstrap = p * self.profile.stages[loop.answerer].bootstrap_fraction
-        seconds = np.maximum(price.first_s, cost.loop_together_s(loop.chunk_steps, shards, e, p, bootstrap))
+        seconds = np.maximum(price.first_s, cost.loop_collocated_s(loop.chunk_steps, shards, e, p, bootstrap))
         one = np.ones_like(opener[:, 0])
         bare = self._resident_price(seconds, seconds, [], 0 * one, one, np.ones_like(seconds))
         return replace(
-            bare, peak_bytes=2 * price.peak_bytes, held_bytes=2 * price.held_bytes, parked_bytes=2 * price.parked_bytes
+            bare,
+            peak_bytes=2 * price.peak_bytes,
+            held_bytes=2 * price.held_bytes,
+            offloaded_bytes=2 * price.offloaded_bytes,
         )
 
     def _join(
@@ -138,7 +141,7 @@ class Pricer(PartPrices):
         (a_price, a_mask, a_devices), (b_price, b_mask, b_devices) = a, b
         cut = self.cut(a_mask, b_mask)
         if isinstance(node, Spatial) or set(a_devices).isdisjoint(b_devices):
-            price = self.apart(cut, a_price, b_price, chunks, self.counts_of(a_devices), self.counts_of(b_devices))
+            price = self.spatial(cut, a_price, b_price, chunks, self.counts_of(a_devices), self.counts_of(b_devices))
             return price if self.streams(a_mask, b_mask, chunks) else replace(price, first_s=price.first_s + np.inf)
         union = tuple(sorted({*a_devices, *b_devices}))
         sides = [
@@ -146,11 +149,11 @@ class Pricer(PartPrices):
             for price, devices in ((a_price, a_devices), (b_price, b_devices))
         ]
         by_chunk = self.by_chunk(a_mask, b_mask, chunks)
-        return self.together(cut, sides[0], sides[1], chunks, self.counts_of(union), by_chunk, node.resident)
+        return self.temporal(cut, sides[0], sides[1], chunks, self.counts_of(union), by_chunk, node.resident)
 
 
 def _shared(a: tuple[float, ...], b: tuple[float, ...], resident: bool) -> tuple[float, ...]:
-    """Returns (held, peak, parked) of two parts that take turns on a device."""
+    """Returns (held, peak, offloaded) of two parts that take turns on a device."""
     if not b[1]:
         return a
     if not a[1]:

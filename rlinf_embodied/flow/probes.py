@@ -1,8 +1,8 @@
 """Which runs measure a workflow: a few small plans, each of which shows every stage at one point of the grid.
 
-together on all    ceil(n / D) blocks on each of D devices, all of them at work (they share caches and memory buses)
-together on one    n blocks on one device
-apart              loops with a device for each side, two shards in flight: n / 2 blocks per call while the other works;
+collocated on all  ceil(n / D) blocks on each of D devices, all of them at work (they share caches and memory buses)
+collocated on one  n blocks on one device
+disaggregated      loops with a device for each side, two shards in flight: n / 2 blocks per call while the other works;
                    everything that leaves its worker does so here, so that bytes can be counted
 few on one         ceil(n / D) blocks on one device, where n / 2 is another number
 """
@@ -42,13 +42,13 @@ class Probe:
         return -(-owned // self.shards(stage))
 
 
-def together(workflow: Workflow, num_devices: int, name: str = "together") -> Plan:
-    """Returns the plan in which every stage is on the first `num_devices` devices, resident, by turns."""
+def collocated(workflow: Workflow, num_devices: int, name: str = "collocated") -> Plan:
+    """Returns the plan in which every stage is on the first `num_devices` devices, resident, one after the other."""
     everywhere = tuple(range(min(num_devices, workflow.num_blocks)))
     return Plan(name, num_devices, _tree(workflow, dict.fromkeys(workflow.stages, everywhere), 1))
 
 
-def apart(workflow: Workflow, shards: int, name: str = "apart") -> Plan:
+def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated") -> Plan:
     """Returns the plan with each loop's opener on device 0 and its answerer on device 1, everything else on both."""
     both = (0, 1) if workflow.num_blocks > 1 else (0,)
     places: dict[str, Devices] = dict.fromkeys(workflow.stages, both)
@@ -58,7 +58,7 @@ def apart(workflow: Workflow, shards: int, name: str = "apart") -> Plan:
 
 
 def _tree(workflow: Workflow, places: Mapping[str, Devices], shards: int) -> Node:
-    """Returns the stages in the order of the edges, by turns."""
+    """Returns the stages in the order of the edges, one after the other."""
     loops: dict[str, Loop] = {s: loop for loop in workflow.loops.values() for s in (loop.opener, loop.answerer)}
     parts: dict[str, Node] = {}  # a loop goes where the first of its sides would
     for stage in workflow.order():
@@ -74,16 +74,18 @@ def _tree(workflow: Workflow, places: Mapping[str, Devices], shards: int) -> Nod
 def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     """Returns the runs that measure a workflow for a cluster, the shortest first."""
     devices = min(cluster.num_devices, workflow.num_blocks)
-    found = [Probe(f"together on {devices}", workflow, together(workflow, devices), cluster)]
+    found = [Probe(f"collocated on {devices}", workflow, collocated(workflow, devices), cluster)]
     if cluster.num_devices > 1 and workflow.loops:
         most = min(max(loop.shards) for loop in workflow.loops.values())
-        found.append(Probe("apart", workflow, apart(workflow, min(most, 2, workflow.num_blocks)), cluster))
+        found.append(
+            Probe("disaggregated", workflow, disaggregated(workflow, min(most, 2, workflow.num_blocks)), cluster)
+        )
     if devices > 1:
-        found.append(Probe("together on 1", workflow, together(workflow, 1), cluster))
+        found.append(Probe("collocated on 1", workflow, collocated(workflow, 1), cluster))
         few = -(-workflow.num_blocks // devices)
         if few not in {probe.blocks_per_call(s) for probe in found for s in workflow.stages if probe.devices(s) == 1}:
             small = with_blocks(workflow, few)
-            found.append(Probe("few on 1", small, together(small, 1), cluster))
+            found.append(Probe("few on 1", small, collocated(small, 1), cluster))
     return found
 
 
@@ -92,7 +94,9 @@ def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
     edges = tuple(replace(edge, granularities=(WHOLE,)) for edge in workflow.edges)
     loops = {name: replace(loop, max_rounds=1, expected_rounds=1.0) for name, loop in workflow.loops.items()}
     repeat = workflow.repeat and replace(workflow.repeat, max_rounds=1, expected_rounds=1.0)
-    stages = {n: replace(s, together=math.gcd(s.together, num_blocks)) for n, s in workflow.stages.items()}
+    stages = {
+        n: replace(s, blocks_per_batch=math.gcd(s.blocks_per_batch, num_blocks)) for n, s in workflow.stages.items()
+    }
     return replace(workflow, num_blocks=num_blocks, stages=stages, edges=edges, loops=loops, repeat=repeat)
 
 

@@ -46,9 +46,9 @@ class StageProfile:
     working_bytes: Floats
     in_loop: bool
     stays: bool = False  # it cannot leave a device, so that no plan may switch it
-    parked_bytes: float = 0.0
-    park_s: float = 0.0
-    unpark_s: float = 0.0
+    offloaded_bytes: float = 0.0  # in files: parked_bytes, park_s, unpark_s
+    offload_s: float = 0.0
+    onload_s: float = 0.0
     cores_per_device: float = 0.0
     bootstrap_fraction: float = 0.0  # a loop's last call (values only), as a share of a chunk-step
     kind_factors: Mapping[str, float] = field(default_factory=dict)  # how much longer it takes on other device kinds
@@ -108,7 +108,7 @@ class Workload:
     chunk_steps: int = 1
     expected_rounds: float = 1.0
     max_rounds: int = 1
-    together: int = 1  # blocks that a stage with long tails works on at the same time
+    blocks_per_batch: int = 1  # of a stage with long tails; "together" in files
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,15 @@ from pathlib import Path
 import numpy as np
 
 from rlinf_embodied.cluster.hardware import Links
+from rlinf_embodied.config.renamed import STAGES
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.profile import Floats, Profile, StageProfile, WeightProfile, Workload
 
+_OUR_WORKFLOWS = "rlinf_embodied."
 FORMAT = "rlinf-profile/1"
 
 _STAGE_TABLES = ("s_per_call", "s_per_chunk_step", "resident_bytes", "working_bytes")
+_FIELDS = {"parked_bytes": "offloaded_bytes", "park_s": "offload_s", "unpark_s": "onload_s"}  # by key of the file
 _STAGE_NUMBERS = ("parked_bytes", "park_s", "unpark_s", "cores_per_device", "bootstrap_fraction", "spread_s")
 _STAGE_KEYS = (
     *_STAGE_TABLES,
@@ -86,19 +89,31 @@ def parse_profile(data: object, path: str = "profile") -> Profile:
     if not isinstance(stages, Mapping) or not stages:
         raise ConfigError(f"{path}.stages is {stages!r}, but a profile holds at least one stage: measure it again")
     workload = body.get("workload")
+    names = _present_names(workload)
     weights = _mapping(body.get("weights", {}), f"{path}.weights")
     edges = _mapping(body.get("edge_bytes_per_item", {}), f"{path}.edge_bytes_per_item")
     return Profile(
         name=str(body.get("name", path)),
         device_kind=str(body.get("device_kind", "cpu")),
-        stages={name: _stage(name, entry, f"{path}.stages.{name}") for name, entry in stages.items()},
-        edge_bytes_per_item={_ends(k, path): _number(v, f"{path}.edge_bytes_per_item.{k}") for k, v in edges.items()},
-        weights={_ends(key, path): _weights(value, f"{path}.weights.{key}") for key, value in weights.items()},
+        stages={
+            names.get(name, name): _stage(names.get(name, name), entry, f"{path}.stages.{name}")
+            for name, entry in stages.items()
+        },
+        edge_bytes_per_item={
+            _ends(k, path, names): _number(v, f"{path}.edge_bytes_per_item.{k}") for k, v in edges.items()
+        },
+        weights={_ends(key, path, names): _weights(value, f"{path}.weights.{key}") for key, value in weights.items()},
         fingerprint={key: str(value) for key, value in _mapping(body.get("fingerprint", {}), path).items()},
         workload=None if workload is None else _workload(workload, f"{path}.workload"),
         sources={key: str(value) for key, value in _mapping(body.get("sources", {}), path).items()},
         links=None if body.get("links") is None else _links(body["links"], f"{path}.links"),
     )
+
+
+def _present_names(workload: object) -> Mapping[str, str]:
+    """Returns present names of stages by those that a profile of one of our own workflows may still hold."""
+    measured_for = workload.get("workflow") if isinstance(workload, Mapping) else None
+    return STAGES if str(measured_for).startswith(_OUR_WORKFLOWS) else {}
 
 
 def _links(data: object, path: str) -> Links:
@@ -117,7 +132,7 @@ def _workload(data: object, path: str) -> Workload:
             continue
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{path}.{key} is {value!r}, but it is a whole number from 1: mend it")
-        whole[key] = value
+        whole["blocks_per_batch" if key == "together" else key] = value
     rounds = _number(body.get("expected_rounds", 1.0), f"{path}.expected_rounds")
     return Workload(str(body["workflow"]), expected_rounds=rounds, **whole)
 
@@ -127,11 +142,11 @@ def _weights(data: object, path: str) -> WeightProfile:
     return WeightProfile(**{key: _number(body.get(key, 0.0), f"{path}.{key}") for key in _WEIGHT_KEYS})
 
 
-def _ends(text: str, path: str) -> tuple[str, str]:
+def _ends(text: str, path: str, names: Mapping[str, str]) -> tuple[str, str]:
     source, arrow, target = (part.strip() for part in text.partition("->"))
     if not (source and arrow and target):
         raise ConfigError(f"{path}: the edge {text!r} has not the form 'source->target': mend it")
-    return source, target
+    return names.get(source, source), names.get(target, target)
 
 
 def _stage(name: str, data: object, path: str) -> StageProfile:
@@ -159,7 +174,11 @@ def _stage(name: str, data: object, path: str) -> StageProfile:
         stays=_flag(body.get("stays", False), f"{path}.stays"),
         kind_factors={key: _number(value, f"{path}.kind_factors.{key}") for key, value in factors.items()},
         finish_quantiles=_quantiles(body.get("finish_quantiles", ()), f"{path}.finish_quantiles"),
-        **{key: _number(body[key], f"{path}.{key}") for key in _STAGE_NUMBERS if key in body and key != "spread_s"},
+        **{
+            _FIELDS.get(key, key): _number(body[key], f"{path}.{key}")
+            for key in _STAGE_NUMBERS
+            if key in body and key != "spread_s"
+        },
     )
 
 

@@ -1,4 +1,4 @@
-"""How far the numbers of a profile can move before another kind of plan wins, and what coarse shares cost."""
+"""How far the numbers of a profile can move before another kind of plan wins, and what coarse allocations cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FACTORS = (0.1, 0.33, 0.67, 0.8, 1.25, 1.5, 3.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurningPoint:
     """A number of a profile, and the nearest factors (below and above 1) at which another mode wins, with that mode."""
 
     what: str
@@ -44,7 +44,7 @@ def winner(times: dict[Mode, float]) -> Mode:
     return min(times, key=lambda mode: times[mode])
 
 
-def turning_points(workflow: Workflow, profile: Profile, cluster: Cluster) -> list[Turn]:
+def turning_points(workflow: Workflow, profile: Profile, cluster: Cluster) -> list[TurningPoint]:
     """Returns, for every stage's seconds, fixed part and resident bytes, how far it can move until another wins."""
     now = winner(times_by_mode(workflow, profile, cluster))
     turns = []
@@ -53,7 +53,7 @@ def turning_points(workflow: Workflow, profile: Profile, cluster: Cluster) -> li
             ends = []
             for factors in (sorted((f for f in FACTORS if f < 1), reverse=True), [f for f in FACTORS if f > 1]):
                 ends.append(_first_turn(workflow, profile, cluster, now, name, change, factors))
-            turns.append(Turn(f"{name}: {what}", *ends))
+            turns.append(TurningPoint(f"{name}: {what}", *ends))
     return turns
 
 

@@ -20,7 +20,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class LoopNode:
-    """A loop of the workflow: each of its stages on its devices, with `shards` parts of the blocks in flight."""
+    """A loop of the workflow: each of its stages on its devices, with `shards` of the blocks in flight."""
 
     loop: str
     stages: tuple[Leaf, ...]

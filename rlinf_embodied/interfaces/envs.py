@@ -1,6 +1,6 @@
 """What envs give and take: observations, chunks of actions, whole episodes.
 
-Axes: N env rows (B in a block), K cameras, S picture size, C actions per chunk, A action dimensions, P proprioception,
+Axes: N env rows (B in a block), K cameras, S image size, C actions per chunk, A action dimensions, P proprioception,
 Q privileged state.  Every tensor below lives on the device of the env that made it.
 """
 
@@ -185,7 +185,7 @@ class VectorEnv(Protocol):
         ...
 
     def state(self) -> Observation:
-        """Returns what all N rows show now, without pictures: for controllers that are asked within a chunk."""
+        """Returns what all N rows show now, without images: for controllers that are asked within a chunk."""
         ...
 
     def object_positions(self) -> Tensor | None:
@@ -193,11 +193,11 @@ class VectorEnv(Protocol):
         ...
 
     def record(self, rows: Sequence[int], size: int = 256) -> None:
-        """From now on keeps one picture [size, size, 3] per env step of each of these rows (an empty list ends it)."""
+        """From now on keeps one image [size, size, 3] per env step of each of these rows (an empty list ends it)."""
         ...
 
     def take_frames(self) -> dict[int, list[Tensor]]:
-        """Returns the pictures kept since the last call, uint8 [size, size, 3] by row, and forgets them."""
+        """Returns the images kept since the last call, uint8 [size, size, 3] by row, and forgets them."""
         ...
 
     def close(self) -> None:

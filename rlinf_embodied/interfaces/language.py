@@ -126,7 +126,7 @@ class LanguagePolicy(Protocol):
         """
         ...
 
-    def decoder(self, num_slots: int, width: int) -> Decoder:
+    def decoder(self, max_num_seqs: int, width: int) -> Decoder:
         """Returns memory for S rows of at most `width` tokens each, with the weights as they are now."""
         ...
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.config import PolicyConfig
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import Observation
 
 Features = dict[str, Tensor]  # what a policy's frozen part made of an observation; every tensor has B rows
@@ -40,6 +42,9 @@ class Policy(Protocol):
 
     A policy draws nothing: it is handed its noise.  `encode` is the part that RL may cache with the rollout: what it
     contains is frozen during RL (or it hands the raw observation on where nothing is frozen).
+
+    A class that inherits from this writes `spec`, `module`, and the methods from `encode` to `value_parameters`, `save`
+    and `load`; what only cloning asks for is answered as a policy without a frozen part would (docs/own_policy.md).
     """
 
     spec: PolicySpec
@@ -63,7 +68,12 @@ class Policy(Protocol):
         ...
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q] (a critic may use it, or not)."""
+        """Returns V before each action, float32 [B, C].
+
+        Args:
+            features: of `encode`; may be {} unless policy.critic is observation.
+            privileged: simulator state before each action, [B, C, Q]; None where the env shows none.
+        """
         ...
 
     def policy_parameters(self) -> list[nn.Parameter]:
@@ -76,23 +86,23 @@ class Policy(Protocol):
 
     def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
         """Returns what cloning trains: the whole policy, or all but what `encode_frozen` computes."""
-        ...
+        return self.policy_parameters()
 
     def encode_trainable(self, observation: Observation) -> Features:
         """Returns features through which every parameter gets a gradient."""
-        ...
+        return self.encode(observation)
 
     def encode_frozen(self, observation: Observation) -> Features:
         """Returns features that hold what the frozen part computes, without a gradient."""
-        ...
+        return self.encode(observation)
 
     def pooled(self, features: Features) -> Tensor:
-        """Returns what the statistics "vision" standardise, float32 [B, D]."""
-        ...
+        """Returns what the statistics "vision" standardise, float32 [B, D]; D = 0 where there is nothing."""
+        return next(iter(features.values())).new_zeros(len(next(iter(features.values()))), 0, dtype=torch.float32)
 
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
         """Sets what an input is standardised with: "proprio", "privileged" or "vision", each [D]."""
-        ...
+        return
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed behaviour-cloning loss over the B rows (scalar).
@@ -101,8 +111,14 @@ class Policy(Protocol):
             features: of B rows.
             actions: float32 [B, C, A] in [-1, 1].
             targets: helper targets, for example "object_position" [B, 3] in metres.
+
+        Raises:
+            ConfigError: the policy cannot be cloned.
         """
-        ...
+        raise ConfigError(
+            f"{type(self).__name__} has no imitation_loss, so it cannot be cloned: write that method, or start from "
+            "random weights (warm_start.from_nothing=true) or a checkpoint (warm_start.checkpoint=<dir>)"
+        )
 
     def save(self, folder: Path) -> None:
         """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""

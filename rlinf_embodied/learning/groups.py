@@ -101,7 +101,7 @@ class ThreadGroup:
         self._slots[self.rank] = tensors
         try:
             self._barrier.wait(self._timeout_s)
-            everything = [[_copied(value) for value in slot] for slot in self._slots]
+            everything = [[_copied(value, tensors[0]) for value in slot] for slot in self._slots]
             self._barrier.wait(self._timeout_s)
         except threading.BrokenBarrierError:
             raise HangError(
@@ -111,6 +111,6 @@ class ThreadGroup:
         return everything
 
 
-def _copied(value: Tensor | float) -> Tensor:
-    """Returns a tensor of its own; emulated stages exchange plain numbers, which nobody can change."""
-    return cast("Tensor", value) if isinstance(value, (float, int)) else value.clone()
+def _copied(value: Tensor | float, like: Tensor) -> Tensor:
+    """Returns a tensor of its own on this rank's device; plain numbers (of emulated stages) nobody can change."""
+    return cast("Tensor", value) if isinstance(value, (float, int)) else value.to(like.device, copy=True)

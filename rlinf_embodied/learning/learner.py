@@ -4,7 +4,7 @@
     ReplicatedLearner       every worker holds all weights; sums of gradients over blocks, along one fixed tree
     ShardedLearner          (sharded.py) every worker holds a slice of weights and moments; torch's FSDP2
     Step                    what came of it, the same in every worker
-    fit (update.py)         the steps of an iteration: epochs of minibatches until they are over or one is vetoed
+    fit (update.py)         the steps of an iteration: epochs of minibatches until they are over or one stops it early
 
 All workers of a group make the same calls in the same order.
 """
@@ -42,7 +42,7 @@ class Step:
     norm: float | None = None  # of the gradient before clipping; None: no step was made
 
 
-Veto = Callable[[Step], bool]  # whether a step that could be made is left out
+EarlyStop = Callable[[Step], bool]  # whether an update ends before this step is made
 
 
 class Learner(Protocol):
@@ -63,8 +63,8 @@ class Learner(Protocol):
         """Takes note of a block of the next step as soon as it is there; a learner may compute its part right now."""
         ...
 
-    def step(self, rows: Mapping[int, Tensor], passes: Passes, veto: Veto | None = None) -> Step:
-        """Makes one step over rows of the worker's own blocks, unless `veto` or an empty minibatch forbids it.
+    def step(self, rows: Mapping[int, Tensor], passes: Passes, early_stop: EarlyStop | None = None) -> Step:
+        """Makes one step over rows of the worker's own blocks, unless `early_stop` or an empty minibatch forbids it.
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
@@ -133,7 +133,7 @@ class ReplicatedLearner:
         self._sum.add(block, block_sums(made, self._optimizer.parameters, len(self.statistics)))
         self._added.add(block)
 
-    def step(self, rows: Mapping[int, Tensor], passes: Passes, veto: Veto | None = None) -> Step:
+    def step(self, rows: Mapping[int, Tensor], passes: Passes, early_stop: EarlyStop | None = None) -> Step:
         """See Learner."""
         for block in sorted(set(rows) - self._added):  # in the order in which the fewest gradients are kept
             self.add(block, rows[block], passes)
@@ -142,7 +142,7 @@ class ReplicatedLearner:
         self.start()
         weight, *sums = total[self._size :].tolist()
         found = Step(dict(zip(self.statistics, sums, strict=True)), weight)
-        if weight == 0 or (veto is not None and veto(found)):
+        if weight == 0 or (early_stop is not None and early_stop(found)):
             return found
         self._optimizer.lr = self.lr
         return replace(found, norm=self._optimizer.step(total[: self._size] / weight))

@@ -34,10 +34,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rlinf_embodied.device import has_nccl, kind_of, use
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.learning.gradients import Pass, Passes
 from rlinf_embodied.learning.groups import Group
-from rlinf_embodied.learning.learner import AdamSettings, Step, Veto
+from rlinf_embodied.learning.learner import AdamSettings, EarlyStop, Step
 from rlinf_embodied.learning.optimizer import require_state
 
 _MOMENTS = {"mean": "exp_avg", "square": "exp_avg_sq"}  # in a checkpoint -> in torch's optimizer
@@ -60,17 +61,15 @@ def device_mesh(group: Group, device: str) -> DeviceMesh:
         )
     if dist.is_initialized():
         dist.destroy_process_group()
-    kind = torch.device(device).type
-    if kind == "cuda":
-        torch.cuda.set_device(device)
+    use(device)
     dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo",
+        "nccl" if has_nccl(device) else "gloo",
         store=dist.PrefixStore("sharding", store),  # pyright: ignore[reportPrivateImportUsage]
         rank=group.rank,
         world_size=group.size,
         timeout=timedelta(seconds=getattr(group, "timeout_s", 600.0)),
     )
-    return DeviceMesh.from_group(cast(dist.ProcessGroup, dist.group.WORLD), kind)
+    return DeviceMesh.from_group(cast(dist.ProcessGroup, dist.group.WORLD), kind_of(device))
 
 
 def shard(module: nn.Module, mesh: DeviceMesh) -> None:
@@ -108,7 +107,7 @@ class ShardedLearner:
         settings: AdamSettings,
         statistics: Sequence[str],
         *,
-        idle: Callable[[], Tensor],
+        zero_loss: Callable[[], Tensor],
         group: Group,
         device: str,
     ) -> None:
@@ -120,7 +119,7 @@ class ShardedLearner:
             view: another copy, which other stages read.
             settings: of Adam.
             statistics: names of what passes add up beside the loss.
-            idle: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
+            zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
             group: the workers.
             device: torch's name.
 
@@ -129,7 +128,7 @@ class ShardedLearner:
         """
         self.lr = settings.lr
         self.statistics, self._max_norm = tuple(statistics), settings.max_grad_norm
-        self._group, self._device, self._idle = group, device, idle
+        self._group, self._device, self._zero_loss = group, device, zero_loss
         self._mesh = device_mesh(group, device)
         shard(module, self._mesh)
         self._module, self._view = cast(FSDPModule, module), dict(view.named_parameters())
@@ -155,7 +154,7 @@ class ShardedLearner:
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
         """See Learner; nothing is done yet, as a pass is everybody's and its share of the mean is not known."""
 
-    def step(self, rows: Mapping[int, Tensor], passes: Passes, veto: Veto | None = None) -> Step:
+    def step(self, rows: Mapping[int, Tensor], passes: Passes, early_stop: EarlyStop | None = None) -> Step:
         """See Learner."""
         own = [one for block, index in rows.items() if len(index) for one in passes(block, index)]
         agreed = self._agreed(own)
@@ -165,7 +164,7 @@ class ShardedLearner:
             statistics = statistics + self._accumulated(trained, agreed.trained, agreed.weight)
         sums = self._group.all_reduce(statistics).tolist()
         found = Step(dict(zip(self.statistics, sums, strict=True)), agreed.weight)
-        if found.weight == 0 or (veto is not None and veto(found)):
+        if found.weight == 0 or (early_stop is not None and early_stop(found)):
             self._optimizer.zero_grad()
             return found
         return replace(found, norm=self._apply())
@@ -184,7 +183,7 @@ class ShardedLearner:
             if number < len(own):
                 total += own[number].run().statistics
             else:
-                self._idle()
+                self._zero_loss()
         if rounds:
             self._module.reshard()  # there is no backward pass that would do it
         return total
@@ -201,7 +200,7 @@ class ShardedLearner:
                 total += sums.statistics
                 loss = sums.loss / weight
             else:
-                loss = self._idle()
+                loss = self._zero_loss()
             loss.backward()
         return total
 

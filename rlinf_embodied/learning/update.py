@@ -1,4 +1,4 @@
-"""The update of an iteration: epochs of minibatches over blocks, until they are over or one of them is vetoed.
+"""The update of an iteration: epochs of minibatches over blocks, until they are over or one of them stops it early.
 
     worker 0: blocks 0 1     worker 1: blocks 2 3          per minibatch (learner.py):
        |  slice k of each       |  slice k of each         1. each worker: passes over its slices, summed gradients
@@ -6,9 +6,9 @@
        |                        |                          3. divide by the summed weight, clip, step: the same
     same step                same step                        everywhere, so weights stay equal without a broadcast
 
-What a workflow brings is how a block's rows become passes (features or tokens, which loss terms), and a veto.  Slices
-are cut from a permutation within the block, keyed by (seed, purpose, iteration, epoch, block), so that they do not
-depend on who holds the block.
+What a workflow brings is how a block's rows become passes (features or tokens, which loss terms), and an early stop.
+Slices are cut from a permutation within the block, keyed by (seed, purpose, iteration, epoch, block), so they do
+not depend on who holds the block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.losses import explained_variance
 from rlinf_embodied.learning.gradients import Passes
-from rlinf_embodied.learning.learner import Learner, Step, Veto
+from rlinf_embodied.learning.learner import EarlyStop, Learner, Step
 from rlinf_embodied.randomness import permutation
 
 # what the passes of a policy add up, over everything that was sampled; a workflow may add to it
@@ -39,17 +39,22 @@ class Shuffle:
     iteration: int
 
 
-def slices(shuffle: Shuffle, epoch: int, block: int, size: int, parts: int) -> list[Tensor]:
-    """Returns `parts` nearly equal slices of a permutation of a block's `size` rows, int64."""
+def slices(shuffle: Shuffle, epoch: int, block: int, size: int, num_minibatches: int) -> list[Tensor]:
+    """Returns `num_minibatches` nearly equal slices of a permutation of a block's `size` rows, int64."""
     order = permutation(shuffle.seed, shuffle.purpose, shuffle.iteration, epoch, block, size=size)
-    return [torch.from_numpy(order)[size * k // parts : size * (k + 1) // parts] for k in range(parts)]
+    return [
+        torch.from_numpy(order)[size * k // num_minibatches : size * (k + 1) // num_minibatches]
+        for k in range(num_minibatches)
+    ]
 
 
-def minibatches(shuffle: Shuffle, sizes: Mapping[int, int], parts: int, epochs: int = 1) -> Iterator[dict[int, Tensor]]:
-    """Yields the row indices of each minibatch by block: one slice of every block, `parts` of them per epoch."""
+def minibatches(
+    shuffle: Shuffle, sizes: Mapping[int, int], num_minibatches: int, epochs: int = 1
+) -> Iterator[dict[int, Tensor]]:
+    """Yields the row indices of each minibatch by block: one slice of every block, so many per epoch."""
     for epoch in range(epochs):
-        cut = {block: slices(shuffle, epoch, block, size, parts) for block, size in sizes.items()}
-        for k in range(parts):
+        cut = {block: slices(shuffle, epoch, block, size, num_minibatches) for block, size in sizes.items()}
+        for k in range(num_minibatches):
             yield {block: pieces[k] for block, pieces in cut.items()}
 
 
@@ -61,7 +66,7 @@ class Fitted:
     sums: dict[str, float]  # by the name of the statistic
     weight: float = 0.0
     norms: list[float] = field(default_factory=list)  # of the gradient before clipping, of each step that was made
-    stopped: bool = False  # by a veto
+    stopped: bool = False  # by an early stop
 
     def add(self, step: Step) -> None:
         """Adds what came of a minibatch."""
@@ -80,11 +85,13 @@ class Fitted:
         return self.sums["loss"] / max(self.weight, 1e-8)
 
 
-def fit(learner: Learner, batches: Iterable[Mapping[int, Tensor]], passes: Passes, veto: Veto | None = None) -> Fitted:
-    """Makes a step per minibatch until they are over or one is vetoed, which then counts in no sum."""
+def fit(
+    learner: Learner, batches: Iterable[Mapping[int, Tensor]], passes: Passes, early_stop: EarlyStop | None = None
+) -> Fitted:
+    """Makes a step per minibatch until they are over or one stops it early, which then counts in no sum."""
     fitted = Fitted(dict.fromkeys(learner.statistics, 0.0))
     for rows in batches:
-        step = learner.step(rows, passes, veto)
+        step = learner.step(rows, passes, early_stop)
         if step.norm is None and step.weight > 0:
             fitted.stopped = True
             break
@@ -92,13 +99,13 @@ def fit(learner: Learner, batches: Iterable[Mapping[int, Tensor]], passes: Passe
     return fitted
 
 
-def exceeds_kl(limit: float | None) -> Veto:
-    """Returns the veto against a minibatch whose approximate KL lies above a limit; None: nothing does."""
+def exceeds_kl(limit: float | None) -> EarlyStop:
+    """Returns what stops at a minibatch whose approximate KL lies above a limit; None: nothing does."""
 
-    def veto(step: Step) -> bool:
+    def early_stop(step: Step) -> bool:
         return limit is not None and step.sums["approx_kl"] / max(step.sums["ratios"], 1.0) > limit
 
-    return veto
+    return early_stop
 
 
 def policy_metrics(fitted: Fitted) -> dict[str, float]:

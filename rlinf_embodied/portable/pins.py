@@ -22,7 +22,7 @@ VARIABLES = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",  # not used for float32 (kernels.c); for whoever calls it himself
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",  # numpy: AVX2 at most
     "OPENBLAS_CORETYPE": "Haswell",  # numpy's products
-    "LP_NATIVE_VECTOR_WIDTH": "256",  # llvmpipe's pictures
+    "LP_NATIVE_VECTOR_WIDTH": "256",  # llvmpipe's images
 }
 _LIBRARY = "RLINF_PORTABLE_LIBRARY"  # says to a process that it is to be pinned, and with what
 _NEEDED = ("avx2", "fma")

@@ -32,10 +32,10 @@ from rlinf_embodied.learning.sharded import ShardedLearner
 from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
-from rlinf_embodied.reasoning.objective import STATISTICS, Objective, idle_loss
+from rlinf_embodied.reasoning.objective import STATISTICS, Objective, zero_loss
 from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
 from rlinf_embodied.reasoning.training_rows import Round, TrainingRows, training_rows
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
 # differences of log-probs at the same weights, in float32 on a CPU
@@ -47,7 +47,7 @@ _LARGEST_RATIO = 1e-4  # of two passes of training over the same completions in 
 class ActorStageConfig:
     """What the stage needs to know."""
 
-    held: LanguageStageConfig
+    model: LanguageStageConfig
     config: MathConfig
     inputs: tuple[str, ...]  # stages whose data it gets, in the order of the edges
 
@@ -67,7 +67,7 @@ class ActorStage(LanguageStage):
 
     def __init__(self, config: ActorStageConfig) -> None:
         """Takes plain data; `setup` loads the policy."""
-        super().__init__(config.held)
+        super().__init__(config.model)
         self._config, self._algorithm = config.config, config.config.algorithm
         self._inputs = config.inputs
         self._rows: dict[int, TrainingRows] = {}
@@ -96,11 +96,11 @@ class ActorStage(LanguageStage):
             f"run.exact=true needs sums in a fixed order, and those of {context.group.size} sharded workers are not",
             "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker",
         )
-        held, view = self._held, self._shared.policy.module
-        policy = load_policy(held.policy, held.folder, held.seed, "cpu").policy
+        model, view = self._model, self._shared.policy.module
+        policy = load_policy(model.policy, model.folder, model.seed, "cpu").policy
         learner = ShardedLearner(
             *(policy.module, policy.parameters, view, self._settings(), STATISTICS),
-            idle=lambda: idle_loss(policy, context.device),
+            zero_loss=lambda: zero_loss(policy, context.device),
             group=context.group,
             device=context.device,
         )
@@ -111,39 +111,39 @@ class ActorStage(LanguageStage):
         return AdamSettings(self._algorithm.lr, (0.9, self._algorithm.beta2), self._algorithm.max_grad_norm)
 
     # -------------------------------------------------------------------------------------------------------- update
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Takes the blocks of a chunk, and with the last one makes the iteration's update.
 
         Raises:
             ObjectiveError: completions come from other weights, or their log-probs differ too much from training's.
         """
-        if tick.chunk == 0:
+        if step_context.chunk == 0:
             self._rows, self._objective = {}, self._new_objective()
             self._differences: tuple[float, float] | None = None
             self._learner.start()
         ppo = self._algorithm.name is ReasoningName.ppo
-        warming = ppo and tick.iteration < self._algorithm.critic_warmup_iterations
+        warming = ppo and step_context.iteration < self._algorithm.critic_warmup_iterations
         for block in sorted(inputs):
-            self._rows[block] = self._rows_of(tick, block, inputs[block])
+            self._rows[block] = self._rows_of(step_context, block, inputs[block])
             if self._algorithm.num_steps == 1 and not warming:
                 self._begin(block)
         made = dict.fromkeys(inputs)
-        if tick.chunk < tick.num_chunks - 1:
+        if step_context.chunk < step_context.num_chunks - 1:
             return Output(made, ActorReport({}, self._shared.version))
-        metrics = {} if warming else self._update(tick)
+        metrics = {} if warming else self._update(step_context)
         metrics["rollout/useful_groups"] = self._total({b: r.num_groups for b, r in self._rows.items()})
         self._rows = {}
-        self._shared.version = tick.iteration + 1
+        self._shared.version = step_context.iteration + 1
         return Output(made, ActorReport(metrics, self._shared.version))
 
     def _new_objective(self) -> Objective:
         generation = self._config.generation
         return Objective(self._policy, self._algorithm, generation.temperature, generation.max_new_tokens, largest={})
 
-    def _rows_of(self, tick: Tick, block: int, payloads: list[object]) -> TrainingRows:
+    def _rows_of(self, step_context: StepContext, block: int, payloads: list[object]) -> TrainingRows:
         rounds = _rounds([to_device(payload, self._device) for payload in payloads], self._inputs)
         versions = {r.completions.version for r in rounds}
-        versions |= {part.version for r in rounds for part in (r.proximal,) if part is not None}
+        versions |= {part.version for r in rounds for part in (r.old_log_probs,) if part is not None}
         if versions != {self._shared.version}:
             raise ObjectiveError(
                 f"completions or log-probs come from weights of version {sorted(versions)}, but the actor has "
@@ -151,7 +151,7 @@ class ActorStage(LanguageStage):
             )
         kept = None
         if self._algorithm.dynamic_sampling:
-            chosen = cast("tuple[tuple[int, int, int], ...]", tick.message)
+            chosen = cast("tuple[tuple[int, int, int], ...]", step_context.message)
             kept = [(number, group) for number, of_block, group in chosen if of_block == block]
         return training_rows(rounds, self._algorithm, kept)
 
@@ -161,27 +161,30 @@ class ActorStage(LanguageStage):
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
         return self._objective.passes(block, self._rows[block], index, self._device)
 
-    def _update(self, tick: Tick) -> dict[str, float]:
+    def _update(self, step_context: StepContext) -> dict[str, float]:
         algorithm = self._algorithm
         late = algorithm.critic_warmup_iterations if algorithm.name is ReasoningName.ppo else 0
         self._learner.lr = linear_decay(
-            *(max(0, tick.iteration - late), self._config.run.num_iterations - late),
+            *(max(0, step_context.iteration - late), self._config.run.num_iterations - late),
             *(algorithm.lr, algorithm.lr_end_fraction, algorithm.lr_warmup_iterations),
         )
         self._updated = True
-        fitted = fit(self._learner, self._minibatches(tick), self._passes, self._compared)
+        fitted = fit(self._learner, self._minibatches(step_context), self._passes, self._compared)
         self._learner.publish()
         if self._differences is None:  # nothing was trained on
             self._compare()
         return self._metrics(fitted)
 
-    def _minibatches(self, tick: Tick) -> Iterable[Mapping[int, Tensor]]:
+    def _minibatches(self, step_context: StepContext) -> Iterable[Mapping[int, Tensor]]:
         """Returns the rows of each step: slices of those that are trained on, with slices of those looked at."""
         algorithm, blocks = self._algorithm, self._rows
         if algorithm.num_steps == 1:
             return [{block: torch.arange(len(rows)) for block, rows in blocks.items()}]
         shuffled = lambda purpose, sizes: minibatches(  # noqa: E731
-            Shuffle(self._held.seed, purpose, tick.iteration), sizes, algorithm.num_minibatches, algorithm.epochs
+            Shuffle(self._model.seed, purpose, step_context.iteration),
+            sizes,
+            algorithm.num_minibatches,
+            algorithm.epochs,
         )
         trained = shuffled("policy", {block: rows.num_trained for block, rows in blocks.items()})
         watched = shuffled("watched", {block: rows.num_watched for block, rows in blocks.items()})
@@ -194,7 +197,7 @@ class ActorStage(LanguageStage):
             yield {b: torch.cat([rows, self._rows[b].num_trained + second[b]]) for b, rows in first.items()}
 
     def _compared(self, step: Step) -> bool:
-        """Compares log-probs before the first step, and vetoes none."""
+        """Compares log-probs before the first step, and never stops."""
         if self._differences is None:
             self._compare()
         return False
@@ -236,31 +239,33 @@ class ActorStage(LanguageStage):
         )
 
     # ------------------------------------------------------------------------------------------------ context switch
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory with the optimizer's state; the weights stay if generation uses them."""
         if self._policy is self._shared.policy:
-            super().offload(tick)
+            super().offload(step_context)
         self._learner.move_state("cpu")
 
-    def onload(self, tick: Tick) -> None:
+    def onload(self, step_context: StepContext) -> None:
         """Comes back."""
         if self._policy is self._shared.policy:
-            super().onload(tick)
+            super().onload(step_context)
         self._learner.move_state(self._device)
 
     # --------------------------------------------------------------------------------------------- weights and state
-    def export_weights(self, tick: Tick) -> WeightsMessage:
+    def export_weights(self, step_context: StepContext) -> WeightsMessage:
         """Returns the weights with their version and checksum: all of them until the first update after a load.
 
         Copies elsewhere may have started from a folder with merged adapters.
         """
         return export_weights(self._shared.policy.module, self._shared.version, whole=not self._updated)
 
-    def weights_digest(self, tick: Tick) -> str:
+    def weights_digest(self, step_context: StepContext) -> str:
         """Returns the SHA-256 of all weights."""
         return weights_sha256(self._shared.policy.module.state_dict())
 
-    def save(self, tick: Tick, argument: tuple[str, int, int, dict[str, object], dict[str, dict[str, Tensor]]]) -> None:
+    def save(
+        self, step_context: StepContext, argument: tuple[str, int, int, dict[str, object], dict[str, dict[str, Tensor]]]
+    ) -> None:
         """Writes a checkpoint (the first worker does): (root, step, keep, JSON state, what other stages add)."""
         own = {"policy_optimizer": self._learner.export_state()}  # all take part
         if self._rank != 0:
@@ -277,21 +282,26 @@ class ActorStage(LanguageStage):
             keep=keep,
         )
 
-    def load(self, tick: Tick, folder: str) -> None:
+    def load(self, step_context: StepContext, folder: str) -> None:
         """Restores optimizer, adapters and version; the weights were loaded with the policy."""
         self._learner.import_state(load_tensors(Path(folder), "policy_optimizer"))
         module = load_tensors(Path(folder), "policy_module")
         if module:
             self._shared.policy.module.load_state_dict(module)
             self._learner.adopt()
-        self._shared.version, self._updated = tick.iteration, False
+        self._shared.version, self._updated = step_context.iteration, False
 
 
 def _rounds(payloads: Sequence[object], inputs: Sequence[str]) -> list[Round]:
     """Sorts a block's payloads (edge by edge, rounds within an edge) into rounds."""
     count = len(payloads) // len(inputs)
     by_stage = {stage: payloads[i * count : (i + 1) * count] for i, stage in enumerate(inputs)}
-    names = {"completions": "generation", "rewards": "reward", "proximal": "proximal", "reference": "reference"}
+    names = {
+        "completions": "generation",
+        "rewards": "reward",
+        "old_log_probs": "old_log_probs",
+        "reference": "reference",
+    }
     names["advantages"] = "critic"
     found = {name: by_stage[stage] for name, stage in names.items() if stage in by_stage}
     return [Round(**{name: parts[k] for name, parts in found.items()}) for k in range(count)]  # pyright: ignore[reportArgumentType]

@@ -11,7 +11,7 @@ from rlinf_embodied.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """How a token is drawn from logits, and when a completion ends (at a token of `spec.eos_ids`, or by its length)."""
 
     max_new_tokens: int = 52
@@ -78,7 +78,7 @@ class Group:
 # ------------------------------------------------------------------------------------------------- between the stages
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """The problems of a block with those of its neighbours that are decoded together."""
+    """The problems of a block with those of the other blocks of its batch."""
 
     blocks: tuple[tuple[Problem, ...], ...]
     index: int  # of this block among them
@@ -150,7 +150,7 @@ class RewardReport:
     """What the driver learns of rewards, by block."""
 
     correct: dict[int, tuple[tuple[bool, ...], ...]]  # K tuples of G
-    uniform: dict[int, tuple[bool, ...]]  # K: whether the group's completions are all alike in the raw metric
+    zero_variance: dict[int, tuple[bool, ...]]  # K: whether the group's completions are all alike in the raw metric
     rewards: dict[int, float]  # sums
     formatted: dict[int, int]
     shown: tuple[tuple[tuple[int, int], Sample], ...] = ()  # ((block, row), sample)

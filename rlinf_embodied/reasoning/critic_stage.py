@@ -27,11 +27,12 @@ from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.reduce import make_reducer
+from rlinf_embodied.learning.shared_policy import move
 from rlinf_embodied.learning.update import VALUE_STATISTICS, Shuffle, fit, minibatches, value_metrics
 from rlinf_embodied.reasoning.batch import Completions, Rewards, TokenAdvantages
-from rlinf_embodied.reasoning.packing import Sequences, microbatches, pack
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, dynamic_batches, microbatches
 from rlinf_embodied.reasoning.policy_folder import load_policy
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.targets import load_target
 
@@ -83,14 +84,14 @@ class CriticStage:
         policy = load_policy(config.policy, config.folder, config.seed, "cpu").policy
         self._pad_id = policy.spec.pad_id
         self._critic = kind.from_policy(policy)
-        self._critic.module.to(context.device)
+        move(self._critic.module, context.device)
         self._device = context.device
         self._rank = context.group.rank
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         settings = AdamSettings(algorithm.value_lr, (0.9, algorithm.beta2), algorithm.value_max_grad_norm)
         self._learner = ReplicatedLearner(self._critic.parameters(), settings, VALUE_STATISTICS, self._reducer)
 
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the TokenAdvantages of each block, standardised over all of them, and then fits the values."""
         blocks = {
             block: self._rows(cast(Completions, completions), cast(Rewards, rewards))
@@ -101,7 +102,7 @@ class CriticStage:
         deviations = {b: squared_deviations(r.advantages, r.mask, mean) for b, r in blocks.items()}
         std = std_of(sums, self._reducer.sum_blocks(deviations))
         made = {b: TokenAdvantages(normalize(r.advantages, mean, std) * r.mask) for b, r in blocks.items()}
-        return Output(made, CriticReport(self._fit(tick, blocks)))
+        return Output(made, CriticReport(self._fit(step_context, blocks)))
 
     def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:
         sequences = Sequences.of(completions.groups)
@@ -131,8 +132,8 @@ class CriticStage:
         return table
 
     # ----------------------------------------------------------------------------------------------------------- update
-    def _fit(self, tick: Tick, blocks: Mapping[int, _Rows]) -> dict[str, float]:
-        algorithm, shuffle = self._algorithm, Shuffle(self._config.seed, "value", tick.iteration)
+    def _fit(self, step_context: StepContext, blocks: Mapping[int, _Rows]) -> dict[str, float]:
+        algorithm, shuffle = self._algorithm, Shuffle(self._config.seed, "value", step_context.iteration)
         sizes = {block: len(rows.sequences) for block, rows in blocks.items()}
         batches = minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.value_epochs)
         fitted = fit(self._learner, batches, lambda block, index: self._passes(blocks[block], index.tolist()))
@@ -141,7 +142,7 @@ class CriticStage:
 
     def _passes(self, rows: _Rows, index: Sequence[int]) -> list[Pass]:
         chosen, budget, made = rows.sequences.select(index), self._algorithm.tokens_per_microbatch, []
-        for numbers in pack(chosen.lengths(), budget):
+        for numbers in dynamic_batches(chosen.lengths(), budget):
             places = [index[number] for number in numbers]
             weight = float(sum(len(rows.sequences.completions[place]) for place in places))
             made.append(Pass(weight, partial(self._loss, rows, places)))
@@ -157,24 +158,24 @@ class CriticStage:
         return LossSums(terms.loss, terms.count.to(torch.float32), terms.loss.detach().reshape(1))
 
     # ---------------------------------------------------------------------------------------------- switching and state
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory."""
-        self._critic.module.to("cpu")
+        move(self._critic.module, "cpu")
         self._learner.move_state("cpu")
 
-    def onload(self, tick: Tick) -> None:
+    def onload(self, step_context: StepContext) -> None:
         """Comes back."""
-        self._critic.module.to(self._device)
+        move(self._critic.module, self._device)
         self._learner.move_state(self._device)
 
-    def export_state(self, tick: Tick) -> dict[str, dict[str, Tensor]]:
+    def export_state(self, step_context: StepContext) -> dict[str, dict[str, Tensor]]:
         """Returns what a checkpoint holds of the critic: groups of tensors by name; {} in workers but the first."""
         if self._rank != 0:
             return {}
         module = {name: tensor.detach().cpu() for name, tensor in self._critic.module.state_dict().items()}
         return {OPTIMIZER: self._learner.export_state(), MODULE: module}
 
-    def load(self, tick: Tick, folder: str) -> None:
+    def load(self, step_context: StepContext, folder: str) -> None:
         """Restores weights and learner."""
         self._critic.module.load_state_dict(load_tensors(Path(folder), MODULE))
         self._learner.import_state(load_tensors(Path(folder), OPTIMIZER))

@@ -11,8 +11,8 @@ from rlinf_embodied.config import EvaluateAnswersConfig
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
-from rlinf_embodied.reasoning.judge import reward_function
 from rlinf_embodied.reasoning.policy_folder import FILE, trained_on
+from rlinf_embodied.reasoning.verifier import reward_function
 from rlinf_embodied.runtime.sessions import open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
@@ -32,10 +32,10 @@ def evaluate_command(config: EvaluateAnswersConfig) -> int:
     problem_source(config.data, config.data.seed)
     folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
     cluster = cluster_at_hand(config.cluster)
-    held = LanguageStageConfig(config.policy, str(folder_of_policy), config.run.seed)
+    model = LanguageStageConfig(config.policy, str(folder_of_policy), config.run.seed)
     sections = (config.data, config.generation, config.reward, config.eval)
     with open_session(config.cluster) as session, LiveView(1, str(folder_of_policy)) as view:
-        evaluation = AnswerEvaluation(held, *sections, session, cluster, last_step=0, progress=view.progress)
+        evaluation = AnswerEvaluation(model, *sections, session, cluster, last_step=0, progress=view.progress)
         result = evaluation.run(0)
     _write(folder, config, result)
     source = config.data._target_ or ", ".join(config.data.files.values()) or config.data.level

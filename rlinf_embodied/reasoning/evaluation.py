@@ -2,7 +2,7 @@
 
 greedy    one answer per problem at temperature 0: accuracy with Wilson's interval
 sampled   n answers per problem at the training's temperature: pass@k, unbiased (Chen et al. 2021, arXiv 2107.03374)
-forced    greedy, but every answer is made to begin with the first token of a worked one: what the policy could do
+forced    greedy, with the first token of a chain of thought given (forced prefix): what the policy could do
           already, had it only shown its working
 """
 
@@ -18,15 +18,15 @@ import numpy as np
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import AnswerEvalConfig, DataConfig, GenerationConfig, RewardConfig
 from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.data.sources import problem_source
-from rlinf_embodied.data.text_forms import text_form
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
-from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
-from rlinf_embodied.reasoning.judge import Judge, reward_function
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.reasoning.verifier import Verifier, reward_function
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.metrics import Z95, Rate
 from rlinf_embodied.telemetry.trace import Span
@@ -46,7 +46,7 @@ class Mode(StrEnum):
 class AnswerStageConfig:
     """What the stage needs to know."""
 
-    held: LanguageStageConfig
+    model: LanguageStageConfig
     data: DataConfig
     generation: GenerationConfig
     reward: RewardConfig
@@ -76,7 +76,7 @@ class AnswerReport:
 
 
 class AnswerStage(LanguageStage):
-    """Answers held-out problems and judges them.
+    """Answers held-out problems and scores the answers.
 
     It holds the weights on the device only while it does, so that training's switches free the memory.
     """
@@ -85,24 +85,27 @@ class AnswerStage(LanguageStage):
 
     def __init__(self, config: AnswerStageConfig) -> None:
         """Takes plain data."""
-        super().__init__(config.held)
+        super().__init__(config.model)
         self._config = config
 
     def setup(self, context: StageContext) -> None:
-        """Loads the model, opens the problems, makes the judge."""
+        """Loads the model, opens the problems, makes the verifier."""
         super().setup(context)
         config = self._config
-        self._form = text_form(config.data.form)
+        self._prompt_template = prompt_template(config.data.prompt_template)
         self._source = problem_source(config.data, config.data.seed)
         reward = config.reward
-        self._judge = Judge(
-            self._form, num_workers=reward.num_workers, timeout_s=reward.timeout_s, function=reward_function(reward)
+        self._verifier = Verifier(
+            self._prompt_template,
+            num_workers=reward.num_workers,
+            timeout_s=reward.timeout_s,
+            function=reward_function(reward),
         )
         self._shared.leave(self._user)
 
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
-        """Answers the problems of one of its blocks: the tick's message holds the mode, and which one."""
-        mode, number = str(tick.message).split()
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
+        """Answers the problems of one of its blocks: the step_context's message holds the mode, and which one."""
+        mode, number = str(step_context.message).split()
         self._shared.enter(self._user)
         try:
             blocks = sorted(inputs)[int(number) : int(number) + 1]
@@ -117,8 +120,8 @@ class AnswerStage(LanguageStage):
             texts, lengths, ended = self._answers(problems, mode)
             size = len(texts) // len(problems)
             every = [problem for problem in problems for _ in range(size)]
-            verdicts = self._judge.judge(texts, every, ended)
-            right, earned[block] = verdicts.correct, float(verdicts.raw.sum(dtype=np.float64))
+            verified = self._verifier.verify(texts, every, ended)
+            right, earned[block] = verified.correct, float(verified.raw.sum(dtype=np.float64))
             correct[block] = tuple(tuple(row) for row in right.reshape(-1, size).tolist())
             first = range(0, len(texts), size)
             shown[block] = tuple(Answer(every[i].question, every[i].answer, texts[i], bool(right[i])) for i in first)
@@ -136,13 +139,13 @@ class AnswerStage(LanguageStage):
     def _answers(self, problems: Sequence[Problem], mode: Mode) -> tuple[list[str], list[int], list[bool]]:
         """Returns texts, lengths in tokens, and whether each came to its end; problem by problem."""
         config, policy = self._config.generation, self._shared.policy
-        begun = {p.id: self._beginning(p) if mode is Mode.forced else [] for p in problems}
-        prompts = [Prompt(p.id, (*policy.encode(self._form.prompt(p)), *begun[p.id])) for p in problems]
+        begun = {p.id: self._forced_prefix(p) if mode is Mode.forced else [] for p in problems}
+        prompts = [Prompt(p.id, (*policy.encode(self._prompt_template.prompt(p)), *begun[p.id])) for p in problems]
         sampled = mode is Mode.sampled
         group_size = self._config.eval.num_samples if sampled else 1
         longest = config.max_new_tokens - max(map(len, begun.values()))
-        sampling = Sampling(longest, config.temperature if sampled else 0.0, config.top_p if sampled else 1.0)
-        noise = Noise(self._held.seed, 0, "evaluation")
+        sampling = SamplingParams(longest, config.temperature if sampled else 0.0, config.top_p if sampled else 1.0)
+        noise = Noise(self._model.seed, 0, "evaluation")
         block = GenerationBlock(tuple(prompts), group_size)
         groups = self._generate(block, sampling, noise, config, self._config.eval.engine)
         texts, lengths, ended = [], [], []
@@ -153,11 +156,13 @@ class AnswerStage(LanguageStage):
             ended += group.ended.tolist()
         return texts, lengths, ended
 
-    def _beginning(self, problem: Problem) -> list[int]:
-        """Returns the first token of a worked answer, nothing where the problem comes without its steps."""
+    def _forced_prefix(self, problem: Problem) -> list[int]:
+        """Returns the first token of a chain of thought, nothing where the problem comes without its steps."""
         if not problem.solution:
             return []
-        return self._shared.policy.encode_completion(self._form.completion(problem, worked=True))[:1]
+        return self._shared.policy.encode_completion(self._prompt_template.completion(problem, chain_of_thought=True))[
+            :1
+        ]
 
 
 # -------------------------------------------------------------------------------------------------------------- results
@@ -217,7 +222,7 @@ class AnswerResult:
             text += f", reward {self.reward:.3f}"
         for k in (1, self.sampled.num_samples) if self.sampled else ():
             text += f", pass@{k} {100 * self.sampled.pass_at[k]:.1f} %" if self.sampled else ""
-        return text + (f", with a forced start {100 * self.forced.value:.1f} %" if self.forced else "")
+        return text + (f", with a forced prefix {100 * self.forced.value:.1f} %" if self.forced else "")
 
     def table(self) -> str:
         """Returns sample answers as a Markdown table."""
@@ -230,7 +235,7 @@ class AnswerResult:
 
 
 def sampled_result(correct: Sequence[Sequence[bool]]) -> Sampled:
-    """Returns pass@k for k = 1, 2, 4, ... and the number of samples, from [N][n] judged answers."""
+    """Returns pass@k for k = 1, 2, 4, ... and the number of samples, from [N][n] scored answers."""
     counts, size = np.array([sum(row) for row in correct]), len(correct[0])
     ks = sorted({k for k in (1, 2, 4, 8, 16, 32, 64) if k < size} | {size})
     pass_at, intervals = {}, {}
@@ -254,7 +259,7 @@ class AnswerEvaluation:
 
     def __init__(
         self,
-        held: LanguageStageConfig,
+        model: LanguageStageConfig,
         data: DataConfig,
         generation: GenerationConfig,
         reward: RewardConfig,
@@ -264,7 +269,7 @@ class AnswerEvaluation:
         last_step: int,
         progress: ShowProgress | None = None,
     ) -> None:
-        """Builds the stage; samples are drawn at the steps 0 and `last_step` only, forced starts at 0.
+        """Builds the stage; samples are drawn at the steps 0 and `last_step` only, forced prefixes at 0.
 
         `progress` is called with (mode, problems done, problems in all, "").
         """
@@ -272,7 +277,7 @@ class AnswerEvaluation:
         size = problem_source(data, data.seed).size(Split.test)
         self._eval, self._last_step, self._own_reward = evaluation, last_step, reward._target_ is not None
         number = evaluation.num_problems if size is None else min(size, evaluation.num_problems)
-        config = AnswerStageConfig(held, data, generation, reward, evaluation, number)
+        config = AnswerStageConfig(model, data, generation, reward, evaluation, number)
         blocks = -(-number // evaluation.problems_per_block)
         self._number = number
         stages = {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", config)}
@@ -287,7 +292,7 @@ class AnswerEvaluation:
         sampled = forced = None
         if self._eval.num_samples and step in (0, self._last_step):
             sampled = sampled_result(self._answers(step, Mode.sampled)[0])
-        if self._eval.forced_start and step == 0:
+        if self._eval.forced_prefix and step == 0:
             forced = _first_right(self._answers(step, Mode.forced)[0])
         number = len(greedy)
         return AnswerResult(
@@ -304,7 +309,7 @@ class AnswerEvaluation:
         reports: list[AnswerReport] = []
         spans: list[Span] = []
         for number in range(self._rounds):
-            result = self.executor.run(Tick(step, message=f"{mode.value} {number}"))
+            result = self.executor.run(StepContext(step, message=f"{mode.value} {number}"))
             reports += result.all_of(STAGE, AnswerReport)
             spans += result.spans
             if self._progress is not None:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning as a stage: short and worked answers to generated problems, block by block."""
+"""Supervised fine-tuning as a stage: direct answers and chains of thought to generated problems, block by block."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from rlinf_embodied.config import LoraSettings, MathConfig
 from rlinf_embodied.data.problems import Split
+from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.data.sources import problem_source
-from rlinf_embodied.data.text_forms import text_form
 from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.randomness import permutation, uniform
-from rlinf_embodied.reasoning.packing import Sequences, pack
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, dynamic_batches
 from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
-from rlinf_embodied.runtime.host import StageContext, Tick
+from rlinf_embodied.runtime.host import StageContext, StepContext
 
 NUM_BLOCKS = 2  # of examples: fixed, so that weights do not depend on the number of devices
 _LEAST_WASTE = 0.5  # a microbatch is cut in two where more than this share of it would be padding
@@ -54,18 +54,21 @@ class FineTuningStage:
         self._order: tuple[int, dict[int, np.ndarray]] = -1, {}
 
     def _drawn(self, block: int) -> Sequences:
-        """Returns the examples of a block; whether one is worked is keyed by its number."""
+        """Returns the examples of a block; whether one shows its steps is keyed by its number."""
         config, settings = self._config, self._config.warm_start
         size = settings.num_examples // NUM_BLOCKS
         numbers = np.arange(block * size, (block + 1) * size)
-        source, form = problem_source(config.data, config.run.seed), text_form(config.data.form)
+        source, template = problem_source(config.data, config.run.seed), prompt_template(config.data.prompt_template)
         problems = source.batch(Split.train, _FIRST + block * size, size)
-        worked = uniform(config.run.seed, "worked", numbers) < settings.worked_share
-        prompts = [tuple(self._policy.encode(form.prompt(problem))) for problem in problems]
-        answers = [form.completion(problem, worked=bool(w)) for problem, w in zip(problems, worked, strict=True)]
+        with_steps = uniform(config.run.seed, "worked", numbers) < settings.chain_of_thought_share
+        prompts = [tuple(self._policy.encode(template.prompt(problem))) for problem in problems]
+        answers = [
+            template.completion(problem, chain_of_thought=bool(shown))
+            for problem, shown in zip(problems, with_steps, strict=True)
+        ]
         return Sequences(tuple(prompts), tuple(tuple(self._policy.encode_completion(text)) for text in answers))
 
-    def fit(self, tick: Tick, steps: tuple[int, int]) -> float:
+    def fit(self, step_context: StepContext, steps: tuple[int, int]) -> float:
         """Makes the steps [first, last) and returns the mean loss per token."""
         settings, total, count = self._config.warm_start, 0.0, 0.0
         for step in range(*steps):
@@ -99,20 +102,20 @@ class FineTuningStage:
         loss = -found.log_probs.sum()
         return LossSums(loss, batch.mask.sum().to(torch.float32), loss.detach().reshape(1))
 
-    def save(self, tick: Tick, folder: str) -> None:
+    def save(self, step_context: StepContext, folder: str) -> None:
         """Writes the policy (the first worker does)."""
         if self._rank == 0:
             save_policy(self._policy, Path(folder), self._config)
 
 
 def _parts(lengths: list[int]) -> list[list[int]]:
-    """Returns the rows of one or two microbatches: bare answers are apart from worked ones where it saves padding."""
+    """Returns the rows of one or two microbatches: direct answers have one of their own where it saves padding."""
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     whole = lengths[order[0]] * len(order)
     cuts = [(lengths[order[0]] * k + lengths[order[k]] * (len(order) - k), k) for k in range(1, len(order))]
     best, at = min(cuts, default=(whole, 0))
     if best > _LEAST_WASTE * whole:
-        return pack(lengths, max(whole, 1))
+        return dynamic_batches(lengths, max(whole, 1))
     return [order[:at], order[at:]]
 
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.log_probs import (
-    invert_cumulative,
-    likeliest_tokens,
+    greedy_tokens,
+    inverse_cdf,
     log_softmax,
     restrict_to_nucleus,
 )
@@ -31,11 +31,11 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, SamplingParams
 
 
 def require_context(
-    policy: LanguagePolicy, prompts: Sequence[Prompt], sampling: Sampling, max_model_len: int | None = None
+    policy: LanguagePolicy, prompts: Sequence[Prompt], sampling: SamplingParams, max_model_len: int | None = None
 ) -> None:
     """Checks that the longest prompt and its completion fit into the model's context, and into that of the engine.
 
@@ -69,10 +69,10 @@ def require_context(
 def generate(
     policy: LanguagePolicy,
     block: GenerationBlock,
-    sampling: Sampling,
+    sampling: SamplingParams,
     noise: Noise,
     *,
-    num_slots: int,
+    max_num_seqs: int,
     in_order: bool = False,
 ) -> Iterator[Group]:
     """Yields every group of a block as soon as it has ended; `in_order` holds back those that overtook an earlier one.
@@ -82,20 +82,20 @@ def generate(
         block: what to complete.
         sampling: how.
         noise: keys of the uniforms.
-        num_slots: S, rows that decode together: memory against speed.
+        max_num_seqs: S, rows that decode together: memory against speed.
         in_order: whether groups come in the order of `block.prompts`.
 
     Raises:
         ConfigError: a prompt and its completion exceed the context, the block is empty, or S is.
         ObjectiveError: the model's logits are not finite.
     """
-    if block.num_rows < 1 or num_slots < 1:
+    if block.num_rows < 1 or max_num_seqs < 1:
         raise ConfigError(
-            f"{len(block.prompts)} prompts x {block.group_size} samples on {num_slots} slots: each must be at least 1; "
-            "use a larger generation.num_slots, algorithm.group_size or block"
+            f"{len(block.prompts)} prompts x {block.group_size} samples on {max_num_seqs} slots: each must be at least "
+            "1; use a larger generation.max_num_seqs, algorithm.group_size or block"
         )
     require_context(policy, block.prompts, sampling)
-    return _groups(_Decoding(policy, block, sampling, noise, num_slots), in_order)
+    return _groups(_Decoding(policy, block, sampling, noise, max_num_seqs), in_order)
 
 
 def _groups(decoding: _Decoding, in_order: bool) -> Iterator[Group]:
@@ -114,13 +114,13 @@ class _Decoding:
     """One block under way: which row sits in which slot, and what each has said so far."""
 
     def __init__(
-        self, policy: LanguagePolicy, block: GenerationBlock, sampling: Sampling, noise: Noise, num_slots: int
+        self, policy: LanguagePolicy, block: GenerationBlock, sampling: SamplingParams, noise: Noise, max_num_seqs: int
     ) -> None:
         self.block, self.sampling, self.noise = block, sampling, noise
         rows, length = block.num_rows, sampling.max_new_tokens
-        self.num_slots = min(num_slots, rows)
+        self.max_num_seqs = min(max_num_seqs, rows)
         width = max(len(prompt.tokens) for prompt in block.prompts) + length
-        self.decoder: Decoder = policy.decoder(self.num_slots, width)
+        self.decoder: Decoder = policy.decoder(self.max_num_seqs, width)
         device = next(policy.module.parameters()).device
         self.eos = torch.tensor(policy.spec.eos_ids, device=device)
         # made outside of inference mode, so that training may use them
@@ -139,7 +139,7 @@ class _Decoding:
 
     def run(self) -> Iterator[list[int]]:
         """Yields numbers of finished groups, ascending within a step, until all rows have ended."""
-        finished = self._admit(torch.arange(self.num_slots, device=self.lengths.device))
+        finished = self._admit(torch.arange(self.max_num_seqs, device=self.lengths.device))
         while True:
             if groups := self._count(finished):
                 yield groups
@@ -184,12 +184,12 @@ class _Decoding:
         every = log_softmax(logits, self.sampling.temperature or 1.0)
         restricted = every
         if self.sampling.temperature == 0:
-            tokens = likeliest_tokens(every)
+            tokens = greedy_tokens(every)
         else:
             if self.sampling.top_p < 1:
                 restricted, log_mass = restrict_to_nucleus(every, self.sampling.top_p)
                 self.log_mass[rows, place] = log_mass
-            tokens = invert_cumulative(restricted, self.uniforms[rows, place])
+            tokens = inverse_cdf(restricted, self.uniforms[rows, place])
         log_probs = every.gather(-1, tokens[:, None])[:, 0]
         self.log_probs[rows, place] = log_probs if restricted is every else log_probs - log_mass
         return tokens
@@ -219,7 +219,7 @@ class _Decoding:
         """The prefix that holds the next waiting row's prompt; prompts are read for about S rows at a time."""
         prompt = self.next_row // self.block.group_size
         if self.prefix is None or prompt >= self.read_to:
-            count = -(-self.num_slots // self.block.group_size)
+            count = -(-self.max_num_seqs // self.block.group_size)
             self.read_from, self.read_to = prompt, min(prompt + count, len(self.block.prompts))
             prompts = self.block.prompts[self.read_from : self.read_to]
             self.prefix = self.decoder.prefill([p.tokens for p in prompts])

@@ -1,4 +1,4 @@
-"""Generation as a stage: neighbouring blocks are decoded together, and each is handed on when its groups have ended.
+"""Generation as a stage: the blocks of a batch are decoded at once, and each is handed on when its groups have ended.
 
     set     blocks 0 1 2 3 of one worker: one call of `generate`, whose groups come in the order of their prompts
     call    for some blocks of a set, ascending: decodes until their groups are there, and no further; the next call
@@ -16,7 +16,7 @@ from itertools import islice
 from typing import cast
 
 from rlinf_embodied.config import Engine, GenerationConfig, LanguagePolicyConfig
-from rlinf_embodied.data.text_forms import text_form
+from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
@@ -28,12 +28,12 @@ from rlinf_embodied.reasoning.batch import (
     Noise,
     Prompt,
     PromptSet,
-    Sampling,
+    SamplingParams,
 )
 from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.policy_folder import load_policy
 from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +51,37 @@ class LanguageStage:
 
     _user = ""
 
-    def __init__(self, held: LanguageStageConfig) -> None:
+    def __init__(self, model: LanguageStageConfig) -> None:
         """Takes plain data; `setup` loads the model."""
-        self._held = held
+        self._model = model
 
     def setup(self, context: StageContext) -> None:
         """Loads the model, or takes the worker's copy."""
-        held = self._held
-        shared = context.share(held.share, lambda: load_policy(held.policy, held.folder, held.seed, context.device))
+        model = self._model
+        shared = context.share(model.share, lambda: load_policy(model.policy, model.folder, model.seed, context.device))
         self._shared = cast(SharedPolicy[LanguagePolicy], shared)
         self._shared.enter(self._user)
         self._device = context.device
 
-    def install_weights(self, tick: Tick, message: WeightsMessage) -> None:
+    def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:
         """Installs a new version; checksum and names are verified first."""
         install_weights(self._shared.policy.module, message)
         self._shared.version = message.version
 
     def _generate(
-        self, block: GenerationBlock, sampling: Sampling, noise: Noise, config: GenerationConfig, engine: Engine
+        self, block: GenerationBlock, sampling: SamplingParams, noise: Noise, config: GenerationConfig, engine: Engine
     ) -> Iterator[Group]:
         """Completes a block with an engine; groups come in the order of the prompts."""
         policy = self._shared.policy
         if engine is Engine.vllm:
             return generate_with_vllm(policy, block, sampling, noise, self._shared.version, config.vllm)
-        return generate(policy, block, sampling, noise, num_slots=config.num_slots, in_order=True)
+        return generate(policy, block, sampling, noise, max_num_seqs=config.max_num_seqs, in_order=True)
 
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory; the weights stay if another stage uses them."""
         self._shared.leave(self._user)
 
-    def onload(self, tick: Tick) -> None:
+    def onload(self, step_context: StepContext) -> None:
         """Comes back."""
         self._shared.enter(self._user)
 
@@ -90,10 +90,10 @@ class LanguageStage:
 class GenerationStageConfig:
     """What the stage needs to know."""
 
-    held: LanguageStageConfig
+    model: LanguageStageConfig
     generation: GenerationConfig
     group_size: int
-    form: str  # of the prompts
+    prompt_template: str  # of the prompts
 
 
 class GenerationStage(LanguageStage):
@@ -103,12 +103,12 @@ class GenerationStage(LanguageStage):
 
     def __init__(self, config: GenerationStageConfig) -> None:
         """Takes plain data."""
-        super().__init__(config.held)
+        super().__init__(config.model)
         self._config = config
-        self._form = text_form(config.form)
+        self._prompt_template = prompt_template(config.prompt_template)
         self._under_way: tuple[tuple[int, ...], Iterator[Group]] = (), iter(())
 
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Completions of each block.
 
         Raises:
@@ -117,17 +117,17 @@ class GenerationStage(LanguageStage):
         start, made, finish_s = time.perf_counter(), {}, {}
         for block in sorted(inputs):
             (prompts,) = cast("list[PromptSet]", inputs[block])
-            made[block] = self._completions(tick, block, prompts)
+            made[block] = self._completions(step_context, block, prompts)
             finish_s[block] = time.perf_counter() - start
         lengths = [n for block in made.values() for group in block.groups for n in group.lengths.tolist()]
         ended = sum(int(group.ended.sum()) for block in made.values() for group in block.groups)
         report = GenerationReport(sum(lengths), len(lengths), len(lengths) - ended, max(lengths), finish_s)
         return Output(made, report)
 
-    def _completions(self, tick: Tick, block: int, prompts: PromptSet) -> Completions:
-        key = (tick.iteration, tick.attempt, tick.round, block - prompts.index)
+    def _completions(self, step_context: StepContext, block: int, prompts: PromptSet) -> Completions:
+        key = (step_context.iteration, step_context.attempt, step_context.round, block - prompts.index)
         if self._under_way[0] != key:
-            self._under_way = key, self._decoding(tick, prompts)
+            self._under_way = key, self._decoding(step_context, prompts)
         groups = tuple(islice(self._under_way[1], len(prompts.own)))
         assert len(groups) == len(prompts.own), "blocks of a set are asked for once, in ascending order"
         if prompts.index == len(prompts.blocks) - 1:
@@ -139,11 +139,11 @@ class GenerationStage(LanguageStage):
         )
         return Completions(prompts.own, groups, texts, self._shared.version)
 
-    def _decoding(self, tick: Tick, prompts: PromptSet) -> Iterator[Group]:
+    def _decoding(self, step_context: StepContext, prompts: PromptSet) -> Iterator[Group]:
         config, policy = self._config.generation, self._shared.policy
         problems = [problem for block in prompts.blocks for problem in block]
-        asked = tuple(Prompt(p.id, tuple(policy.encode(self._form.prompt(p)))) for p in problems)
-        sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p)
-        noise = Noise(self._held.seed, tick.iteration)
+        asked = tuple(Prompt(p.id, tuple(policy.encode(self._prompt_template.prompt(p)))) for p in problems)
+        sampling = SamplingParams(config.max_new_tokens, config.temperature, config.top_p)
+        noise = Noise(self._model.seed, step_context.iteration)
         block = GenerationBlock(asked, self._config.group_size)
         return self._generate(block, sampling, noise, config, config.engine)

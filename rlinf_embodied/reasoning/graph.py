@@ -1,6 +1,6 @@
 """The reasoning workflow's graph; it imports nothing heavy, as planning does with it alone.
 
-The picture is in workflow.py.  Systems whose costs were published have one stage "logprob" before their learners, and
+The diagram is in workflow.py.  Systems whose costs were published have one stage "logprob" before their learners, and
 no stage for prompts.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from rlinf_embodied.flow.graph import WHOLE, Edge, Repeat, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import WHOLE, Edge, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.profile import Workload
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -16,7 +16,7 @@ _CLASSES = {  # in the order of the data
     "prompts": "prompt_stage.PromptStage",
     "generation": "generation_stage.GenerationStage",
     "reward": "reward_stage.RewardStage",
-    "proximal": "logprob_stage.LogProbStage",
+    "old_log_probs": "logprob_stage.LogProbStage",
     "reference": "logprob_stage.LogProbStage",
     "logprob": "logprob_stage.LogProbStage",
     "critic": "critic_stage.CriticStage",
@@ -32,7 +32,7 @@ def reasoning_graph(
     *,
     streams: bool,
     items_per_block: int,
-    together: int,
+    blocks_per_batch: int,
     repeat: Repeat | None = None,
     configs: Mapping[str, object] = _NO_CONFIGS,
 ) -> Workflow:
@@ -43,8 +43,8 @@ def reasoning_graph(
         num_blocks: of an iteration.
         streams: whether the learners take answers in chunks as they are finished, and accumulate gradients over them.
         items_per_block: completions.
-        together: blocks that generation works on at the same time.
-        repeat: of dynamic sampling, see `refill`.
+        blocks_per_batch: of generation.
+        repeat: of dynamic sampling, see `resample`.
         configs: of the stages; without them the graph can be planned but not run.
     """
     names = [name for name in _CLASSES if name in stages]
@@ -52,24 +52,24 @@ def reasoning_graph(
     return Workflow(
         name="reasoning",
         num_blocks=num_blocks,
-        stages={name: _spec(name, configs.get(name), together, streams) for name in names},
+        stages={name: _spec(name, configs.get(name), blocks_per_batch, streams) for name in names},
         edges=tuple(Edge(a, b, granularities=() if streams or b not in _LEARNERS else (WHOLE,)) for a, b in ends),
-        weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", "proximal") if name in names),
+        weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", "old_log_probs") if name in names),
         repeat=repeat,
         items_per_block=items_per_block,
-        more_blocks="use more algorithm.prompts_per_iteration, a smaller generation.rows_per_block and rows_together",
+        more_blocks="use more algorithm.prompts_per_iteration, a smaller generation.rows_per_block and rows_per_batch",
         of_workload=f"{__name__}.of_workload",
     )
 
 
-def _spec(name: str, config: object, together: int, streams: bool) -> StageSpec:
+def _spec(name: str, config: object, blocks_per_batch: int, streams: bool) -> StageSpec:
     learns = name in _LEARNERS
     return StageSpec(
         *(name, f"{_PACKAGE}.{_CLASSES[name]}", config),
         collective=learns,
         granularities=(WHOLE,) if learns and not streams else (),
         at_once=name == "generation",
-        together=together if name == "generation" else 1,
+        blocks_per_batch=blocks_per_batch if name == "generation" else 1,
     )
 
 
@@ -77,7 +77,7 @@ def _ends(stages: Iterable[str]) -> list[tuple[str, str]]:
     """Returns the data edges."""
     sources = [name for name in stages if name not in ("prompts", "actor")]
     ends = [("prompts", "generation"), ("generation", "reward")]
-    ends += [("generation", name) for name in ("proximal", "reference", "critic") if name in sources]
+    ends += [("generation", name) for name in ("old_log_probs", "reference", "critic") if name in sources]
     ends += [("reward", "critic")] if "critic" in sources else []
     return [*ends, *((name, "actor") for name in sources)]
 
@@ -95,21 +95,23 @@ def _published_ends(stages: Collection[str]) -> list[tuple[str, str]]:
 def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
     """Returns the graph that a profile was measured for.
 
-    Where there is a critic, more than one optimizer step (which needs proximal log-probs) or a repeat, the learners
+    Where there is a critic, more than one optimizer step (whose ratio needs old log-probs) or a repeat, the learners
     wait for all answers; those of published systems do not.
     """
-    waits = "prompts" in stages and (work.max_rounds > 1 or bool({"critic", "proximal"} & set(stages)))
-    again = refill(lambda rounds: Verdict(True), work.max_rounds) if work.max_rounds > 1 else None  # nothing runs
+    waits = "prompts" in stages and (work.max_rounds > 1 or bool({"critic", "old_log_probs"} & set(stages)))
+    again = (
+        resample(lambda rounds: RepeatDecision(True), work.max_rounds) if work.max_rounds > 1 else None
+    )  # nothing runs
     return reasoning_graph(
         stages,
         work.num_items // work.items_per_block,
         streams=not waits,
         items_per_block=work.items_per_block,
-        together=work.together,
+        blocks_per_batch=work.blocks_per_batch,
         repeat=again,
     ).with_rounds(work.expected_rounds)
 
 
-def refill(judge: Callable[[Sequence[Sequence[object]]], Verdict], max_rounds: int) -> Repeat:
-    """Returns the repeat of dynamic sampling: all that comes before the actor, until `judge` has enough groups."""
-    return Repeat("refill", "actor", "reward", judge, max_rounds)
+def resample(decide: Callable[[Sequence[Sequence[object]]], RepeatDecision], max_rounds: int) -> Repeat:
+    """Returns the repeat of dynamic sampling: all that comes before the actor, until `decide` has enough groups."""
+    return Repeat("resample", "actor", "reward", decide, max_rounds)

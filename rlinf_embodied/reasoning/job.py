@@ -10,25 +10,25 @@ from typing import cast
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Engine, MathConfig, ReasoningName
-from rlinf_embodied.data.problems import Split
-from rlinf_embodied.data.sources import problem_source
-from rlinf_embodied.data.text_forms import text_form
+from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.data.prompt_templates import prompt_template
+from rlinf_embodied.data.sources import problem_source, require_laws
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_state
-from rlinf_embodied.reasoning.batch import Prompt, RewardReport, Sampling
+from rlinf_embodied.reasoning.batch import Prompt, RewardReport, SamplingParams
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation import require_context
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
-from rlinf_embodied.reasoning.judge import reward_function
 from rlinf_embodied.reasoning.policy_folder import load_policy, trained_on
 from rlinf_embodied.reasoning.report import plot_curve
+from rlinf_embodied.reasoning.verifier import reward_function
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
@@ -70,7 +70,7 @@ class ReasoningJob:
         self.check_every = 1
         self.cache_dir = config.warm_start.cache_dir
         self._warned_of_cuts = False  # by the last iteration
-        self._warned_of_form = False
+        self._warned_of_format = False
         self._reference = ""  # folder that the divergence is measured from, once it is known
 
     def planning_parts(self) -> dict[str, object]:
@@ -81,7 +81,7 @@ class ReasoningJob:
         """Returns what training sees as the reward."""
         reward = self.config.reward
         parts = [f"what {reward._target_} returns" if reward._target_ else "1 for a right answer, 0 for another"]
-        parts += [f"{reward.format_reward:g} for the right form"] if reward.format_reward else []
+        parts += [f"{reward.format_reward:g} for the right format"] if reward.format_reward else []
         parts += [f"up to -{reward.overlong_penalty:g} for length"] if reward.overlong_tokens else []
         return [f"reward   {', '.join(parts)} (reward.*)"]
 
@@ -117,9 +117,12 @@ class ReasoningJob:
 
     def _require_problems(self) -> None:
         data = self.config.data
-        held_out = problem_source(data, data.seed)
-        held_out.batch(Split.test, 0, 1)
-        problem_source(data, self.config.run.seed).batch(Split.train, 0, 1)
+        problem_source(data, data.seed).batch(Split.test, 0, 1)
+        (first,) = problem_source(data, self.config.run.seed).batch(Split.train, 0, 1)
+        if data._target_ is not None:
+            trained = self._problems(Split.train, self.config.run.seed)
+            held_out = self._problems(Split.test, data.seed, self.config.eval.num_problems)
+            require_laws(data._target_, first, trained, held_out)
 
     def _require_context(self, folder: str | None) -> None:
         config = self.config
@@ -128,7 +131,7 @@ class ReasoningJob:
         held_out = self._longest(policy, Split.test, config.data.seed, config.eval.num_problems)
         engines = {config.generation.engine, config.eval.engine}
         max_model_len = config.generation.vllm.max_model_len if Engine.vllm in engines else None
-        require_context(policy, [trained, held_out], Sampling(config.generation.max_new_tokens), max_model_len)
+        require_context(policy, [trained, held_out], SamplingParams(config.generation.max_new_tokens), max_model_len)
         longest = len(trained.tokens) + config.generation.max_new_tokens
         if longest > config.algorithm.tokens_per_microbatch:
             raise ConfigError(
@@ -138,11 +141,15 @@ class ReasoningJob:
 
     def _longest(self, policy: LanguagePolicy, split: Split, seed: int, most: int | None = None) -> Prompt:
         """Returns the longest prompt of a split: of all its rows or the first `most`, or of the start of a stream."""
-        form, source = text_form(self.config.data.form), problem_source(self.config.data, seed)
+        template = prompt_template(self.config.data.prompt_template)
+        prompts = (Prompt(p.id, tuple(policy.encode(template.prompt(p)))) for p in self._problems(split, seed, most))
+        return max(prompts, key=lambda prompt: len(prompt.tokens))
+
+    def _problems(self, split: Split, seed: int, most: int | None = None) -> list[Problem]:
+        source = problem_source(self.config.data, seed)
         size = source.size(split)
         number = min(n for n in (most, _LOOKED_AT if size is None else size) if n is not None)
-        prompts = (Prompt(p.id, tuple(policy.encode(form.prompt(p)))) for p in source.batch(split, 0, number))
-        return max(prompts, key=lambda prompt: len(prompt.tokens))
+        return source.batch(split, 0, number)
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
@@ -163,9 +170,9 @@ class ReasoningJob:
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
         """See Job."""
         config = self.config
-        held = LanguageStageConfig(config.policy, policy_folder, config.run.seed)
+        model = LanguageStageConfig(config.policy, policy_folder, config.run.seed)
         sections = (config.data, config.generation, config.reward, config.eval)
-        return AnswerEvaluation(held, *sections, session, cluster, config.run.num_iterations)
+        return AnswerEvaluation(model, *sections, session, cluster, config.run.num_iterations)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
         """See Job; there is no goal to check."""
@@ -176,29 +183,29 @@ class ReasoningJob:
         """See Job; the global step counts generated tokens.
 
         Raises:
-            DataError: it was the last of algorithm.max_idle_iterations in a row that trained on nothing; `progress` is
-                left as it was.
+            DataError: it was the last of algorithm.max_zero_advantage_iterations in a row, from which nothing could be
+                learned; `progress` is left as it was.
         """
         used = progress.counts.get(_PROBLEMS, 0)
         result, metrics = run_iteration(executor, progress.iteration, used)
-        self._count_idle(progress, metrics)
+        self._count_zero_advantage(progress, metrics)
         rounds = int(metrics["rollout/rounds"])
         progress.counts[_PROBLEMS] = used + rounds * self.config.algorithm.prompts_per_iteration
         progress.global_step += int(metrics["rollout/tokens"])
         return result, metrics
 
-    def _count_idle(self, progress: Progress, metrics: Mapping[str, float]) -> None:
+    def _count_zero_advantage(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         if metrics.get("charts/optimizer_steps") != 0:  # a critic's warm-up has no such number
             progress.counts.pop(_IDLE, None)
             return
-        number, most = progress.counts.get(_IDLE, 0) + 1, self.config.algorithm.max_idle_iterations
+        number, most = progress.counts.get(_IDLE, 0) + 1, self.config.algorithm.max_zero_advantage_iterations
         if most and number >= most:
             right, cut = metrics["rollout/accuracy"], metrics["rollout/truncated"]
             longer = "a larger generation.max_new_tokens, " if cut > _MANY_CUT else ""
             raise DataError(
-                f"algorithm.max_idle_iterations is {most}, but the last {number} iterations trained on nothing: no "
-                f"group had completions to tell apart (of the last iteration's {100 * right:.0f} % were right, and "
-                f"{100 * cut:.0f} % were cut off at generation.max_new_tokens="
+                f"algorithm.max_zero_advantage_iterations is {most}, but the last {number} iterations trained on "
+                f"nothing: no group had completions to tell apart (of the last iteration's {100 * right:.0f} % were "
+                f"right, and {100 * cut:.0f} % were cut off at generation.max_new_tokens="
                 f"{self.config.generation.max_new_tokens}). Use {longer}problems that are sometimes solved (data), a "
                 "larger algorithm.group_size, or another policy; what was learnt is in the newest checkpoint, with "
                 "which another run begins by warm_start.checkpoint=<run.dir>/checkpoints/latest"
@@ -207,18 +214,19 @@ class ReasoningJob:
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
         """See Job; each is said when it begins to be true, not in every iteration."""
-        found = [] if self._warned_of_form else self._form_is_dropped()
-        self._warned_of_form = True
+        found = [] if self._warned_of_format else self._format_is_dropped()
+        self._warned_of_format = True
         return found + self._many_are_cut(metrics)
 
-    def _form_is_dropped(self) -> list[str]:
+    def _format_is_dropped(self) -> list[str]:
         algorithm, reward = self.config.algorithm, self.config.reward
-        if not reward.format_reward or not algorithm.drop_uniform_groups or algorithm.name is ReasoningName.ppo:
+        if not reward.format_reward or not algorithm.drop_zero_variance_groups or algorithm.name is ReasoningName.ppo:
             return []
         return [
-            f"reward.format_reward is {reward.format_reward:g}, but algorithm.drop_uniform_groups=true goes by right "
-            "and wrong alone: groups that differ only in their form leave the batch, so that form is learned from the "
-            "others; to learn it from all set algorithm.drop_uniform_groups=false and algorithm.dynamic_sampling=false"
+            f"reward.format_reward is {reward.format_reward:g}, but algorithm.drop_zero_variance_groups=true goes by "
+            "right and wrong alone: groups that differ only in their format leave the batch, so it is learned from the "
+            "others; to learn it from all set algorithm.drop_zero_variance_groups=false and "
+            "algorithm.dynamic_sampling=false"
         ]
 
     def _many_are_cut(self, metrics: Mapping[str, float]) -> list[str]:
@@ -239,23 +247,23 @@ class ReasoningJob:
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers of actor and critic."""
-        tick = Tick(progress.iteration)
+        step_context = StepContext(progress.iteration)
         critic = "critic" in executor.workflow.stages
-        tensors = executor.call("critic", "export_state", tick)[0] if critic else {}
+        tensors = executor.call("critic", "export_state", step_context)[0] if critic else {}
         reference, own = Path(self._reference), root.resolve().parent
         if reference.is_relative_to(own):
             reference = reference.relative_to(own)
         state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": str(reference)}
         keep = self.config.checkpoint.keep
-        executor.call("actor", "save", tick, (str(root), progress.iteration, keep, state, tensors))
+        executor.call("actor", "save", step_context, (str(root), progress.iteration, keep, state, tensors))
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""
         progress = saved_progress(checkpoint)
-        tick = Tick(progress.iteration)
+        step_context = StepContext(progress.iteration)
         for stage in ("actor", "critic"):
             if stage in executor.workflow.stages:
-                executor.call(stage, "load", tick, str(checkpoint))
+                executor.call(stage, "load", step_context, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge.source, edge.target)
         return progress

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import cast
 
 from rlinf_embodied.reasoning.batch import Completions, LogProbs
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
-from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
-from rlinf_embodied.runtime.host import Output, Tick
+from rlinf_embodied.runtime.host import Output, StepContext
 
 
 @dataclass(frozen=True, slots=True)
 class LogProbStageConfig:
     """What the stage needs to know."""
 
-    held: LanguageStageConfig
+    model: LanguageStageConfig
     temperature: float
     tokens_per_microbatch: int
 
@@ -32,10 +32,10 @@ class LogProbStage(LanguageStage):
 
     def __init__(self, config: LogProbStageConfig) -> None:
         """Takes plain data."""
-        super().__init__(config.held)
+        super().__init__(config.model)
         self._config = config
 
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the LogProbs of each block."""
         config, made = self._config, {}
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():

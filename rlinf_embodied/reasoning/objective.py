@@ -15,7 +15,7 @@ from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.update import POLICY_STATISTICS
-from rlinf_embodied.reasoning.packing import pack
+from rlinf_embodied.reasoning.dynamic_batching import dynamic_batches
 from rlinf_embodied.reasoning.training_rows import TrainingRows
 
 # what is summed beside the loss, over all tokens that were sampled
@@ -35,23 +35,26 @@ class Objective:
     def passes(self, block: int, rows: TrainingRows, index: Tensor, device: str) -> list[Pass]:
         """Returns the microbatches of some rows of a block, none of them computed yet.
 
-        Rows that pull the policy nowhere are passed through it without a gradient: those of the loss count in its
-        denominator, and all of them in the metrics.
+        Rows of zero advantage pass without a gradient: those of the loss count in its denominator, and all of them in
+        the metrics.
         """
         every = index.tolist()
-        pulling = self._pulling(rows, every)
-        watched = sorted(set(every) - set(pulling))
+        nonzero = self._nonzero_advantage(rows, every)
+        zero = sorted(set(every) - set(nonzero))
         return [
             Pass(self._weight(rows, places), partial(self._sums, block, rows, places, device), trains)
-            for chosen, trains in ((pulling, True), (watched, False))
-            for places in self._packed(rows, chosen)
+            for chosen, trains in ((nonzero, True), (zero, False))
+            for places in self._microbatches(rows, chosen)
         ]
 
-    def _packed(self, rows: TrainingRows, index: Sequence[int]) -> list[list[int]]:
+    def _microbatches(self, rows: TrainingRows, index: Sequence[int]) -> list[list[int]]:
         lengths = rows.sequences.select(index).lengths()
-        return [[index[number] for number in part] for part in pack(lengths, self.algorithm.tokens_per_microbatch)]
+        return [
+            [index[number] for number in part]
+            for part in dynamic_batches(lengths, self.algorithm.tokens_per_microbatch)
+        ]
 
-    def _pulling(self, rows: TrainingRows, index: Sequence[int]) -> list[int]:
+    def _nonzero_advantage(self, rows: TrainingRows, index: Sequence[int]) -> list[int]:
         """Returns the rows whose loss has a gradient."""
         of_loss = [row for row in index if row < rows.num_trained]
         if self.algorithm.entropy_coef or self.algorithm.kl_coef:
@@ -66,13 +69,13 @@ class Objective:
         cut = lambda table: table[list(index), :width].to(mask.device)  # noqa: E731
         found = self.policy.log_probs(batch, self.temperature, entropy_gradient=algorithm.entropy_coef != 0)
         assert found.entropy is not None
-        log_probs, behaviour = found.log_probs, cut(rows.behaviour)
+        log_probs, rollout_log_probs = found.log_probs, cut(rows.rollout_log_probs)
         # with one step per iteration the weights are those that sampled: the ratio is 1, and this pass says pi_old
-        old = log_probs.detach() if rows.proximal is None else cut(rows.proximal)
+        old = log_probs.detach() if rows.old_log_probs is None else cut(rows.old_log_probs)
         weights = self._weights(batch, mask, [row < rows.num_trained for row in index])
         corrected = weights
-        if algorithm.importance_cap is not None:
-            corrected = weights * truncated_token_weights(old, behaviour, mask, algorithm.importance_cap)
+        if algorithm.tis_cap is not None:
+            corrected = weights * truncated_token_weights(old, rollout_log_probs, mask, algorithm.tis_cap)
         terms = policy_loss(
             *(log_probs, old, cut(rows.advantages), mask, algorithm.clip_low, algorithm.clip_high, corrected),
             dual_clip=algorithm.dual_clip,
@@ -85,10 +88,10 @@ class Objective:
         if rows.reference is not None:
             kl = reference_kl(log_probs, cut(rows.reference), mask, algorithm.max_log_ratio)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
-        apart = mismatch(old, behaviour + cut(rows.log_mass), mask)
+        apart = mismatch(old, rollout_log_probs + cut(rows.log_mass), mask)
         differences = torch.stack([apart.abs_max.float(), terms.max_abs_log_ratio.detach()]).cpu()
         self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
-        capped = (mask & (old - behaviour > _log(algorithm.importance_cap))).sum()
+        capped = (mask & (old - rollout_log_probs > _log(algorithm.tis_cap))).sum()
         statistics = [
             *(terms.loss, terms.approx_kl[0], terms.clipfrac[0], terms.clipfrac[1]),
             *((found.entropy * mask).sum(), mask.sum()),
@@ -114,7 +117,7 @@ class Objective:
         return float(sum(len(rows.sequences.completions[row]) for row in counted))
 
 
-def idle_loss(policy: LanguagePolicy, device: str) -> Tensor:
+def zero_loss(policy: LanguagePolicy, device: str) -> Tensor:
     """Returns 0 from a forward pass over two tokens: for a worker that takes part in a pass of others."""
     token = policy.spec.eos_ids[0]
     batch = TokenBatch(torch.tensor([[token, token]]), torch.tensor([1]), torch.tensor([2])).to(device)

@@ -10,7 +10,7 @@ from rlinf_embodied.config import DataConfig
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.reasoning.batch import PromptSet
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,13 @@ class PromptStageConfig:
     data: DataConfig
     seed: int
     prompts_per_block: int
-    blocks_together: int
+    blocks_per_batch: int
 
 
 class PromptStage:
     """Takes problems from the training stream: block b of round r has those at start + (r B + b) K ... of it.
 
-    `start` is the tick's message: how many problems the run has used so far.
+    `start` is the step_context's message: how many problems the run has used so far.
     """
 
     def __init__(self, config: PromptStageConfig) -> None:
@@ -38,12 +38,15 @@ class PromptStage:
         self._num_blocks = context.num_blocks
         self._source = problem_source(self._config.data, self._config.seed)
 
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the PromptSet of each block."""
-        start = cast(int, tick.message or 0) + tick.round * self._num_blocks * self._config.prompts_per_block
-        together, made = self._config.blocks_together, {}
-        for first in sorted({block // together * together for block in inputs}):
-            blocks = range(first, min(first + together, self._num_blocks))
+        start = (
+            cast(int, step_context.message or 0)
+            + step_context.round * self._num_blocks * self._config.prompts_per_block
+        )
+        size, made = self._config.blocks_per_batch, {}
+        for first in sorted({block // size * size for block in inputs}):
+            blocks = range(first, min(first + size, self._num_blocks))
             problems = tuple(self._block(start, block) for block in blocks)
             made |= {block: PromptSet(problems, block - first) for block in blocks if block in inputs}
         return Output(made)
@@ -52,8 +55,8 @@ class PromptStage:
         size = self._config.prompts_per_block
         return tuple(self._source.batch(Split.train, start + block * size, size))
 
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory: it holds none."""
 
-    def onload(self, tick: Tick) -> None:
+    def onload(self, step_context: StepContext) -> None:
         """Comes back."""

@@ -32,7 +32,7 @@ def plot_curve(folder: Path) -> Path:
         axes.annotate(f"{y:.0f} %", (x, y), textcoords="offset points", xytext=(6, 6), color="#b4552d")
     forced = summary["before"].get("forced_accuracy")
     if forced is not None:
-        axes.axhline(100 * forced, color="#777777", ls=":", lw=1, label="start, made to show its working")
+        axes.axhline(100 * forced, color="#777777", ls=":", lw=1, label="start, forced prefix")
     axes.set(ylabel="accuracy, %", ylim=(0, 103), title=folder.name)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize=8)

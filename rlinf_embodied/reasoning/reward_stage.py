@@ -9,13 +9,13 @@ from typing import cast
 import numpy as np
 import torch
 
-from rlinf_embodied.algorithms.advantages import groups_with_spread
+from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
 from rlinf_embodied.algorithms.rewards import overlong_penalty
 from rlinf_embodied.config import RewardConfig, SamplesConfig
-from rlinf_embodied.data.text_forms import text_form
+from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards, Sample
-from rlinf_embodied.reasoning.judge import Judge, Verdicts, reward_function
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.reasoning.verifier import Verification, Verifier, reward_function
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,51 +23,51 @@ class RewardStageConfig:
     """What the stage needs to know."""
 
     reward: RewardConfig
-    form: str
+    prompt_template: str
     max_new_tokens: int
     samples: SamplesConfig
 
 
 class RewardStage:
-    """Judges completions."""
+    """Scores completions."""
 
     def __init__(self, config: RewardStageConfig) -> None:
         """Takes plain data."""
         self._config = config
 
     def setup(self, context: StageContext) -> None:
-        """Makes the judge; its processes start when an answer needs them."""
+        """Makes the verifier; its processes start when an answer needs them."""
         reward = self._config.reward
-        self._judge = Judge(
-            text_form(self._config.form),
+        self._verifier = Verifier(
+            prompt_template(self._config.prompt_template),
             num_workers=reward.num_workers,
             timeout_s=reward.timeout_s,
             format_reward=reward.format_reward,
             function=reward_function(reward),
         )
 
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Rewards of each block."""
         made: dict[int, Rewards] = {}
         correct: dict[int, tuple[tuple[bool, ...], ...]] = {}
-        uniform: dict[int, tuple[bool, ...]] = {}
+        zero_variance: dict[int, tuple[bool, ...]] = {}
         sums: dict[int, float] = {}
         formatted: dict[int, int] = {}
         shown: list[tuple[tuple[int, int], Sample]] = []
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
-            made[block], verdicts = self._rewards(completions)
+            made[block], verified = self._rewards(completions)
             shape = made[block].raw.shape
-            correct[block] = tuple(tuple(row) for row in verdicts.correct.reshape(shape).tolist())
-            uniform[block] = tuple((~groups_with_spread(made[block].raw)).tolist())
-            formatted[block] = int(verdicts.formatted.sum())
+            correct[block] = tuple(tuple(row) for row in verified.correct.reshape(shape).tolist())
+            zero_variance[block] = tuple((~nonzero_variance_groups(made[block].raw)).tolist())
+            formatted[block] = int(verified.formatted.sum())
             sums[block] = float(made[block].rewards.sum())
-            if self._shows(tick):
+            if self._shows(step_context):
                 shown += self._shown(block, completions, made[block], correct[block])
-        return Output(made, RewardReport(correct, uniform, sums, formatted, tuple(shown)))
+        return Output(made, RewardReport(correct, zero_variance, sums, formatted, tuple(shown)))
 
-    def _shows(self, tick: Tick) -> bool:
+    def _shows(self, step_context: StepContext) -> bool:
         every = self._config.samples.every
-        return every > 0 and tick.iteration % every == 0 and tick.round == 0
+        return every > 0 and step_context.iteration % every == 0 and step_context.round == 0
 
     def _shown(
         self, block: int, completions: Completions, rewards: Rewards, correct: Sequence[Sequence[bool]]
@@ -82,21 +82,21 @@ class RewardStage:
             for row, p in enumerate(problems)
         ]
 
-    def _rewards(self, completions: Completions) -> tuple[Rewards, Verdicts]:
+    def _rewards(self, completions: Completions) -> tuple[Rewards, Verification]:
         size = len(completions.groups[0].lengths)
         problems = [problem for problem in completions.problems for _ in range(size)]
         ended = np.concatenate([group.ended.cpu().numpy() for group in completions.groups])
-        verdicts = self._judge.judge(completions.texts, problems, ended)
-        rewards = torch.from_numpy(verdicts.rewards)
+        verified = self._verifier.verify(completions.texts, problems, ended)
+        rewards = torch.from_numpy(verified.rewards)
         if self._config.reward.overlong_tokens:
             lengths = torch.cat([group.lengths.cpu() for group in completions.groups])
             reward, longest = self._config.reward, self._config.max_new_tokens
             rewards = rewards - overlong_penalty(lengths, longest, reward.overlong_tokens, reward.overlong_penalty)
         shape = (len(completions.groups), size)
-        return Rewards(rewards.reshape(shape), torch.from_numpy(verdicts.raw).reshape(shape)), verdicts
+        return Rewards(rewards.reshape(shape), torch.from_numpy(verified.raw).reshape(shape)), verified
 
-    def offload(self, tick: Tick) -> None:
+    def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory: it holds none."""
 
-    def onload(self, tick: Tick) -> None:
+    def onload(self, step_context: StepContext) -> None:
         """Comes back."""

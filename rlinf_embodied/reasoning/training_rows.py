@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.advantages import group_advantages, groups_with_spread, leave_one_out_advantages
+from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
 from rlinf_embodied.config import ReasoningAlgorithmConfig, ReasoningName
 from rlinf_embodied.reasoning.batch import Completions, LogProbs, Rewards, TokenAdvantages
-from rlinf_embodied.reasoning.packing import Sequences
+from rlinf_embodied.reasoning.dynamic_batching import Sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Round:
 
     completions: Completions
     rewards: Rewards
-    proximal: LogProbs | None = None
+    old_log_probs: LogProbs | None = None
     reference: LogProbs | None = None
     advantages: TokenAdvantages | None = None
 
@@ -30,10 +30,10 @@ class TrainingRows:
     """B completions, those that are trained on first; tables are float32 [B, R], anything behind a row's length."""
 
     sequences: Sequences
-    behaviour: Tensor  # log-probs of the distribution that was sampled from
-    log_mass: Tensor  # of the nucleus that it was restricted to; behaviour + log_mass is what training computes
+    rollout_log_probs: Tensor  # log-probs of the distribution that was sampled from
+    log_mass: Tensor  # of the nucleus that it was restricted to; rollout_log_probs + log_mass is what training computes
     advantages: Tensor
-    proximal: Tensor | None
+    old_log_probs: Tensor | None
     reference: Tensor | None
     num_trained: int  # the rows behind are looked at only: metrics are of all that was sampled
     num_groups: int  # that are trained on
@@ -51,10 +51,10 @@ class TrainingRows:
         take = lambda table: None if table is None else table[list(rows)]  # noqa: E731
         return TrainingRows(
             sequences=self.sequences.select(rows),
-            behaviour=self.behaviour[list(rows)],
+            rollout_log_probs=self.rollout_log_probs[list(rows)],
             log_mass=self.log_mass[list(rows)],
             advantages=self.advantages[list(rows)],
-            proximal=take(self.proximal),
+            old_log_probs=take(self.old_log_probs),
             reference=take(self.reference),
             num_trained=num_trained,
             num_groups=num_groups,
@@ -69,12 +69,12 @@ def training_rows(
     Args:
         rounds: all rounds of the block.
         algorithm: whose advantages they get.
-        kept: (round, group within the block) of what counts; None: every group, or those that differ where uniform
-            ones are dropped.
+        kept: (round, group within the block) of what counts; None: every group, or those with nonzero variance where
+            the others are dropped.
     """
     every = _joined([_rows(round_, algorithm) for round_ in rounds])
     if kept is None:
-        kept = [(number, group) for number, r in enumerate(rounds) for group in _useful(r, algorithm)]
+        kept = [(number, group) for number, r in enumerate(rounds) for group in _nonzero_variance(r, algorithm)]
     places = _places(rounds)
     ended = [bool(e) for r in rounds for group in r.completions.groups for e in group.ended]
     counts = lambda row: ended[row] or not algorithm.mask_truncated  # noqa: E731
@@ -94,11 +94,11 @@ def _places(rounds: Sequence[Round]) -> dict[tuple[int, int], range]:
     return found
 
 
-def _useful(round_: Round, algorithm: ReasoningAlgorithmConfig) -> list[int]:
+def _nonzero_variance(round_: Round, algorithm: ReasoningAlgorithmConfig) -> list[int]:
     every = range(len(round_.completions.groups))
-    if algorithm.name is ReasoningName.ppo or not algorithm.drop_uniform_groups:
+    if algorithm.name is ReasoningName.ppo or not algorithm.drop_zero_variance_groups:
         return list(every)
-    spread = groups_with_spread(round_.rewards.raw)
+    spread = nonzero_variance_groups(round_.rewards.raw)
     return [group for group in every if spread[group]]
 
 
@@ -111,10 +111,10 @@ def _rows(round_: Round, algorithm: ReasoningAlgorithmConfig) -> TrainingRows:
     of_block = lambda whole: _widened(whole.log_probs, longest) if whole else None  # noqa: E731
     return TrainingRows(
         sequences=sequences,
-        behaviour=table([group.log_probs for group in groups]),
+        rollout_log_probs=table([group.log_probs for group in groups]),
         log_mass=table([group.log_mass for group in groups]),
         advantages=_advantages(round_, algorithm, longest),
-        proximal=of_block(round_.proximal),
+        old_log_probs=of_block(round_.old_log_probs),
         reference=of_block(round_.reference),
         num_trained=len(sequences),
         num_groups=len(groups),
@@ -141,15 +141,15 @@ def _widened(table: Tensor, width: int) -> Tensor:
 
 
 def _joined(parts: Sequence[TrainingRows]) -> TrainingRows:
-    width = max(part.behaviour.shape[1] for part in parts)
+    width = max(part.rollout_log_probs.shape[1] for part in parts)
     table = lambda name: torch.cat([_widened(getattr(part, name), width) for part in parts])  # noqa: E731
     optional = lambda name: None if getattr(parts[0], name) is None else table(name)  # noqa: E731
     return TrainingRows(
         sequences=Sequences.concatenate([part.sequences for part in parts]),
-        behaviour=table("behaviour"),
+        rollout_log_probs=table("rollout_log_probs"),
         log_mass=table("log_mass"),
         advantages=table("advantages"),
-        proximal=optional("proximal"),
+        old_log_probs=optional("old_log_probs"),
         reference=optional("reference"),
         num_trained=sum(part.num_trained for part in parts),
         num_groups=sum(part.num_groups for part in parts),

@@ -10,7 +10,7 @@ engine holds its share of the GPU (generation.vllm.gpu_memory_utilization) also 
 
 Log-probs are vLLM's `processed_logprobs`: of the distribution that was sampled from, temperature and excluded tokens
 included.  (Its default, `raw_logprobs`, is the model's at temperature 1, before anything is excluded.)  They come from
-other kernels, often in half precision: algorithm.importance_cap corrects for that, and losses/mismatch_* say how much
+other kernels, often in half precision: algorithm.tis_cap corrects for that, and losses/mismatch_* say how much
 it is.  With a nucleus they would be of the nucleus, and nothing tells its mass, without which they cannot be compared
 with training's: top_p stays 1.
 """
@@ -28,9 +28,9 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.randomness import words
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, SamplingParams
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
 from rlinf_embodied.reasoning.generation import require_context
-from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
 from rlinf_embodied.reasoning.vllm_process import VllmEngine, vllm_package
 
 _NEVER = -100.0  # the least logit bias that vLLM takes: e^-100 is no chance at all
@@ -46,7 +46,7 @@ _ENGINES: list[VllmEngine] = []  # of this process: none or one, as each holds a
 def generate_with_vllm(
     policy: LanguagePolicy,
     block: GenerationBlock,
-    sampling: Sampling,
+    sampling: SamplingParams,
     noise: Noise,
     version: int,
     settings: VllmConfig | None = None,
@@ -148,7 +148,7 @@ def _unlike(engine: VllmEngine, found: float, limit: float, new: bool) -> str:
 
 # ---------------------------------------------------------------------------------------------------- what is asked for
 def _parameters(
-    vllm: ModuleType, policy: LanguagePolicy, group_size: int, sampling: Sampling, noise: Noise, prompt: Prompt
+    vllm: ModuleType, policy: LanguagePolicy, group_size: int, sampling: SamplingParams, noise: Noise, prompt: Prompt
 ) -> Any:
     """Returns a request's SamplingParams; vLLM has sample k of a prompt draw from a seed that is k larger."""
     spec = policy.spec

@@ -44,7 +44,7 @@ def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
     """Returns where the fine-tuned model of this configuration is cached: keyed by all that it is a function of."""
     key = {
         "version": _VERSION,
-        "data": {"level": config.data.level, "form": config.data.form},
+        "data": {"level": config.data.level, "prompt_template": config.data.prompt_template},
         "policy": {k: v for k, v in asdict(config.policy).items() if k not in _OF_OTHER_MODELS},
         "warm_start": {k: v for k, v in asdict(config.warm_start).items() if k not in ("cache_dir", "checkpoint")},
         "seed": config.run.seed,

@@ -1,14 +1,14 @@
 """The reasoning workflow: its graph, and what one iteration is, top to bottom.
 
-prompts -> generation -> reward ---------------------+-> actor ~~> generation (and proximal): new weights
+prompts -> generation -> reward ---------------------+-> actor ~~> generation, old_log_probs: new weights
               |            |                         |
               +------------+-> critic    (PPO) ------+     values, advantages, its own update
-              +-> proximal (several steps) ----------+     log-probs of training's code under the weights that sampled
+              +-> old_log_probs (several steps) -----+     log-probs of training's code under the weights that sampled
               +-> reference (kl_coef > 0) -----------+     log-probs under the starting policy
 
 With dynamic sampling all that comes before the actor is done again, with further problems, until enough groups differ.
 
-run_iteration                driver     one Tick down the plan tree, then metrics of what came back
+run_iteration                driver     every step of the plan tree, then metrics of what came back
   PromptStage.run            worker     problems from the training stream, by position
   GenerationStage.run        worker     continuous batching over a set of blocks; a block is handed on when it has ended
   RewardStage.run            worker     right or wrong; math-verify in processes of its own where texts do not tell
@@ -26,16 +26,16 @@ from dataclasses import dataclass, replace
 from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import Verdict, Workflow
+from rlinf_embodied.flow.graph import RepeatDecision, Workflow
 from rlinf_embodied.reasoning.actor_stage import ActorReport, ActorStageConfig
 from rlinf_embodied.reasoning.batch import GenerationReport, RewardReport
 from rlinf_embodied.reasoning.critic_stage import CriticReport, CriticStageConfig
 from rlinf_embodied.reasoning.generation_stage import GenerationStageConfig, LanguageStageConfig
-from rlinf_embodied.reasoning.graph import reasoning_graph, refill
+from rlinf_embodied.reasoning.graph import reasoning_graph, resample
 from rlinf_embodied.reasoning.logprob_stage import LogProbStageConfig
 from rlinf_embodied.reasoning.prompt_stage import PromptStageConfig
 from rlinf_embodied.reasoning.reward_stage import RewardStageConfig
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
 
 
@@ -49,20 +49,20 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
     """
     algorithm, generation = config.algorithm, config.generation
     ppo = algorithm.name is ReasoningName.ppo
-    proximal, reference = algorithm.num_steps > 1, algorithm.kl_coef > 0
+    old_log_probs, reference = algorithm.num_steps > 1, algorithm.kl_coef > 0
     sources = ["generation", "reward"]
-    sources += ["proximal"] * proximal + ["reference"] * reference + ["critic"] * ppo
+    sources += ["old_log_probs"] * old_log_probs + ["reference"] * reference + ["critic"] * ppo
     # a sharded actor's pass is made by all of its workers together, and they get chunks of unequal size
     sharded = algorithm.sharding is not Sharding.none
     streams = not (algorithm.num_steps > 1 or algorithm.dynamic_sampling or ppo or sharded)
-    judge = GroupJudge(algorithm.prompts_per_iteration, 1 + algorithm.max_refills)
+    sampling_filter = DynamicSamplingFilter(algorithm.prompts_per_iteration, 1 + algorithm.max_resamples)
     graph = reasoning_graph(
         ("prompts", *sources, "actor"),
         config.num_blocks,
         streams=streams,
         items_per_block=generation.rows_per_block,
-        together=config.blocks_together,
-        repeat=refill(judge, 1 + algorithm.max_refills) if algorithm.dynamic_sampling else None,
+        blocks_per_batch=config.blocks_per_batch,
+        repeat=resample(sampling_filter, 1 + algorithm.max_resamples) if algorithm.dynamic_sampling else None,
         configs=_configs(config, policy_folder, reference_folder or policy_folder, tuple(sources)),
     )
     return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)
@@ -71,33 +71,33 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
 def _configs(config: MathConfig, folder: str, reference: str, sources: tuple[str, ...]) -> dict[str, object]:
     """Returns the configs of all stages that there may be; `sources` feed the actor."""
     data, generation, algorithm, seed = config.data, config.generation, config.algorithm, config.run.seed
-    held = LanguageStageConfig(config.policy, folder, seed)
+    model = LanguageStageConfig(config.policy, folder, seed)
     frozen = LanguageStageConfig(config.policy, reference, seed, share="reference")
     read = (generation.temperature, algorithm.tokens_per_microbatch)
     return {
-        "prompts": PromptStageConfig(data, seed, config.prompts_per_block, config.blocks_together),
-        "generation": GenerationStageConfig(held, generation, algorithm.group_size, data.form),
-        "reward": RewardStageConfig(config.reward, data.form, generation.max_new_tokens, config.samples),
-        "proximal": LogProbStageConfig(held, *read),
+        "prompts": PromptStageConfig(data, seed, config.prompts_per_block, config.blocks_per_batch),
+        "generation": GenerationStageConfig(model, generation, algorithm.group_size, data.prompt_template),
+        "reward": RewardStageConfig(config.reward, data.prompt_template, generation.max_new_tokens, config.samples),
+        "old_log_probs": LogProbStageConfig(model, *read),
         "reference": LogProbStageConfig(frozen, *read),
         "critic": CriticStageConfig(config.policy, folder, seed, algorithm),
-        "actor": ActorStageConfig(held, config, sources),
+        "actor": ActorStageConfig(model, config, sources),
     }
 
 
 # ----------------------------------------------------------------------------------------------------- dynamic sampling
-class GroupJudge:
+class DynamicSamplingFilter:
     """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw metric.
 
-    The message to the actor is the (round, block, group) triples to train on: the first useful ones in that order.
+    The message to the actor is the (round, block, group) triples to train on: the first ones with nonzero variance.
     """
 
     def __init__(self, wanted: int, max_rounds: int) -> None:
         """Takes how many groups an iteration trains on, and after how many rounds it goes on with fewer."""
         self._wanted, self._max_rounds = wanted, max_rounds
 
-    def __call__(self, rounds: Sequence[Sequence[object]]) -> Verdict:
-        """Returns whether enough groups are useful, and which to train on.
+    def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
+        """Returns whether enough groups have nonzero variance, and which to train on.
 
         Raises:
             DataError: the last round is over, and not a single group differs.
@@ -107,33 +107,33 @@ class GroupJudge:
             for number, reports in enumerate(rounds)
             for group in _groups(of_type(reports, RewardReport))
         ]
-        useful = tuple((number, group.block, group.index) for number, group in found if not group.uniform)
-        if not useful and len(rounds) >= self._max_rounds:
+        kept = tuple((number, group.block, group.index) for number, group in found if not group.zero_variance)
+        if not kept and len(rounds) >= self._max_rounds:
             right = sum(group.correct[0] for _, group in found)
             raise DataError(
-                f"dynamic sampling gives up after {len(rounds)} rounds (algorithm.max_refills={self._max_rounds - 1}): "
-                f"of {len(found)} groups {right} are all right and {len(found) - right} all wrong, so that nothing "
-                "can be learned: choose problems that are sometimes solved (data.level), a larger "
-                "algorithm.group_size, or another warm start"
+                f"dynamic sampling gives up after {len(rounds)} rounds "
+                f"(algorithm.max_resamples={self._max_rounds - 1}): of {len(found)} groups {right} are "
+                f"all right and {len(found) - right} all wrong, so that nothing can be learned: choose problems "
+                "that are sometimes solved (data.level), a larger algorithm.group_size, or another warm start"
             )
-        return Verdict(len(useful) >= self._wanted, useful[: self._wanted])
+        return RepeatDecision(len(kept) >= self._wanted, kept[: self._wanted])
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _Scored:
     """A group of completions."""
 
     block: int
     index: int  # within the block
     correct: tuple[bool, ...]
-    uniform: bool
+    zero_variance: bool
 
 
-def _groups(reports: Sequence[RewardReport]) -> list[_Judged]:
+def _groups(reports: Sequence[RewardReport]) -> list[_Scored]:
     """Returns the groups in the order of blocks."""
     report_of = {block: report for report in reports for block in report.correct}
     return [
-        _Judged(block, k, group, report.uniform[block][k])
+        _Scored(block, k, group, report.zero_variance[block][k])
         for block, report in sorted(report_of.items(), key=lambda item: item[0])
         for k, group in enumerate(report.correct[block])
     ]
@@ -146,7 +146,7 @@ def run_iteration(executor: Executor, iteration: int, start: int) -> tuple[Itera
     An iteration is a function of a snapshot: weights, optimizers, counters, and `start`, the number of problems that
     the run has used so far.
     """
-    result = executor.run(Tick(iteration, message=start))
+    result = executor.run(StepContext(iteration, message=start))
     metrics = rollout_metrics(result.all_of("generation", GenerationReport), result.all_of("reward", RewardReport))
     metrics["rollout/rounds"] = float(max(executor.workflow.rounds(result.reports).values(), default=1))
     if "critic" in executor.workflow.stages:
@@ -164,7 +164,7 @@ def rollout_metrics(generated: Sequence[GenerationReport], rewarded: Sequence[Re
         "rollout/accuracy": sum(sum(group.correct) for group in groups) / completions,
         "rollout/reward": sum(value for _, value in rewards) / completions,
         "rollout/formatted": sum(n for report in rewarded for n in report.formatted.values()) / completions,
-        "rollout/uniform_groups": sum(group.uniform for group in groups) / len(groups),
+        "rollout/uniform_groups": sum(group.zero_variance for group in groups) / len(groups),
         "rollout/length": sum(report.tokens for report in generated) / completions,
         "rollout/longest": float(max(report.longest for report in generated)),
         "rollout/truncated": sum(report.truncated for report in generated) / completions,

@@ -20,18 +20,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from rlinf_embodied.errors import RlinfError, WorkerError
+from rlinf_embodied import device as devices
+from rlinf_embodied.errors import PlugInError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime.residents import Residents
 from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
+from rlinf_embodied.user_code import raised_by_user
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Which piece of work a call belongs to."""
+class StepContext:
+    """Which step of the run a call belongs to; handed to every method of a stage."""
 
     iteration: int
     attempt: int = 0  # results of an older attempt are dropped
@@ -39,7 +41,7 @@ class Tick:
     chunk_step: int = 0
     chunk: int = 0  # of a stage whose blocks arrive in several calls ...
     num_chunks: int = 1  # ... and how many there are
-    message: object = None  # a repeat's verdict, for the stages downstream
+    message: object = None  # a repeat's decision, for the stages downstream
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,17 @@ class StageContext:
 class Stage(Protocol):
     """The running object of a StageSpec.  Beside `setup` it has the methods that its place in the workflow calls for.
 
-    Leaf: `run(tick, {block: [payload, ...]}) -> Output`, payloads in the order of the edges, rounds within an edge.
-    Loop opener: `open(tick, blocks)`, or `open(tick, {block: [payload, ...]})` where edges lead into the loop;
-    `step(tick, {block: message})` -> {block: message}; `close(tick, {block: None}) -> Output`.
-    Loop answerer: `step`, `close(tick, {block: last message}) -> Output`.
-    Weight edge: `export_weights(tick) -> object`, `install_weights(tick, object)`.
-    Context switch: `offload(tick)` leaves the device's memory and `onload(tick)` comes back; a stage without them is
-    resident always, and so is one on a device of a kind that its class names in `stays_on`.
+    Every method but `setup` takes its call's StepContext first, and data by block.
+
+    Leaf: `run(step_context, {block: [payload, ...]}) -> Output`, payloads in the order of the edges, rounds within an
+    edge.
+    Loop opener: `open(step_context, blocks)`, or `open(step_context, {block: [payload, ...]})` where edges lead into
+    the loop; `step(step_context, {block: message}) -> {block: message}`;
+    `close(step_context, {block: None}) -> Output`.
+    Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
+    Weight edge: `export_weights(step_context) -> object`, `install_weights(step_context, object)`.
+    Context switch: `offload(step_context)` leaves the device's memory and `onload(step_context)` comes back; a stage
+    without them is always resident, and so is one on an accelerator whose class has `stays_on_accelerators`.
     """
 
     def setup(self, context: StageContext) -> object:
@@ -108,7 +114,7 @@ class Call:
 
     stage: str
     method: str
-    tick: Tick
+    step_context: StepContext
     blocks: tuple[int, ...] = ()
     payloads_per_block: int = 0
     keep: frozenset[int] = frozenset()
@@ -119,7 +125,7 @@ class Call:
     def __str__(self) -> str:
         """Returns a short name for messages, for example "env.step (iteration 3, blocks 0-1)"."""
         blocks = f", blocks {self.blocks[0]}-{self.blocks[-1]}" if self.blocks else ""
-        return f"{self.stage}.{self.method} (iteration {self.tick.iteration}{blocks})"
+        return f"{self.stage}.{self.method} (iteration {self.step_context.iteration}{blocks})"
 
     @property
     def num_results(self) -> int:
@@ -142,13 +148,22 @@ class WorkerSpec:
     worker: int  # also the number of its device
     device: str
     threads: int = 1
+    device_module: str | None = None  # imported first, see device.py
 
 
 class WorkerHost:
-    """Hosts stages in one process; see the picture above."""
+    """Hosts stages in one process; see the diagram above."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        """Starts without stages."""
+        """Starts without stages.
+
+        Raises:
+            ConfigError: torch does not know the device.
+        """
+        devices.import_kind(spec.device_module)
+        if devices.is_accelerator(spec.device):
+            devices.require(spec.device)
+            devices.use(spec.device)
         self.spec = spec
         self.stages: dict[str, Stage] = {}
         self.shared: dict[str, object] = {}
@@ -164,7 +179,7 @@ class WorkerHost:
             self._pin_threads()
             stage = make(spec.config)
             assert isinstance(stage, Stage)
-            device, switch = self.spec.device, lambda n, m: self._switch(n, m, Tick(0))
+            device, switch = self.spec.device, lambda n, m: self._switch(n, m, StepContext(0))
             self._residents.admit(spec.name, type(stage), device, context.exclusive, switch)
             self.stages[spec.name] = stage
             return stage.setup(context)
@@ -186,9 +201,7 @@ class WorkerHost:
         self.shared = {}  # not cleared in place: contexts of the old stages hold it
         self._store.clear()
         gc.collect()
-        torch = sys.modules.get("torch")
-        if torch is not None and self.spec.device.startswith("cuda"):
-            torch.cuda.empty_cache()
+        devices.empty_cache(self.spec.device)
 
     def invoke(self, call: Call, payloads: Sequence[object]) -> list[object]:
         """Runs a call and returns its block results, then a Receipt.
@@ -196,12 +209,12 @@ class WorkerHost:
         Raises:
             WorkerError: the stage raised something else than an RlinfError; says where.
         """
-        self._forget_before(call.tick)
+        self._forget_before(call.step_context)
         self._spans = []
         try:
             for name in (call.stage, call.partner):
                 if name is not None:
-                    self._residents.enter(name, lambda n, m: self._switch(n, m, call.tick))
+                    self._residents.enter(name, lambda n, m: self._switch(n, m, call.step_context))
             values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
             count = call.payloads_per_block
             inputs = {block: values[i * count : (i + 1) * count] for i, block in enumerate(call.blocks)}
@@ -214,20 +227,20 @@ class WorkerHost:
         results = [self._keep(call, i, r) if call.keep and blocks[i] in call.keep else r for i, r in enumerate(results)]
         return [*results, Receipt(report, tuple(self._spans))]
 
-    def _switch(self, name: str, method: str, tick: Tick) -> None:
+    def _switch(self, name: str, method: str, step_context: StepContext) -> None:
         """Has a stage leave the device's memory or come back; what it made and keeps here leaves with it.
 
         Consumers take data from anywhere, as it comes from other workers on the CPU too.
         """
         start = time.time()
-        getattr(self.stages[name], method)(tick)
-        if method == "offload" and self.spec.device.startswith("cuda"):
+        getattr(self.stages[name], method)(step_context)
+        if method == "offload" and devices.is_accelerator(self.spec.device):
             kept = [key for key in self._store if key[2] == name]
             self._store |= {key: to_device(self._store[key], "cpu") for key in kept}
-        self._note_span(name, method, tick, start)
+        self._note_span(name, method, step_context, start)
 
-    def _note_span(self, stage: str, method: str, tick: Tick, start: float) -> None:
-        args = {"iteration": tick.iteration, "chunk_step": tick.chunk_step}
+    def _note_span(self, stage: str, method: str, step_context: StepContext, start: float) -> None:
+        args = {"iteration": step_context.iteration, "chunk_step": step_context.chunk_step}
         device, worker = self.spec.device, self.spec.worker
         self._spans.append(Span(f"{stage}.{method}", stage, worker, device, start, time.time(), args))
 
@@ -253,9 +266,11 @@ class WorkerHost:
         opener, answerer = self.stages[call.stage], self.stages[call.partner]
         shown = self._timed(call, opener, inputs if call.payloads_per_block else call.blocks, method="open")
         for step in range(call.chunk_steps):
-            tick = replace(call.tick, chunk_step=step)
-            answers = self._timed(call, answerer, shown, method="step", stage_name=call.partner, tick=tick)
-            shown = self._timed(call, opener, answers, method="step", tick=tick)
+            step_context = replace(call.step_context, chunk_step=step)
+            answers = self._timed(
+                call, answerer, shown, method="step", stage_name=call.partner, step_context=step_context
+            )
+            shown = self._timed(call, opener, answers, method="step", step_context=step_context)
             if all(message is None for message in shown.values()):
                 break
         theirs = self._timed(call, answerer, shown, method="close", stage_name=call.partner)
@@ -270,32 +285,48 @@ class WorkerHost:
         *arguments: object,
         method: str = "",
         stage_name: str = "",
-        tick: Tick | None = None,
+        step_context: StepContext | None = None,
     ):
-        method, tick = method or call.method, tick or call.tick
+        method, step_context = method or call.method, step_context or call.step_context
         start = time.time()
-        result = getattr(stage, method)(tick, *arguments)
-        self._note_span(stage_name or call.stage, method, tick, start)
+        result = getattr(stage, method)(step_context, *arguments)
+        self._note_span(stage_name or call.stage, method, step_context, start)
         return result
 
     def _keep(self, call: Call, index: int, value: object) -> LocalRef:
-        tick, maker = call.tick, call.stage if index < len(call.blocks) else call.partner
-        key = (tick.iteration, tick.attempt, maker, call.method, tick.round, tick.chunk_step, call.blocks, index)
+        step_context, maker = call.step_context, call.stage if index < len(call.blocks) else call.partner
+        key = (
+            step_context.iteration,
+            step_context.attempt,
+            maker,
+            call.method,
+            step_context.round,
+            step_context.chunk_step,
+            call.blocks,
+            index,
+        )
         self._store[key] = value
         return LocalRef(self.spec.worker, key)
 
-    def _forget_before(self, tick: Tick) -> None:
+    def _forget_before(self, step_context: StepContext) -> None:
         """Drops what earlier iterations left: an iteration consumes only its own data."""
-        for key in [key for key in self._store if key[0] != tick.iteration]:
+        for key in [key for key in self._store if key[0] != step_context.iteration]:
             del self._store[key]
 
     def _failure(self, where: str, error: Exception) -> WorkerError:
+        failed = f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
+        told = raised_by_user(error)
+        if told is not None:
+            return PlugInError(f"{failed}{told}\nMend it there, then give the same command again")
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         path = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
-        return WorkerError(
-            f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
-            f"{type(error).__name__}: {error} (at {path})"
-        )
+        if devices.is_out_of_memory(error):
+            return WorkerError(
+                f"worker {self.spec.worker} ({self.spec.device}) has no room for {where}: {error} (at {path}). "
+                f"Its stages are {', '.join(self.stages)}: let them take turns (a plan with resident: false, or "
+                "plan=auto), give them more devices, or make blocks, microbatches or the model smaller"
+            )
+        return WorkerError(f"{failed}{type(error).__name__}: {error} (at {path})")
 
 
 def solo_context(blocks: Sequence[int], device: str = "cpu", shared: dict[str, object] | None = None) -> StageContext:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
+from rlinf_embodied.device import has_nccl, synchronize, use
 from rlinf_embodied.errors import ConfigError, HangError, WorkerError
 
 _Result = TypeVar("_Result")
@@ -38,7 +39,7 @@ class TorchGroup:
             size: number of members.
             rendezvous: "file:///shared/path" (a file that does not exist yet) or "tcp://host:port" (rank 0 listens).
             timeout_s: limit of this meeting and of every later operation.
-            device: torch's name; "cuda..." takes nccl.
+            device: torch's name; tensors of a kind without NCCL go through the host's memory, by gloo.
 
         Raises:
             HangError: not everyone came in time.
@@ -47,17 +48,17 @@ class TorchGroup:
         assert 0 <= rank < size, f"rank {rank} is not in a group of {size}"
         self.rank, self.size = rank, size
         self.timeout_s = timeout_s
-        self._device = torch.device(device)
+        self._device = device if has_nccl(device) else "cpu"  # where tensors are sent from and arrive
         self.store = self._guarded("rendezvous", lambda: _store(rank, size, rendezvous, timeout_s))
         self._backend = self._guarded("rendezvous", self._connect)
 
     def _connect(self) -> dist.ProcessGroup:
         limit = timedelta(seconds=self.timeout_s)
         self.store.set_timeout(limit)
-        if self._device.type == "cuda":
+        if has_nccl(self._device):
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
-            torch.cuda.set_device(self._device)
+            use(self._device)
             return cast(dist.ProcessGroup, dist.ProcessGroupNCCL(self.store, self.rank, self.size, options))
         return cast(dist.ProcessGroup, dist.ProcessGroupGloo(self.store, self.rank, self.size, limit))
 
@@ -90,8 +91,7 @@ class TorchGroup:
     def _run(self, operation: str, start: Callable[[], dist.Work]) -> None:
         def complete() -> None:
             start().wait(timedelta(seconds=self.timeout_s))
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            synchronize(self._device)
 
         self._guarded(operation, complete)
 

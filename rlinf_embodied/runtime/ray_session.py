@@ -23,8 +23,9 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rlinf_embodied import portable
-from rlinf_embodied.cluster.hardware import EMULATED
+from rlinf_embodied.cluster.hardware import EMULATED, RAY_GPUS
 from rlinf_embodied.config.machine import STORE_BYTES
+from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import HangError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
@@ -119,10 +120,9 @@ class RaySession:
         for spec in workers:
             if spec.worker in self._actors:
                 continue
-            gpu = spec.device.startswith("cuda")
             remote = ray.remote(_Worker).options(
                 num_cpus=0,  # the plan places workers; Ray would only hold back those beyond its count
-                num_gpus=1 if gpu else 0,
+                num_gpus=1 if kind_of(spec.device) in RAY_GPUS else 0,
                 max_restarts=0,
                 max_task_retries=0,
                 runtime_env={"env_vars": _variables(spec.threads)},
@@ -143,8 +143,8 @@ class RaySession:
             self._waiting[refs[-1]] = f"worker {context.worker} ({spec.name}.setup)"
         return self.fetch(refs, f"{spec.name}.setup")
 
-    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
-        """See Session; a gang needs nothing more than submission in one go, as each actor takes calls in order."""
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
+        """See Session; collective calls need only be submitted in one go: each actor takes calls in order."""
         answers = []
         stored: dict[int, Ref] = {}  # one object in the store, however many workers get it
         for worker, call, payloads in calls:

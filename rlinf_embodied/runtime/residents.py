@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.errors import PlanError
 
 Switch = Callable[[str, str], None]  # (stage, "offload" or "onload")
@@ -16,7 +17,7 @@ Switch = Callable[[str, str], None]  # (stage, "offload" or "onload")
 def can_leave(kind: Callable[..., object], device: str) -> bool:
     """Returns whether a class of stages can leave the memory of a device (torch's name) and come back."""
     offers = hasattr(kind, "offload") and hasattr(kind, "onload")
-    return offers and not device.startswith(getattr(kind, "stays_on", ()))
+    return offers and not (is_accelerator(device) and getattr(kind, "stays_on_accelerators", False))
 
 
 class Residents:
@@ -25,7 +26,7 @@ class Residents:
     def __init__(self) -> None:
         """Starts without stages."""
         self._exclusive: dict[str, frozenset[str]] = {}  # of every stage that was admitted
-        self._parked: set[str] = set()
+        self._offloaded: set[str] = set()
 
     def admit(self, name: str, kind: type, device: str, exclusive: frozenset[str], switch: Switch) -> None:
         """Makes room for a new stage, or one that takes another's place.
@@ -39,7 +40,7 @@ class Residents:
                 f"{kind.__name__} stays there: use resident: true in that part, or give {name} devices of its own"
             )
         self._exclusive[name] = exclusive
-        self._parked.discard(name)
+        self._offloaded.discard(name)
         self._make_room(name, switch)
 
     def enter(self, name: str, switch: Switch) -> None:
@@ -47,11 +48,11 @@ class Residents:
         if not self._exclusive.get(name):
             return
         self._make_room(name, switch)
-        if name in self._parked:
+        if name in self._offloaded:
             switch(name, "onload")
-            self._parked.remove(name)
+            self._offloaded.remove(name)
 
     def _make_room(self, name: str, switch: Switch) -> None:
-        for other in sorted(self._exclusive[name] & (self._exclusive.keys() - self._parked)):
+        for other in sorted(self._exclusive[name] & (self._exclusive.keys() - self._offloaded)):
             switch(other, "offload")
-            self._parked.add(other)
+            self._offloaded.add(other)

@@ -41,10 +41,10 @@ class Session(Protocol):
         """
         ...
 
-    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         """Submits calls (worker, call, payloads); returns for each its block results, then its receipt, as references.
 
-        Calls of a gang exchange data with each other while they run.
+        Collective calls exchange data with each other while they run.
         """
         ...
 
@@ -70,7 +70,7 @@ class SerialSession:
     """All workers in this process, one call at a time: for debuggers and unit tests."""
 
     def __init__(self, timeout_s: float = 600.0) -> None:
-        """Takes the limit after which members of a gang stop waiting for each other."""
+        """Takes the limit after which collective calls stop waiting for each other."""
         self._timeout_s = timeout_s
         self._hosts: dict[int, WorkerHost] = {}
         self._groups: dict[str, list[ThreadGroup]] = {}  # by stage
@@ -82,17 +82,17 @@ class SerialSession:
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """See Session."""
-        gang = spec.collective and len(contexts) > 1
-        self._groups[spec.name] = ThreadGroup.make(len(contexts), timeout_s=self._timeout_s) if gang else []
+        collective = spec.collective and len(contexts) > 1
+        self._groups[spec.name] = ThreadGroup.make(len(contexts), timeout_s=self._timeout_s) if collective else []
         facts = []
         for rank, context in enumerate(contexts):
-            context.group = self._groups[spec.name][rank] if gang else SoloGroup()
+            context.group = self._groups[spec.name][rank] if collective else SoloGroup()
             facts.append(self._hosts[context.worker].add_stage(spec, context))
         return facts
 
-    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
-        """See Session; calls of a gang run in threads of their own, all others at once, here."""
-        if not gang or len(calls) == 1:
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
+        """See Session; collective calls run in threads of their own, all others at once, here."""
+        if not collective or len(calls) == 1:
             return [self._hosts[worker].invoke(call, payloads) for worker, call, payloads in calls]
         results: list[list[Ref]] = [[] for _ in calls]
         errors: list[BaseException] = []

@@ -125,7 +125,7 @@ class LiveView:
             before = seen if self._s_per_iteration is None else self._s_per_iteration
             self._s_per_iteration = before + _SMOOTHING * (seen - before)
 
-    # ------------------------------------------------------------------------------------------------------- picture
+    # ----------------------------------------------------------------------------------------------------- display
     def _cells(self, iteration: int, metrics: Mapping[str, float]) -> list[str]:
         stages = "  ".join(f"{name} {seconds:.1f}" for name, seconds in _stage_seconds(metrics).items())
         shown = [column.cell(metrics) for column in self._columns]

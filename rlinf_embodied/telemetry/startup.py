@@ -32,7 +32,7 @@ class StartupClock:
     def first(self, spans: Sequence[Span]) -> bool:
         """Ends the start-up at the first work among `spans`; returns whether that was it.
 
-        What passed since the last mark is the phase "before work": of an env, episodes are reset and pictures rendered.
+        What passed since the last mark is the phase "before work": of an env, episodes are reset and images rendered.
         """
         steps = [span.start_s for span in spans if span.name.endswith(self._first_work)]
         if self.total_s is not None or not steps:

@@ -88,7 +88,7 @@ def write_trace(path: Path, spans: Sequence[Span]) -> None:
 
 def write_gantt(path: Path, spans: Sequence[Span], title: str = "") -> None:
     """Draws the spans as a PNG: one row per worker and stage, seconds since the first span."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where a picture is wanted
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where a plot is wanted
     from matplotlib.figure import Figure
 
     rows = sorted({(span.worker, span.device, span.stage) for span in spans})

@@ -30,7 +30,7 @@ from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measured import as_measured, linked
 from rlinf_embodied.flow.plan import Plan, resolve
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.probes import together
+from rlinf_embodied.flow.probes import collocated
 from rlinf_embodied.flow.profile import Profile
 from rlinf_embodied.flow.profile_file import load_profile
 from rlinf_embodied.runtime.session import Session
@@ -165,7 +165,7 @@ class Planning:
             return self._forced, f"plan {self._forced.name}: forced" + ("" if profile else ", not profiled")
         reason = self._only_one(workflow)
         if reason and config.profile is None:
-            plan = together(workflow, self._cluster.num_devices, "collocated")
+            plan = collocated(workflow, self._cluster.num_devices, "collocated")
             return plan, f"plan collocated: {reason}, so nothing is measured"
         parts = (self._job, self._cluster, workflow, session, progress, spare)
         self._price(self._known_profile(spare) or measured_profile(*parts)[0], workflow)

@@ -12,6 +12,7 @@ import yaml
 
 from rlinf_embodied.compose import PATH_KEYS, keys, to_yaml
 from rlinf_embodied.config import FREE_ON_RESUME
+from rlinf_embodied.config.renamed import with_current_keys
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning.checkpoint import Newest, load_state, newest_undamaged, verify
 from rlinf_embodied.training.job import JobConfig, Progress
@@ -59,7 +60,7 @@ def checkpoint_to_resume(config: JobConfig) -> Resumption | None:
     if found is None or found.path is None:
         return None
     state = load_state(found.path)
-    _require_same(config, found.path, cast(dict, yaml.safe_load(str(state["config"]))))
+    _require_same(config, found.path, with_current_keys(yaml.safe_load(str(state["config"]))))
     return Resumption(found.path, _note(config, found, _progress(state)))
 
 

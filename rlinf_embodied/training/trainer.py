@@ -26,7 +26,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.learning.checkpoint import find_latest, step_folder, verify
 from rlinf_embodied.runtime import transport
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.telemetry.live import LiveView
@@ -246,7 +246,7 @@ class Trainer:
         learner, hosts = self._job.learner, executor.workers(self._job.learner)
         missing = [(worker, stages.stage) for worker in stages.executor.workers(stages.stage) if worker not in hosts]
         if missing:
-            executor.send_weights(running.session, (hosts[0], learner), missing, Tick(step))
+            executor.send_weights(running.session, (hosts[0], learner), missing, StepContext(step))
 
     def _note_start(self, spans: Sequence[Span], view: LiveView) -> None:
         if self._startup.first(spans):
@@ -337,7 +337,7 @@ class Trainer:
     # ----------------------------------------------------------------------------------------------------- finish
     def _finish(self, executor: Executor, after: Evaluated, view: LiveView) -> None:
         progress = self._progress
-        digest = executor.call(self._job.learner, "weights_digest", Tick(progress.iteration))[0]
+        digest = executor.call(self._job.learner, "weights_digest", StepContext(progress.iteration))[0]
         assert progress.before is not None
         self._folder.write_json(
             "summary.json",

@@ -15,7 +15,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.learning.checkpoint import write_whole
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import library_versions
 
@@ -51,7 +51,7 @@ def made_once(
 
     Args:
         cached: where it is kept, see `cache_folder`.
-        stage: makes it; its `save(tick, folder)` writes it.
+        stage: makes it; its `save(step_context, folder)` writes it.
         num_blocks: of the stage's data.
         session: where the work runs.
         cluster: its devices; at most `num_blocks` of them are used.
@@ -67,14 +67,14 @@ def made_once(
         return folder
     executor = Executor.on_all_devices(Workflow("warm start", num_blocks, {stage.name: stage}), session, cluster)
     teach(executor)
-    write_whole(folder, lambda partial: executor.call(stage.name, "save", Tick(0), str(partial)))
+    write_whole(folder, lambda partial: executor.call(stage.name, "save", StepContext(0), str(partial)))
     session.clear()
     return folder
 
 
 def fit(executor: Executor, stage: str, total: int, per_call: int, what: str, progress: ShowProgress) -> None:
-    """Has a stage learn: its `fit(tick, (first, last))` makes these of `total` steps and returns the mean loss."""
+    """Trains a stage: its `fit(step_context, (first, last))` does these of `total` steps and returns the mean loss."""
     for first in range(0, total, per_call):
         last = min(first + per_call, total)
-        loss = executor.call(stage, "fit", Tick(first), (first, last))[0]
+        loss = executor.call(stage, "fit", StepContext(first), (first, last))[0]
         progress(what, last, total, f"loss {loss:.3f}")

@@ -204,7 +204,7 @@ def test_group_advantages_have_no_mean_and_unit_deviation():
 
 def test_groups_without_spread_in_the_raw_metric_are_named():
     raw = torch.tensor([[True, True], [True, False], [False, False]])
-    assert A.groups_with_spread(raw).tolist() == [False, True, False]
+    assert A.nonzero_variance_groups(raw).tolist() == [False, True, False]
 
 
 @settings(deadline=None, max_examples=30)

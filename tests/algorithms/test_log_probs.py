@@ -103,7 +103,7 @@ def test_logits_that_are_not_finite_are_refused(bad):
 
 
 def test_greedy_takes_the_likeliest():
-    assert P.likeliest_tokens(torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 1.0]])).tolist() == [1, 0]
+    assert P.greedy_tokens(torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 1.0]])).tolist() == [1, 0]
 
 
 def test_levels_sum_what_is_valid():

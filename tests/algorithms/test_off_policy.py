@@ -39,12 +39,12 @@ def test_nothing_to_count_is_not_a_number():
 
 def test_the_estimate_is_the_kl_in_expectation_and_keeps_small_differences():
     g = torch.Generator().manual_seed(0)
-    behaviour, training = (torch.randn(12, generator=g).log_softmax(-1) for _ in range(2))
-    exact = float((behaviour.exp() * (behaviour - training)).sum())
+    rollout, training = (torch.randn(12, generator=g).log_softmax(-1) for _ in range(2))
+    exact = float((rollout.exp() * (rollout - training)).sum())
     # every token, as often as it would be drawn
-    counts = (behaviour.exp() * 200_000).round().long()
+    counts = (rollout.exp() * 200_000).round().long()
     tokens = torch.repeat_interleave(torch.arange(12), counts)
-    found = mismatch(training[tokens], behaviour[tokens], torch.ones(len(tokens), dtype=torch.bool)).metrics()
+    found = mismatch(training[tokens], rollout[tokens], torch.ones(len(tokens), dtype=torch.bool)).metrics()
     assert found["mismatch_kl"] == pytest.approx(exact, rel=1e-3)
     assert found["mismatch_ratio"] == pytest.approx(1.0, abs=1e-3)
     near = mismatch(torch.tensor([-1.0 + 2.0**-20]), torch.tensor([-1.0]), torch.tensor([True])).metrics()

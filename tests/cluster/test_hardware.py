@@ -18,8 +18,13 @@ def machine(monkeypatch):
 
     def make(gpus: str, cores: int = 4, visible: str | None = None) -> None:
         monkeypatch.setattr(hardware.shutil, "which", lambda name: "/usr/bin/nvidia-smi" if gpus else None)
-        answer = type("Answer", (), {"returncode": 0, "stdout": gpus})
-        monkeypatch.setattr(hardware.subprocess, "run", lambda *arguments, **options: answer)
+        answers = {"name": gpus, "memory.total": "143771\n81559\n"}
+
+        def run(command: list[str], **options: object) -> object:
+            (field,) = (word.partition("=")[2] for word in command if word.startswith("--query-gpu="))
+            return type("Answer", (), {"returncode": 0, "stdout": answers[field]})
+
+        monkeypatch.setattr(hardware.subprocess, "run", run)
         monkeypatch.setattr(hardware, "num_cores", lambda: cores)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
@@ -43,8 +48,24 @@ def test_gpus_are_the_devices_where_there_are_any(machine) -> None:
     assert (cluster.kind, cluster.num_devices, cluster.num_cores) == ("cuda", 2, 16)
     assert cluster.torch_device(1) == "cuda:0"  # each worker sees its own only
     assert cluster.description == "2 x NVIDIA H200"
+    assert cluster.memory_bytes == 81559 << 20  # of the smaller one, not this machine's
     with pytest.raises(ConfigError, match=r"cluster.num_devices is 3, but this machine has 2 GPU\(s\)"):
         local_cluster(3)
+
+
+def test_the_kind_of_device_is_what_the_config_says(machine) -> None:
+    machine("NVIDIA H200\n", cores=4)
+    assert local_cluster(None, "cpu").kind == "cpu"
+    assert local_cluster(None, "cuda").kind == "cuda"
+    config = ClusterConfig(torch_device="npu", device_module="torch_npu", num_devices=2)
+    cluster = cluster_at_hand(config)
+    assert (cluster.kind, cluster.num_devices, cluster.device_module) == ("npu", 2, "torch_npu")
+    assert [cluster.torch_device(k) for k in range(2)] == ["npu:0", "npu:1"]
+    with pytest.raises(ConfigError, match=r"torch_device is 'npu', of which only torch knows how many there are"):
+        local_cluster(None, "npu")
+    machine("", cores=4)
+    with pytest.raises(ConfigError, match=r"cluster.torch_device is 'cuda', but this machine has no NVIDIA GPU"):
+        local_cluster(None, "cuda")
 
 
 @pytest.mark.parametrize(("visible", "number"), [("0", 1), ("1,0", 2), ("", 0)])

@@ -12,7 +12,7 @@ from rlinf_embodied.data.expressions import evaluate
 from rlinf_embodied.data.families import Draws, parse_level
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split, problem_id, split_of
-from rlinf_embodied.data.text_forms import COMPACT_ALPHABET, FORMS
+from rlinf_embodied.data.prompt_templates import COMPACT_ALPHABET, PROMPT_TEMPLATES
 from rlinf_embodied.errors import ConfigError
 
 LEVELS = [
@@ -102,14 +102,14 @@ def test_no_question_is_in_two_splits_whatever_the_seeds(level):
 @given(levels, seeds, splits, positions)
 def test_forms_read_back_what_they_write(level, seed, split, position):
     (problem,) = GeneratedProblems(level, seed).batch(split, position, 1)
-    for form in FORMS.values():
+    for form in PROMPT_TEMPLATES.values():
         for worked in (False, True):
             text = form.completion(problem, worked)
             answer = form.final_answer(text)
             assert answer is not None
             assert answer.replace(" ", "") == problem.answer
             assert form.is_formatted(text)
-    compact = FORMS["compact"]
+    compact = PROMPT_TEMPLATES["compact"]
     for text in (compact.prompt(problem), compact.completion(problem, True)):
         assert set(text) <= set(COMPACT_ALPHABET)
 

@@ -18,7 +18,7 @@ NAMED = "warm_start.demonstrations"
 
 
 def episode(length: int, seed: int, task: str = "move", size: int = 32) -> LeRobotEpisode:
-    """Smooth pictures (videos keep them nearly), whose brightness counts the frames."""
+    """Smooth images (videos keep them nearly), whose brightness counts the frames."""
     drawn = np.random.default_rng(seed)
     brightness = (40 + 10 * np.arange(length, dtype=np.uint8))[:, None, None, None]
     return LeRobotEpisode(
@@ -57,26 +57,26 @@ def test_what_is_written_is_read_back(folder: Path) -> None:
             assert off == 0 if exact else off <= 3
 
 
-def test_only_those_pictures_are_kept_that_are_asked_for(folder: Path) -> None:
+def test_only_those_images_are_kept_that_are_asked_for(folder: Path) -> None:
     (read,) = LeRobotDataset(folder, NAMED).read([2], slice(None, None, 5))
     assert len(read) == 11
     expected = EPISODES[2].images["wrist"][[0, 5, 10]].astype(int)
     assert np.abs(read.images["wrist"].astype(int) - expected).max() <= 3
 
 
-def test_pictures_of_other_cameras_are_not_read(folder: Path) -> None:
+def test_images_of_other_cameras_are_not_read(folder: Path) -> None:
     for video in folder.glob("videos/observation.images.front/**/*.mp4"):
         video.write_bytes(b"damaged")
     (read,) = LeRobotDataset(folder, NAMED).read([0], cameras=["wrist"])
     assert list(read.images) == ["wrist"]
 
 
-def test_the_axes_of_pictures_are_known_by_their_names(folder: Path) -> None:
+def test_the_axes_of_images_are_known_by_their_names(folder: Path) -> None:
     features = json.loads((folder / "meta/info.json").read_text())["features"]
     features["observation.images.front"] |= {"shape": [3, 24, 48], "names": ["channels", "height", "width"]}
     change_info(folder, features=features)
     info = LeRobotDataset(folder, NAMED).info
-    assert (info.picture_size("front"), info.picture_size("wrist")) == ((24, 48), (32, 32))
+    assert (info.image_size("front"), info.image_size("wrist")) == ((24, 48), (32, 32))
 
 
 def test_a_dataset_is_not_written_over_another(folder: Path) -> None:

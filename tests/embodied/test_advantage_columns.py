@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, Level
+from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, Critic, Level
 from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.interfaces.envs import Observation
@@ -47,7 +47,7 @@ class Rollout:
 
 
 @st.composite
-def rollouts(draw, sees_pictures: bool = False) -> Rollout:
+def rollouts(draw, sees_images: bool = False) -> Rollout:
     """Rollouts whose episodes end anywhere; after an end the chunk's rest is not valid and a new episode begins."""
     h, b, c = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -67,7 +67,7 @@ def rollouts(draw, sees_pictures: bool = False) -> Rollout:
     index.sort()
     draw_values = lambda *size: torch.from_numpy(random.integers(0, 200, size).astype(np.uint8))  # noqa: E731
     seen, finals, last = draw_values(h, b), draw_values(len(index)), draw_values(b)
-    privileged = None if sees_pictures else torch.from_numpy(random.normal(size=(*shape, 2)).astype(np.float32))
+    privileged = None if sees_images else torch.from_numpy(random.normal(size=(*shape, 2)).astype(np.float32))
     pixels = seen.to(torch.float32)[..., None] / 100 + 0.1 * torch.arange(c)
     values = pixels if privileged is None else privileged[..., 0]
     rewards = torch.from_numpy(np.where(valid, random.normal(size=shape), 0.0).astype(np.float32))
@@ -75,9 +75,9 @@ def rollouts(draw, sees_pictures: bool = False) -> Rollout:
         rewards,
         *(torch.from_numpy(flags) for flags in (terminated, truncated, valid)),
         privileged=privileged,
-        last=showing(last, sees_pictures),
+        last=showing(last, sees_images),
         final_index=torch.tensor(index, dtype=torch.long).reshape(-1, 2),
-        final=showing(finals, sees_pictures) if index else None,
+        final=showing(finals, sees_images) if index else None,
         success=torch.from_numpy(random.random(b) < 0.5),
     )
     order = torch.arange(h * b).reshape(h, b)
@@ -87,12 +87,12 @@ def rollouts(draw, sees_pictures: bool = False) -> Rollout:
     return Rollout(policy, env, values, final_values, last.to(torch.float32) / 100)
 
 
-def showing(values: Tensor, pictures: bool) -> Observation:
+def showing(values: Tensor, sees: bool) -> Observation:
     """Observations of which ReadsItsInput reads these values, in hundredths."""
     n = len(values)
     images = values.reshape(n, 1, 1, 1, 1).expand(n, 1, 1, 1, 3).contiguous()
     privileged = torch.stack([values.to(torch.float32) / 100, torch.zeros(n)], 1)
-    return Observation(torch.zeros(n, 1), ("",) * n, images if pictures else None, None if pictures else privileged)
+    return Observation(torch.zeros(n, 1), ("",) * n, images if sees else None, None if sees else privileged)
 
 
 def algorithm(**changes) -> AlgorithmConfig:
@@ -141,12 +141,16 @@ def spread(block: TrainingBlock, values: Tensor, shape: torch.Size) -> np.ndarra
     return whole.reshape(*shape)
 
 
+def critic_of(rollout: Rollout) -> Critic:
+    return Critic.observation if rollout.env.privileged is None else Critic.privileged
+
+
 @given(rollout=st.booleans().flatmap(rollouts), bootstrap=st.booleans())
 @settings(max_examples=150)
 def test_ppo_advantages_and_targets_are_those_of_a_loop_over_episodes(rollout: Rollout, bootstrap: bool) -> None:
     chunk = rollout.values.shape[2]
     config = algorithm(bootstrap_at_timeout=bootstrap)
-    block = ppo_block(ReadsItsInput(chunk), [(rollout.policy, rollout.env)], config)  # pyright: ignore[reportArgumentType]
+    block = ppo_block(ReadsItsInput(chunk), [(rollout.policy, rollout.env)], config, critic_of(rollout))  # pyright: ignore[reportArgumentType]
     advantages, returns = naive_gae(rollout, bootstrap)
     assert block.returns is not None
     np.testing.assert_allclose(spread(block, block.advantages, rollout.values.shape), advantages, atol=1e-4)
@@ -236,7 +240,7 @@ def test_grpo_compares_the_members_of_a_group_by_success_or_by_reward() -> None:
     np.testing.assert_allclose(by_reward.advantages[:, 0], [-(2**-0.5), 2**-0.5, 0, 0], atol=1e-5)
 
 
-def test_groups_that_were_dropped_leave_no_sample_and_refills_join_in_the_order_of_rounds() -> None:
+def test_groups_that_were_dropped_leave_no_sample_and_resamples_join_in_the_order_of_rounds() -> None:
     first = round_of([2, 4, 2, 2], [0] * 4, [True, False, True, True])
     second = round_of([2, 2, 4, 2], [0] * 4, [True, True, False, True], number=1)
     # block 3 has the groups 6 and 7; kept are group 6 of round 0 and group 7 of round 1

@@ -13,7 +13,7 @@ from rlinf_embodied.embodied.batch import EnvColumns, RolloutReport
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode
-from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 
 
 def stage_for(*overrides: str, group_size: int = 1, keep_images: bool = False) -> EnvStage:
@@ -31,40 +31,42 @@ def chunk_towards_goal(observation: Observation | None) -> torch.Tensor | None:
     return torch.stack(steps, 1)
 
 
-def roll(stage: EnvStage, tick: Tick, chunk_steps: int, idle: bool = False) -> tuple[dict, RolloutReport, list[set]]:
+def roll(
+    stage: EnvStage, step_context: StepContext, chunk_steps: int, idle: bool = False
+) -> tuple[dict, RolloutReport, list[set]]:
     """Runs a rollout; returns columns, report, and the blocks that showed something before each chunk-step."""
-    shown = stage.open(tick, (0, 1, 2, 3))
+    shown = stage.open(step_context, (0, 1, 2, 3))
     visible = []
     for step in range(chunk_steps):
         visible.append({block for block, observation in shown.items() if observation is not None})
         actions = {b: None if o is None else chunk_towards_goal(o) for b, o in shown.items()}
         if idle:
             actions = {b: None if a is None else torch.zeros_like(a) for b, a in actions.items()}
-        shown = stage.step(Tick(tick.iteration, 0, tick.round, step), actions)
-    output = stage.close(tick, dict.fromkeys(range(4)))
+        shown = stage.step(StepContext(step_context.iteration, 0, step_context.round, step), actions)
+    output = stage.close(step_context, dict.fromkeys(range(4)))
     assert isinstance(output.report, RolloutReport)
     return dict(output.blocks), output.report, visible
 
 
-def starts(stage: EnvStage, tick: Tick) -> torch.Tensor:
-    shown = stage.open(tick, (0, 1, 2, 3))
+def starts(stage: EnvStage, step_context: StepContext) -> torch.Tensor:
+    shown = stage.open(step_context, (0, 1, 2, 3))
     return torch.cat([o.proprio for o in shown.values() if o is not None])
 
 
 def test_members_of_a_group_start_alike_and_groups_rounds_and_iterations_differ() -> None:
     stage = stage_for(*GRPO, group_size=4)
-    proprio = starts(stage, Tick(0))
+    proprio = starts(stage, StepContext(0))
     for group in range(4):
         assert bool((proprio[4 * group : 4 * group + 4] == proprio[4 * group]).all())
-    seen = [proprio, starts(stage, Tick(0, round=1)), starts(stage, Tick(1))]
+    seen = [proprio, starts(stage, StepContext(0, round=1)), starts(stage, StepContext(1))]
     leaders = torch.cat([each[::4] for each in seen])
     assert len(leaders.unique(dim=0)) == 12
-    assert torch.equal(starts(stage, Tick(0)), proprio)
+    assert torch.equal(starts(stage, StepContext(0)), proprio)
 
 
 def test_blocks_of_frozen_rows_show_nothing_and_columns_end_with_their_last_valid_step() -> None:
     stage = stage_for("env.auto_reset=false", "env.horizon=20", "env.chunks_per_rollout=5")
-    columns, report, visible = roll(stage, Tick(0), 5)
+    columns, report, visible = roll(stage, StepContext(0), 5)
     assert visible[0] == {0, 1, 2, 3}
     assert all(later <= earlier for earlier, later in pairwise(visible))
     assert visible[-1] < visible[0]  # some block was solved early
@@ -80,7 +82,7 @@ def test_blocks_of_frozen_rows_show_nothing_and_columns_end_with_their_last_vali
 
 def test_with_partial_resets_every_row_goes_on_with_an_episode_of_its_own_seed() -> None:
     stage = stage_for("env.chunks_per_rollout=8")
-    columns, report, visible = roll(stage, Tick(0), 8)
+    columns, report, visible = roll(stage, StepContext(0), 8)
     assert visible == [{0, 1, 2, 3}] * 8
     assert len(report.episodes) > 16
     assert len({(e.env_id, e.seed) for e in report.episodes}) == len(report.episodes)
@@ -96,8 +98,8 @@ def test_with_partial_resets_every_row_goes_on_with_an_episode_of_its_own_seed()
         assert column.final.images is None  # the privileged critic needs none
 
 
-def test_a_critic_that_sees_gets_pictures_of_final_and_last_states() -> None:
-    columns, _, _ = roll(stage_for(keep_images=True), Tick(0), 4, idle=True)
+def test_a_critic_that_sees_gets_images_of_final_and_last_states() -> None:
+    columns, _, _ = roll(stage_for(keep_images=True), StepContext(0), 4, idle=True)
     for column in columns.values():
         assert column.last.images is not None
         assert column.final is not None
@@ -106,25 +108,25 @@ def test_a_critic_that_sees_gets_pictures_of_final_and_last_states() -> None:
 
 
 def test_groups_report_the_success_of_every_member() -> None:
-    _, solved, _ = roll(stage_for(*GRPO, group_size=2), Tick(0), 3)
+    _, solved, _ = roll(stage_for(*GRPO, group_size=2), StepContext(0), 3)
     assert sorted(solved.group_success) == list(range(8))
     by_env = {e.env_id: e.metrics["success_once"] > 0 for e in solved.episodes}
     for group, members in solved.group_success.items():
         assert members == (by_env[2 * group], by_env[2 * group + 1])
-    _, lazy, _ = roll(stage_for(*GRPO, group_size=2), Tick(0), 3, idle=True)
+    _, lazy, _ = roll(stage_for(*GRPO, group_size=2), StepContext(0), 3, idle=True)
     assert sum(sum(members) for members in lazy.group_success.values()) < 4
 
 
 def test_running_episodes_are_carried_over_and_restored_bit_for_bit() -> None:
     overrides = ["env.carry_over=true", "env.chunks_per_rollout=2"]
     straight, resumed = stage_for(*overrides), stage_for(*overrides)
-    roll(straight, Tick(0), 2)
-    state = straight.export_state(Tick(1))
+    roll(straight, StepContext(0), 2)
+    state = straight.export_state(StepContext(1))
     tensors = flatten_carry_over(state)
     assert tensors
-    resumed.import_state(Tick(1), unflatten_carry_over(tensors, 4))
-    expected, report, _ = roll(straight, Tick(1), 2)
-    found, found_report, _ = roll(resumed, Tick(1), 2)
+    resumed.import_state(StepContext(1), unflatten_carry_over(tensors, 4))
+    expected, report, _ = roll(straight, StepContext(1), 2)
+    found, found_report, _ = roll(resumed, StepContext(1), 2)
     assert found_report == report
     for block, column in expected.items():
         for name in ("rewards", "terminated", "truncated", "valid", "privileged", "final_index"):
@@ -134,8 +136,8 @@ def test_running_episodes_are_carried_over_and_restored_bit_for_bit() -> None:
 
 def test_without_carry_over_nothing_is_exported() -> None:
     stage = stage_for()
-    roll(stage, Tick(0), 4)
-    assert stage.export_state(Tick(1)) == {}
+    roll(stage, StepContext(0), 4)
+    assert stage.export_state(StepContext(1)) == {}
 
 
 def test_carry_over_keeps_rows_without_a_running_episode() -> None:
@@ -153,12 +155,12 @@ def test_carry_over_keeps_rows_without_a_running_episode() -> None:
 
 @pytest.mark.parametrize("shards", [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0,), (1, 2, 3))])
 def test_an_episode_does_not_depend_on_the_shard_that_holds_its_row(shards) -> None:
-    expected = starts(stage_for(), Tick(5))
+    expected = starts(stage_for(), StepContext(5))
     stage = EnvStage(EnvStageConfig(tiny().env, 3))
     context = solo_context(range(4))
     context.shards = shards
     stage.setup(context)
-    shown = {block: o for part in shards for block, o in stage.open(Tick(5), part).items()}
+    shown = {block: o for part in shards for block, o in stage.open(StepContext(5), part).items()}
     assert torch.equal(torch.cat([o.proprio for o in shown.values() if o is not None]), expected)
 
 
@@ -214,10 +216,10 @@ def tossed(monkeypatch: pytest.MonkeyPatch, *overrides: str, rollouts: int) -> t
     idle = {block: torch.zeros(16, 4, 2) for block in range(4)}
     reports = []
     for iteration in range(rollouts):
-        stage.open(Tick(iteration), (0, 1, 2, 3))
+        stage.open(StepContext(iteration), (0, 1, 2, 3))
         for step in range(20):
-            stage.step(Tick(iteration, chunk_step=step), idle)
-        report = stage.close(Tick(iteration), dict.fromkeys(range(4))).report
+            stage.step(StepContext(iteration, chunk_step=step), idle)
+        report = stage.close(StepContext(iteration), dict.fromkeys(range(4))).report
         assert isinstance(report, RolloutReport)
         reports.append(report)
     return env, reports

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import av
 import pytest
+import torch
 from runs import clone, cluster, tiny, train
+from torch import Tensor
 
+from envs import point_reach
+from envs.simulator import Measurement
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.embodied import evaluation as evaluation_module
 from rlinf_embodied.embodied.evaluate import evaluate_command
-from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, evaluation_env, held_out, num_bearable
+from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, evaluation_env, held_out, max_failures
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.randomness import TRAINING_SEED_BIT
@@ -76,10 +80,10 @@ def test_evaluation_never_sees_a_training_seed(trained, monkeypatch) -> None:
         resets[where[0]] += [int(seed) for seed in seeds]
         return begin(self, seeds, rows)
 
-    def opened(self, tick, blocks):
+    def opened(self, step_context, blocks):
         where[0] = "evaluate"
         try:
-            return original(self, tick, blocks)
+            return original(self, step_context, blocks)
         finally:
             where[0] = "train"
 
@@ -162,8 +166,8 @@ def test_training_checkpoints_and_the_link_to_the_latest_can_be_evaluated(traine
 
 def test_an_evaluation_under_other_conditions_is_refused_unless_allowed(tmp_path) -> None:
     folder = clone(tiny())
-    with pytest.raises(CheckpointError, match=r"obs_size is 16 there and 32 here.* or allow_mismatch=true"):
-        evaluate(tmp_path / "a", f"checkpoint={folder}", "env.obs_size=32", "eval.num_episodes=2")
+    with pytest.raises(CheckpointError, match=r"horizon is 12 there and 8 here.* or allow_mismatch=true"):
+        evaluate(tmp_path / "a", f"checkpoint={folder}", "env.horizon=8", "eval.num_episodes=2")
     assert not (tmp_path / "a").exists()
     changed = [
         "env.horizon=8",
@@ -171,6 +175,45 @@ def test_an_evaluation_under_other_conditions_is_refused_unless_allowed(tmp_path
     ]  # no multiple of the default's chunk of 5, but of the checkpoint's
     info = evaluate(tmp_path / "b", f"checkpoint={folder}", "eval.num_episodes=2", *changed)
     assert info["episodes"][0]["episode_len"] == 8
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("env.obs_size=32", "obs_size is 16 there and 32 here"),
+        ("env.chunk=2", "chunk is 4 there and 2 here"),
+        ("env.cameras=[a,b]", "number of cameras is 1 there and 2 here"),
+    ],
+)
+def test_other_shapes_are_refused_before_anything_is_built_also_where_a_mismatch_is_allowed(
+    tmp_path, override: str, says: str
+) -> None:
+    allowed = [f"checkpoint={clone(tiny())}", override, "eval.num_episodes=2", "allow_mismatch=true"]
+    with pytest.raises(CheckpointError, match=rf"{says}\. No setting makes them fit, nor does allow_mismatch=true"):
+        evaluate(tmp_path / "a", *allowed)
+    assert not (tmp_path / "a").exists()
+
+
+class LongerProprioception(point_reach.PointSimulator):
+    """The toy with three more numbers of proprioception than it has."""
+
+    def measure(self, actions: Tensor) -> Measurement:
+        """Returns the toy's state with a longer proprioception."""
+        found = super().measure(actions)
+        return replace(found, proprio=torch.cat([found.proprio, found.proprio[:, :1].repeat(1, 3)], 1))
+
+
+@pytest.mark.parametrize("chosen", [[], ["env.horizon=8", "allow_mismatch=true"]], ids=["same config", "allowed"])
+def test_an_env_of_other_sizes_than_the_policys_is_refused_before_an_episode(tmp_path, monkeypatch, chosen) -> None:
+    folder = clone(tiny())
+    size = json.loads((folder / "config.json").read_text())["env"]["proprio_dim"]
+    monkeypatch.setattr(point_reach, "PointSimulator", LongerProprioception)
+    rule = (
+        rf"PointReach-v0 has other sizes .*: proprioception has {size} numbers there and {size + 3} here\. No setting"
+    )
+    with pytest.raises(CheckpointError, match=rule):
+        evaluate(tmp_path / "a", f"checkpoint={folder}", "eval.num_episodes=2", *chosen)
+    assert not (tmp_path / "a/eval_info.json").exists()
 
 
 def test_other_library_versions_are_a_mismatch_as_well(tmp_path) -> None:
@@ -216,9 +259,9 @@ def test_an_evaluation_can_be_run_again_and_gives_the_same() -> None:
     assert first.summary() == second.summary()
 
 
-@pytest.mark.parametrize(("episodes", "target", "bearable"), [(200, 0.97, 6), (200, 1.0, 0), (30, 0.9, 3), (7, 0.5, 3)])
-def test_as_many_episodes_may_fail_as_the_target_leaves(episodes: int, target: float, bearable: int) -> None:
-    assert num_bearable(episodes, target) == bearable
+@pytest.mark.parametrize(("episodes", "target", "failures"), [(200, 0.97, 6), (200, 1.0, 0), (30, 0.9, 3), (7, 0.5, 3)])
+def test_as_many_episodes_may_fail_as_the_target_leaves(episodes: int, target: float, failures: int) -> None:
+    assert max_failures(episodes, target) == failures
 
 
 def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:

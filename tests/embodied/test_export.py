@@ -106,7 +106,7 @@ def test_nothing_solved_is_an_error_that_says_what_to_do(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("overrides", "out", "error", "words"),
     [
-        (["env.cameras=[]"], "new", ConfigError, "a LeRobot folder holds pictures: name cameras"),
+        (["env.cameras=[]"], "new", ConfigError, "a LeRobot folder holds images: name cameras"),
         ([], "old.h5", ConfigError, "old.h5', which is there already: give another name"),
         ([], "old", ConfigError, "old', which is there already"),
         (["policy=checkpoint", "checkpoint=/nowhere"], "new.h5", CheckpointError, "there is no /nowhere/config.json"),

@@ -20,7 +20,7 @@ from rlinf_embodied.embodied.imitation_stage import ImitationStageConfig
 from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
@@ -96,8 +96,8 @@ def learned(config: ImitationConfig, folder: Path, devices: int) -> tuple[str, H
     executor = Executor.on_all_devices(job.workflow(str(start)), session, places)
     job.prepare(executor, lambda *_: None)
     _, metrics = job.run_iteration(executor, Progress())
-    (digest,) = set(executor.call("sft", "weights_digest", Tick(1)))
-    found = executor.call("sft", "held_out", Tick(1))
+    (digest,) = set(executor.call("sft", "weights_digest", StepContext(1)))
+    found = executor.call("sft", "held_out", StepContext(1))
     assert all(answer == found[0] for answer in found)
     assert metrics["sft/held_out_loss"] == found[0].loss
     return digest, found[0]
@@ -205,9 +205,9 @@ def test_a_dataset_is_looked_through_before_a_session_is_opened(tmp_path: Path) 
     from rlinf_embodied.data.lerobot_writer import write_dataset
 
     def dataset(name: str, size: int = 16, action: float = 0.5, video: bool = False) -> Path:
-        pictures = {"base_camera": np.zeros((3, size, size, 3), np.uint8)}
+        images = {"base_camera": np.zeros((3, size, size, 3), np.uint8)}
         actions, state = np.full((3, 2), action, np.float32), np.zeros((3, 4), np.float32)
-        episodes = [LeRobotEpisode("move the point to the goal", actions, state, pictures)] * 5
+        episodes = [LeRobotEpisode("move the point to the goal", actions, state, images)] * 5
         write_dataset(tmp_path / name, episodes, 20, "point", video)
         return tmp_path / name
 

@@ -6,27 +6,33 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from runs import clone, cluster, digest, executor_for, iterate, metric_rows, tiny, train, trees
 
+from envs import point_reach
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.actor_stage import ActorStage
+from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.embodied.rollout_stage import RolloutStage
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution import profiler
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.profile_file import FORMAT, load_profile
+from rlinf_embodied.runtime import host as host_module
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.trainer import Trainer
 
-APART = "auto: (rollout together || actor)"
-TOGETHER = "auto: (rollout together > actor)"
+APART = "auto: (rollout collocated || actor)"
+TOGETHER = "auto: (rollout collocated > actor)"
 
 
 def profile_file(folder: Path, **stages: dict) -> Path:
@@ -212,9 +218,36 @@ def undisturbed(tmp_path_factory):
     return made
 
 
+class Clock:
+    """Time in which only stages and sleeps take any: each block of a call as long as the profile says."""
+
+    seconds = ((EnvStage, "step", 0.0005), (RolloutStage, "step", 0.0005), (ActorStage, "run", 0.015))
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1e9
+        monkeypatch.setattr(host_module, "time", self)
+        monkeypatch.setattr(point_reach, "time", self)
+        for stage, method, seconds in self.seconds:
+            monkeypatch.setattr(stage, method, self._lasting(getattr(stage, method), seconds))
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def _lasting(self, method: Callable[..., object], seconds: float) -> Callable[..., object]:
+        def lasting(stage: object, step_context: StepContext, blocks: Mapping[int, object]) -> object:
+            self.now += seconds * len(blocks)
+            return method(stage, step_context, blocks)
+
+        return lasting
+
+
 def test_a_simulator_that_becomes_slower_gets_another_plan_and_the_weights_do_not_notice(
-    tmp_path, slowness, undisturbed, capsys
+    tmp_path, slowness, undisturbed, capsys, monkeypatch
 ) -> None:
+    Clock(monkeypatch)
     expected = undisturbed("env.carry_over=true")
     train(slower_half_way(tmp_path, slowness, "env.carry_over=true"))
     switched(tmp_path, expected, capsys.readouterr().out)

@@ -17,8 +17,10 @@ from rlinf_embodied.command_line import _compose_training
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.embodied.sizes import EnvSizesStage
 from rlinf_embodied.embodied.starting_point import require_start
 from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.runtime.host import solo_context
 
 PEG = ["env=maniskill", "env.task=PegInsertionSide-v1"]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -126,6 +128,13 @@ def test_a_policy_of_other_sizes_is_refused_before_stages_are_built(tmp_path: Pa
         "docs/warm_start.md",
     ]
     assert [part for part in parts if part not in str(caught.value)] == [], caught.value
+
+
+def test_sizes_are_asked_of_an_env_that_draws_no_pictures() -> None:
+    config = tiny().env
+    assert config.cameras
+    spec = EnvSizesStage(config).setup(solo_context((0,)))
+    assert (spec.cameras, spec.action_dim) == ((), 2)
 
 
 @pytest.mark.parametrize("policy", [[], ["policy=state", "algorithm=ppo_dense", "env.chunk=4", "env.block_size=4"]])

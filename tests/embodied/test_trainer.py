@@ -281,7 +281,8 @@ def test_a_full_disk_costs_the_checkpoint_under_way_only(straight, monkeypatch, 
 
 # -------------------------------------------------------------------------------------------------------- run folder
 def test_the_run_folder_holds_what_the_design_promises(tmp_path) -> None:
-    summary = train(four(tmp_path, "eval.record_video=true", "eval.every=2", "cluster.num_devices=2"))
+    chosen = ["eval.record_video=true", "eval.every=2", "cluster.num_devices=2"]
+    summary = train(four(tmp_path, *chosen), draws=True)
     assert load(tmp_path / "config.yaml", TrainConfig).run.seed == 3
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["seed"] == 3

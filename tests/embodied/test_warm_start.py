@@ -20,7 +20,7 @@ from rlinf_embodied.embodied.warm_start_stage import (
     WarmStartStageConfig,
 )
 from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
 
@@ -50,7 +50,7 @@ def collected(config: WarmStartStageConfig) -> tuple[WarmStartStage, dict[int, l
     """Runs all rounds of demonstrations in one worker."""
     stage = WarmStartStage(config)
     rounds = stage.setup(solo_context(range(NUM_DATA_BLOCKS)))
-    attempts = sum(stage.collect(Tick(number))["episodes"] for number in range(rounds))
+    attempts = sum(stage.collect(StepContext(number))["episodes"] for number in range(rounds))
     assert attempts == config.warm_start.num_demos
     return stage, stage._data
 
@@ -112,7 +112,7 @@ def test_what_stops_on_the_way_leaves_nothing_in_the_cache(fresh_cache, monkeypa
     for method in ("fit", "save"):
         root = fresh_cache()
 
-        def stop(self, tick, folder):
+        def stop(self, step_context, folder):
             if isinstance(folder, str):  # not the epochs
                 Path(folder).mkdir(parents=True)
                 (Path(folder) / "config.json").write_text("{")
@@ -174,7 +174,7 @@ def test_the_largest_noise_only_disturbs_the_beginning() -> None:
 def test_failed_episodes_are_dropped_and_the_others_end_with_the_chunk_that_solves_them() -> None:
     config = tiny("env.horizon=8", "warm_start.noise=[0.0]", "warm_start.num_demos=40")  # too short for long ways
     stage, _ = collected(stage_config(config))
-    counts = stage.prepare(Tick(0))
+    counts = stage.prepare(StepContext(0))
     assert 0 < counts["successes"] < counts["attempts"] == 40
     for block in stage._blocks_data.values():
         first = block.observation.proprio
@@ -186,7 +186,7 @@ def test_a_block_without_any_success_is_an_error_of_the_expert() -> None:
     config = tiny("env.horizon=1", "env.chunk=1", "warm_start.num_demos=4")
     stage, _ = collected(stage_config(config))
     with pytest.raises(SimulatorError, match=r"expert of PointReach-v0 solved none .* or give warm_start.checkpoint"):
-        stage.prepare(Tick(0))
+        stage.prepare(StepContext(0))
 
 
 @pytest.mark.parametrize("number", [4, 5, 6, 9, 32, 41])
@@ -238,7 +238,7 @@ def test_several_envs_share_the_demonstrations_and_none_is_forgotten() -> None:
 def test_inputs_are_standardised_by_the_demonstrations() -> None:
     stage, data = collected(stage_config(tiny()))
     proprio = torch.cat([part.observation.proprio for parts in data.values() for part in parts])
-    stage.prepare(Tick(0))
+    stage.prepare(StepContext(0))
     scale = stage._policy.module.get_submodule("proprio_scale")
     torch.testing.assert_close(scale.get_buffer("mean"), proprio.mean(0), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(scale.get_buffer("std"), proprio.std(0, correction=0), rtol=1e-3, atol=1e-4)
@@ -246,8 +246,8 @@ def test_inputs_are_standardised_by_the_demonstrations() -> None:
 
 def test_cloning_lowers_the_loss_in_both_phases() -> None:
     stage, _ = collected(stage_config(tiny()))
-    stage.prepare(Tick(0))
+    stage.prepare(StepContext(0))
     for whole, epochs in ((True, 4), (False, 4)):
-        assert stage.begin_phase(Tick(0), whole) >= 1
-        losses = [stage.fit(Tick(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
+        assert stage.begin_phase(StepContext(0), whole) >= 1
+        losses = [stage.fit(StepContext(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
         assert losses[-1] < losses[0]

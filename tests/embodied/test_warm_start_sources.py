@@ -29,7 +29,7 @@ from rlinf_embodied.embodied.warm_start_stage import (
 )
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, SimulatorError
 from rlinf_embodied.interfaces.policies import Policy
-from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
 STATE = ["policy=state", "algorithm=ppo_dense", "env.cameras=[]", "env.chunk=1", "env.chunks_per_rollout=12"]
@@ -67,7 +67,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def collected(config: TrainConfig) -> tuple[WarmStartStage, dict[str, int]]:
     """Runs all rounds in one worker; returns the stage and the sums of its answers."""
     stage = WarmStartStage(stage_config(config))
-    answers = [stage.collect(Tick(k)) for k in range(stage.setup(solo_context(range(NUM_DATA_BLOCKS))))]
+    answers = [stage.collect(StepContext(k)) for k in range(stage.setup(solo_context(range(NUM_DATA_BLOCKS))))]
     return stage, {name: sum(answer[name] for answer in answers) for name in answers[0]}
 
 
@@ -128,7 +128,7 @@ def test_a_recording_that_solves_nothing_says_what_to_check(tmp_path: Path) -> N
     stage, counts = collected(from_files(still))
     assert counts["solved"] < 8
     with pytest.raises(SimulatorError, match=r"still.h5', but none of a block's episodes solves .* check env.robot"):
-        stage.prepare(Tick(0))
+        stage.prepare(StepContext(0))
 
 
 @pytest.mark.parametrize(
@@ -197,11 +197,11 @@ def dataset(folder: Path, config: TrainConfig, **change) -> Path:
 def test_a_dataset_gives_the_same_demonstrations_as_the_replay_of_its_episodes(tmp_path: Path) -> None:
     config = tiny()
     recorded = write_recording(tmp_path / "demos.h5", point_episodes(config.env, 8))
-    pictures, _ = collected(from_files(dataset(tmp_path / "set", config)))
+    images, _ = collected(from_files(dataset(tmp_path / "set", config)))
     replayed, counts = collected(from_files(recorded))
     assert counts["solved"] == 8
     for block in range(NUM_DATA_BLOCKS):
-        for ours, theirs in zip(pictures._data[block], replayed._data[block], strict=True):
+        for ours, theirs in zip(images._data[block], replayed._data[block], strict=True):
             assert torch.equal(ours.actions, theirs.actions)
             assert torch.equal(ours.observation.images, theirs.observation.images)
             assert torch.equal(ours.observation.proprio, theirs.observation.proprio)
@@ -217,7 +217,7 @@ def test_a_whole_training_starts_from_a_dataset(tmp_path: Path) -> None:
 def test_a_dataset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     folder = dataset(tmp_path / "set", tiny())
     for overrides, error, words in (
-        (["env.cameras=[base_camera,wrist]"], ConfigError, r"env.cameras is .* pictures of base_camera: name cameras"),
+        (["env.cameras=[base_camera,wrist]"], ConfigError, r"env.cameras is .* images of base_camera: name cameras"),
         (["env.cameras=[]"], ConfigError, r"env.cameras is \[\], but"),
         (["env.obs_size=32"], ConfigError, r"env.obs_size is 32, .* is 16 x 16: set env.obs_size=16"),
         (
@@ -265,7 +265,7 @@ def test_a_teacher_shows_what_the_expert_would(tmp_path: Path, monkeypatch) -> N
             assert torch.allclose(ours.actions, theirs.actions, atol=1e-6)
 
 
-def test_a_new_state_policy_trains_without_any_picture(tmp_path: Path) -> None:
+def test_a_new_state_policy_trains_without_any_image(tmp_path: Path) -> None:
     config = tiny(*STATE, "run.num_iterations=2", f"run.dir={tmp_path / 'run'}")
     summary = train(config)
     assert summary["iterations"] == 2
@@ -326,7 +326,7 @@ def test_a_recording_of_stock_maniskill_replays_in_the_batched_simulator_with_ou
 
 
 @pytest.mark.sim
-def test_without_cameras_maniskill_is_the_same_but_for_pictures() -> None:
+def test_without_cameras_maniskill_is_the_same_but_for_images() -> None:
     plain = ["env=maniskill_push", "env.chunk=5", "env.horizon=10", "env.chunks_per_rollout=2", "env.obs_size=16"]
     seeing, blind = (make_env(tiny(*plain, *more).env, 2, "cpu") for more in ([], ["env.cameras=[]"]))
     for env in (seeing, blind):

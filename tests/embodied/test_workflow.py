@@ -12,7 +12,7 @@ from runs import GRPO, tiny
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.video import tile, write_mp4
-from rlinf_embodied.embodied.workflow import GroupJudge, episode_means, training_workflow
+from rlinf_embodied.embodied.workflow import DynamicSamplingFilter, episode_means, training_workflow
 from rlinf_embodied.telemetry.metrics import moving_mean, read_metrics
 
 
@@ -21,32 +21,32 @@ def report(groups: dict[int, tuple[bool, ...]]) -> RolloutReport:
 
 
 def test_only_groups_whose_members_differ_are_useful() -> None:
-    judge = GroupJudge(num_groups=4, min_groups=2, drop_uniform=True)
+    decide = DynamicSamplingFilter(num_groups=4, min_groups=2, drop_zero_variance=True)
     first = [report({2: (True, True), 3: (False, True)}), report({0: (False, False), 1: (False, False)})]
-    verdict = judge([first])
-    assert (verdict.enough, verdict.message) == (False, ((0, 3),))
+    decision = decide([first])
+    assert (decision.enough, decision.message) == (False, ((0, 3),))
     second = [report({0: (True, False), 1: (True, True), 2: (True, False), 3: (False, True)})]
-    verdict = judge([first, second])
-    assert (verdict.enough, verdict.message) == (True, ((0, 3), (1, 0), (1, 2), (1, 3)))
+    decision = decide([first, second])
+    assert (decision.enough, decision.message) == (True, ((0, 3), (1, 0), (1, 2), (1, 3)))
 
 
 def test_no_more_groups_are_trained_on_than_a_round_has() -> None:
-    judge = GroupJudge(num_groups=2, min_groups=1, drop_uniform=True)
+    decide = DynamicSamplingFilter(num_groups=2, min_groups=1, drop_zero_variance=True)
     mixed = {0: (True, False), 1: (False, True)}
-    assert judge([[report(mixed)], [report(mixed)]]).message == ((0, 0), (0, 1))
+    assert decide([[report(mixed)], [report(mixed)]]).message == ((0, 0), (0, 1))
 
 
 def test_without_dropping_every_group_counts() -> None:
-    verdict = GroupJudge(2, 2, drop_uniform=False)([[report({1: (True, True), 0: (False, False)})]])
-    assert (verdict.enough, verdict.message) == (True, ((0, 0), (0, 1)))
+    decision = DynamicSamplingFilter(2, 2, drop_zero_variance=False)([[report({1: (True, True), 0: (False, False)})]])
+    assert (decision.enough, decision.message) == (True, ((0, 0), (0, 1)))
 
 
 def test_grpo_repeats_its_rollout_and_ppo_does_not() -> None:
     ppo, grpo = training_workflow(tiny(), "x"), training_workflow(tiny(*GRPO), "x")
-    assert (ppo.loops["rollout"].max_rounds, ppo.loops["rollout"].judge) == (1, None)
-    assert grpo.loops["rollout"].max_rounds == 3  # one, and two refills
+    assert (ppo.loops["rollout"].max_rounds, ppo.loops["rollout"].decide) == (1, None)
+    assert grpo.loops["rollout"].max_rounds == 3  # one, and two resamples
     assert grpo.stages["env"].config.group_size == 4  # pyright: ignore[reportAttributeAccessIssue]
-    fixed = training_workflow(tiny(*GRPO, "algorithm.drop_uniform_groups=false"), "x")
+    fixed = training_workflow(tiny(*GRPO, "algorithm.drop_zero_variance_groups=false"), "x")
     assert fixed.loops["rollout"].max_rounds == 1
     assert {edge.source for edge in ppo.edges} == {"env", "policy"}
     assert [(edge.source, edge.target) for edge in ppo.weight_edges] == [("actor", "policy")]
@@ -61,7 +61,7 @@ def test_means_are_over_episodes() -> None:
     assert episode_means([]) == {}
 
 
-# ------------------------------------------------------------------------------------------------------------ pictures
+# ------------------------------------------------------------------------------------------------------------ images
 def both(place: str, once: float, at_end: float) -> dict[str, float]:
     return {f"{place}/success_once": once, f"{place}/success_at_end": at_end}
 

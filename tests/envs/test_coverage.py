@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +15,11 @@ pytestmark = pytest.mark.sim
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _renderer() -> Iterator[None]:
+def _renderer() -> None:
     """A task that loads a texture before any renderer exists would get one on another device than later tests."""
     from envs.maniskill import check_renderer
 
     check_renderer("cpu")
-    gc.freeze()  # ManiSkill collects garbage whenever an env is built or closed, 0.2 s among all that was imported
-    yield
-    gc.unfreeze()
 
 
 def make_pair(task: str, num_rows: int = 2, compared: list[int] | None = None, **kwargs: object):
@@ -49,13 +44,15 @@ def reward_of(task: str) -> str:
     ("task", "alone", "kwargs"),
     [
         ("UnitreeG1Stand-v1", "nothing", {}),  # feet on the ground
-        ("MS-CartpoleSwingUp-v1", "nothing", {}),
-        ("TwoRobotPickCube-v1", "nothing", {"control_mode": "pd_ee_delta_pose"}),
+        pytest.param("MS-CartpoleSwingUp-v1", "nothing", {}, marks=pytest.mark.slow),
+        pytest.param("TwoRobotPickCube-v1", "nothing", {"control_mode": "pd_ee_delta_pose"}, marks=pytest.mark.slow),
         ("PlugCharger-v1", None, {}),  # its reset computes the goals of all rows from where they are now
         ("MS-AntWalk-v1", "initialisation", {}),  # its reset moves a camera to the robots of all rows
-        ("RotateValveLevel0-v1", "initialisation", {}),  # its reset replaces what it knows of all rows
+        # its reset replaces what it knows of all rows
+        pytest.param("RotateValveLevel0-v1", "initialisation", {}, marks=pytest.mark.slow),
         ("MS-HopperHop-v1", "everything", {}),  # its sums over links depend on the number of rows
-        ("RotateSingleObjectInHandLevel0-v1", "everything", {}),  # its robot counts contacts in another way on a GPU
+        # its robot counts contacts in another way on a GPU
+        pytest.param("RotateSingleObjectInHandLevel0-v1", "everything", {}, marks=pytest.mark.slow),
     ],
 )
 def test_episodes_with_contact_and_a_partial_reset_equal_those_of_stock_envs(

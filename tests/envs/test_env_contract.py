@@ -48,17 +48,33 @@ SIM = pytest.mark.sim
 KINDS = [
     "point_reach",
     pytest.param("batched", marks=SIM),
-    pytest.param("stock", marks=SIM),
     pytest.param(str(EXAMPLE), id="own_env"),
 ]
+STOCK = pytest.param("stock", marks=SIM)
+
+
+# stock envs share their episodes with the batched ones: in every run of the tests what their own simulator decides
+ON_STOCK = {
+    "test_an_env_is_a_vector_env_with_the_shapes_of_its_spec",
+    "test_an_episode_is_a_function_of_seed_and_actions_whatever_ran_before",
+    "test_a_partial_reset_leaves_running_rows_alone",
+    "test_a_running_episode_is_restored_bit_for_bit_in_another_env",
+    "test_recorded_rows_give_one_image_per_env_step_and_films_change_nothing",
+}
+SLOW_STOCK = pytest.param("stock", marks=[SIM, pytest.mark.slow])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs every test on every env, or on that of --env alone."""
     own = metafunc.config.getoption("--env")
     if "name" in metafunc.fixturenames:
-        kinds = KINDS if own is None else [pytest.param(own, id=Path(own).stem)]
+        ours = [*KINDS, STOCK if metafunc.function.__name__ in ON_STOCK else SLOW_STOCK]
+        kinds = ours if own is None else [pytest.param(own, id=Path(own).stem)]
         metafunc.parametrize("name", kinds, indirect=True, scope="module")
+
+
+def test_what_runs_on_stock_envs_too_is_there() -> None:
+    assert set(globals()) >= ON_STOCK
 
 
 @cache
@@ -123,7 +139,7 @@ def something(env: VectorEnv, seed: int) -> Tensor | Callable[[int], Tensor]:
 
 def require_cameras(env: VectorEnv) -> None:
     if not env.spec.cameras:
-        pytest.skip("env.cameras is []: there are no pictures")
+        pytest.skip("env.cameras is []: there are no images")
 
 
 def to_the_horizon(env: VectorEnv, next_seeds: list[int] | None = None) -> list[ChunkResult]:
@@ -173,7 +189,7 @@ def test_an_env_is_a_vector_env_with_the_shapes_of_its_spec(env: VectorEnv) -> N
     assert (spec.num_envs, spec.chunk) == (N, CHUNK)
 
 
-def test_pictures_change_when_the_state_does(env: VectorEnv) -> None:
+def test_images_change_when_the_state_does(env: VectorEnv) -> None:
     require_cameras(env)
     before = env.reset(range(N)).images
     after = env.step_chunk(torch.ones(N, CHUNK, env.spec.action_dim)).observation.images
@@ -335,7 +351,7 @@ def test_actions_of_the_wrong_shape_or_not_finite_are_refused_and_step_nothing(e
     assert [len(e.actions) for e in after if e] == [len(e.actions) for e in before if e] == [CHUNK] * N
 
 
-def test_recorded_rows_give_one_picture_per_env_step_and_films_change_nothing(env: VectorEnv) -> None:
+def test_recorded_rows_give_one_image_per_env_step_and_films_change_nothing(env: VectorEnv) -> None:
     env.reset([1, 2, 3])
     plain = [env.step_chunk(random_actions(env, k)) for k in range(2)]
     env.reset([1, 2, 3])
@@ -347,7 +363,7 @@ def test_recorded_rows_give_one_picture_per_env_step_and_films_change_nothing(en
         pytest.skip("the env cannot be filmed")
     assert all(same_result(left, right) for left, right in zip(plain, filmed, strict=True))
     assert sorted(frames) == [0, 2]
-    assert {tuple(picture.shape) for row in frames.values() for picture in row} == {(48, 48, 3)}
+    assert {tuple(image.shape) for row in frames.values() for image in row} == {(48, 48, 3)}
     assert [len(row) for row in frames.values()] == [2 * CHUNK] * 2
     assert frames[0][0].float().std() > 1
     assert not torch.equal(frames[0][0], frames[0][-1])

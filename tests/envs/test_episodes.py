@@ -36,7 +36,7 @@ class Scripted:
         solved, failed = (torch.tensor([now == sign]) for sign in "1x")
         return Measurement(torch.zeros(1), solved, nothing, failed, nothing)
 
-    def pictures(self, rows: Sequence[int]) -> Tensor:
+    def images(self, rows: Sequence[int]) -> Tensor:
         return torch.zeros(len(rows), 1, 4, 4, 3, dtype=torch.uint8)
 
     def object_positions(self) -> None:
@@ -144,6 +144,11 @@ def test_what_a_simulator_leaves_out_has_a_default() -> None:
         ({"proprio": [0.0]}, r"proprio as a list, but float32"),
         ({"privileged": torch.zeros(3, 4)}, r"privileged as float32 \[3, 4\], but float32 \[2, D\]"),
         ({"fail": torch.zeros(2, dtype=torch.long)}, r"fail as int64 \[2\], but bool \[2\]"),
+        (
+            {"reward": torch.tensor([0.0, torch.nan])},
+            r"reward that is NaN or infinite in rows 1: .*`fail`",
+        ),
+        ({"proprio": torch.full((2, 4), torch.inf)}, r"proprio that is NaN or infinite in rows 0, 1"),
     ],
 )
 def test_a_wrong_measurement_is_named_when_the_env_is_built(measured: dict[str, object], says: str) -> None:

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.sim
+NUM_ROWS = 8
 
 
 @pytest.mark.parametrize("robot", ["panda", "fetch", "so100"])
 def test_a_grasp_is_where_maniskill_sees_one(robot: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from envs.batched.build import make_batched_task
 
-    env = make_batched_task("PickCube-v1", 32, False, robot_uids=robot)
+    env = make_batched_task("PickCube-v1", NUM_ROWS, False, robot_uids=robot)
     agent, scene = env.agent, env.scene
     stock = type(agent).is_grasping
     assert agent.is_grasping.func.__module__ == "envs.batched.grasping"
@@ -18,7 +19,8 @@ def test_a_grasp_is_where_maniskill_sees_one(robot: str, monkeypatch: pytest.Mon
     answers = []
     for trial in range(20):
         impulses = {
-            finger: torch.randn(32, 3, generator=draw) * (torch.rand(32, 1, generator=draw) < 0.2 * (trial % 6))
+            finger: torch.randn(NUM_ROWS, 3, generator=draw)
+            * (torch.rand(NUM_ROWS, 1, generator=draw) < 0.2 * (trial % 6))
             for finger in (agent.finger1_link, agent.finger2_link)
         }
         monkeypatch.setattr(scene, "get_pairwise_contact_impulses", lambda finger, _, of=impulses: of[finger])

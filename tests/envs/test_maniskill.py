@@ -32,7 +32,7 @@ def make(config: EnvConfig, num_envs: int = 1, **kwargs: object):
     ],
 )
 def test_the_expert_solves_every_one_of_eight_seeds(task: str, instruction: str) -> None:
-    env = make(replace(SMALL, task=task), 8)
+    env = make(replace(SMALL, task=task, cameras=[]), 8)
     assert set(env.reset(range(500, 508)).instruction) == {instruction}
     ends = [end for _ in range(10) for end in env.step_chunk(lambda _: env.expert_actions()).episodes]
     env.close()
@@ -72,13 +72,13 @@ def test_the_privileged_state_holds_what_a_critic_wants() -> None:
 
 @pytest.mark.parametrize(("task", "goal"), [("PickCube-v1", "goal_site"), ("PushCube-v1", "goal_region")])
 def test_goal_markers_are_seen_only_if_asked(task: str, goal: str) -> None:
-    pictures = {}
+    images = {}
     for shown in (False, True):
         env = make(replace(SMALL, task=task, obs_size=64, show_goal=shown), 4)
-        pictures[shown] = env.reset(range(4)).images
+        images[shown] = env.reset(range(4)).images
         assert getattr(env._sim._task, goal).px_body_type == "kinematic"
         env.close()
-    assert (pictures[True] != pictures[False]).any(-1).sum() > 10
+    assert (images[True] != images[False]).any(-1).sum() > 10
 
 
 def test_the_camera_fov_is_that_of_the_first_camera_only() -> None:
@@ -168,7 +168,7 @@ def test_a_task_without_a_dense_reward_says_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(PickCubeEnv, "SUPPORTED_REWARD_MODES", ("sparse", "none"))
     with pytest.raises(ConfigError, match=r"env.reward is dense_delta.*use env.reward=sparse"):
         make(SMALL)
-    env = make(replace(SMALL, reward=Reward.sparse, hold_steps=1), 2)
+    env = make(replace(SMALL, reward=Reward.sparse, hold_steps=1, cameras=[]), 2)
     env.reset([1, 2])
     ends = [end for _ in range(10) for end in env.step_chunk(lambda _: env.expert_actions()).episodes]
     env.close()

@@ -62,13 +62,13 @@ def test_an_unknown_option_is_an_error_with_a_suggestion() -> None:
         make_env(replace(CONFIG, options={"crash_at_stepp": 1}), 1)
 
 
-def test_the_picture_shows_point_and_goal() -> None:
+def test_the_image_shows_point_and_goal() -> None:
     env = make_env(CONFIG, 1)
     seen = env.reset([3])
     assert seen.images is not None
-    picture = seen.images[0, 0].float()
-    red = (picture[..., 0] > 200).nonzero().float().mean(0)  # row, column
+    image = seen.images[0, 0].float()
+    red = (image[..., 0] > 200).nonzero().float().mean(0)  # row, column
     x, y = seen.proprio[0, :2].tolist()
     assert red[1] == pytest.approx((x + 1) / 2 * 16 - 0.5, abs=1)
     assert red[0] == pytest.approx((1 - y) / 2 * 16 - 0.5, abs=1)
-    assert (picture[..., 1] > 150).any()
+    assert (image[..., 1] > 150).any()

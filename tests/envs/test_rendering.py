@@ -1,4 +1,4 @@
-"""Pictures: faster shaders that draw the same, and nothing drawn twice."""
+"""Images: faster shaders that draw the same, and nothing drawn twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def task() -> Iterator[object]:
 
 
 class _Taken:
-    """Counts the pictures that a camera takes."""
+    """Counts the images that a camera takes."""
 
     def __init__(self, camera: object) -> None:
         self.camera, self.count = camera, 0
@@ -53,12 +53,12 @@ def _rgb(task: object) -> torch.Tensor:
     return task.get_obs(task.get_info())["sensor_data"]["base_camera"]["rgb"]
 
 
-def _stock_pictures(task: object, name: str) -> np.ndarray:
+def _stock_images(task: object, name: str) -> np.ndarray:
     """Draws with SAPIEN's own shaders, from cameras beside the task's."""
     import sapien
     from mani_skill.render.shaders import PREBUILT_SHADER_CONFIGS, set_shader_pack
 
-    pictures = []
+    images = []
     for scene, camera in zip(task.scene.sub_scenes, task._sensors["base_camera"].camera._render_cameras, strict=True):
         set_shader_pack(PREBUILT_SHADER_CONFIGS["minimal"])
         stock = sapien.render.RenderCameraComponent(camera.width, camera.height)
@@ -67,9 +67,9 @@ def _stock_pictures(task: object, name: str) -> np.ndarray:
         camera.entity.add_component(stock)
         scene.render_system.step()
         stock.take_picture()
-        pictures.append(stock.get_picture(name))
+        images.append(stock.get_picture(name))
         camera.entity.remove_component(stock)
-    return np.stack(pictures)
+    return np.stack(images)
 
 
 def test_a_scene_is_drawn_again_only_when_it_looks_otherwise(task: object, counters: list[_Taken]) -> None:
@@ -96,7 +96,7 @@ def test_hiding_and_showing_an_object_draws_its_scene_again(task: object, counte
     assert torch.equal(_rgb(task), before)
 
 
-def test_an_observation_keeps_its_pictures(task: object) -> None:
+def test_an_observation_keeps_its_images(task: object) -> None:
     kept = _rgb(task)
     copy = kept.clone()
     task.advance(torch.ones(3, 8), [0, 1, 2])
@@ -110,7 +110,7 @@ def test_colours_are_those_of_the_stock_shaders(task: object) -> None:
     task.reset(seed=np.arange(3) + 20)
     drawn = _rgb(task)
     assert {pack_of(camera) for camera in task._sensors["base_camera"].camera._render_cameras} == {Pack.colour}
-    assert np.array_equal(drawn.numpy(), _stock_pictures(task, "Color")[..., :3])
+    assert np.array_equal(drawn.numpy(), _stock_images(task, "Color")[..., :3])
 
 
 def test_the_packs_are_those_of_sapien_less_some_lines() -> None:
@@ -167,7 +167,7 @@ def test_what_is_transparent_is_drawn_as_by_the_stock_shaders(task: object) -> N
         body.visibility = 0.4
     drawn = _rgb(task)
     assert {pack_of(camera) for camera in task._sensors["base_camera"].camera._render_cameras} <= {*Pack}
-    assert np.array_equal(drawn.numpy(), _stock_pictures(task, "Color")[..., :3])
+    assert np.array_equal(drawn.numpy(), _stock_images(task, "Color")[..., :3])
     for cube in task.cube._objs:
         set_visible(cube, True)
 
@@ -176,21 +176,21 @@ def test_a_camera_that_is_asked_for_more_than_colours_gives_it(task: object) -> 
     task.reset(seed=np.arange(3) + 40)
     _rgb(task)
     asked = task._sensors["base_camera"].get_obs(rgb=True, depth=True, segmentation=True)
-    stock = _stock_pictures(task, "PositionSegmentation")
+    stock = _stock_images(task, "PositionSegmentation")
     assert np.array_equal(asked["segmentation"].numpy(), stock[..., [3]])
     assert np.array_equal(asked["depth"].numpy(), -stock[..., [2]])
     task.reset(seed=np.arange(3) + 41)  # and goes on so
-    assert np.array_equal(_rgb(task).numpy(), _stock_pictures(task, "Color")[..., :3])
+    assert np.array_equal(_rgb(task).numpy(), _stock_images(task, "Color")[..., :3])
 
 
 def test_a_vector_env_shows_lighter_meshes_on_request() -> None:
     from envs.vector import make
 
-    def pictures(decimate: bool) -> torch.Tensor:
+    def images(decimate: bool) -> torch.Tensor:
         env = make("PickCube-v1", 2, obs_mode="rgb", sensor_configs={"width": 64, "height": 64}, decimate=decimate)
         seen = env.reset(seed=[1, 2])[0]["sensor_data"]["base_camera"]["rgb"]
         env.close()
         return seen.int()
 
-    difference = (pictures(True) - pictures(False)).abs().float().mean()
+    difference = (images(True) - images(False)).abs().float().mean()
     assert 0 < difference < 3

@@ -10,7 +10,7 @@ from any_plan import alone, every_plan, outcome, random_workflow
 from threads import ThreadSession
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, Verdict, Workflow
+from rlinf_embodied.flow.graph import Edge, Loop, RepeatDecision, StageSpec, Workflow
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.runtime.session import SerialSession
 
@@ -47,11 +47,11 @@ def test_workers_that_pause_at_random_compute_what_one_device_computes(seed: int
 
 
 def repeated(name: str, opener: str, answerer: str, modulus: int) -> Loop:
-    def judge(rounds: Sequence[Sequence[object]]) -> Verdict:
+    def decide(rounds: Sequence[Sequence[object]]) -> RepeatDecision:
         values = [value for reports in rounds for report in reports for value in dict(report).values()]  # pyright: ignore
-        return Verdict(sum(values) % modulus == 0, sum(values))
+        return RepeatDecision(sum(values) % modulus == 0, sum(values))
 
-    return Loop(name, opener, answerer, 2, max_rounds=3, judge=judge)
+    return Loop(name, opener, answerer, 2, max_rounds=3, decide=decide)
 
 
 def test_a_verdict_reaches_only_what_the_data_of_its_loop_reaches() -> None:

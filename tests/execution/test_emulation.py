@@ -16,7 +16,7 @@ from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import simulate
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.runtime.host import Output, StageContext, Tick
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession
 
 NOW = 1e-12  # a time scale at which nobody sleeps: only the deadlines count
@@ -37,8 +37,8 @@ def one_stage(entry: dict, blocks: int = 4, devices: int = 2, **more) -> Emulate
     return stage
 
 
-def tick(**more) -> Tick:
-    return Tick(0, message=Start(0, 0.0, NOW), **more)
+def step_context(**more) -> StepContext:
+    return StepContext(0, message=Start(0, 0.0, NOW), **more)
 
 
 def end_of(output: Output) -> float:
@@ -49,32 +49,34 @@ def end_of(output: Output) -> float:
 # ------------------------------------------------------------------------------------------------------ clock and wires
 def test_a_call_waits_for_its_inputs_and_for_the_device():
     stage = one_stage(planning.stage(1.0, 0.5))
-    assert end_of(stage.run(tick(), {0: [Parcel("a", 0, 7.0)]})) == pytest.approx(7.0 + 1.5)
-    assert end_of(stage.run(tick(), {1: [Parcel("a", 0, 2.0)]})) == pytest.approx(8.5 + 1.5)
-    again = Tick(1, message=Start(1, 0.0, NOW))  # a new iteration begins at 0
+    assert end_of(stage.run(step_context(), {0: [Parcel("a", 0, 7.0)]})) == pytest.approx(7.0 + 1.5)
+    assert end_of(stage.run(step_context(), {1: [Parcel("a", 0, 2.0)]})) == pytest.approx(8.5 + 1.5)
+    again = StepContext(1, message=Start(1, 0.0, NOW))  # a new iteration begins at 0
     assert end_of(stage.run(again, {1: [Parcel("a", 0, 2.0)]})) == pytest.approx(2.0 + 1.5)
 
 
 def test_parcels_of_other_devices_come_over_the_wire_one_after_the_other():
     stage = one_stage(planning.stage(1.0, 0.0), bytes_per_block={"a": 1e8})  # 1e8 bytes/s between nodes: 1 s each
     parcels = {block: [Parcel("a", 1, 3.0, block)] for block in range(3)}
-    assert end_of(stage.run(tick(), parcels)) == pytest.approx(3.0 + 3 * 1.0 + 1.0)
+    assert end_of(stage.run(step_context(), parcels)) == pytest.approx(3.0 + 3 * 1.0 + 1.0)
     here = {block: [Parcel("a", 0, 3.0, block)] for block in range(3)}
-    assert end_of(one_stage(planning.stage(1.0, 0.0), bytes_per_block={"a": 1e8}).run(tick(), here)) == pytest.approx(4)
+    assert end_of(
+        one_stage(planning.stage(1.0, 0.0), bytes_per_block={"a": 1e8}).run(step_context(), here)
+    ) == pytest.approx(4)
 
 
 def test_a_long_tailed_stage_hands_on_what_is_finished():
     entry = planning.stage(0.0, 10.0, finish_quantiles=[[0.0, 0.0], [0.5, 0.1], [1.0, 1.0]])
     stage = one_stage(entry)  # 4 items: 40 s in all
-    first = stage.run(tick(chunk=0, num_chunks=2), {0: [], 1: []})
-    second = stage.run(tick(chunk=1, num_chunks=2), {2: [], 3: []})
+    first = stage.run(step_context(chunk=0, num_chunks=2), {0: [], 1: []})
+    second = stage.run(step_context(chunk=1, num_chunks=2), {2: [], 3: []})
     assert (end_of(first), end_of(second)) == (pytest.approx(4.0), pytest.approx(40.0))
 
 
 def test_a_long_tailed_stage_counts_its_own_items_only():
     """Four chunks of a block, of which this device owns the first two: its second one is its last."""
     stage = one_stage(planning.stage(0.0, 10.0, finish_quantiles=[[0.0, 0.0], [0.5, 0.1], [1.0, 1.0]]), blocks=2)
-    ends = [end_of(stage.run(tick(chunk=k, num_chunks=4), {k: []})) for k in range(2)]
+    ends = [end_of(stage.run(step_context(chunk=k, num_chunks=4), {k: []})) for k in range(2)]
     assert ends == [pytest.approx(2.0), pytest.approx(20.0)]
 
 
@@ -82,23 +84,23 @@ def test_switches_come_before_the_next_call_and_free_memory():
     entry = planning.stage(1.0, 0.0, resident=8e11, working=4e11, parked_bytes=1e11, park_s=2.0, unpark_s=3.0)
     stage = one_stage(entry)
     with pytest.raises(AssertionError, match=r"device 0 has 1000.00 GB, but a call of s needs 1200.00"):
-        stage.run(tick(), {0: []})
-    stage.offload(tick())
-    assert end_of(stage.run(tick(), {0: [Parcel("a", 0, 5.0)]})) == pytest.approx(
+        stage.run(step_context(), {0: []})
+    stage.offload(step_context())
+    assert end_of(stage.run(step_context(), {0: [Parcel("a", 0, 5.0)]})) == pytest.approx(
         5.0 + 1.0
     )  # the switch was over before the input came
-    stage.onload(tick())
+    stage.onload(step_context())
     with pytest.raises(AssertionError, match=r"held are s 800.00"):
-        stage.run(tick(), {0: []})
+        stage.run(step_context(), {0: []})
 
 
 def test_repeats_take_their_expected_rounds_on_average():
-    judge = Rounds(1.5)
+    decide = Rounds(1.5)
     taken = []
     for iteration in range(8):
         finish = Finish(0.0, 0.0, Start(iteration, 0.0, NOW))
         rounds: list[list[object]] = [[finish]]
-        while not judge(rounds).enough:
+        while not decide(rounds).enough:
             rounds.append([finish])
         taken.append(len(rounds))
     assert set(taken) == {1, 2}

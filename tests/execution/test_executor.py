@@ -8,9 +8,9 @@ import pytest
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import HangError, WorkerError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, Verdict, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import Edge, Loop, RepeatDecision, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.runtime.host import Call, Tick
+from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session
 
 CHUNK_STEPS = 3
@@ -32,8 +32,8 @@ def workflow(rounds: int = 1, env: dict | None = None) -> Workflow:
         "policy": StageSpec("policy", "fakes.Doubler", None),
         "actor": StageSpec("actor", "fakes.Summer", None, collective=True),
     }
-    judge = (lambda reports: Verdict(len(reports) >= rounds, f"after {len(reports)}")) if rounds > 1 else None
-    loop = Loop("rollout", "env", "policy", CHUNK_STEPS, max_rounds=rounds + 2, judge=judge)
+    decide = (lambda reports: RepeatDecision(len(reports) >= rounds, f"after {len(reports)}")) if rounds > 1 else None
+    loop = Loop("rollout", "env", "policy", CHUNK_STEPS, max_rounds=rounds + 2, decide=decide)
     edges = (Edge("policy", "actor"), Edge("env", "actor"))
     return Workflow("fake", 4, stages, edges, (WeightEdge("actor", "policy"),), {"rollout": loop})
 
@@ -65,7 +65,7 @@ def make(name: str, session: Session, graph: Workflow, transport: str = "adaptiv
 
 
 def totals(executor: Executor, iterations: int) -> list[float]:
-    return [executor.run(Tick(k)).reports["actor"][0][0]["total"] for k in range(iterations)]
+    return [executor.run(StepContext(k)).reports["actor"][0][0]["total"] for k in range(iterations)]
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -76,7 +76,7 @@ def test_every_plan_gives_the_totals_computed_by_hand(name: str) -> None:
 @pytest.mark.parametrize("name", ["collocated on 2", "disaggregated on 2", "hybrid on 2"])
 def test_a_repeated_loop_runs_until_its_judge_has_enough(name: str) -> None:
     executor = make(name, SerialSession(), workflow(rounds=2))
-    result = executor.run(Tick(0))
+    result = executor.run(StepContext(0))
     assert result.reports["actor"][0][0] == {"total": by_hand(1, rounds=2)[0], "message": "after 2"}
     assert len(result.reports["env"]) == 2
 
@@ -88,9 +88,9 @@ class Listening(SerialSession):
         super().__init__()
         self.methods: set[str] = set()
 
-    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], gang: bool = False) -> list[list[Ref]]:
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         self.methods |= {call.method for _, call, _ in calls}
-        return super().submit(calls, gang)
+        return super().submit(calls, collective)
 
 
 @pytest.mark.parametrize(
@@ -119,17 +119,17 @@ def test_ray_gives_the_same_in_processes_of_their_own(name: str, ray_session: Se
 def test_a_failing_stage_names_itself_its_worker_and_the_reason(ray_session: Session) -> None:
     executor = make("collocated on 2", ray_session, workflow(env={"fail_at": 1}))
     with pytest.raises(WorkerError, match=r"worker \d .* failed in env.loop .*ValueError: the fake failed"):
-        executor.run(Tick(0))
+        executor.run(StepContext(0))
 
 
 @pytest.mark.ray
 def test_a_hang_says_who_waits_for_whom(impatient_ray_session: Session) -> None:
     executor = make("disaggregated on 2", impatient_ray_session, workflow(env={"hang_at": 0}))
     with pytest.raises(HangError, match=r"no answer from worker 0 \(env.step .* wait behind it"):
-        executor.run(Tick(0))
+        executor.run(StepContext(0))
 
 
 def test_spans_cover_every_stage() -> None:
-    result = make("disaggregated on 2", SerialSession(), workflow()).run(Tick(0))
+    result = make("disaggregated on 2", SerialSession(), workflow()).run(StepContext(0))
     assert {span.stage for span in result.spans} == {"env", "policy", "actor"}
     assert all(span.end_s >= span.start_s for span in result.spans)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -12,21 +11,13 @@ from pathlib import Path
 
 import pytest
 from runs import clone, metric_rows, tiny, tiny_overrides, train
+from scripts import call
 
 from rlinf_embodied.learning import checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def call(monkeypatch, capsys, script: str, *arguments: str) -> tuple[int, str, str]:
-    """Runs a script in this process as `__main__`; returns its exit code and what it printed on both streams."""
-    path = REPOSITORY / "experiments" / f"{script}.py"
-    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as left:
-        runpy.run_path(str(path), run_name="__main__")
-    out, err = capsys.readouterr()
-    return int(left.value.code or 0), out, err
+TESTS_TOO = os.pathsep.join([str(REPOSITORY / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
+PATIENCE_S = 280  # for a process that hangs; what is tested does not depend on it
 
 
 def start(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -160,38 +151,38 @@ def test_a_machine_that_cannot_render_is_told_how_to_get_there(tmp_path) -> None
     nothing = {"VK_ICD_FILENAMES": "/nonexistent", "VK_DRIVER_FILES": "/nonexistent"}
     chosen = ["cluster=serial", f"run.dir={tmp_path}", "eval.num_episodes=1", "env=maniskill_pick"]
     process = start("train_vla", *chosen, **nothing)
-    printed, _ = process.communicate(timeout=200)
+    printed, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     assert "error: no Vulkan device can render" in printed
     assert "run `make setup`" in printed
     assert "Traceback" not in printed
 
 
-def test_an_unknown_maniskill_task_is_named_with_its_neighbours(tmp_path) -> None:
+def test_an_unknown_maniskill_task_is_named_with_its_neighbours(monkeypatch, capsys, tmp_path) -> None:
     chosen = ["policy=expert", "env=maniskill", "env.task=PickCubee-v1", "cluster=serial"]
-    process = start("evaluate", *chosen, f"run.dir={tmp_path}")
-    printed, _ = process.communicate(timeout=200)
-    assert process.returncode == 2
-    assert "error: env.task is 'PickCubee-v1', but ManiSkill knows no such name: did you mean PickCube-v1" in printed
+    code, _, err = call(monkeypatch, capsys, "evaluate", *chosen, f"run.dir={tmp_path}")
+    assert code == 2
+    assert "error: env.task is 'PickCubee-v1', but ManiSkill knows no such name: did you mean PickCube-v1" in err
 
 
 # --------------------------------------------------------------------------------------------------------------- ctrl-c
 def test_ctrl_c_during_training_leaves_a_checkpoint_from_which_the_same_run_goes_on(tmp_path, finished) -> None:
-    # 16 env steps of all rows per iteration: each iteration takes 1.6 s longer than it would
-    slow = ["env.options.slow_s=0.1", f"warm_start.checkpoint={clone(tiny())}", "checkpoint.every=0"]
-    process = start("train_vla", *tiny_overrides(f"run.dir={tmp_path}", *slow, "eval.num_episodes=4"))
-    read_until(process, "iteration 1/3")
+    gated = ["env._target_=gated_reach.make_env", f"warm_start.checkpoint={clone(tiny())}", "checkpoint.every=0"]
+    overrides = tiny_overrides(f"run.dir={tmp_path / 'run'}", *gated, "eval.num_episodes=4")
+    gate, latest = tmp_path / "gate", tmp_path / "run/checkpoints/latest"
+    process = start("train_vla", *overrides, RLINF_TEST_GATE=str(gate), PYTHONPATH=TESTS_TOO)
+    read_until(process, "iteration 1/3")  # the second one waits at the gate
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=100)
+    read_until(process, "interrupt: finishing this iteration")
+    gate.touch()
+    printed, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, printed
-    assert "interrupt: finishing this iteration" in printed
-    step = checkpoint.verify(tmp_path / "checkpoints/latest").step
-    assert 1 <= step < 3
-    assert f"stopped after iteration {step}; resume with the same command" in printed
-    assert not (tmp_path / "summary.json").exists()
-    summary = train(tiny(f"run.dir={tmp_path}", *slow))
+    assert checkpoint.verify(latest).step == 2
+    assert "stopped after iteration 2; resume with the same command" in printed
+    assert not (tmp_path / "run/summary.json").exists()
+    summary = train(tiny(f"run.dir={tmp_path / 'run'}", *gated))
     assert summary["weights_sha256"] == json.loads((finished / "summary.json").read_text())["weights_sha256"]
-    assert metric_rows(tmp_path) == metric_rows(finished)
+    assert metric_rows(tmp_path / "run") == metric_rows(finished)
 
 
 def test_ctrl_c_during_the_warm_start_leaves_nothing_half_written(tmp_path) -> None:
@@ -199,7 +190,7 @@ def test_ctrl_c_during_the_warm_start_leaves_nothing_half_written(tmp_path) -> N
     process = start("train_vla", *tiny_overrides(*long), RLINF_EMBODIED_CACHE=str(tmp_path / "cache"))
     read_until(process, "cloning 1/1")
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=100)
+    printed, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "Traceback" not in printed
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
@@ -213,7 +204,7 @@ def test_ctrl_c_with_ray_workers_stops_as_cleanly(tmp_path) -> None:
     process = start("train_vla", *tiny_overrides(*chosen))
     read_until(process, "iteration 1/50")
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=100)
+    printed, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, printed
     assert checkpoint.verify(tmp_path / "checkpoints/latest").step >= 1
 

@@ -8,7 +8,7 @@ from planning import cluster, embodied, profile, stage
 from rlinf_embodied.flow.drift import MARGIN, STREAK, DriftWatch, Prediction, predict, replan, scaled
 from rlinf_embodied.flow.explain import rank
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.probes import apart, together
+from rlinf_embodied.flow.probes import collocated, disaggregated
 
 USUAL = Prediction(10.0, {"env": 6.0, "policy": 2.0, "actor": 2.0})
 
@@ -72,7 +72,7 @@ def flat_env() -> Pricer:
 def test_a_slower_simulator_moves_the_rollout_to_both_devices() -> None:
     pricer = flat_env()
     best = rank(pricer)[0][0]
-    assert best.shape == "(rollout together || actor)"
+    assert best.shape == "(rollout collocated || actor)"
     found = replan(pricer, best.plan, {"env": 60.0})
     assert found.changed
     assert found.plan.leaves()["env"].devices == (0, 1)
@@ -90,7 +90,7 @@ def test_a_machine_that_became_slower_as_a_whole_keeps_its_plan_with_a_new_predi
 
 def test_another_plan_has_to_win_by_a_margin() -> None:
     pricer = flat_env()
-    present, other = together(pricer.workflow, 2), rank(pricer)[0][0].plan
+    present, other = collocated(pricer.workflow, 2), rank(pricer)[0][0].plan
     saved = lambda pricer: 1 - predict(pricer, other).iteration_s / predict(pricer, present).iteration_s  # noqa: E731
     factors = [{"env": 1.0 + 0.5 * k} for k in range(60)]  # the slower the simulator, the less the other plan saves
     again = {saved(replan(pricer, present, f).pricer): f for f in factors}
@@ -113,6 +113,6 @@ def test_predictions_are_those_of_the_planner_and_scale_with_the_profile() -> No
 
 
 def test_any_plan_can_be_predicted_stage_by_stage() -> None:
-    found = predict(flat_env(), apart(flat_env().workflow, 2))
+    found = predict(flat_env(), disaggregated(flat_env().workflow, 2))
     assert set(found.stages_s) == {"env", "policy", "actor"}
     assert found.iteration_s >= max(found.stages_s.values())

@@ -11,8 +11,8 @@ from rlinf_embodied.flow.graph import (
     Edge,
     Loop,
     Repeat,
+    RepeatDecision,
     StageSpec,
-    Verdict,
     Workflow,
 )
 
@@ -57,15 +57,20 @@ def stages(**changes: dict) -> dict[str, StageSpec]:
     return {name: StageSpec(name, "fakes.x", None, **changes.get(name, {})) for name in "abc"}
 
 
-ENOUGH = Repeat("more", "c", "b", lambda rounds: Verdict(True), max_rounds=3)
+ENOUGH = Repeat("more", "c", "b", lambda rounds: RepeatDecision(True), max_rounds=3)
 CHAIN = (Edge("a", "b"), Edge("b", "c"))
 
 
 @pytest.mark.parametrize(
     ("repeat", "changes", "edges", "message"),
     [
-        (replace(ENOUGH, judged="x"), {}, CHAIN, "repeat more names the stage 'x'"),
-        (replace(ENOUGH, judged="c"), {}, CHAIN, r"judges c, whose data does not reach c: judge one of \['a', 'b'\]"),
+        (replace(ENOUGH, decided_by="x"), {}, CHAIN, "repeat more names the stage 'x'"),
+        (
+            replace(ENOUGH, decided_by="c"),
+            {},
+            CHAIN,
+            r"is decided by c, whose data does not reach c: let one decide of \['a', 'b'\]",
+        ),
         (ENOUGH, {"c": {}}, CHAIN, r"c waits for all rounds: give it granularities=\(WHOLE,\)"),
         (ENOUGH, {}, CHAIN[1:], r"\['a'\] are neither before nor behind c"),
         (replace(ENOUGH, expected_rounds=4.0), {}, CHAIN, "expected_rounds=4.0 and max_rounds=3"),
@@ -85,8 +90,8 @@ def test_what_comes_before_the_stage_is_counted_by_rounds() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"together": 3}, "works on 3 blocks together, but there are 4 blocks"),
-        ({"together": 2, "collective": True}, "is collective or takes certain chunks only"),
+        ({"blocks_per_batch": 3}, "has batches of 3 blocks, but there are 4 blocks"),
+        ({"blocks_per_batch": 2, "collective": True}, "is collective or takes certain chunks only"),
     ],
 )
 def test_sets_of_blocks_fit_the_workflow(spec: dict, message: str) -> None:

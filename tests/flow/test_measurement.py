@@ -8,7 +8,7 @@ from planning import cluster, embodied
 
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measurement import Measurements, Memory, Sample, fill, grid, profile_dict, samples
-from rlinf_embodied.flow.probes import Probe, apart, shortened, together
+from rlinf_embodied.flow.probes import Probe, collocated, disaggregated, shortened
 from rlinf_embodied.flow.profile_file import parse_profile
 from rlinf_embodied.telemetry.trace import Span
 
@@ -24,7 +24,7 @@ def span(name: str, worker: int, seconds: float) -> Span:
 
 
 def test_the_worker_that_took_longest_counts_for_both_sides_of_a_loop() -> None:
-    probe = Probe("x", workflow(), together(workflow(), 2), cluster(2))
+    probe = Probe("x", workflow(), collocated(workflow(), 2), cluster(2))
     spans = [span("env.open", 0, 2.0), span("env.step", 0, 6.0), span("policy.step", 0, 2.0)]  # 10 s
     spans += [span("env.step", 1, 4.0), span("policy.step", 1, 4.5), span("actor.run", 0, 3.0)]  # 8.5 s
     found = {s.stage: s for s in samples(probe, workflow(), workflow(), spans, {"env": 1, "policy": 1})}
@@ -34,7 +34,7 @@ def test_the_worker_that_took_longest_counts_for_both_sides_of_a_loop() -> None:
 
 
 def test_apart_each_side_counts_by_itself_and_a_call_is_a_shard() -> None:
-    probe = Probe("x", workflow(), apart(workflow(), 2), cluster(2))
+    probe = Probe("x", workflow(), disaggregated(workflow(), 2), cluster(2))
     spans = [span("env.step", 0, 8.0), span("policy.step", 1, 4.0), span("actor.run", 1, 3.0), span("actor.run", 0, 2)]
     found = {s.stage: s for s in samples(probe, workflow(), workflow(), spans, {"env": 2, "policy": 2})}
     assert found["env"] == Sample("env", 4, 1, pytest.approx(8.0 / (20 * 2 * 2)))  # steps, shards, rounds
@@ -43,7 +43,7 @@ def test_apart_each_side_counts_by_itself_and_a_call_is_a_shard() -> None:
 
 
 def test_behind_a_shortened_rollout_a_stage_has_less_to_do_than_behind_a_whole_one() -> None:
-    probe, run = Probe("x", workflow(), together(workflow(), 1), cluster(2)), shortened(workflow(), 0.5)
+    probe, run = Probe("x", workflow(), collocated(workflow(), 1), cluster(2)), shortened(workflow(), 0.5)
     spans = [span("env.step", 0, 5.0), span("policy.step", 0, 1.0), span("actor.run", 0, 3.0)]
     found = {s.stage: s.seconds for s in samples(probe, run, workflow(), spans, {})}
     assert (found["env"], found["actor"]) == (pytest.approx(0.5), pytest.approx(6.0))
@@ -52,7 +52,7 @@ def test_behind_a_shortened_rollout_a_stage_has_less_to_do_than_behind_a_whole_o
 
 
 def test_switches_and_weights_are_not_work() -> None:
-    probe = Probe("x", workflow(), together(workflow(), 1), cluster(2))
+    probe = Probe("x", workflow(), collocated(workflow(), 1), cluster(2))
     spans = [span("env.step", 0, 5.0), span("policy.step", 0, 1.0), span("actor.run", 0, 3.0)]
     more = [span("actor.offload", 0, 7.0), span("policy.install_weights", 0, 7.0), span("env.onload", 0, 7.0)]
     assert samples(probe, workflow(), workflow(), spans + more, {}) == samples(probe, workflow(), workflow(), spans, {})
@@ -79,14 +79,14 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     for seconds in (0.5, 0.4, 0.9):
         measured.samples += [Sample(s, 4, 1, seconds) for s in ("env", "policy", "actor")]
     measured.memory["env"] = Memory(resident={(4, 1): 100.0}, working={(4, 1): 7.0})
-    measured.memory["actor"] = Memory(resident={(4, 1): 50.0}, parked_bytes=5.0, park_s=0.25, unpark_s=0.5)
+    measured.memory["actor"] = Memory(resident={(4, 1): 50.0}, offloaded_bytes=5.0, offload_s=0.25, onload_s=0.5)
     measured.rounds, measured.edge_bytes_per_item = [1, 2], {("env", "policy"): 12.0}
     measured.links = {"latency_s": 0.002, "within_node_bytes_per_s": 1e8}
     profile = parse_profile(profile_dict("x", workflow(), "cpu", measured, {"config": "a"}))
     assert float(profile.stages["env"].call_s(4, 1)) == pytest.approx(0.5)  # the median
-    assert (profile.stages["env"].parked_bytes, profile.stages["env"].stays) == (100.0, True)  # it has no offload
+    assert (profile.stages["env"].offloaded_bytes, profile.stages["env"].stays) == (100.0, True)  # it has no offload
     assert not profile.stages["actor"].stays
-    assert (profile.stages["actor"].parked_bytes, profile.stages["actor"].unpark_s) == (5.0, 0.5)
+    assert (profile.stages["actor"].offloaded_bytes, profile.stages["actor"].onload_s) == (5.0, 0.5)
     assert profile.workload is not None
     assert (profile.workload.expected_rounds, profile.workload.num_items) == (1.5, 8)
     assert profile.links is not None

@@ -8,13 +8,13 @@ from planning import cluster, embodied, graph, profile, stage
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup, described_cluster
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.flow import cost
+from rlinf_embodied.flow.allocations import make_allocations
 from rlinf_embodied.flow.explain import rank
 from rlinf_embodied.flow.graph import WHOLE, Edge, StageSpec, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, Spatial, Temporal, leaves, resolve
 from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile_file import FORMAT, parse_profile
-from rlinf_embodied.flow.shares import make_shares
 from rlinf_embodied.flow.simulate import simulate
 
 
@@ -29,7 +29,10 @@ def test_a_split_is_not_made_cheaper_by_the_number_of_envs() -> None:
     work, measured = embodied((0, 1), (0, 1), (0, 1))
     pricer = Pricer(work, measured, cluster(2))
     together, apart = find_plans(pricer)[0], find_plans(pricer, Mode.hybrid)[0]
-    assert (together.draft.shape(), apart.draft.shape()) == ("(rollout together > actor)", "(rollout apart > actor)")
+    assert (together.draft.shape(), apart.draft.shape()) == (
+        "(rollout collocated > actor)",
+        "(rollout disaggregated > actor)",
+    )
     assert together.iteration_s == pytest.approx(36.0)
     assert apart.iteration_s == pytest.approx(40.0)
 
@@ -62,10 +65,10 @@ def test_a_policy_that_needs_a_device_of_its_own_gets_one() -> None:
 
 def test_the_loop_formula_is_the_fifo_schedule() -> None:
     # H = 3, P = 2, e = 2, p = 1: the simulator is busy 3 * 2 * 2 = 12 s after the first answer; 13 s with P = 1: 9 s
-    assert cost.loop_apart_s(3, 2, 2.0, 1.0, 0.0, 0.0, 0.0) == pytest.approx(13.0)
-    assert cost.loop_apart_s(3, 1, 2.0, 1.0, 0.0, 0.0, 0.0) == pytest.approx(9.0)
-    assert cost.loop_apart_s(3, 1, 2.0, 1.0, 0.5, 0.5, 4.0) == pytest.approx(9 + 3 * 1 + 0.5 + 4)
-    assert cost.loop_together_s(3, 1, 2.0, 1.0, 4.0) == pytest.approx(13.0)
+    assert cost.loop_disaggregated_s(3, 2, 2.0, 1.0, 0.0, 0.0, 0.0) == pytest.approx(13.0)
+    assert cost.loop_disaggregated_s(3, 1, 2.0, 1.0, 0.0, 0.0, 0.0) == pytest.approx(9.0)
+    assert cost.loop_disaggregated_s(3, 1, 2.0, 1.0, 0.5, 0.5, 4.0) == pytest.approx(9 + 3 * 1 + 0.5 + 4)
+    assert cost.loop_collocated_s(3, 1, 2.0, 1.0, 4.0) == pytest.approx(13.0)
 
 
 # ------------------------------------------------------------------------------------------------------------ pipelines
@@ -88,12 +91,12 @@ def test_a_diamond_loses_no_cut() -> None:
 
 
 def test_a_long_tail_streams_to_the_next_stage() -> None:
-    # half of the answers are ready after 2 of 10 s; judging takes 1 s per block of 2: 10 + 1 instead of 10 + 4 s
+    # half of the answers are ready after 2 of 10 s; verification takes 1 s per block of 2: 10 + 1 instead of 10 + 4 s
     tail = stage(10, 0, finish_quantiles=[[0.0, 0.0], [0.5, 0.2], [1.0, 1.0]])
-    work = graph(("generation", "judge"), (("generation", "judge"),), blocks=4)
-    pricer = Pricer(work, profile({"generation": tail, "judge": stage(0, 1)}), cluster(2))
-    stream = Spatial((Leaf("generation", (0,)), Leaf("judge", (1,))), 1)
-    at_once = Spatial((Leaf("generation", (0,)), Leaf("judge", (1,))), WHOLE)
+    work = graph(("generation", "reward"), (("generation", "reward"),), blocks=4)
+    pricer = Pricer(work, profile({"generation": tail, "reward": stage(0, 1)}), cluster(2))
+    stream = Spatial((Leaf("generation", (0,)), Leaf("reward", (1,))), 1)
+    at_once = Spatial((Leaf("generation", (0,)), Leaf("reward", (1,))), WHOLE)
     assert seconds(pricer, stream) == pytest.approx(11.0)
     assert seconds(pricer, at_once) == pytest.approx(14.0)
     assert simulate(stream, pricer).iteration_s == pytest.approx(11.0)
@@ -162,14 +165,14 @@ def mixed() -> Cluster:
 
 
 def test_each_class_of_devices_gets_what_suits_it() -> None:
-    # the judge runs on CPU nodes as fast as on GPUs, which the model needs for itself
-    stages = {"model": stage(0, 4, 60e9), "judge": stage(0, 2, 1e9, kind_factors={"gpu": 1.0, "cpu": 1.0})}
-    work = graph(("model", "judge"), (("model", "judge"),), blocks=8)
+    # the reward stage runs on CPU nodes as fast as on GPUs, which the model needs for itself
+    stages = {"model": stage(0, 4, 60e9), "reward": stage(0, 2, 1e9, kind_factors={"gpu": 1.0, "cpu": 1.0})}
+    work = graph(("model", "reward"), (("model", "reward"),), blocks=8)
     pricer = Pricer(work, profile(stages), mixed())
     best = find_plans(pricer)[0]
     placed = {leaf.stage: leaf.devices for leaf in leaves(plan_tree(best, pricer))}
     assert placed["model"] == (0, 1)
-    assert set(placed["judge"]) & {2, 3}
+    assert set(placed["reward"]) & {2, 3}
     memory = pricer.memory(plan_tree(best, pricer))
     assert all(memory[device] <= mixed().place_of(device).group.memory_bytes for device in memory)
 
@@ -186,9 +189,9 @@ def test_the_report_ranks_and_says_why_the_others_lost() -> None:
     work, measured = embodied((0, 1), (0, 1), (0, 1))
     ranked, _ = rank(Pricer(work, measured, cluster(2)))
     assert [entry.iteration_s for entry in ranked] == sorted(entry.iteration_s for entry in ranked)
-    assert ranked[0].verdict == ""
-    loser = next(entry for entry in ranked if entry.shape == "(rollout apart > actor)")
-    assert loser.verdict.startswith("+4 s (11%)")
+    assert ranked[0].why_not == ""
+    loser = next(entry for entry in ranked if entry.shape == "(rollout disaggregated > actor)")
+    assert loser.why_not.startswith("+4 s (11%)")
     assert loser.devices == {"env": 1, "policy": 1, "actor": 2}
     assert ranked[0].idle_share == pytest.approx(0.0)
     assert 0.0 < loser.idle_share < 0.5
@@ -214,10 +217,10 @@ def test_a_plan_file_with_a_granularity_that_does_not_divide_is_refused() -> Non
 
 
 def test_shares_are_single_devices_up_to_sixteen_and_whole_nodes_on_many() -> None:
-    assert make_shares([6], [6]).counts.ravel().tolist() == [1, 2, 3, 4, 5, 6]
-    assert make_shares([32], [8]).counts.ravel().tolist() == list(range(2, 33, 2))
-    assert make_shares([1024], [8]).counts.ravel().tolist() == list(range(64, 1025, 64))
-    shares = make_shares([4, 2], [4, 2])
+    assert make_allocations([6], [6]).counts.ravel().tolist() == [1, 2, 3, 4, 5, 6]
+    assert make_allocations([32], [8]).counts.ravel().tolist() == list(range(2, 33, 2))
+    assert make_allocations([1024], [8]).counts.ravel().tolist() == list(range(64, 1025, 64))
+    shares = make_allocations([4, 2], [4, 2])
     first, second = shares.counts[shares.first], shares.counts[shares.second]
     assert (first + second == shares.counts[shares.total]).all()
 

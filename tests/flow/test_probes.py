@@ -7,7 +7,7 @@ from planning import cluster, embodied, replace_cluster
 
 from rlinf_embodied.flow.graph import Edge, StageSpec, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, Temporal, resolve
-from rlinf_embodied.flow.probes import Probe, probes, shortened, together, with_blocks
+from rlinf_embodied.flow.probes import Probe, collocated, probes, shortened, with_blocks
 
 
 def workflow(blocks: int = 8, steps: int = 20) -> Workflow:
@@ -30,7 +30,7 @@ def test_many_devices_are_measured_with_the_few_blocks_that_each_has_too() -> No
 
 
 def test_one_device_needs_one_run_and_one_block_no_second_device() -> None:
-    assert [probe.name for probe in probes(workflow(8), cluster(1))] == ["together on 1"]
+    assert [probe.name for probe in probes(workflow(8), cluster(1))] == ["collocated on 1"]
     assert cells(1, 2, "env") == {(1, 1)}
 
 
@@ -54,8 +54,8 @@ def test_calls_are_as_large_as_the_executor_makes_them_where_everything_goes_thr
 def test_a_chain_without_loops_is_measured_together_only() -> None:
     stages = {name: StageSpec(name, f"fakes.{name}", None) for name in ("b", "a")}
     chain = Workflow("chain", 4, stages, (Edge("a", "b", granularities=()),))
-    assert [probe.name for probe in probes(chain, cluster(2))] == ["together on 2", "together on 1", "few on 1"]
-    assert [*together(chain, 2).leaves()] == ["a", "b"]
+    assert [probe.name for probe in probes(chain, cluster(2))] == ["collocated on 2", "collocated on 1", "few on 1"]
+    assert [*collocated(chain, 2).leaves()] == ["a", "b"]
 
 
 def test_rollouts_are_shortened_only_as_far_as_they_stand_for_whole_ones() -> None:

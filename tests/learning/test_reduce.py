@@ -64,7 +64,7 @@ def test_an_exact_sum_has_the_same_bits_for_every_ownership(owners, seed):
         assert torch.equal(result, alone)
 
 
-def test_the_brackets_of_the_tree_are_those_of_the_picture():
+def test_the_brackets_of_the_tree_are_those_of_the_diagram():
     blocks = make_blocks(5)
     expected = ((blocks[0] + blocks[1]) + (blocks[2] + blocks[3])) + blocks[4]
     assert torch.equal(ExactReducer(SoloGroup(), [0] * 5).sum_blocks(blocks), expected)

@@ -31,7 +31,7 @@ def assert_close(one: dict, other: dict) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- two or three
-UNEVEN = {"veto": (1,), "steps": (0.1, 0.1, 0.05, 0.02)}
+UNEVEN = {"early_stop": (1,), "steps": (0.1, 0.1, 0.05, 0.02)}
 _FIRST = Job(owners=(0,) * 4, steps=(0.1,))
 
 
@@ -59,7 +59,7 @@ def three(tmp_path_factory):
     return together({"through": Job(owners=(0, 1, 2, 0), **UNEVEN)}, 3, tmp_path_factory.mktemp("three"))
 
 
-@pytest.mark.parametrize("processes", ["two", "three"])
+@pytest.mark.parametrize("processes", ["two", pytest.param("three", marks=pytest.mark.slow)])
 def test_steps_equal_those_of_one_process_that_shards_nothing(request, processes):
     workers = [jobs["through"] for jobs in request.getfixturevalue(processes)]
     weights, steps, moments = alone(Job(owners=(0,) * 4, **UNEVEN))

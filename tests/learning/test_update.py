@@ -122,20 +122,20 @@ def test_workers_get_the_bits_of_one_and_stay_equal(model) -> None:
     assert second[2] == {}, "a checkpoint needs the state of one worker, so that no other copies it"
 
 
-@pytest.mark.parametrize("reason", ["veto", "nothing"])
+@pytest.mark.parametrize("reason", ["early_stop", "nothing"])
 def test_no_step_is_made_where_it_is_forbidden_or_there_is_nothing_to_learn_from(model, reason: str) -> None:
     before = flat(model)
-    rows = all_rows() if reason == "veto" else {block: torch.arange(0) for block in SIZES}
+    rows = all_rows() if reason == "early_stop" else {block: torch.arange(0) for block in SIZES}
     seen = []
 
-    def veto(step: Step) -> bool:
+    def early_stop(step: Step) -> bool:
         seen.append(step)
         return True
 
-    step = learner_of(model).step(rows, passes_of(model), veto)
+    step = learner_of(model).step(rows, passes_of(model), early_stop)
     assert step.norm is None
     assert torch.equal(flat(model), before)
-    assert seen == ([step] if reason == "veto" else [])
+    assert seen == ([step] if reason == "early_stop" else [])
 
 
 def test_parameters_that_a_loss_does_not_reach_get_zeros() -> None:

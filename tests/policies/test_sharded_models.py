@@ -17,7 +17,7 @@ from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.sharded import ShardedLearner
-from rlinf_embodied.reasoning.objective import idle_loss
+from rlinf_embodied.reasoning.objective import zero_loss
 
 ADAM = AdamSettings(1e-3, (0.9, 0.99), 0.5)
 WEIGHT = 16.0  # of a pass; a backward pass in bfloat16 rounds alike before and after a division by a power of two
@@ -60,7 +60,7 @@ def test_a_sharded_model_makes_the_step_of_a_whole_one(kind):
     expected = ReplicatedLearner(whole.parameters(), ADAM, ("loss",), ExactReducer(SoloGroup(), [0, 0]))
     learner = ShardedLearner(
         *(sharded.module, sharded.parameters, view.module, ADAM, ("loss",)),
-        idle=lambda: idle_loss(sharded, "cpu"),
+        zero_loss=lambda: zero_loss(sharded, "cpu"),
         group=SoloGroup(),
         device="cpu",
     )
@@ -83,7 +83,7 @@ def test_a_sharded_model_makes_the_step_of_a_whole_one(kind):
 
 def test_a_pass_over_nothing_is_zero_and_leaves_no_gradient():
     policy = language_model("qwen2")
-    loss = idle_loss(policy, "cpu")
+    loss = zero_loss(policy, "cpu")
     assert loss == 0
     loss.backward()
     assert all(p.grad is not None and not p.grad.any() for p in policy.parameters())

@@ -157,7 +157,7 @@ def test_a_row_depends_neither_on_its_neighbours_nor_on_its_position(policy: Tin
             assert torch.equal(getattr(output, name)[:2], getattr(plain, name)[[5, 11]])
 
 
-def test_instruction_picture_of_each_camera_and_body_change_the_distribution(policy: TinyVLA) -> None:
+def test_instruction_image_of_each_camera_and_body_change_the_distribution(policy: TinyVLA) -> None:
     base = observe(2)
     assert base.images is not None
     wrist, third = base.images.clone(), base.images.clone()
@@ -206,7 +206,7 @@ def test_the_value_loss_trains_the_value_head_and_nothing_else(critic: Critic) -
         assert trained is (id(parameter) in values)
 
 
-def test_cached_maps_and_pictures_give_the_same_distribution(policy: TinyVLA) -> None:
+def test_cached_maps_and_images_give_the_same_distribution(policy: TinyVLA) -> None:
     tokens = torch.zeros(ROWS, CHUNK, ACTION, dtype=torch.long)
     cached = policy.evaluate(policy.encode_frozen(observe()), tokens, 0.6)[0]
     fresh = policy.evaluate(policy.encode_trainable(observe()), tokens, 0.6)[0]

@@ -118,6 +118,7 @@ UNPINNED = {"ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "LD_PRELOAD
 UNPINNED |= {"NPY_DISABLE_CPU_FEATURES", "OPENBLAS_CORETYPE", "LP_NATIVE_VECTOR_WIDTH"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-x86_64 (Debian: apt-get install qemu-user)")
 @pytest.mark.parametrize("processor", ["Haswell", "EPYC"])
 def test_an_emulated_processor_gives_the_same_bits(processor: str) -> None:
@@ -125,6 +126,7 @@ def test_an_emulated_processor_gives_the_same_bits(processor: str) -> None:
     assert digests(f"qemu-x86_64 -cpu {processor} {sys.executable}") == here
 
 
+@pytest.mark.slow
 def test_without_pins_other_instruction_sets_give_other_bits() -> None:
     pinned = digests(sys.executable)
     free = digests(sys.executable, RLINF_UNPINNED="1")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlinf_embodied.data.problems import Countdown
 from rlinf_embodied.reasoning.answers import decide, solves, within_limits
-from rlinf_embodied.reasoning.judge_worker import are_equal
+from rlinf_embodied.reasoning.verifier_worker import are_equal
 
 integers = st.integers(-(10**20), 10**20)
 fractions = st.fractions(-1000, 1000, max_denominator=60)

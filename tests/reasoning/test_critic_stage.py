@@ -13,7 +13,7 @@ from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.learning.groups import ThreadGroup
 from rlinf_embodied.reasoning.batch import Completions, Group, Prompt, Rewards, TokenAdvantages
 from rlinf_embodied.reasoning.critic_stage import MODULE, OPTIMIZER, CriticReport, CriticStage, CriticStageConfig
-from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 
 # one completion each: tokens, whether it came to its end, what it earned
 EPISODES = [([5, 6, 1], True, 1.0), ([7], False, 0.0), ([8, 9, 10, 11], False, 0.5)]
@@ -76,7 +76,7 @@ def test_advantages_are_those_worked_out_by_hand(folder):
     gamma, lam = 0.9, 0.8
     stage = critic(folder, f"algorithm.gamma={gamma}", f"algorithm.gae_lambda={lam}")
     constant(stage, VALUE)
-    output = stage.run(Tick(0), BLOCKS)
+    output = stage.run(StepContext(0), BLOCKS)
     raw = []
     for tokens, _, reward in EPISODES:  # cut off or not: nothing follows the last token
         row, following = [], 0.0
@@ -96,7 +96,7 @@ def test_advantages_are_those_worked_out_by_hand(folder):
 def test_the_update_brings_values_closer_to_returns_and_reports_the_loss_before_it(folder):
     stage = critic(folder, "algorithm.value_lr=1e-2")
     constant(stage, VALUE)
-    reports = [stage.run(Tick(number), BLOCKS).report for number in range(30)]
+    reports = [stage.run(StepContext(number), BLOCKS).report for number in range(30)]
     losses = [report.metrics["losses/value_loss"] for report in reports if isinstance(report, CriticReport)]
     # gamma is 1 and lambda 0.95: with equal values, returns are V + 0.95^k (R - V), k tokens before the last
     returns = [VALUE + 0.95**k * (reward - VALUE) for tokens, _, reward in EPISODES for k in range(len(tokens))]
@@ -108,13 +108,13 @@ def test_the_update_brings_values_closer_to_returns_and_reports_the_loss_before_
 
 def test_its_state_goes_to_a_checkpoint_and_comes_back(folder):
     stage = critic(folder)
-    stage.run(Tick(0), BLOCKS)
-    state = stage.export_state(Tick(1))
+    stage.run(StepContext(0), BLOCKS)
+    state = stage.export_state(StepContext(1))
     assert set(state) == {OPTIMIZER, MODULE}
     assert state[OPTIMIZER]
     exported = {name: tensor.clone() for name, tensor in state[MODULE].items()}
     assert exported["head.weight"].abs().max() > 0
-    stage.run(Tick(1), BLOCKS)
+    stage.run(StepContext(1), BLOCKS)
     assert not torch.equal(net_of(stage).module.head.weight, exported["head.weight"])
 
 
@@ -124,7 +124,7 @@ def test_one_worker_alone_sends_the_state_that_all_have(folder):
     for rank, group in enumerate(ThreadGroup.make(2)):
         stage = CriticStage(CriticStageConfig(config.policy, folder, 3, config.algorithm))
         stage.setup(replace(solo_context([0, 1]), blocks=(rank,), owners=(0, 1), group=group))
-        sent.append(set(stage.export_state(Tick(0))))
+        sent.append(set(stage.export_state(StepContext(0))))
     assert sent == [{OPTIMIZER, MODULE}, set()]
 
 
@@ -132,7 +132,7 @@ def test_it_starts_from_the_policy_but_shares_nothing_with_it(folder):
     stage = critic(folder)
     again = critic(folder)
     before = {n: t.clone() for n, t in net_of(again).module.state_dict().items()}
-    stage.run(Tick(0), BLOCKS)
+    stage.run(StepContext(0), BLOCKS)
     assert all(torch.equal(t, before[n]) for n, t in net_of(again).module.state_dict().items())
     changed = {n for n, t in net_of(stage).module.state_dict().items() if not torch.equal(t, before[n])}
     assert {"head.weight", "head.bias"} <= changed

@@ -10,7 +10,7 @@ from rlinf_embodied.reasoning.actor_stage import ActorStage
 from rlinf_embodied.reasoning.batch import PromptSet, RewardReport
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.prompt_stage import PromptStage
-from rlinf_embodied.reasoning.workflow import GroupJudge, training_workflow
+from rlinf_embodied.reasoning.workflow import DynamicSamplingFilter, training_workflow
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.training.job import Progress
 
@@ -18,46 +18,48 @@ MIXED, RIGHT, WRONG = (True, False), (True, True), (False, False)
 
 
 def report(correct: dict[int, tuple[tuple[bool, ...], ...]]) -> RewardReport:
-    uniform = {block: tuple(len(set(group)) == 1 for group in groups) for block, groups in correct.items()}
-    return RewardReport(correct, uniform, dict.fromkeys(correct, 0.0), dict.fromkeys(correct, 0))
+    zero_variance = {block: tuple(len(set(group)) == 1 for group in groups) for block, groups in correct.items()}
+    return RewardReport(correct, zero_variance, dict.fromkeys(correct, 0.0), dict.fromkeys(correct, 0))
 
 
-# --------------------------------------------------------------------------------------------------------------- judge
+# --------------------------------------------------------------------------------------------------------------- filter
 def test_only_groups_whose_members_differ_are_useful_in_the_order_of_rounds_and_blocks():
-    judge = GroupJudge(wanted=4, max_rounds=3)
+    decide = DynamicSamplingFilter(wanted=4, max_rounds=3)
     first = [report({1: (RIGHT, MIXED)}), report({0: (MIXED, WRONG)})]  # two workers, in any order
-    verdict = judge([first])
-    assert (verdict.enough, verdict.message) == (False, ((0, 0, 0), (0, 1, 1)))
+    decision = decide([first])
+    assert (decision.enough, decision.message) == (False, ((0, 0, 0), (0, 1, 1)))
     second = [report({0: (MIXED, MIXED), 1: (MIXED, RIGHT)})]
-    verdict = judge([first, second])
-    assert (verdict.enough, verdict.message) == (True, ((0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1)))
+    decision = decide([first, second])
+    assert (decision.enough, decision.message) == (True, ((0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1)))
 
 
 def test_after_the_last_round_it_goes_on_with_fewer():
-    judge = GroupJudge(wanted=4, max_rounds=2)
+    decide = DynamicSamplingFilter(wanted=4, max_rounds=2)
     rounds = [[report({0: (MIXED, WRONG)})], [report({0: (RIGHT, MIXED)})]]
-    assert judge(rounds).message == ((0, 0, 0), (1, 0, 1))
+    assert decide(rounds).message == ((0, 0, 0), (1, 0, 1))
 
 
 @pytest.mark.parametrize(("groups", "counts"), [((RIGHT, RIGHT), "4 are all right and 0 all wrong"),
                                                 ((WRONG, RIGHT), "2 are all right and 2 all wrong")])  # fmt: skip
 def test_it_gives_up_only_after_the_last_round_and_says_what_it_saw(groups, counts):
-    judge = GroupJudge(wanted=2, max_rounds=2)
+    decide = DynamicSamplingFilter(wanted=2, max_rounds=2)
     one = [report({0: groups})]
-    assert judge([one]).enough is False
-    with pytest.raises(DataError, match=rf"gives up after 2 rounds \(algorithm.max_refills=1\): of 4 groups {counts}"):
-        judge([one, one])
+    assert decide([one]).enough is False
+    with pytest.raises(
+        DataError, match=rf"gives up after 2 rounds \(algorithm.max_resamples=1\): of 4 groups {counts}"
+    ):
+        decide([one, one])
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 def test_a_policy_that_is_always_wrong_ends_the_run_with_what_to_do():
     config = tiny_math(
-        *DAPO, "algorithm.max_refills=2", "generation.max_new_tokens=1", "eval.forced_start=false"
+        *DAPO, "algorithm.max_resamples=2", "generation.max_new_tokens=1", "eval.forced_prefix=false"
     )  # no answer comes to its end
     executor = math_executor(config, config.plan.trees, 1, SerialSession())
     with pytest.raises(
         DataError,
-        match=r"gives up after 3 rounds .*max_refills=2\): of 24 groups 0 are all right and 24 all wrong, .* choose "
+        match=r"gives up after 3 rounds .*max_resamples=2\): of 24 groups 0 are all right and 24 all wrong, .* choose "
         r"problems that are sometimes solved \(data.level\)",
     ):
         iterate_math(config, executor, 1)
@@ -69,11 +71,11 @@ def taken(monkeypatch) -> list[tuple[int, int, int, tuple[int, ...]]]:
     seen = []
     original = PromptStage.run
 
-    def run(self, tick, inputs):
-        output = original(self, tick, inputs)
+    def run(self, step_context, inputs):
+        output = original(self, step_context, inputs)
         for block, made in output.blocks.items():
             assert isinstance(made, PromptSet)
-            seen.append((tick.iteration, tick.round, block, tuple(problem.id for problem in made.own)))
+            seen.append((step_context.iteration, step_context.round, block, tuple(problem.id for problem in made.own)))
         return output
 
     monkeypatch.setattr(PromptStage, "run", run)
@@ -110,32 +112,32 @@ def test_without_it_an_iteration_takes_as_many_problems_as_it_has(taken):
 
 
 def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
-    questions, verdicts, trained = {}, [], []
-    give, judge, rows_of = PromptStage.run, GroupJudge.__call__, ActorStage._rows_of
+    questions, decisions, trained = {}, [], []
+    give, decide, rows_of = PromptStage.run, DynamicSamplingFilter.__call__, ActorStage._rows_of
 
-    def given(self, tick, inputs):
-        output = give(self, tick, inputs)
+    def given(self, step_context, inputs):
+        output = give(self, step_context, inputs)
         for block, made in output.blocks.items():
             assert isinstance(made, PromptSet)
-            questions[tick.round, block] = [problem.question for problem in made.own]
+            questions[step_context.round, block] = [problem.question for problem in made.own]
         return output
 
-    def judged(self, rounds):
-        verdicts.append(judge(self, rounds))
-        return verdicts[-1]
+    def recorded(self, rounds):
+        decisions.append(decide(self, rounds))
+        return decisions[-1]
 
-    def rows(self, tick, block, payloads):
-        made = rows_of(self, tick, block, payloads)
+    def rows(self, step_context, block, payloads):
+        made = rows_of(self, step_context, block, payloads)
         decode = self._shared.policy.decode
         trained.extend((block, decode(prompt)) for prompt in made.sequences.prompts[: made.num_trained])
         return made
 
     monkeypatch.setattr(PromptStage, "run", given)
-    monkeypatch.setattr(GroupJudge, "__call__", judged)
+    monkeypatch.setattr(DynamicSamplingFilter, "__call__", recorded)
     monkeypatch.setattr(ActorStage, "_rows_of", rows)
     config = tiny_math(*DAPO)
     iterate_math(config, math_executor(config, config.plan.trees, 1, SerialSession()), 1)
-    chosen = sorted(verdicts[-1].message, key=lambda place: (place[1], place[0], place[2]))  # block by block
+    chosen = sorted(decisions[-1].message, key=lambda place: (place[1], place[0], place[2]))  # block by block
     assert len(chosen) == 8
     assert len({number for number, _, _ in chosen}) > 1
     expected = [(block, questions[number, block][group]) for number, block, group in chosen]
@@ -146,4 +148,4 @@ def test_only_dynamic_sampling_repeats():
     assert training_workflow(tiny_math(), "x").repeat is None
     repeat = training_workflow(tiny_math(*DAPO), "x").repeat
     assert repeat is not None
-    assert (repeat.before, repeat.judged, repeat.max_rounds) == ("actor", "reward", 5)
+    assert (repeat.before, repeat.decided_by, repeat.max_rounds) == ("actor", "reward", 5)

@@ -28,9 +28,9 @@ NUMBER = 20
 
 
 def evaluated(config: MathConfig, devices: int = 1, step: int = 0) -> AnswerResult:
-    held = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
+    model = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
     sections = (config.data, config.generation, config.reward, config.eval)
-    return AnswerEvaluation(held, *sections, SerialSession(), cluster(devices), last_step=7).run(step)
+    return AnswerEvaluation(model, *sections, SerialSession(), cluster(devices), last_step=7).run(step)
 
 
 def settings(*overrides: str) -> MathConfig:
@@ -84,7 +84,7 @@ def test_samples_are_drawn_before_and_after_only_and_forced_starts_before() -> N
 
 
 def test_a_forced_answer_begins_as_a_worked_one_does(plain) -> None:
-    # with room for one more token only, no forced answer comes to its end, though bare ones ("#6") do
+    # with room for one more token only, no forced answer comes to its end, though direct ones ("#6") do
     short = settings("generation.max_new_tokens=3", "eval.num_samples=0")
     found = evaluated(short)
     assert found.truncated < 1
@@ -138,7 +138,7 @@ def test_a_plain_folder_of_hugging_face_is_evaluated_on_ones_own_problems(tmp_pa
     file = write_rows(tmp_path / "mine.jsonl", gsm8k_rows(0, 60))
     config = compose_answers([f"checkpoint={model}", f"data.files.all={file}"])
     assert config is not None
-    assert (config.generation.max_new_tokens, config.data.form, config.data.level) == (512, "natural", "")
+    assert (config.generation.max_new_tokens, config.data.prompt_template, config.data.level) == (512, "natural", "")
     sizes = ["eval.num_problems=3", "eval.problems_per_block=2", "eval.num_samples=0", "generation.max_new_tokens=12"]
     info = evaluate(tmp_path / "out", model, f"data.files.all={file}", *sizes)
     assert info["num_problems"] == 3

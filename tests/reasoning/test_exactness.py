@@ -24,7 +24,7 @@ def switching(trees: list[dict]) -> list[dict]:
 
 def leaves(**devices: object) -> list[dict]:
     """Returns a plan in which the stages take turns on devices of their own."""
-    optional = ("proximal", "reference", "critic")
+    optional = ("old_log_probs", "reference", "critic")
     rows = [{"stage": name, "devices": where, "optional": name in optional} for name, where in devices.items()]
     return [{"tree": {"temporal": [{"leaf": row} for row in rows]}}]
 
@@ -42,7 +42,7 @@ PLANS = {
     "unlike splits": (
         3,
         leaves(
-            prompts=[2], generation=[0, 1], reward=[0, 1, 2], proximal=[1, 2], reference=[2], critic=[0, 2],
+            prompts=[2], generation=[0, 1], reward=[0, 1, 2], old_log_probs=[1, 2], reference=[2], critic=[0, 2],
             actor=[0, 1, 2],
         ),
     ),
@@ -65,7 +65,24 @@ VARIANTS = {
     "ppo, several steps, reference": ([*PPO, *TWO_STEPS, "algorithm.kl_coef=0.1"], ["unlike splits"]),
     "lora": (["policy.lora.rank=4"], ["disaggregated on 2"]),
 }
-CASES = [(variant, plan) for variant, (_, plans) in VARIANTS.items() for plan in plans]
+# in every run of the tests: each way through the executor, and each algorithm's own paths
+TELLING = {
+    ("grpo", "collocated on 2, switching"),
+    ("grpo", "pipelined on 2, by pairs"),
+    ("grpo", "unlike splits"),
+    ("grpo, truncated masked", "collocated on 2"),
+    ("grpo, several steps", "hybrid on 2"),
+    ("grpo, reference", "pipelined on 2, by blocks"),
+    ("dapo", "disaggregated on 4"),
+    ("ppo", "collocated on 2, switching"),
+    ("ppo, several steps, reference", "unlike splits"),
+    ("lora", "disaggregated on 2"),
+}
+CASES = [
+    pytest.param(variant, plan, marks=() if (variant, plan) in TELLING else pytest.mark.slow)
+    for variant, (_, plans) in VARIANTS.items()
+    for plan in plans
+]
 
 Trained = tuple[str, list[dict[str, float]]]
 
@@ -98,6 +115,11 @@ def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant: 
     assert found == expected
 
 
+def test_the_telling_cases_are_cases() -> None:
+    assert {case.values for case in CASES if not case.marks} == TELLING
+
+
+@pytest.mark.slow
 def test_every_variant_trains_something_of_its_own(alone) -> None:
     digests = [by_one_worker(alone, variant)[0] for variant in VARIANTS]
     assert len(set(digests)) == len(VARIANTS)

@@ -11,12 +11,12 @@ from rlinf_embodied.algorithms.log_probs import log_softmax, restrict_to_nucleus
 from rlinf_embodied.config import LoraSettings, TinyLMConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, SamplingParams
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
 from rlinf_embodied.reasoning.generation import generate
-from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
 
 NOISE = Noise(seed=3, iteration=2)
-SHORT = Sampling(max_new_tokens=14)
+SHORT = SamplingParams(max_new_tokens=14)
 # (decoder it takes, architecture)
 ARCHITECTURES = [
     ("LeanDecoder", "qwen2"),
@@ -47,14 +47,14 @@ def block_of(lengths: list[int], group_size: int = 3, first_id: int = 40) -> Gen
 BLOCK = block_of([5, 2, 9, 1, 4])
 
 
-def run(policy, block=BLOCK, sampling=SHORT, noise=NOISE, num_slots=100, **options):
-    groups = list(generate(policy, block, sampling, noise, num_slots=num_slots, **options))
+def run(policy, block=BLOCK, sampling=SHORT, noise=NOISE, max_num_seqs=100, **options):
+    groups = list(generate(policy, block, sampling, noise, max_num_seqs=max_num_seqs, **options))
     assert sorted(group.prompt.id for group in groups) == sorted(prompt.id for prompt in block.prompts)
     return {group.prompt.id: group for group in groups}
 
 
 @torch.no_grad()
-def naive_completion(policy: CausalLM, prompt: Prompt, sample: int, sampling: Sampling, noise: Noise):
+def naive_completion(policy: CausalLM, prompt: Prompt, sample: int, sampling: SamplingParams, noise: Noise):
     """One row, no cache: the whole sequence is read anew for each token."""
     tokens, log_probs = list(prompt.tokens), []
     for place in range(sampling.max_new_tokens):
@@ -79,7 +79,7 @@ def naive_completion(policy: CausalLM, prompt: Prompt, sample: int, sampling: Sa
     return tokens[len(prompt.tokens) :], log_probs, False
 
 
-def assert_naive(policy, groups: dict[int, Group], sampling: Sampling, noise: Noise = NOISE) -> None:
+def assert_naive(policy, groups: dict[int, Group], sampling: SamplingParams, noise: Noise = NOISE) -> None:
     for group in groups.values():
         for sample in range(len(group.lengths)):
             tokens, log_probs, ended = naive_completion(policy, group.prompt, sample, sampling, noise)
@@ -100,19 +100,19 @@ def assert_same_tokens(one: dict[int, Group], other: dict[int, Group], tolerance
 
 # ---------------------------------------------------------------------------------------------------------- the oracle
 @pytest.mark.parametrize(("decoder", "architecture"), ARCHITECTURES)
-@pytest.mark.parametrize("num_slots", [4, 100])
-def test_tokens_and_log_probs_are_those_of_a_naive_loop(decoder, architecture, num_slots):
+@pytest.mark.parametrize("max_num_seqs", [4, 100])
+def test_tokens_and_log_probs_are_those_of_a_naive_loop(decoder, architecture, max_num_seqs):
     policy = language_model(architecture)
     assert type(policy.decoder(2, 30)).__name__ == decoder
-    sampling = Sampling(max_new_tokens=14, temperature=0.8)
-    groups = run(policy, sampling=sampling, num_slots=num_slots)
+    sampling = SamplingParams(max_new_tokens=14, temperature=0.8)
+    groups = run(policy, sampling=sampling, max_num_seqs=max_num_seqs)
     lengths = torch.cat([group.lengths for group in groups.values()])
     assert lengths.min() < lengths.max()  # rows end at different steps, so slots are reused
     assert_naive(policy, groups, sampling)
 
 
 def test_a_nucleus_is_sampled_exactly():
-    policy, sampling = language_model("qwen2"), Sampling(max_new_tokens=14, temperature=1.5, top_p=0.7)
+    policy, sampling = language_model("qwen2"), SamplingParams(max_new_tokens=14, temperature=1.5, top_p=0.7)
     groups = run(policy, sampling=sampling)
     assert_naive(policy, groups, sampling)
     mass = torch.cat([group.log_mass.exp()[group.log_mass < 0] for group in groups.values()])
@@ -123,7 +123,7 @@ def test_a_nucleus_is_sampled_exactly():
 
 def test_greedy_tokens_are_those_of_transformers():
     policy = language_model("llama")
-    groups = run(policy, sampling=Sampling(max_new_tokens=20, temperature=0.0), num_slots=4)
+    groups = run(policy, sampling=SamplingParams(max_new_tokens=20, temperature=0.0), max_num_seqs=4)
     for group in groups.values():
         expected = policy.model.generate(
             torch.tensor([group.prompt.tokens]),
@@ -162,15 +162,15 @@ def test_lean_logits_are_those_of_the_forward_pass(architecture):
 
 
 # ------------------------------------------------------------------------------------------------ what has no influence
-@pytest.mark.parametrize("num_slots", [1, 2, 7])
-def test_fewer_slots_change_last_bits_at_most(num_slots):
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 7])
+def test_fewer_slots_change_last_bits_at_most(max_num_seqs):
     policy = CausalLM.tiny(TinyLMConfig(), seed=1)
-    assert_same_tokens(run(policy), run(policy, num_slots=num_slots), 2e-6)
+    assert_same_tokens(run(policy), run(policy, max_num_seqs=max_num_seqs), 2e-6)
 
 
 def test_the_same_slots_give_the_same_bits():
     policy = CausalLM.tiny(TinyLMConfig(), seed=1)
-    assert_same_tokens(run(policy, num_slots=4), run(policy, num_slots=4), 0.0)
+    assert_same_tokens(run(policy, max_num_seqs=4), run(policy, max_num_seqs=4), 0.0)
 
 
 def test_a_row_does_not_depend_on_the_rest_of_the_block():
@@ -192,10 +192,10 @@ def test_iteration_and_prompt_id_and_sample_key_the_noise():
 
 @pytest.mark.parametrize("lengths", [[1, 30, 2, 25], [30, 1, 1, 1], [2, 2, 2, 40]])
 def test_prompts_of_any_lengths_may_follow_each_other(lengths):
-    policy, sampling = language_model("qwen2"), Sampling(max_new_tokens=6)
+    policy, sampling = language_model("qwen2"), SamplingParams(max_new_tokens=6)
     block = block_of(lengths, group_size=2)
-    for num_slots in (1, 2, 3):
-        assert_naive(policy, run(policy, block, sampling, num_slots=num_slots), sampling)
+    for max_num_seqs in (1, 2, 3):
+        assert_naive(policy, run(policy, block, sampling, max_num_seqs=max_num_seqs), sampling)
 
 
 # ------------------------------------------------------------------------------------------------------------- streams
@@ -204,8 +204,8 @@ class CountingPolicy(CausalLM):
 
     steps, prompts = 0, 0
 
-    def decoder(self, num_slots, width):
-        inner, outer = super().decoder(num_slots, width), self
+    def decoder(self, max_num_seqs, width):
+        inner, outer = super().decoder(max_num_seqs, width), self
 
         class Counting:
             def __getattr__(self, name):
@@ -224,20 +224,20 @@ class CountingPolicy(CausalLM):
 
 def test_groups_come_while_others_still_decode_and_in_order_where_asked():
     policy = CountingPolicy.tiny(TinyLMConfig(), seed=1)
-    block, sampling = block_of([3] * 12, group_size=2), Sampling(max_new_tokens=20)
+    block, sampling = block_of([3] * 12, group_size=2), SamplingParams(max_new_tokens=20)
     seen = []
-    for group in generate(policy, block, sampling, NOISE, num_slots=8):
+    for group in generate(policy, block, sampling, NOISE, max_num_seqs=8):
         seen.append((group.prompt.id, policy.steps))
     total = policy.steps
     assert seen[0][1] < total / 2
     assert [prompt for prompt, _ in seen] != sorted(prompt for prompt, _ in seen)
-    ordered = [g.prompt.id for g in generate(policy, block, sampling, NOISE, num_slots=8, in_order=True)]
+    ordered = [g.prompt.id for g in generate(policy, block, sampling, NOISE, max_num_seqs=8, in_order=True)]
     assert ordered == [prompt.id for prompt in block.prompts]
 
 
 def test_a_prompt_is_read_once_for_its_group():
     policy = CountingPolicy.tiny(TinyLMConfig(), seed=1)
-    run(policy, block_of([3] * 7, group_size=4), num_slots=5)
+    run(policy, block_of([3] * 7, group_size=4), max_num_seqs=5)
     assert policy.prompts == 7
 
 
@@ -246,14 +246,14 @@ def test_only_live_rows_are_stepped():
     widths = []
     inner = policy.decoder
 
-    def recording(num_slots, width):
-        decoder = inner(num_slots, width)
+    def recording(max_num_seqs, width):
+        decoder = inner(max_num_seqs, width)
         step = decoder.step
         decoder.step = lambda tokens: (widths.append(len(tokens)), step(tokens))[1]  # type: ignore[method-assign]
         return decoder
 
     policy.decoder = recording  # type: ignore[method-assign]
-    groups = run(policy, num_slots=6)
+    groups = run(policy, max_num_seqs=6)
     lengths = torch.cat([group.lengths for group in groups.values()])
     assert sum(widths) == int((lengths - 1).sum())  # the first token comes from the prompt's own forward pass
 
@@ -269,7 +269,7 @@ def test_recorded_numbers_can_be_used_in_training():
 # -------------------------------------------------------------------------------------------------------------- the end
 def test_one_new_token_needs_no_step():
     policy = CountingPolicy.tiny(TinyLMConfig(), seed=1)
-    groups = run(policy, sampling=Sampling(max_new_tokens=1), num_slots=2)
+    groups = run(policy, sampling=SamplingParams(max_new_tokens=1), max_num_seqs=2)
     assert policy.steps == 0
     assert all((group.lengths == 1).all() for group in groups.values())
 
@@ -289,8 +289,8 @@ def test_rows_end_at_any_end_token_and_otherwise_by_length():
 
 
 # -------------------------------------------------------------------------------------------------- against training
-def recorded_and_trained(policy, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    groups = run(policy, sampling=sampling, num_slots=6).values()
+def recorded_and_trained(policy, sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    groups = run(policy, sampling=sampling, max_num_seqs=6).values()
     rows = [(group, sample) for group in groups for sample in range(len(group.lengths))]
     trained = all_log_probs(policy, Sequences.of(list(groups)), sampling.temperature, token_budget=100).log_probs
     recorded = torch.zeros_like(trained)
@@ -300,7 +300,9 @@ def recorded_and_trained(policy, sampling: Sampling) -> tuple[torch.Tensor, torc
     return recorded, trained
 
 
-@pytest.mark.parametrize("sampling", [Sampling(max_new_tokens=30), Sampling(30, 0.7), Sampling(30, 1.2, 0.8)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(max_new_tokens=30), SamplingParams(30, 0.7), SamplingParams(30, 1.2, 0.8)]
+)
 def test_recorded_log_probs_are_those_of_training_at_the_same_weights(sampling):
     policy = CausalLM.tiny(TinyLMConfig(), seed=1)
     recorded, trained = recorded_and_trained(policy, sampling)
@@ -310,7 +312,7 @@ def test_recorded_log_probs_are_those_of_training_at_the_same_weights(sampling):
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "bloom"])
 def test_so_they_are_on_the_general_path(architecture):
-    recorded, trained = recorded_and_trained(language_model(architecture), Sampling(20))
+    recorded, trained = recorded_and_trained(language_model(architecture), SamplingParams(20))
     assert (recorded - trained).abs().max() <= 1e-5
 
 
@@ -325,7 +327,7 @@ def test_generation_sees_new_weights_and_adapters():
     optimizer.step()
     after = run(policy)
     assert any(not torch.equal(before[i].tokens, after[i].tokens) for i in before)
-    recorded, trained = recorded_and_trained(policy, Sampling(20))
+    recorded, trained = recorded_and_trained(policy, SamplingParams(20))
     assert (recorded - trained).abs().max() <= 1e-5
 
 
@@ -334,7 +336,7 @@ def test_half_precision_weights_decode_in_slots_and_agree_to_rounding():
     plain = CausalLM.tiny(TinyLMConfig(), seed=1)
     policy = CausalLM(plain.model.to(torch.bfloat16), plain.tokenizer, lora=LoraSettings(rank=4))
     assert type(policy.decoder(2, 30)).__name__ == "CachedDecoder"
-    recorded, trained = recorded_and_trained(policy, Sampling(20))
+    recorded, trained = recorded_and_trained(policy, SamplingParams(20))
     assert 0 < (recorded - trained).abs().max() <= 0.1
 
 
@@ -345,8 +347,8 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers():
     with pytest.raises(
         ConfigError, match=r"max_new_tokens is 14, but prompt 41 has 90 tokens .* holds 96: use at most 6"
     ):
-        generate(policy, block, Sampling(14), NOISE, num_slots=4)
-    assert len(run(policy, block_of([5, 90], 1), Sampling(6))) == 2  # the last one that fits
+        generate(policy, block, SamplingParams(14), NOISE, max_num_seqs=4)
+    assert len(run(policy, block_of([5, 90], 1), SamplingParams(6))) == 2  # the last one that fits
 
 
 @pytest.mark.parametrize(
@@ -360,14 +362,14 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers():
 )
 def test_empty_blocks_are_refused(block, slots, words):
     with pytest.raises(ConfigError, match=words):
-        generate(language_model("qwen2"), block, Sampling(14), NOISE, num_slots=slots)
+        generate(language_model("qwen2"), block, SamplingParams(14), NOISE, max_num_seqs=slots)
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.1}, {"max_new_tokens": 0}])
 def test_sampling_out_of_range_is_refused(wrong):
     (name,) = wrong
     with pytest.raises(ConfigError, match=rf"generation\.{name}"):
-        Sampling(**wrong)
+        SamplingParams(**wrong)
 
 
 def test_weights_that_are_not_finite_are_reported():

@@ -21,7 +21,7 @@ from rlinf_embodied.reasoning.objective import Objective
 from rlinf_embodied.reasoning.prompt_stage import PromptStage, PromptStageConfig
 from rlinf_embodied.reasoning.reward_stage import RewardStage
 from rlinf_embodied.reasoning.workflow import training_workflow
-from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
 BLOCKS = range(4)  # two sets of two
@@ -42,19 +42,19 @@ def decoder_steps(monkeypatch) -> list[int]:
 
 
 def stage_of(config: MathConfig) -> GenerationStage:
-    held = LanguageStageConfig(config.policy, str(warm(config)), config.run.seed)
+    model = LanguageStageConfig(config.policy, str(warm(config)), config.run.seed)
     generation, group = config.generation, config.algorithm.group_size
-    stage = GenerationStage(GenerationStageConfig(held, generation, group, config.data.form))
+    stage = GenerationStage(GenerationStageConfig(model, generation, group, config.data.prompt_template))
     stage.setup(solo_context(BLOCKS))
     return stage
 
 
 def prompts_of(config: MathConfig, start: int = 0) -> dict[int, list[object]]:
     stage = PromptStage(
-        PromptStageConfig(config.data, config.run.seed, config.prompts_per_block, config.blocks_together)
+        PromptStageConfig(config.data, config.run.seed, config.prompts_per_block, config.blocks_per_batch)
     )
     stage.setup(solo_context(BLOCKS))
-    output = stage.run(Tick(0, message=start), {block: [] for block in BLOCKS})
+    output = stage.run(StepContext(0, message=start), {block: [] for block in BLOCKS})
     return {block: [payload] for block, payload in output.blocks.items()}
 
 
@@ -70,12 +70,12 @@ def same(one: object, other: object, tolerance: float = 0.0) -> None:
 def test_a_block_is_returned_before_those_after_it_are_decoded(decoder_steps):
     config = tiny_math()
     prompts = prompts_of(config)
-    whole = stage_of(config).run(Tick(0), prompts)
+    whole = stage_of(config).run(StepContext(0), prompts)
     in_all, steps = len(decoder_steps), []
     decoder_steps.clear()
     stage, made = stage_of(config), {}
     for block in BLOCKS:
-        output = stage.run(Tick(0, chunk=block, num_chunks=4), {block: prompts[block]})
+        output = stage.run(StepContext(0, chunk=block, num_chunks=4), {block: prompts[block]})
         made |= output.blocks
         steps.append(len(decoder_steps))
     assert len(decoder_steps) == in_all  # going on where the call before stopped costs nothing
@@ -87,22 +87,22 @@ def test_a_block_is_returned_before_those_after_it_are_decoded(decoder_steps):
 
 def test_blocks_of_a_set_share_its_steps(decoder_steps):
     config = tiny_math()
-    stage_of(config).run(Tick(0), prompts_of(config))
+    stage_of(config).run(StepContext(0), prompts_of(config))
     together = len(decoder_steps)
     assert max(decoder_steps) == 16
     decoder_steps.clear()
-    config = tiny_math("generation.rows_together=8")
-    stage_of(config).run(Tick(0), prompts_of(config))
+    config = tiny_math("generation.rows_per_batch=8")
+    stage_of(config).run(StepContext(0), prompts_of(config))
     assert max(decoder_steps) == 8
     assert len(decoder_steps) > together
 
 
 def test_fewer_slots_give_the_same_tokens(decoder_steps):
-    config, few = tiny_math(), tiny_math("generation.num_slots=5")
+    config, few = tiny_math(), tiny_math("generation.max_num_seqs=5")
     prompts = prompts_of(config)
-    expected = stage_of(config).run(Tick(0), prompts)
+    expected = stage_of(config).run(StepContext(0), prompts)
     decoder_steps.clear()
-    found = stage_of(few).run(Tick(0), prompts)
+    found = stage_of(few).run(StepContext(0), prompts)
     assert max(decoder_steps) == 5
     for block in BLOCKS:
         same(found.blocks[block], expected.blocks[block], tolerance=1e-5)
@@ -111,10 +111,10 @@ def test_fewer_slots_give_the_same_tokens(decoder_steps):
 def test_an_attempt_made_again_starts_anew():
     config = tiny_math()
     prompts, stage = prompts_of(config), stage_of(config)
-    expected = stage_of(config).run(Tick(0), prompts)
-    stage.run(Tick(0), {0: prompts[0]})  # the rest of the set never came
-    for tick in (Tick(0, attempt=1), Tick(0, attempt=2)):
-        found = stage.run(tick, prompts)
+    expected = stage_of(config).run(StepContext(0), prompts)
+    stage.run(StepContext(0), {0: prompts[0]})  # the rest of the set never came
+    for step_context in (StepContext(0, attempt=1), StepContext(0, attempt=2)):
+        found = stage.run(step_context, prompts)
         for block in BLOCKS:
             same(found.blocks[block], expected.blocks[block])
 
@@ -122,16 +122,16 @@ def test_an_attempt_made_again_starts_anew():
 def test_noise_is_keyed_by_iteration_and_problem_not_by_place():
     config = tiny_math()
     stage, prompts = stage_of(config), prompts_of(config)
-    texts = lambda tick, given: [t for b in stage.run(tick, given).blocks.values() for t in b.texts]  # noqa: E731
-    first = texts(Tick(0), prompts)
-    assert texts(Tick(1), prompts) != first
+    texts = lambda step_context, given: [t for b in stage.run(step_context, given).blocks.values() for t in b.texts]  # noqa: E731
+    first = texts(StepContext(0), prompts)
+    assert texts(StepContext(1), prompts) != first
     moved = {b: [PromptSet(p.blocks[::-1], p.index)] for b, (p,) in prompts.items() if isinstance(p, PromptSet)}
-    assert sorted(texts(Tick(0), moved)) == sorted(first)
+    assert sorted(texts(StepContext(0), moved)) == sorted(first)
 
 
 def test_the_report_counts_what_was_generated():
     config = tiny_math("generation.max_new_tokens=4")
-    output = stage_of(config).run(Tick(0), prompts_of(config))
+    output = stage_of(config).run(StepContext(0), prompts_of(config))
     report = output.report
     assert isinstance(report, GenerationReport)
     groups = [group for part in output.blocks.values() if isinstance(part, Completions) for group in part.groups]
@@ -149,9 +149,9 @@ def events(monkeypatch) -> list[tuple[str, int]]:
     seen: list[tuple[str, int]] = []
     run, passes, step = RewardStage.run, Objective.passes, FlatOptimizer.step
 
-    def rewarded(self, tick, inputs):
+    def rewarded(self, step_context, inputs):
         seen.extend(("reward", block) for block in inputs)
-        return run(self, tick, inputs)
+        return run(self, step_context, inputs)
 
     def learned(self, block, rows, index, device):
         seen.append(("gradient", block))
@@ -167,7 +167,7 @@ def events(monkeypatch) -> list[tuple[str, int]]:
     return seen
 
 
-EVERY_GROUP = "algorithm.drop_uniform_groups=false"
+EVERY_GROUP = "algorithm.drop_zero_variance_groups=false"
 
 
 def test_a_blocks_gradient_is_computed_before_the_next_block_arrives(events):

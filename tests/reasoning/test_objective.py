@@ -21,16 +21,16 @@ from rlinf_embodied.config import (
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.learning.gradients import block_sums
 from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs, Prompt, Rewards, TokenAdvantages
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective
-from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
 from rlinf_embodied.reasoning.reward_stage import RewardStage, RewardStageConfig
 from rlinf_embodied.reasoning.training_rows import Round, TrainingRows, training_rows
-from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 
 TEMPERATURE, LONGEST = 0.8, 12
 PROMPTS, COMPLETIONS = (3, 9, 1, 6, 4, 5), (8, 2, 12, 1, 7, 12)  # lengths
 BOUNDED = {"kl_coef": 0.2, "clip_high": 0.25, "dual_clip": 1.3, "max_log_ratio": 0.3}
-EVERYTHING = {"entropy_coef": 0.03, "kl_coef": 0.2, "importance_cap": 1.1, "clip_low": 0.1, "clip_high": 0.3}
+EVERYTHING = {"entropy_coef": 0.03, "kl_coef": 0.2, "tis_cap": 1.1, "clip_low": 0.1, "clip_high": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def policy() -> CausalLM:
     return CausalLM.tiny(TinyLMConfig(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64), seed=4)
 
 
-def rows_of(policy: CausalLM, proximal: bool = True) -> TrainingRows:
+def rows_of(policy: CausalLM, old_log_probs: bool = True) -> TrainingRows:
     """Six completions whose log-probs under older weights, generation and reference lie on both sides."""
     draw = torch.Generator().manual_seed(0)
     tokens = lambda n: tuple(torch.randint(1, 25, (n,), generator=draw).tolist())  # noqa: E731
@@ -48,10 +48,10 @@ def rows_of(policy: CausalLM, proximal: bool = True) -> TrainingRows:
     old = now + noise(0.3)
     return TrainingRows(
         sequences=sequences,
-        behaviour=(old if proximal else now) + noise(0.2),
+        rollout_log_probs=(old if old_log_probs else now) + noise(0.2),
         log_mass=torch.zeros_like(old),
         advantages=torch.randn(len(PROMPTS), 1, generator=draw).expand(-1, LONGEST),
-        proximal=old if proximal else None,
+        old_log_probs=old if old_log_probs else None,
         reference=now + noise(0.4),
         num_trained=len(PROMPTS),
         num_groups=2,
@@ -79,15 +79,15 @@ def plain_loss(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorit
             scores = logits[len(prompt) - 1 + t].double()[1:] / TEMPERATURE  # without <pad>, token 0
             every = scores.log_softmax(0)
             log_prob, entropy = every[token - 1], -(every.exp() * every).sum()
-            old = log_prob.detach() if rows.proximal is None else rows.proximal[i, t].double()
+            old = log_prob.detach() if rows.old_log_probs is None else rows.old_log_probs[i, t].double()
             most = algorithm.max_log_ratio
             ratio, advantage = (log_prob - old).clamp(-most, most).exp(), float(rows.advantages[i, t])
             clipped = ratio.clamp(1 - algorithm.clip_low, 1 + algorithm.clip_high)
             loss = -torch.minimum(ratio * advantage, clipped * advantage)
             if algorithm.dual_clip is not None and advantage < 0:
                 loss = loss.clamp(max=-algorithm.dual_clip * advantage)
-            if algorithm.importance_cap is not None:
-                loss = loss * min(math.exp(float(old - rows.behaviour[i, t])), algorithm.importance_cap)
+            if algorithm.tis_cap is not None:
+                loss = loss * min(math.exp(float(old - rows.rollout_log_probs[i, t])), algorithm.tis_cap)
             if rows.reference is not None:
                 apart = (rows.reference[i, t].double() - log_prob).clamp(-most, most)
                 loss = loss + algorithm.kl_coef * (apart.exp() - 1 - apart)
@@ -104,19 +104,17 @@ def gradient(loss: Tensor, policy: CausalLM) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------------------- loss
 @pytest.mark.parametrize("level", LossLevel)
-@pytest.mark.parametrize(
-    "options", [{"importance_cap": None}, EVERYTHING, BOUNDED], ids=["clipped", "everything", "bounded"]
-)
-@pytest.mark.parametrize("proximal", [True, False], ids=["several steps", "one step"])
-def test_its_gradient_is_that_of_the_definition(policy, level, options, proximal):
+@pytest.mark.parametrize("options", [{"tis_cap": None}, EVERYTHING, BOUNDED], ids=["clipped", "everything", "bounded"])
+@pytest.mark.parametrize("old_log_probs", [True, False], ids=["several steps", "one step"])
+def test_its_gradient_is_that_of_the_definition(policy, level, options, old_log_probs):
     algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **options)
-    rows = rows_of(policy, proximal)
+    rows = rows_of(policy, old_log_probs)
     found, statistics = found_sums(policy, rows, algorithm)
     expected = gradient(plain_loss(policy, rows, algorithm), policy)
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-4)
     assert expected.abs().max() > 1e-2
     assert statistics["ratios"] == sum(COMPLETIONS)
-    if proximal:
+    if old_log_probs:
         assert 0.1 < statistics["clipped"] / statistics["ratios"] < 0.9
     if options is EVERYTHING:
         assert 0.1 < statistics["capped"] / statistics["ratios"] < 0.9
@@ -219,8 +217,11 @@ def test_it_measures_how_far_generation_and_older_weights_are_from_it(policy):
         one.run()
     mask = torch.arange(LONGEST) < torch.tensor(COMPLETIONS)[:, None]
     now = all_log_probs(policy, rows.sequences, TEMPERATURE, 1000).log_probs
-    assert rows.proximal is not None
-    apart = [(rows.proximal - rows.behaviour).abs()[mask].max(), (now - rows.proximal).abs()[mask].max()]
+    assert rows.old_log_probs is not None
+    apart = [
+        (rows.old_log_probs - rows.rollout_log_probs).abs()[mask].max(),
+        (now - rows.old_log_probs).abs()[mask].max(),
+    ]
     torch.testing.assert_close(objective.largest[7], torch.stack(apart), atol=1e-5, rtol=0)
 
 
@@ -253,7 +254,7 @@ def of_prompts(rows: TrainingRows) -> tuple[list[int], list[int]]:
 def test_groups_that_do_not_differ_leave_the_loss():
     rows = training_rows([FIRST], ReasoningAlgorithmConfig(group_size=2), None)
     assert (of_prompts(rows), rows.num_groups) == (([1, 1], [2, 2]), 1)
-    every = training_rows([FIRST], ReasoningAlgorithmConfig(group_size=2, drop_uniform_groups=False), None)
+    every = training_rows([FIRST], ReasoningAlgorithmConfig(group_size=2, drop_zero_variance_groups=False), None)
     assert (of_prompts(every), every.num_groups) == (([1, 1, 2, 2], []), 2)
     assert every.advantages[2:].abs().max() == 0
     uniform = round_of([[True, True]], [[1, 1]], [[True, True]], 1)
@@ -271,9 +272,9 @@ def test_rounds_are_joined_in_order_with_the_groups_that_were_chosen():
     rows = training_rows([FIRST, SECOND], ReasoningAlgorithmConfig(group_size=2), [(1, 0), (0, 0)])
     assert of_prompts(rows) == ([1, 1, 3, 3], [2, 2, 4, 4])
     assert rows.sequences.completions[:4] == ((10, 10, 10), (11,), (30,), (31,) * 5)
-    assert rows.behaviour.shape == rows.advantages.shape == (8, 5)
-    assert rows.behaviour[3].tolist() == pytest.approx([-0.31] * 5)
-    assert rows.behaviour[0].tolist() == pytest.approx([-0.1, -0.1, -0.1, 0, 0])
+    assert rows.rollout_log_probs.shape == rows.advantages.shape == (8, 5)
+    assert rows.rollout_log_probs[3].tolist() == pytest.approx([-0.31] * 5)
+    assert rows.rollout_log_probs[0].tolist() == pytest.approx([-0.1, -0.1, -0.1, 0, 0])
     assert rows.num_groups == 2
 
 
@@ -310,7 +311,7 @@ def test_a_critics_advantages_and_other_log_probs_stay_with_their_completions():
         FIRST.completions, FIRST.rewards, LogProbs(tables[0], 0), LogProbs(tables[1], 0), TokenAdvantages(tables[2])
     )
     rows = training_rows([done], ReasoningAlgorithmConfig(group_size=2), [(0, 1)])  # widths 5, the rows need 3
-    for found, table in zip((rows.proximal, rows.reference, rows.advantages), tables, strict=True):
+    for found, table in zip((rows.old_log_probs, rows.reference, rows.advantages), tables, strict=True):
         assert found is not None
         assert torch.equal(found, table[[2, 3, 0, 1], :3])
 
@@ -324,7 +325,7 @@ def test_long_completions_lose_up_to_the_penalty_over_the_last_tokens():
     group = group_of(1, lengths, ended)
     texts = ("#6", "#6", "#6", "#5", "#6", "#6")
     completions = Completions((Problem(1, "7+8-9=", "6", None, "sum", "sum2-2-9"),), (group,), texts, 0)
-    output = stage.run(Tick(0), {0: [completions]})
+    output = stage.run(StepContext(0), {0: [completions]})
     found = output.blocks[0]
     assert isinstance(found, Rewards)
     # right - penalty x (length - 6) / 4; an answer that was cut off earns nothing

@@ -13,13 +13,13 @@ from model_folders import CHAT, gsm8k_rows, model_folder, write_rows
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
-from rlinf_embodied.config import DataConfig, LanguagePolicyConfig
+from rlinf_embodied.config import DataConfig, LanguagePolicyConfig, RewardConfig
 from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.data.sources import problem_source
-from rlinf_embodied.data.text_forms import FORMS
 from rlinf_embodied.errors import ConfigError, DataError
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.reasoning.judge import Judge, reward_function
+from rlinf_embodied.reasoning.verifier import Verifier, reward_function
 
 DOCS = (Path(__file__).resolve().parents[2] / "docs/reasoning.md").read_text()
 COMMANDS = [
@@ -56,7 +56,7 @@ def shortened(overrides: list[str], folder: Path) -> list[str]:
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_of_the_page_composes(command):
     config = compose_math(command)
-    words = config.data.form == "natural"
+    words = config.data.prompt_template == "natural"
     assert config.generation.max_new_tokens == (512 if words else 52)
     assert config.algorithm.lr <= (1e-5 if config.policy.folder else 1e-4)
 
@@ -69,12 +69,12 @@ def test_the_pages_reward_earns_what_it_says(plug_ins, tmp_path):
     assert 0 < summary["before"]["reward"] <= 1
     assert summary["after"]["reward"] >= summary["accuracy_after"]
     function = reward_function(config.reward)
-    with Judge(FORMS["compact"], function=function, format_reward=0.25) as judge:
+    with Verifier(PROMPT_TEMPLATES["compact"], function=function, format_reward=0.25) as verifier:
         texts = ["#6", "7+8=15;15-9=6;" + "=" * 24 + "#6", "#7", "#6"]
-        verdicts = judge.judge(texts, [SIX] * 4, [True, True, True, False])
-    assert verdicts.raw.tolist() == [1.0, 0.5, 0.0, 0.0]
-    assert verdicts.correct.tolist() == [True, False, False, False]
-    assert verdicts.rewards.tolist() == [1.25, 0.75, 0.25, 0.0]
+        verified = verifier.verify(texts, [SIX] * 4, [True, True, True, False])
+    assert verified.raw.tolist() == [1.0, 0.5, 0.0, 0.0]
+    assert verified.correct.tolist() == [True, False, False, False]
+    assert verified.rewards.tolist() == [1.25, 0.75, 0.25, 0.0]
 
 
 def test_the_pages_reward_reads_a_column(plug_ins, tmp_path):
@@ -146,9 +146,86 @@ def test_a_reward_is_a_finite_number(returned):
         pytest.raises(
             ConfigError, match=r"reward\._target_ returned .* for a completion of '7\+8-9=', .* finite number"
         ),
-        Judge(FORMS["compact"], function=lambda completion, problem: returned) as judge,
+        Verifier(PROMPT_TEMPLATES["compact"], function=lambda completion, problem: returned) as verifier,
     ):
-        judge.judge(["#6"], [SIX])
+        verifier.verify(["#6"], [SIX])
+
+
+def test_a_reward_that_raises_is_shown_by_its_own_line(plug_ins):
+    (plug_ins / "my_rewards.py").write_text("def score(completion, problem):\n    return {'7': 1.0}[problem.answer]\n")
+    function = reward_function(RewardConfig(_target_="my_rewards.score"))
+    asked = r"reward\._target_, asked about '#6' as a completion of '7\+8-9=', raised KeyError: '6', from"
+    with (
+        pytest.raises(ConfigError, match=rf"{asked}\n  /.*/my_rewards\.py, line 2, in score: return"),
+        Verifier(PROMPT_TEMPLATES["compact"], function=function) as verifier,
+    ):
+        verifier.verify(["#6"], [SIX])
+
+
+WRONG_SOURCES = """
+from my_problems import Doubles
+
+
+class Unfinished(Doubles):
+    def __init__(self, config, seed):
+        self._open("no/such/file")
+
+
+class Raises(Doubles):
+    def batch(self, split, start, count):
+        return {}["rows"]
+
+
+class Short(Doubles):
+    def batch(self, split, start, count):
+        return super().batch(split, start, count + 1)
+
+
+class Pairs(Doubles):
+    def batch(self, split, start, count):
+        return [("1+1=", "2")] * count
+
+
+class OneId(Doubles):
+    def batch(self, split, start, count):
+        return super().batch(split, 0, 1) * count
+
+
+class Empty(Doubles):
+    def size(self, split):
+        return 0
+
+
+class Forgets(Doubles):
+    def batch(self, split, start, count):
+        return super().batch(split, start + count % 3, count)
+
+
+class Leaks(Doubles):
+    def batch(self, split, start, count):
+        return super().batch(type(split)("train"), start, count)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Unfinished", r"making it raised AttributeError: .*from\n  .*wrong_sources\.py, line 7, in __init__"),
+        ("Raises", r"batch\(test, 0, 1\) raised KeyError: 'rows', from\n  .*line 12, in batch"),
+        ("Short", r"batch\(test, 0, 1\) returned 2 problems: return 1 Problem"),
+        ("Pairs", r"batch\(test, 0, 1\) returned a tuple among them"),
+        ("OneId", r"batch\(train, 0, \d+\) returned problems of which two have one id"),
+        ("Empty", r"size\(train\) is 0, but a split has some problems"),
+        ("Forgets", r"position i of a split is always the same problem, so draw it from"),
+        ("Leaks", r"is in the splits train and test: let a question be in one"),
+    ],
+)
+def test_a_source_whose_answers_are_wrong_is_named_before_anything_starts(plug_ins, monkeypatch, name, words):
+    (plug_ins / "wrong_sources.py").write_text(WRONG_SOURCES)
+    monkeypatch.delitem(sys.modules, "wrong_sources", raising=False)
+    start = f"warm_start.checkpoint={warm(tiny_math())}"
+    with pytest.raises(ConfigError, match=rf"data\._target_ is 'wrong_sources\.{name}', .*{words}"):
+        ReasoningJob(tiny_math(f"data._target_=wrong_sources.{name}", start)).require_checkpoint(None)
 
 
 def test_a_source_has_the_methods_of_one(plug_ins):

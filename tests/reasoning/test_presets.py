@@ -17,8 +17,8 @@ from rlinf_embodied.config import MathConfig, ReasoningAlgorithmConfig, TinyLMCo
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.learning.gradients import block_sums
 from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs, Prompt, Rewards, TokenAdvantages
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective
-from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
 from rlinf_embodied.reasoning.training_rows import Round, training_rows
 
 LONGEST = 9  # max_new_tokens
@@ -57,7 +57,7 @@ class Batch:
         return Round(
             Completions(problems, groups, ("",) * 8, 0),
             Rewards(torch.tensor(REWARDS), torch.tensor(RAW)),
-            proximal=LogProbs(self.old, 0) if several_steps else None,
+            old_log_probs=LogProbs(self.old, 0) if several_steps else None,
             reference=LogProbs(self.reference, 0) if with_reference else None,
             advantages=TokenAdvantages(self.critic) if with_critic else None,
         )
@@ -77,7 +77,7 @@ def found_gradient(policy: CausalLM, algorithm: ReasoningAlgorithmConfig, batch:
     made = batch.round(several, algorithm.kl_coef > 0, algorithm.name == "ppo")
     rows = training_rows([made], algorithm, MIXED if algorithm.dynamic_sampling else None)
     parameters = policy.parameters()
-    alone = replace(algorithm, importance_cap=None)  # the sampler is the policy itself
+    alone = replace(algorithm, tis_cap=None)  # the sampler is the policy itself
     passes = Objective(policy, alone, 1.0, LONGEST, {}).passes(0, rows, torch.arange(len(rows)), "cpu")
     total = block_sums(passes, parameters, len(STATISTICS))
     size = sum(p.numel() for p in parameters)
@@ -199,8 +199,8 @@ def test_every_choice_is_stated_here() -> None:
 def test_a_preset_says_by_itself_what_its_loss_is(name: str) -> None:
     given = yaml.safe_load((CONFIG_DIR / "reasoning" / "algorithm" / f"{name}.yaml").read_text())
     needed = {"name", "loss_level", "clip_low", "clip_high", "kl_coef", "dynamic_sampling"}
-    of_groups = {"scale_by_std", "drop_uniform_groups"}
-    needed |= {"ppo": set(), "rloo": {"drop_uniform_groups"}}.get(name, of_groups)
+    of_groups = {"scale_by_std", "drop_zero_variance_groups"}
+    needed |= {"ppo": set(), "rloo": {"drop_zero_variance_groups"}}.get(name, of_groups)
     assert needed - set(given) == set()
 
 
@@ -208,7 +208,7 @@ def test_a_run_that_names_no_algorithm_has_the_mixture_of_the_documented_results
     default, named = compose_math([]).algorithm, compose_math(["algorithm=grpo_token"]).algorithm
     assert default == named
     assert (default.loss_level, default.clip_low, default.clip_high) == ("token", 0.2, 0.28)
-    assert (default.scale_by_std, default.drop_uniform_groups, default.kl_coef) == (True, True, 0.0)
+    assert (default.scale_by_std, default.drop_zero_variance_groups, default.kl_coef) == (True, True, 0.0)
     annealed = asdict(compose_math(["algorithm=grpo_annealed"]).algorithm)
     changed = {key for key, value in asdict(default).items() if annealed[key] != value}
     assert changed == {"lr_warmup_iterations", "lr_end_fraction"}

@@ -43,7 +43,7 @@ def config_of(model: Path, files: dict[str, str], folder: Path, *overrides: str)
     config = tiny_math(
         *("data=jsonl", f"data.files.train={files['train']}", f"data.files.test={files['test']}"),
         *("policy=folder", f"policy.folder={model}", f"run.dir={folder}", "run.num_iterations=2"),
-        *("generation.max_new_tokens=16", "algorithm.drop_uniform_groups=false", "algorithm.entropy_coef=0.01"),
+        *("generation.max_new_tokens=16", "algorithm.drop_zero_variance_groups=false", "algorithm.entropy_coef=0.01"),
         *("algorithm.tokens_per_microbatch=1024", "eval.num_problems=100", *overrides),
     )
     return config
@@ -219,10 +219,10 @@ def test_generated_problems_that_do_not_fit(tmp_path, nothing_starts, overrides,
         (["plan=disaggregated"], ["plan disaggregated needs at least 2 devices", "use plan=collocated"]),
         (
             ["cluster.num_devices=3"],
-            ["gives generation 3 devices", "works on 2 blocks together", "2 sets", "algorithm.prompts_per_iteration"],
+            ["gives generation 3 devices", "works on 2 blocks at a time", "2 sets", "algorithm.prompts_per_iteration"],
         ),
         (
-            ["cluster.num_devices=5", "generation.rows_together=8"],
+            ["cluster.num_devices=5", "generation.rows_per_batch=8"],
             ["devices, but there are only 4 blocks", "generation.rows_per_block"],
         ),
     ],

@@ -17,7 +17,7 @@ from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.workflow import training_workflow
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.job import Progress
 
@@ -43,7 +43,7 @@ def iterate(config: MathConfig, executor: Executor, progress: Progress, iteratio
 
 
 def weights(executor: Executor) -> dict[str, torch.Tensor]:
-    message = executor.call("actor", "export_weights", Tick(0))[0]
+    message = executor.call("actor", "export_weights", StepContext(0))[0]
     assert isinstance(message, WeightsMessage)
     return message.tensors
 

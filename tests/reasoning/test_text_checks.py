@@ -1,10 +1,10 @@
-"""No text that a model may write holds up a check that reads it outside of the judge's processes."""
+"""No text that a model may write holds up a check that reads it outside of the verifier's processes."""
 
 import pytest
 
 from rlinf_embodied.data.expressions import evaluate
 from rlinf_embodied.data.problems import Countdown
-from rlinf_embodied.data.text_forms import FORMS
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.reasoning.answers import decide, solves, within_limits
 
 CHECKS = {
@@ -15,8 +15,8 @@ CHECKS = {
     "formula": lambda text: decide(text, "x+1"),
     "reference": lambda text: decide("x+1", text),
     "limits": lambda text: within_limits(text[:256]),  # `decide` hands it no more
-    **{f"{name}, answer": form.final_answer for name, form in FORMS.items()},
-    **{f"{name}, form": form.is_formatted for name, form in FORMS.items()},
+    **{f"{name}, answer": form.final_answer for name, form in PROMPT_TEMPLATES.items()},
+    **{f"{name}, form": form.is_formatted for name, form in PROMPT_TEMPLATES.items()},
 }
 PIECES = [
     "1",

@@ -29,7 +29,7 @@ from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.training import trainer as trainer_module
 from rlinf_embodied.training.trainer import Trainer as JobTrainer
 
-REFERENCE = ["algorithm.kl_coef=0.1", "algorithm.drop_uniform_groups=false"]
+REFERENCE = ["algorithm.kl_coef=0.1", "algorithm.drop_zero_variance_groups=false"]
 LORA = ["policy.lora.rank=4", "algorithm.lr=1e-2"]
 VARIANTS = {
     "grpo": [],
@@ -51,14 +51,6 @@ def four(folder: Path, *overrides: str) -> MathConfig:
     config = tiny_math(*short, *overrides)
     config.run.dir = str(folder)
     return config
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_pictures():
-    """Drawing takes longer than training; one test draws."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_module, "plot_curve", lambda folder: folder / "curve.png")
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -144,16 +136,17 @@ def test_a_run_says_that_groups_are_dropped_whatever_their_form_earns(overrides,
     warnings = job.warnings({"rollout/truncated": 0.0})
     assert len(warnings) == said
     if said:
-        assert "reward.format_reward is 0.2, but algorithm.drop_uniform_groups=true goes by right" in warnings[0]
-        assert "set algorithm.drop_uniform_groups=false" in warnings[0]
+        assert "reward.format_reward is 0.2, but algorithm.drop_zero_variance_groups=true goes by" in warnings[0]
+        assert "set algorithm.drop_zero_variance_groups=false" in warnings[0]
     assert job.warnings({"rollout/truncated": 0.0}) == []  # once
 
 
 def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_path, capsys) -> None:
-    cut = ["generation.max_new_tokens=1", "eval.forced_start=false", "algorithm.max_idle_iterations=3"]
+    cut = ["generation.max_new_tokens=1", "eval.forced_prefix=false", "algorithm.max_zero_advantage_iterations=3"]
     said = (
-        r"algorithm\.max_idle_iterations is 3, but the last 3 iterations trained on nothing: .* 0 % were right, and "
-        r"100 % were cut off at generation\.max_new_tokens=1\)\. Use a larger generation\.max_new_tokens, problems that"
+        r"algorithm\.max_zero_advantage_iterations is 3, but the last 3 iterations trained on nothing: .* 0 % were "
+        r"right, and 100 % were cut off at generation\.max_new_tokens=1\)\. Use a larger "
+        r"generation\.max_new_tokens, problems that"
     )
     with pytest.raises(DataError, match=said):
         Trainer(four(tmp_path, *cut)).run()
@@ -171,7 +164,7 @@ def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_p
 
 
 def test_a_run_may_go_on_though_it_trains_on_nothing(tmp_path) -> None:
-    chosen = ["generation.max_new_tokens=1", "eval.forced_start=false", "algorithm.max_idle_iterations=0"]
+    chosen = ["generation.max_new_tokens=1", "eval.forced_prefix=false", "algorithm.max_zero_advantage_iterations=0"]
     assert train_math(four(tmp_path, *chosen))["iterations"] == 4
 
 
@@ -314,7 +307,7 @@ def nothing_starts(monkeypatch):
     ("overrides", "difference"),
     [
         (["data.level=sum1-1-9"], "data.level is 'sum1-1-9' here and 'sum1-2-9' there"),
-        (["data.form=natural"], "data.form is 'natural' here and 'compact' there"),
+        (["data.prompt_template=natural"], "data.prompt_template is 'natural' here and 'compact' there"),
         (["policy.lora.rank=2"], "policy.lora.rank is 2 here and 0 there"),
         (["generation.temperature=0.5"], "generation.temperature is 0.5 here and 1.0 there"),
         (PPO, "algorithm.name is 'ppo' here and 'grpo' there"),

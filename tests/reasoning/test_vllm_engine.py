@@ -21,17 +21,17 @@ from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.reasoning import vllm_engine, vllm_process
-from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Noise, Prompt, PromptSet, Sampling
+from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Noise, Prompt, PromptSet, SamplingParams
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation
 from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
-from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
 from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
-from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
 PROMPTS = (Prompt(40, (5, 9, 2)), Prompt(7, (3, 4, 8, 8, 12)), Prompt(23, (6,)))
 BLOCK = GenerationBlock(PROMPTS, group_size=4)
-SAMPLING = Sampling(max_new_tokens=9, temperature=0.7)
+SAMPLING = SamplingParams(max_new_tokens=9, temperature=0.7)
 NOISE = Noise(seed=3, iteration=2)
 
 
@@ -64,6 +64,11 @@ def no_engine(*args, **settings):
 
 def leave_tied_layers(model):
     """What reload_weights alone makes of them."""
+
+
+def in_another_process(owner, model):
+    """What end_with answers where vLLM has a process of its own."""
+    return int(os.environ["RLINF_TEST_PROCESS"])
 
 
 def assert_log_probs_are_those_of(policy, groups, temperature=SAMPLING.temperature):
@@ -210,9 +215,9 @@ def test_a_process_ends_with_its_owner_also_when_that_is_killed():
         assert process.stdout.read() == b""  # the pipe closes when the child is gone
 
 
-def test_likeliest_tokens_are_asked_for_once_and_given_to_the_whole_group(engine):
+def test_greedy_tokens_are_asked_for_once_and_given_to_the_whole_group(engine):
     policy = language_model("qwen2")
-    groups = run(policy, sampling=Sampling(max_new_tokens=5, temperature=0))
+    groups = run(policy, sampling=SamplingParams(max_new_tokens=5, temperature=0))
     assert all(len(group.lengths) == 4 and (group.tokens == group.tokens[0]).all() for group in groups)
     assert_log_probs_are_those_of(policy, groups, temperature=1.0)
 
@@ -221,12 +226,12 @@ def test_the_stage_hands_on_what_the_engine_generates_block_by_block(engine, tmp
     policy = language_model("llama")
     policy.save(tmp_path)
     config = compose_math(["generation.engine=vllm", "run.exact=false", "generation.max_new_tokens=9"])
-    held = LanguageStageConfig(config.policy, str(tmp_path), seed=3)
-    stage = GenerationStage(GenerationStageConfig(held, config.generation, 4, "compact"))
+    model = LanguageStageConfig(config.policy, str(tmp_path), seed=3)
+    stage = GenerationStage(GenerationStageConfig(model, config.generation, 4, "compact"))
     stage.setup(solo_context((0, 1)))
     problems = problem_source(DataConfig(level="sum1-2-9"), 3).batch(Split.train, 0, 4)
     together = tuple(problems[:2]), tuple(problems[2:])
-    output = stage.run(Tick(0), {block: [PromptSet(together, block)] for block in (0, 1)})
+    output = stage.run(StepContext(0), {block: [PromptSet(together, block)] for block in (0, 1)})
     for block in (0, 1):
         completions = output.blocks[block]
         assert isinstance(completions, Completions)
@@ -256,9 +261,9 @@ def test_greedy_answers_of_an_evaluation_are_those_of_our_own_decoder(engine):
 
 def evaluated(*overrides):
     config = tiny_math("eval.num_problems=12", "eval.num_samples=2", *overrides)
-    held = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
+    model = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
     sections = (config.data, config.generation, config.reward, config.eval)
-    return AnswerEvaluation(held, *sections, SerialSession(), cluster(1), last_step=7).run(0)
+    return AnswerEvaluation(model, *sections, SerialSession(), cluster(1), last_step=7).run(0)
 
 
 def test_a_process_that_does_not_end_is_killed(monkeypatch):
@@ -266,6 +271,18 @@ def test_a_process_that_does_not_end_is_killed(monkeypatch):
     with subprocess.Popen(["sleep", "600"]) as process:
         vllm_process._wait_for_end(os.pidfd_open(process.pid))
         assert process.wait() == -signal.SIGKILL
+
+
+def test_closing_an_engine_waits_for_the_processes_that_it_has(engine, monkeypatch):
+    with subprocess.Popen(["sleep", "600"]) as process:
+        monkeypatch.setattr(vllm_process, "_GRACE_S", 0.1)
+        monkeypatch.setattr(vllm_process, "end_with", in_another_process)
+        monkeypatch.setenv("RLINF_TEST_PROCESS", str(process.pid))
+        run(language_model("qwen2"))
+        vllm_engine.close_engine()
+        ended = process.poll()
+        process.kill()
+    assert ended == -signal.SIGKILL
 
 
 def test_an_engine_that_could_not_be_replaced_leaves_none_behind(engine, monkeypatch):
@@ -287,7 +304,7 @@ def test_a_missing_package_names_the_extra(monkeypatch):
 
 def test_a_completion_beyond_the_context_is_refused_before_an_engine_starts(engine):
     with pytest.raises(ConfigError, match=r"max_new_tokens is 95.*prompt 7 has 5 tokens"):
-        run(language_model("qwen2"), sampling=Sampling(max_new_tokens=95))
+        run(language_model("qwen2"), sampling=SamplingParams(max_new_tokens=95))
     assert engine.OldLLM.made == 0
 
 
@@ -319,7 +336,7 @@ def test_a_nucleus_is_refused(engine):
     with pytest.raises(ConfigError, match=r"top_p is 0.9.*use 1.0"):
         GenerationConfig(engine=Engine.vllm, top_p=0.9)
     with pytest.raises(ConfigError, match=r"top_p is 0.9.*use 1.0"):
-        run(language_model("qwen2"), sampling=Sampling(top_p=0.9))
+        run(language_model("qwen2"), sampling=SamplingParams(top_p=0.9))
 
 
 def test_exact_runs_refuse_the_engine():

@@ -9,8 +9,8 @@ import torch
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import TinyLMConfig, VllmConfig, WeightUpdate
 from rlinf_embodied.reasoning import vllm_engine
-from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
-from rlinf_embodied.reasoning.packing import Sequences, all_log_probs
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
 
 pytest.importorskip("vllm", reason="needs vLLM in an environment of its own: docs/reasoning.md")
 
@@ -31,7 +31,7 @@ def policy():
 
 def largest_difference(policy, temperature, version, update):
     settings = VllmConfig(dtype="float32", enforce_eager=True, max_model_len=64, update=update)
-    sampling = Sampling(max_new_tokens=20, temperature=temperature)
+    sampling = SamplingParams(max_new_tokens=20, temperature=temperature)
     groups = list(vllm_engine.generate_with_vllm(policy, BLOCK, sampling, Noise(3, 0), version, settings))
     assert [len(group.lengths) for group in groups] == [4, 4, 4]
     rows = Sequences.of(groups)

@@ -18,7 +18,7 @@ from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning.fine_tuning_stage import NUM_BLOCKS, FineTuningStage, cosine_with_warmup
 from rlinf_embodied.reasoning.policy_folder import trained_on
 from rlinf_embodied.reasoning.warm_start import cache_folder, starting_policy
-from rlinf_embodied.runtime.host import Tick, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
 
@@ -48,7 +48,7 @@ def test_the_number_of_devices_changes_no_bit_and_a_cached_model_is_not_made_aga
 def test_each_setting_that_matters_has_a_model_of_its_own(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path))
     same = ["algorithm.lr=1", "generation.max_new_tokens=9", "data.seed=5", "policy.lora.rank=4", "eval.num_samples=1"]
-    other = ["run.seed=4", "data.level=sum1-1-9", "policy.hidden_size=64", "warm_start.worked_share=1"]
+    other = ["run.seed=4", "data.level=sum1-1-9", "policy.hidden_size=64", "warm_start.chain_of_thought_share=1"]
     folder = cache_folder(few(), exact_cpu=True)
     assert {cache_folder(few(text), exact_cpu=True) for text in same} == {folder}
     found = [cache_folder(few(text), exact_cpu=True) for text in other]
@@ -64,10 +64,10 @@ def test_it_learns_what_is_likely_and_says_what_it_was_trained_on(monkeypatch, t
     config = few()
     stage = FineTuningStage(config)
     stage.setup(solo_context(range(NUM_BLOCKS)))
-    first, _, last = (stage.fit(Tick(steps[0]), steps) for steps in ((0, 1), (1, 11), (11, 12)))
+    first, _, last = (stage.fit(StepContext(steps[0]), steps) for steps in ((0, 1), (1, 11), (11, 12)))
     assert first == pytest.approx(math.log(24), rel=0.2)  # 25 tokens without <pad>, nearly uniform
     assert last < first - 0.3
-    stage.save(Tick(0), str(tmp_path / "policy"))
+    stage.save(StepContext(0), str(tmp_path / "policy"))
     assert trained_on(tmp_path / "policy").data.level == "sum1-2-9"
 
 
@@ -87,7 +87,7 @@ def test_every_example_is_used_once_per_epoch_and_none_is_held_out() -> None:
 
 @pytest.mark.parametrize(("share", "worked"), [(0.0, 0), (1.0, 96)])
 def test_the_share_of_worked_examples(share: float, worked: int) -> None:
-    stage = FineTuningStage(few(f"warm_start.worked_share={share}"))
+    stage = FineTuningStage(few(f"warm_start.chain_of_thought_share={share}"))
     stage.setup(solo_context(range(NUM_BLOCKS)))
     texts = [stage._policy.decode(row) for block in range(NUM_BLOCKS) for row in stage._examples[block].completions]
     assert len(texts) == 96

@@ -7,7 +7,7 @@ from any_plan import Fake
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.runtime.host import Call, Receipt, Tick, WorkerHost, WorkerSpec, solo_context
+from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerHost, WorkerSpec, solo_context
 
 
 def host(**exclusive: set[str]) -> WorkerHost:
@@ -20,28 +20,28 @@ def host(**exclusive: set[str]) -> WorkerHost:
     return worker
 
 
-def parked(worker: WorkerHost) -> set[str]:
-    return {name for name, stage in worker.stages.items() if isinstance(stage, Fake) and stage.parked}
+def offloaded(worker: WorkerHost) -> set[str]:
+    return {name for name, stage in worker.stages.items() if isinstance(stage, Fake) and stage.offloaded}
 
 
 def spans(worker: WorkerHost, stage: str, method: str) -> list[str]:
-    (*_, receipt) = worker.invoke(Call(stage, method, Tick(0), blocks=(0, 1) if method == "run" else ()), [])
+    (*_, receipt) = worker.invoke(Call(stage, method, StepContext(0), blocks=(0, 1) if method == "run" else ()), [])
     assert isinstance(receipt, Receipt)
     return [span.name for span in receipt.spans]
 
 
 def test_a_call_makes_room_and_comes_back() -> None:
     worker = host(a={"c"}, b={"c"}, c={"a", "b"})
-    assert parked(worker) == {"a", "b"}  # made for the last one that was built
+    assert offloaded(worker) == {"a", "b"}  # made for the last one that was built
     assert spans(worker, "b", "run") == ["c.offload", "b.onload", "b.run"]
-    assert parked(worker) == {"a", "c"}
+    assert offloaded(worker) == {"a", "c"}
     assert spans(worker, "a", "run") == ["a.onload", "a.run"]
     assert spans(worker, "a", "run") == ["a.run"]
     assert spans(worker, "c", "enter") == ["a.offload", "b.offload", "c.onload"]
     assert spans(worker, "c", "run") == ["c.run"]
 
 
-def test_a_stage_that_was_replaced_is_not_parked() -> None:
+def test_a_stage_that_was_replaced_is_not_offloaded() -> None:
     worker = host(a={"b"}, b={"a"})
     config = {"name": "a", "number": 0, "collective": False, "ends": ()}
     worker.add_stage(StageSpec("a", "any_plan.Fake", config), solo_context(range(2)))

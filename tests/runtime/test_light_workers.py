@@ -6,7 +6,7 @@ import pytest
 
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.runtime.host import Call, Receipt, StageContext, Tick, WorkerSpec
+from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
 
 HEAVY = {"torch", "sapien", "mani_skill", "gymnasium", "transformers", "matplotlib", "hydra"}
 MOST_MB = 160  # measured: see docs; 64 of them and Ray fit into 16 GiB
@@ -17,7 +17,7 @@ def test_a_worker_without_torch_stays_small(ray_session):
     ray_session.start([WorkerSpec(0, "emulated")])
     context = StageContext(0, "emulated", (0,), ((0,),), 1, (0,), SoloGroup(), {})
     ray_session.add_stage(StageSpec("looker", "light_fakes.Looker", None), [context])
-    ((result, receipt),) = ray_session.submit([(0, Call("looker", "run", Tick(0), (0,)), [])])
+    ((result, receipt),) = ray_session.submit([(0, Call("looker", "run", StepContext(0), (0,)), [])])
     found, answer = ray_session.fetch([result, receipt], "looker")
     assert found == {"seen": []}
     assert isinstance(answer, Receipt)

@@ -1,4 +1,4 @@
-"""The serial session: all workers in one process, gangs in threads."""
+"""The serial session: all workers in one process, collective calls in threads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import HangError, ObjectiveError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
-from rlinf_embodied.runtime.host import Call, LocalRef, Output, Receipt, StageContext, Tick, WorkerSpec
+from rlinf_embodied.runtime.host import Call, LocalRef, Output, Receipt, StageContext, StepContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession, start_ray
 from rlinf_embodied.runtime.session import SerialSession
 
 
 class Member:
-    """Sums its worker's number over the gang; raises or sleeps where it is told to."""
+    """Sums its worker's number over all workers; raises, or waits for an event, where it is told to."""
 
     def __init__(self, config: dict[int, object] | None) -> None:
         self.config = config or {}
@@ -28,15 +28,15 @@ class Member:
         self.worker, self.group = context.worker, context.group
         return context.worker
 
-    def total(self, tick: Tick) -> float:
+    def total(self, step_context: StepContext) -> float:
         fate = self.config.get(self.worker)
         if isinstance(fate, Exception):
             raise fate
-        if isinstance(fate, float):
-            time.sleep(fate)
+        if isinstance(fate, threading.Event):
+            fate.wait(60)
         return float(self.group.all_reduce(torch.tensor([float(self.worker)]))[0])
 
-    def run(self, tick: Tick, inputs: dict[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: dict[int, list[object]]) -> Output:
         return Output({block: (self.worker, payloads) for block, payloads in inputs.items()}, "done")
 
 
@@ -61,8 +61,8 @@ def importable(monkeypatch):
 
 
 def totals(session: SerialSession, size: int = 3) -> list[object]:
-    calls = [(k, Call("member", "total", Tick(0)), []) for k in range(size)]
-    receipts = session.fetch([refs[-1] for refs in session.submit(calls, gang=True)], "totals")
+    calls = [(k, Call("member", "total", StepContext(0)), []) for k in range(size)]
+    receipts = session.fetch([refs[-1] for refs in session.submit(calls, collective=True)], "totals")
     return [receipt.report for receipt in receipts if isinstance(receipt, Receipt)]
 
 
@@ -88,8 +88,10 @@ def test_a_member_that_fails_does_not_keep_the_others_waiting(fate, error, messa
 
 
 def test_a_member_that_hangs_is_a_hang_of_the_gang() -> None:
-    with pytest.raises(HangError, match=r"waited 0.3 s for the others in all_reduce"):
-        totals(session_with({1: 1.5}, timeout_s=0.3))
+    awake = threading.Event()
+    with pytest.raises(HangError, match=r"waited 1 s for the others in all_reduce"):
+        totals(session_with({1: awake}, timeout_s=1.0))
+    awake.set()
 
 
 def test_an_aborted_group_is_spent_for_every_member() -> None:
@@ -102,16 +104,16 @@ def test_an_aborted_group_is_spent_for_every_member() -> None:
 
 def test_what_is_kept_stays_in_the_worker_for_this_iteration_only() -> None:
     session = session_with(None)
-    keep = Call("member", "run", Tick(0), (1,), 1, keep=frozenset({1}))
+    keep = Call("member", "run", StepContext(0), (1,), 1, keep=frozenset({1}))
     (((kept, receipt),)) = session.submit([(1, keep, ["x"])])
     assert isinstance(kept, LocalRef)
     assert isinstance(receipt, Receipt)
     assert receipt.report == "done"
-    again = Call("member", "run", Tick(0), (1,), 1)
+    again = Call("member", "run", StepContext(0), (1,), 1)
     ((value, _),) = session.submit([(1, again, [kept])])
     assert value == (1, [(1, ["x"])])
     with pytest.raises(WorkerError, match="KeyError"):
-        session.submit([(1, Call("member", "run", Tick(1), (1,), 1), [kept])])
+        session.submit([(1, Call("member", "run", StepContext(1), (1,), 1), [kept])])
 
 
 def test_a_worker_is_started_once_however_often_it_is_named() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlinf_embodied.execution.meter import context_of
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.interfaces.envs import Observation, RunningEpisode
-from rlinf_embodied.runtime.host import Call, Receipt, Tick, WorkerSpec
+from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.runtime.tensor_wire import pack, unpack
 
@@ -120,7 +120,7 @@ def test_what_travels_as_numpy_is_read_where_it_lies_and_cannot_be_written(ray_s
     for worker in (0, 1):
         session.add_stage(StageSpec("arrays", "fakes.Arrays", None), [context_of(worker, "cpu")])
     run = lambda worker, payloads: session.submit(  # noqa: E731
-        [(worker, Call("arrays", "run", Tick(0), (0,), len(payloads)), payloads)]
+        [(worker, Call("arrays", "run", StepContext(0), (0,), len(payloads)), payloads)]
     )[0]
     first, _ = run(0, [])
     _, receipt = run(1, [first])

@@ -13,7 +13,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Plan, resolve
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.transport import (
     Endpoint,
@@ -149,7 +149,7 @@ def received(session: Session, cluster: Cluster, **devices: list[int]) -> tuple[
     """Returns what the taker reports, and by which transport each block was to go."""
     workflow = graph()
     executor = Executor(workflow, plan_for(workflow, 2, **devices), session, cluster)
-    reports = executor.run(Tick(5)).all_of("taker", dict)
+    reports = executor.run(StepContext(5)).all_of("taker", dict)
     said = {block: str(route.choice.used) for route in executor.routes for block in route.blocks}
     return {block: value for report in reports for block, value in report.items()}, said
 
@@ -188,7 +188,7 @@ def test_a_block_that_leaves_its_worker_is_a_copy_for_all_of_its_consumers(ray_s
     stages = {name: StageSpec(name, f"fakes.{target}", None) for name, target in CONSUMERS.items()}
     workflow = Workflow("pair", 4, stages, (Edge("maker", "taker"), Edge("maker", "other")))
     executor = Executor(workflow, plan_for(workflow, 2, maker=[0], taker=[0], other=[1]), ray_session, CORES)
-    result = executor.run(Tick(5))
+    result = executor.run(StepContext(5))
     assert {route.choice.used for route in executor.routes} == {"shared_memory"}
     for stage in ("taker", "other"):
         assert [report[0] for report in result.all_of(stage, dict)] == [(False, [0, 5])]

@@ -54,7 +54,7 @@ def test_the_trace_is_what_perfetto_reads(tmp_path):
     assert complete[0]["tid"] == complete[2]["tid"] != complete[1]["tid"]
 
 
-def test_an_empty_run_has_an_empty_trace_and_picture(tmp_path):
+def test_an_empty_run_has_an_empty_trace_and_plot(tmp_path):
     assert trace_events([])["traceEvents"] == []
     write_gantt(tmp_path / "empty.png", [])
     assert (tmp_path / "empty.png").stat().st_size > 1000
@@ -65,14 +65,14 @@ def test_the_gantt_chart_shows_when_each_worker_was_busy(tmp_path):
 
     early, late = (Span("s", "env", 0, "cpu", 0, 1), Span("t", "policy", 0, "cpu", 9, 10))
     write_gantt(tmp_path / "gantt.png", [early, late], "one worker")
-    picture = imread(tmp_path / "gantt.png")[..., :3]
+    image = imread(tmp_path / "gantt.png")[..., :3]
     blue, orange = (0x1F / 255, 0x5F / 255, 0x8B / 255), (0xB4 / 255, 0x55 / 255, 0x2D / 255)
-    columns = [(abs(picture - colour).max(-1) < 0.02).any(0).nonzero()[0] for colour in (blue, orange)]
+    columns = [(abs(image - colour).max(-1) < 0.02).any(0).nonzero()[0] for colour in (blue, orange)]
     assert len(columns[0]) > 20
     assert len(columns[1]) > 20
     assert columns[0].max() < columns[1].min()  # the env's bar lies left of the policy's
-    assert (abs(picture - blue).max(-1) < 0.02).any(1).nonzero()[0].max() < (
-        (abs(picture - orange).max(-1) < 0.02).any(1).nonzero()[0].min()
+    assert (abs(image - blue).max(-1) < 0.02).any(1).nonzero()[0].max() < (
+        (abs(image - orange).max(-1) < 0.02).any(1).nonzero()[0].min()
     )  # and above it
 
 

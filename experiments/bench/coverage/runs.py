@@ -48,7 +48,7 @@ EXPERT_STEPS = 40  # where a scripted expert acts
 SHORT_STEPS = 10  # in a large batch, and of tasks that are slow to build
 SIZE = 32  # of pictures
 INK, INK_STEPS = 45, 40  # a drawing task's dots take 20 ms each to build: fewer of them, in the stock envs too
-SLOW_BUILD_S = 3.0  # such stock envs are renewed for their later episodes instead of being built again
+SLOW_BUILD_S = 3.0  # such stock envs get a new scene for their later episodes instead of being built again
 ROWS, OTHER_ROWS = 3, 2
 ALSO = {2: None, 32: (0, 16, 31)}  # rows of other batches: those compared; sums over links depend on the number
 
@@ -230,7 +230,7 @@ def _counts(outcome: Outcome, touches: Touches) -> dict:
     return {
         "difference": str(outcome),
         "row_steps": outcome.row_steps,
-        "pictures": outcome.pictures,
+        "pictures": outcome.images,
         "looked": touches.looked,
         "touching": touches.touching,
     }

@@ -25,7 +25,7 @@ step; with the default control mode the 32 x 32 pictures of all cameras too. Eac
 beside it, built anew for every episode and reset with the row's seed. Default control mode: 3 rows, a whole episode
 (100 steps where the horizon is longer), then half as long a second one of every row; one row is reset in the
 middle of the first; then 15 steps of 2 rows, and of 32, 3 of them compared. Other control modes: 2 rows, 24 + 12
-steps, the stock envs renewed (in a scene without a past) for their later episodes. Actions are drawn from the whole
+steps, the stock envs renewed (their scene is recreated) for their later episodes. Actions are drawn from the whole
 range and held for five steps, so that arms and legs hit things (*touch*: share of the looked-at steps in which a
 robot pushed against something); scripted experts act in the first episode of their tasks. Drawing tasks have 45 dots
 of ink instead of 300 or 1010, both sides, and episodes of 40 steps. Tasks that ManiSkill rebuilds at every reset

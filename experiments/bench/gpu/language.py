@@ -30,8 +30,8 @@ LARGE = (  # 0.15 billion parameters with a critic of the same size
     "policy.intermediate_size=2816",
     "policy.context_length=128",
     "generation.max_new_tokens=64",
-    "generation.rows_together=256",
-    "generation.num_slots=256",
+    "generation.rows_per_batch=256",
+    "generation.max_num_seqs=256",
 )
 
 

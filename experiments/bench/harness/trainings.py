@@ -15,7 +15,7 @@ from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, of_type
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.training.job import Job, Progress
@@ -61,11 +61,11 @@ def iterations(job: Job, executor: Executor, count: int) -> Iterator[tuple[Itera
 
 def weights_of(executor: Executor) -> dict[str, Tensor]:
     """Returns the actor's weights, on the CPU."""
-    (message,) = of_type(executor.call("actor", "export_weights", Tick(0)), WeightsMessage)
+    (message,) = of_type(executor.call("actor", "export_weights", StepContext(0)), WeightsMessage)
     return dict(message.tensors)
 
 
 def digest_of(executor: Executor) -> str:
     """Returns the digest of the actor's weights, which all of its workers have."""
-    (digest,) = {str(found) for found in executor.call("actor", "weights_digest", Tick(0))}
+    (digest,) = {str(found) for found in executor.call("actor", "weights_digest", StepContext(0))}
     return digest

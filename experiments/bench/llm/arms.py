@@ -68,11 +68,11 @@ def _module(name: str, **settings: object) -> Callable[[Work, int, Path], list[s
 
 ARMS = {
     "trl_1": Arm("TRL, one process, one thread", 1, 1, _module("trl_peer")),
-    "bare_1": Arm("the bare cost, one process, one thread", 1, 1, _module("bare")),
+    "bare_1": Arm("the no-framework baseline, one process, one thread", 1, 1, _module("bare")),
     "ours_1": Arm("ours, one device", 1, 1, _module("ours", devices=1)),
     "trl_2_processes": Arm("TRL, two processes of one thread", 2, 1, _module("trl_peer", processes=2, microbatches=4)),
     "trl_2_threads": Arm("TRL, one process of two threads", 2, 2, _module("trl_peer", threads=2)),
-    "bare_2": Arm("the bare cost, two processes of one thread", 2, 1, _module("bare", processes=2)),
+    "bare_2": Arm("the no-framework baseline, two processes of one thread", 2, 1, _module("bare", processes=2)),
     "ours_2": Arm("ours, two devices, plan=auto", 2, 1, _module("ours", devices=2)),
 }
 

@@ -1,4 +1,4 @@
-"""The bare cost of the work: generation, judge, one packed forward-backward, one Adam step.
+"""The no-framework baseline of the work: generation, verifier, one forward-backward, one Adam step.
 
 python -m experiments.bench.llm.bare out=<folder> [start=runs/bench_llm/start] [steps=20] [processes=1] [...]
 
@@ -24,9 +24,9 @@ from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.algorithms.losses import policy_loss
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Rewards
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, microbatches
 from rlinf_embodied.reasoning.generation import generate
-from rlinf_embodied.reasoning.judge import Judge
-from rlinf_embodied.reasoning.packing import Sequences, microbatches
+from rlinf_embodied.reasoning.verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,10 @@ def train(own: Settings) -> None:
         torch.distributed.init_process_group("gloo")
     policy = CausalLM.load(Path(own.start))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=own.lr, weight_decay=0.0, fused=True)
-    log, judge = StepLog(Path(own.out), rank), Judge(FORM)
+    log, verifier = StepLog(Path(own.out), rank), Verifier(FORM)
     for index in range(own.steps):
         problems = step_problems(own, index)[rank::ranks]
-        tokens, parts = step(policy, optimizer, judge, problems, own, index)
+        tokens, parts = step(policy, optimizer, verifier, problems, own, index)
         log.write(tokens, **parts)
     if rank == 0:
         policy.save(Path(own.out) / "model")
@@ -60,7 +60,7 @@ def train(own: Settings) -> None:
 def step(
     policy: CausalLM,
     optimizer: torch.optim.Optimizer,
-    judge: Judge,
+    verifier: Verifier,
     problems: Sequence[Problem],
     own: Settings,
     index: int,
@@ -70,7 +70,7 @@ def step(
     mark = lambda: marks.append(time.perf_counter())  # noqa: E731
     groups = generated(policy, problems, own, own.slots, index)
     mark()
-    advantages = group_advantages(judged(policy, judge, groups, problems).rewards).reshape(-1)
+    advantages = group_advantages(scored(policy, verifier, groups, problems).rewards).reshape(-1)
     mark()
     backward(policy, groups, advantages, own)
     mark()
@@ -87,16 +87,16 @@ def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: 
     """Returns the groups of a step, in the order of its problems."""
     prompts = tuple(Prompt(problem.id, tuple(policy.encode(FORM.prompt(problem)))) for problem in problems)
     block = GenerationBlock(prompts, work.group)
-    return list(generate(policy, block, work.sampling, Noise(work.seed, index), num_slots=slots, in_order=True))
+    return list(generate(policy, block, work.sampling, Noise(work.seed, index), max_num_seqs=slots, in_order=True))
 
 
-def judged(policy: CausalLM, judge: Judge, groups: Sequence[Group], problems: Sequence[Problem]) -> Rewards:
+def scored(policy: CausalLM, verifier: Verifier, groups: Sequence[Group], problems: Sequence[Problem]) -> Rewards:
     """Returns what each completion earned."""
     texts = [policy.decode(row) for row in Sequences.of(groups).completions]
     size = len(texts) // len(groups)
     ended = torch.cat([group.ended for group in groups]).numpy()
-    verdicts = judge.judge(texts, [problem for problem in problems for _ in range(size)], ended)
-    rewards, correct = (torch.from_numpy(a).reshape(len(groups), size) for a in (verdicts.rewards, verdicts.correct))
+    verified = verifier.verify(texts, [problem for problem in problems for _ in range(size)], ended)
+    rewards, correct = (torch.from_numpy(a).reshape(len(groups), size) for a in (verified.rewards, verified.correct))
     return Rewards(rewards, correct)
 
 

@@ -1,8 +1,8 @@
-"""Do TRL and we compute the same loss and gradient?  One batch, the same weights, completions and verdicts.
+"""Do TRL and we compute the same loss and gradient?  One batch, the same weights, completions and rewards.
 
 python -m experiments.bench.llm.losses [start=runs/bench_llm/start] [prompts=32] [group=8]
 
-Our engine generates a batch; TRL's trainer takes it through its `rollout_func`, judges it, forms advantages and its
+Our engine generates a batch; TRL's trainer takes it through its `rollout_func`, scores it, forms advantages and its
 loss.  Ours is the actor's: its rows, advantages, microbatches and sums, under the settings of ours.py.  Old
 log-probs are those of the same weights (ratio 1) and shifted ones (some ratios clipped); the mean is over tokens and
 over completions.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from experiments.bench.llm.bare import generated, judged, old_log_probs
+from experiments.bench.llm.bare import generated, old_log_probs, scored
 from experiments.bench.llm.ours import overrides
 from experiments.bench.llm.trl_peer import Settings, make_trainer, require_trl
 from experiments.bench.llm.work import FORM, Work, settings_of, step_problems
@@ -31,10 +31,10 @@ from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.learning.gradients import block_sums
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs
-from rlinf_embodied.reasoning.judge import Judge
+from rlinf_embodied.reasoning.dynamic_batching import Sequences
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective
-from rlinf_embodied.reasoning.packing import Sequences
 from rlinf_embodied.reasoning.training_rows import Round, training_rows
+from rlinf_embodied.reasoning.verifier import Verifier
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
@@ -72,8 +72,8 @@ def compare(work: Work, *changes: str) -> list[Difference]:
     policy = CausalLM.load(Path(work.start))
     problems = step_problems(work, 0)
     groups = generated(policy, problems, work, 256, 0)
-    with Judge(FORM) as judge:
-        rewards = judged(policy, judge, groups, problems)
+    with Verifier(FORM) as verifier:
+        rewards = scored(policy, verifier, groups, problems)
     completions = Completions(tuple(problems), tuple(groups), (), 0)
     found = [
         _difference(replace(work, loss=loss), policy, Round(completions, rewards), shift, changes)
@@ -93,7 +93,7 @@ def _difference(work: Work, policy: CausalLM, made: Round, shift: float, changes
     groups = list(made.completions.groups)
     shifted = [_shifted(group, shift, work) for group in groups]
     if shift:
-        made = replace(made, proximal=LogProbs(old_log_probs(shifted), 0))
+        made = replace(made, old_log_probs=LogProbs(old_log_probs(shifted), 0))
     config = compose_math([*overrides(work, 1, 1, Path("unused")), *changes])
     ours, gradient = _our_loss(policy, config.algorithm, work, made)
     with tempfile.TemporaryDirectory() as folder:

@@ -31,11 +31,11 @@ from rlinf_embodied.training.trainer import Trainer
 
 SAME = (
     "algorithm.beta2=0.999",
-    "algorithm.drop_uniform_groups=false",  # their tokens count in the mean
-    "algorithm.importance_cap=null",
+    "algorithm.drop_zero_variance_groups=false",  # their tokens count in the mean
+    "algorithm.tis_cap=null",
 )
 FASTEST = ("algorithm.tokens_per_microbatch=1024",)
-QUICK = ("eval.num_problems=50", "eval.num_samples=0", "eval.forced_start=false", "checkpoint.every=0")
+QUICK = ("eval.num_problems=50", "eval.num_samples=0", "eval.forced_prefix=false", "checkpoint.every=0")
 CLUSTERS = {1: ("cluster=serial", "plan=collocated"), 2: ("cluster=local", "cluster.num_devices=2", "plan=auto")}
 PARTS = {
     "time/generation_s": "generation_s",
@@ -68,8 +68,8 @@ def overrides(work: Work, steps: int, devices: int, out: Path) -> list[str]:
         f"generation.max_new_tokens={work.new_tokens}",
         f"generation.temperature={work.temperature}",
         f"generation.rows_per_block={block}",
-        f"generation.rows_together={together}",
-        f"generation.num_slots={together}",
+        f"generation.rows_per_batch={together}",
+        f"generation.max_num_seqs={together}",
         f"algorithm.prompts_per_iteration={work.prompts}",
         f"algorithm.group_size={work.group}",
         f"algorithm.lr={work.lr}",

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the work: same model, prompts, judge, batch, learning rate and objective.
+"""TRL's GRPOTrainer on the work: same model, prompts, verifier, batch, learning rate and objective.
 
 python -m experiments.bench.llm.trl_peer out=<folder> [start=runs/bench_llm/start] [steps=20] [processes=1] [...]
 
@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from experiments.bench.llm.work import FORM, Ranks, StepLog, run_ranks, step_problems
 from policies.language_folder import read_tokenizer
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.reasoning.judge import Judge
+from rlinf_embodied.reasoning.verifier import Verifier
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
@@ -35,7 +35,7 @@ LOSSES = {
 }
 PARTS = {  # methods whose time is taken
     "_generate_single_turn": "generation_s",
-    "_prepare_inputs": "inputs_s",  # generation, judge, padding and bookkeeping
+    "_prepare_inputs": "inputs_s",  # generation, verifier, padding and bookkeeping
     "training_step": "whole_s",  # the same, then forward and backward
 }
 
@@ -121,7 +121,7 @@ def make_trainer(
 
     Args:
         own: what it does, and how.
-        heard: is told (tokens, seconds) of each call of the judge.
+        heard: is told (tokens, seconds) of each call of the verifier.
         rollout: TRL's `rollout_func`; None: TRL generates.
     """
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
@@ -130,16 +130,16 @@ def make_trainer(
     problems = [problem for step in range(own.steps) for problem in step_problems(own, step)]
     rows = [{"prompt": FORM.prompt(problem), "position": i} for i, problem in enumerate(problems)]
     tokenizer = read_tokenizer(Path(own.start))
-    judge = Judge(FORM)  # decides sums without starting a process
+    verifier = Verifier(FORM)  # decides sums without starting a process
 
     def reward(
         completions: list[str], completion_ids: list[list[int]], position: list[int], **_: object
     ) -> list[float | None]:
         start = time.perf_counter()
         ended = [ids[-1] == tokenizer.eos_token_id for ids in completion_ids]
-        verdicts = judge.judge(completions, [problems[i] for i in position], ended)
+        verified = verifier.verify(completions, [problems[i] for i in position], ended)
         heard(sum(map(len, completion_ids)), time.perf_counter() - start)
-        return list(verdicts.rewards.tolist())
+        return list(verified.rewards.tolist())
 
     model = AutoModelForCausalLM.from_pretrained(
         own.start, dtype="float32", attn_implementation=own.attention, local_files_only=True

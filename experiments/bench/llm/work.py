@@ -1,4 +1,4 @@
-"""The work that every arm does: problems, hyperparameters, the model to start from, how it is judged.
+"""The work that every arm does: problems, hyperparameters, the model to start from, how it is scored.
 
 The tokenizer pads with its end token.  Ours excludes a padding token of its own from the distribution, TRL does not;
 with this tokenizer nothing is excluded on either side, and both sample from the same distribution.
@@ -29,25 +29,25 @@ from rlinf_embodied.algorithms.log_probs import token_log_probs
 from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.text_forms import CompactForm
+from rlinf_embodied.data.prompt_templates import CompactTemplate
 from rlinf_embodied.errors import ConfigError, WorkerError
 from rlinf_embodied.randomness import permutation, uniform
-from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sampling
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, microbatches
 from rlinf_embodied.reasoning.generation import generate
-from rlinf_embodied.reasoning.judge import Judge
-from rlinf_embodied.reasoning.packing import Sequences, microbatches
+from rlinf_embodied.reasoning.verifier import Verifier
 
-FORM = CompactForm()
+FORM = CompactTemplate()
 _Found = TypeVar("_Found")
 _Settings = TypeVar("_Settings", bound="Ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a step consists of: the same for ours, TRL and the bare cost."""
+    """What a step consists of: the same for ours, TRL and the no-framework baseline."""
 
     start: str = "runs/bench_llm/start"  # folder of the model and tokenizer
-    worked: float = 0.3  # share of worked answers in the warm start; the rest are bare
+    worked: float = 0.3  # share of chains of thought in the warm start; the rest are direct answers
     level: str = "sum4-6-9"
     seed: int = 0  # of sampling and of the training problems
     data_seed: int = 0  # of the test problems
@@ -61,9 +61,9 @@ class Work:
     loss: str = "token"  # token: each token of the batch weighs the same; sequence: each completion does
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> SamplingParams:
         """How completions are drawn."""
-        return Sampling(self.new_tokens, self.temperature)
+        return SamplingParams(self.new_tokens, self.temperature)
 
     def arguments(self) -> list[str]:
         """Returns the `key=value` arguments that make an equal object."""
@@ -147,7 +147,7 @@ def _supervised_loss(policy: CausalLM, pairs: Sequence[tuple[tuple[int, ...], tu
     """Adds the gradient of the mean of -log p over the completions' tokens."""
     sequences = Sequences(tuple(p for p, _ in pairs), tuple(c for _, c in pairs))
     count = sum(len(completion) for _, completion in pairs)
-    for _, batch in microbatches(sequences, 600, policy.spec.pad_id):  # bare and worked answers apart
+    for _, batch in microbatches(sequences, 600, policy.spec.pad_id):  # direct answers apart from chains of thought
         logits = policy.module(input_ids=batch.tokens[:, :-1], use_cache=False).logits
         places = torch.arange(1, batch.tokens.shape[1])
         mask = (places >= batch.prompt_lengths[:, None]) & (places < batch.lengths[:, None])
@@ -160,22 +160,22 @@ def _schedule(step: int, steps: int) -> float:
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 20) / max(1, steps - 20)))
 
 
-# ------------------------------------------------------------------------------------------------------------ the judge
+# --------------------------------------------------------------------------------------------------------- the verifier
 def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
     """Returns the share of `count` test problems that the model in a folder solves greedily."""
     torch.set_num_threads(1)
     policy = CausalLM.load(folder)
     problems = GeneratedProblems(work.level, work.data_seed).batch(Split.test, 0, count)
     prompts = [Prompt(i, tuple(policy.encode(FORM.prompt(problem)))) for i, problem in enumerate(problems)]
-    sampling = Sampling(work.new_tokens, temperature=0.0)
+    sampling = SamplingParams(work.new_tokens, temperature=0.0)
     block = GenerationBlock(tuple(prompts), 1)
     texts, ended = [""] * count, [False] * count
-    for group in generate(policy, block, sampling, Noise(0, 0, "evaluation"), num_slots=256):
+    for group in generate(policy, block, sampling, Noise(0, 0, "evaluation"), max_num_seqs=256):
         length = int(group.lengths[0])
         texts[group.prompt.id] = policy.decode(group.tokens[0, :length].tolist())
         ended[group.prompt.id] = bool(group.ended[0])
-    with Judge(FORM) as judge:
-        return float(judge.judge(texts, problems, ended).correct.mean())
+    with Verifier(FORM) as verifier:
+        return float(verifier.verify(texts, problems, ended).correct.mean())
 
 
 # --------------------------------------------------------------------------------------------------- what an arm leaves

@@ -1,4 +1,4 @@
-"""The published workloads on EMULATED clusters: the best plan of every mode run, and how well foretold.
+"""The published workloads on EMULATED clusters: the best plan of every mode run, and how well it was predicted.
 
 python -m experiments.bench.planner.emulated out=docs/results/emulated       # everything, writes .json and .md
 python -m experiments.bench.planner.emulated sizes=8,16,32 rounds=1          # took 4 minutes on two cores

@@ -13,10 +13,10 @@ from functools import partial
 
 from experiments.bench.harness import Benchmark, Report, Run, Table, seconds_of
 from experiments.bench.planner.published import WINNERS, frozen, h100, pricer_of
-from rlinf_embodied.flow import shares
+from rlinf_embodied.flow import allocations
 from rlinf_embodied.flow.measured import workflow_for
 from rlinf_embodied.flow.planner import Mode, find_plans
-from rlinf_embodied.flow.sensitivity import MODES, Turn, times_by_mode, turning_points, winner
+from rlinf_embodied.flow.sensitivity import MODES, TurningPoint, times_by_mode, turning_points, winner
 
 ORDERING = ("profile", "GPUs", *(f"{mode} s" for mode in MODES), "wins", "published", "auto s", "worst / auto")
 PLANNING = ("workflow", "devices", "planning CPU s")
@@ -52,21 +52,21 @@ def planning_time(name: str, num_devices: int) -> tuple[str, ...]:
 
 
 def coarsening(name: str, num_devices: int, mode: Mode) -> tuple[str, ...]:
-    """Compares the search over coarse shares with the one over every number of devices."""
+    """Compares the search over coarse allocations with the one over every number of devices."""
 
     def best() -> float:
         return find_plans(pricer_of(frozen(name), h100(num_devices)), mode, width=4)[0].iteration_s
 
     coarse = best()
-    kept, shares.EXACT_DEVICES = shares.EXACT_DEVICES, num_devices
+    kept, allocations.EXACT_DEVICES = allocations.EXACT_DEVICES, num_devices
     try:
         exact = best()
     finally:
-        shares.EXACT_DEVICES = kept
+        allocations.EXACT_DEVICES = kept
     return name, str(num_devices), str(mode), f"{coarse:.2f}", f"{exact:.2f}", f"{coarse / exact - 1:+.2%}"
 
 
-def turn_cells(turn: Turn) -> tuple[str, str, str]:
+def turn_cells(turn: TurningPoint) -> tuple[str, str, str]:
     """Returns how far a number can move until another mode wins."""
     below = "never (x 0.1)" if turn.below is None else f"x {turn.below[0]} ({turn.below[1]})"
     return turn.what, below, "never (x 10)" if turn.above is None else f"x {turn.above[0]} ({turn.above[1]})"
@@ -90,7 +90,7 @@ def measure(run: Run[Options]) -> Report:
     workflows = ("maniskill_openvla", "ppo_llm")
     show("planning", PLANNING, [planning_time(name, n) for name in workflows for n in (8, 64, 1024, 4096)])
     modes = (Mode.any, Mode.hybrid, Mode.spatial)
-    show("coarse shares", COARSE, [coarsening(name, 32, mode) for name in WINNERS for mode in modes])
+    show("coarse allocations", COARSE, [coarsening(name, 32, mode) for name in WINNERS for mode in modes])
     if not run.options.quick:
         show("turning points", TURNS, [row for name in WINNERS for row in turns(name)])
     return Report(content=content)

@@ -6,7 +6,7 @@ For every seed the whole of train_vla.py runs with an empty cache (in the folder
 finds its clone again): demonstrations, cloning, evaluation, RL to its goal, evaluation.  `side_by_side` runs share the
 machine, each in one process on one core; 1 gives every run the whole machine, as `make demo` has it (weights do not
 depend on that).  Recipes: pick (the demo), region (demonstrations of a part of the table only), grpo (success as the
-only reward, from the clones of pick), clone (no RL).  `demos=60,120,240` runs the recipe with each of these numbers
+only reward, from the clones of region), clone (no RL).  `demos=60,120,240` runs the recipe with each of these numbers
 of demonstrations, with as many optimizer steps as with the default one, and draws a picture beside `out`.
 
 Printed and written: success_once and success_at_end before and after with 95 % intervals, env steps, minutes of warm
@@ -38,10 +38,12 @@ from rlinf_embodied.config import WarmStartConfig
 from rlinf_embodied.errors import ConfigError
 
 TRAIN = Path(__file__).resolve().parents[2] / "train_vla.py"
+_CLONE = ["warm_start.num_demos=240", "warm_start.epochs=14", "warm_start.head_epochs=76"]
+_CORNER = [*_CLONE, "warm_start.region=[0.03,1,0.03,1]"]
 RECIPES: dict[str, list[str]] = {
-    "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo"],
-    "region": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo", "warm_start.region=[0.03,1,0.03,1]"],
-    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run=demo"],
+    "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo", *_CLONE],
+    "region": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo", *_CORNER],
+    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run=demo", *_CORNER],
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
 

@@ -1,1 +1,1 @@
-"""Env steps per second of the rollout, beside stock ManiSkill and beside the bare costs."""
+"""Env steps per second of the rollout, beside stock ManiSkill and beside the no-framework baseline."""

@@ -1,4 +1,4 @@
-"""Env steps per second of ManiSkill's own env, our env, our rollout with the policy, and the bare costs it cannot beat.
+"""Env steps per second of ManiSkill's own env, our env, our rollout with the policy, and the no-framework baseline.
 
 python -m experiments.bench.rollout [rounds=4] [chunks=20] [stock_steps=60] [out=docs/results/rollout.json] [overrides]
 
@@ -24,7 +24,7 @@ from typing import cast
 
 from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, Timing, Worker, alternate, ratios
 from experiments.bench.harness.trainings import starting_folder
-from experiments.bench.rollout.parts import COLLOCATED, TICK, Bench, bench_config, bench_workflow
+from experiments.bench.rollout.parts import COLLOCATED, FIRST_STEP, Bench, bench_config, bench_workflow
 from rlinf_embodied.cluster.hardware import Cluster, num_cores
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
@@ -70,9 +70,9 @@ class RayWorkers:
 
     def rollout(self, update: bool = True) -> Timing:
         """Returns the rollout's timing as the driver sees it."""
-        self._executor.call("actor", "arm", TICK, update)
+        self._executor.call("actor", "arm", FIRST_STEP, update)
         start = time.perf_counter()
-        result = self._executor.run(TICK)
+        result = self._executor.run(FIRST_STEP)
         seconds = time.perf_counter() - start
         actor = [span.duration_s for span in result.spans if span.stage == "actor"]
         if update:

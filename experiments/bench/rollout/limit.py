@@ -1,4 +1,4 @@
-"""A recorded rollout, and its replay with nothing but the bare costs."""
+"""A recorded rollout, and its replay without a framework: physics, images and policy calls."""
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOptionalMemberAccess=false
 # ManiSkill's objects are annotated as their bases, and what is recorded lies below the protocols.
@@ -101,7 +101,7 @@ class Recorder:
         def pictures(rows: list[int]) -> Tensor:
             rows = list(rows)
             add(lambda: limit.pictures(rows))
-            return stock[self._sim, "pictures"](rows)
+            return stock[self._sim, "images"](rows)
 
         def advance(count: int) -> None:
             active, drives = list(self._px.active), self._drives()
@@ -113,18 +113,18 @@ class Recorder:
             add(lambda: limit.kinematics(problem))
             return stock[controllers, "_solve"](controller)
 
-        self._sim.reset, self._sim.pictures, self._px.advance, controllers._solve = reset, pictures, advance, solve
+        self._sim.reset, self._sim.images, self._px.advance, controllers._solve = reset, pictures, advance, solve
         self._env.reset, self._env.step_chunk = self._recorded_reset, self._recorded_chunk  # type: ignore[method-assign]
         return self
 
     def _watched(self) -> list[tuple[object, str]]:
-        inside = [(self._sim, "reset"), (self._sim, "pictures"), (self._px, "advance"), (controllers, "_solve")]
+        inside = [(self._sim, "reset"), (self._sim, "images"), (self._px, "advance"), (controllers, "_solve")]
         return [*inside, (self._env, "reset"), (self._env, "step_chunk")]
 
     def __exit__(self, *error: object) -> None:
         for owner, name in self._watched():
             delattr(owner, name)  # the class's own method is seen again
-        self._sim.pictures = self._stock[self._sim, "pictures"]  # these two were no methods of a class
+        self._sim.images = self._stock[self._sim, "images"]  # these two were no methods of a class
         controllers._solve = self._stock[controllers, "_solve"]
         self.recording.end = self._limit.state()
 

@@ -36,9 +36,9 @@ from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.runtime.host import Call, Output, Receipt, StageContext, Tick, WorkerHost, WorkerSpec
+from rlinf_embodied.runtime.host import Call, Output, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
 
-TICK = Tick(0)
+FIRST_STEP = StepContext(0)
 COLLOCATED = [{"tree": {"temporal": [
     {"loop": {"name": "rollout", "stages": {"env": "all", "policy": "all"}}},
     {"leaf": {"stage": "actor", "devices": "all"}},
@@ -52,8 +52,8 @@ class WatchedEnvStage(EnvStage):
     @property
     def env(self) -> VectorEnv:
         """The one env object of an unsharded rollout."""
-        (part,) = self._parts.values()
-        return part.env
+        (shard,) = self._shards.values()
+        return shard.env
 
 
 class TimedActor(ActorStage):
@@ -69,11 +69,11 @@ class TimedActor(ActorStage):
         self._armed = False
         self._turn = 0
 
-    def arm(self, tick: Tick, armed: bool) -> None:
+    def arm(self, step_context: StepContext, armed: bool) -> None:
         """Says whether the next calls of `run` make updates."""
         self._armed = armed
 
-    def run(self, tick: Tick, inputs: Mapping[int, list[object]]) -> Output:
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Reports seconds by reduction; nothing if not armed."""
         seconds: dict[str, float] = {}
         if self._armed:
@@ -83,15 +83,15 @@ class TimedActor(ActorStage):
                 self._reducer = self._reducers[reduction]
                 for learner in self._learners.values():
                     learner.reducer = self._reducer
-                seconds[reduction.value] = self._timed_update(tick, inputs)
+                seconds[reduction.value] = self._timed_update(step_context, inputs)
         return Output(dict.fromkeys(inputs), seconds)
 
-    def _timed_update(self, tick: Tick, inputs: Mapping[int, list[object]]) -> float:
+    def _timed_update(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> float:
         weights = {name: value.clone() for name, value in self._policy.module.state_dict().items()}
         learners, version = list(self._learners.values()), self._shared.version
         states = [learner._optimizer.export_state() for learner in learners]  # of every worker, not of the first alone
         start = time.perf_counter()
-        super().run(tick, inputs)
+        super().run(step_context, inputs)
         seconds = time.perf_counter() - start
         self._policy.module.load_state_dict(weights)
         for learner, state in zip(learners, states, strict=True):
@@ -145,7 +145,13 @@ class Bench:
         """Runs the rollout as a worker does: env and policy in one process, the loop in one call."""
         chunk_steps = self._config.env.chunks_per_rollout
         call = Call(
-            "env", "loop", TICK, self._blocks, keep=frozenset(self._blocks), partner="policy", chunk_steps=chunk_steps
+            "env",
+            "loop",
+            FIRST_STEP,
+            self._blocks,
+            keep=frozenset(self._blocks),
+            partner="policy",
+            chunk_steps=chunk_steps,
         )
         start = time.perf_counter()
         receipt = cast(Receipt, self._host.invoke(call, [])[-1])
@@ -164,7 +170,7 @@ class Bench:
         return Timing(time.perf_counter() - start, self._recording.env_steps)
 
     def limit(self) -> Timing:
-        """Sums the bare costs of the rollout."""
+        """Sums the costs of the no-framework baseline."""
         limit = self._limit
         limit.seconds = dict.fromkeys(limit.seconds, 0.0)
         for event in self._recording.events:

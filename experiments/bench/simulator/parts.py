@@ -50,24 +50,24 @@ class Stopwatch:
 
 @contextmanager
 def physx_watched(px: PhysicsBatch) -> Iterator[Stopwatch]:
-    """Within it, the time within SAPIEN's step is added up, also for scenes that are renewed meanwhile."""
-    watch, renew = Stopwatch(), px.renew
+    """Within it, the time within SAPIEN's step is added up, also for scenes that are recreated meanwhile."""
+    watch, recreate_scene = Stopwatch(), px.recreate_scene
 
     def watched(i: int) -> None:
         step, pack, pack_poses = px._calls[i]
         px._calls[i] = watch.around(step), pack, pack_poses
 
-    def renewed(i: int) -> None:
-        renew(i)
+    def recreated_scene(i: int) -> None:
+        recreate_scene(i)
         watched(i)
 
     for i in range(px.num_scenes):
         watched(i)
-    px.renew = renewed
+    px.recreate_scene = recreated_scene
     try:
         yield watch
     finally:
-        del px.renew
+        del px.recreate_scene
         for i, scene in enumerate(px.scenes):
             _, pack, pack_poses = px._calls[i]
             px._calls[i] = scene.physx_system.step, pack, pack_poses
@@ -160,15 +160,15 @@ class Bench:
     def _rgb_steps(self, env) -> Timing:
         n = env.spec.num_envs
         chunks = self._actions(EPISODES * HORIZON // CHUNK, n, CHUNK, env.spec.action_dim)
-        pictures, stock = Stopwatch(), env._sim.pictures
-        env._sim.pictures = pictures.around(stock)
+        pictures, stock = Stopwatch(), env._sim.images
+        env._sim.images = pictures.around(stock)
         with physx_watched(env._sim._task.scene.px) as watch:
             start = time.perf_counter()
             env.reset(range(n))
             for k, actions in enumerate(chunks):
                 env.step_chunk(actions, range(k * n, (k + 1) * n))
             seconds = time.perf_counter() - start
-        env._sim.pictures = stock
+        env._sim.images = stock
         parts = {"physx": watch.seconds, "pictures": pictures.seconds}
         return Timing(seconds, len(chunks) * n * CHUNK, parts)
 
@@ -176,7 +176,7 @@ class Bench:
         """Times one picture of every row, as our env takes them."""
         env = self.rgb_env(control, num_envs)
         env.reset(range(num_envs))
-        return Timing(seconds_of(lambda: env._sim.pictures(range(num_envs))), num_envs)
+        return Timing(seconds_of(lambda: env._sim.images(range(num_envs))), num_envs)
 
     def rgb_observation(self, control: str, num_envs: int) -> Timing:
         """Times one observation of every row in ManiSkill's obs_mode="rgb"."""

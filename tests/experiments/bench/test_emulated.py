@@ -41,7 +41,7 @@ def test_every_cell_has_the_planners_choice_and_each_mode_or_the_reason() -> Non
 
 
 def test_numbers_that_can_move_say_how_far() -> None:
-    turn = ordering.Turn("x", (0.5, "spatial"), None)
+    turn = ordering.TurningPoint("x", (0.5, "spatial"), None)
     assert ordering.turn_cells(turn) == ("x", "x 0.5 (spatial)", "never (x 10)")
 
 

@@ -33,7 +33,6 @@ from experiments.bench.harness import (
 )
 from rlinf_embodied.errors import ConfigError, WorkerError
 
-
 TERMINATED = """
 import sys, time
 from dataclasses import dataclass

@@ -40,12 +40,12 @@ def work(tmp_path_factory):
 
 
 def gradient(work, **own) -> torch.Tensor:
-    """The gradient of the bare cost's first step."""
+    """The gradient of the no-framework baseline's first step."""
     problems = llm_work.step_problems(work, 0)
     policy = CausalLM.load(Path(work.start))
     groups = bare.generated(policy, problems, work, 256, 0)
-    with bare.Judge(bare.FORM) as judge:
-        advantages = group_advantages(bare.judged(policy, judge, groups, problems).rewards).reshape(-1)
+    with bare.Verifier(bare.FORM) as verifier:
+        advantages = group_advantages(bare.scored(policy, verifier, groups, problems).rewards).reshape(-1)
     bare.backward(policy, groups, advantages, bare.Settings.of(work, **own))
     bare.average(policy, sum(int(group.lengths.sum()) for group in groups), 1)
     return torch.cat([p.grad.reshape(-1) for p in policy.parameters() if p.grad is not None])
@@ -82,14 +82,14 @@ def test_work_passes_through_arguments(work):
         llm_work.settings_of(bare.Settings, ["prompts=many"])
 
 
-# -------------------------------------------------------------------------------------------------------- the bare cost
+# ------------------------------------------------------------------------------------------------ no-framework baseline
 def test_leaving_out_completions_without_an_advantage_keeps_the_gradient(work):
     everything, some = gradient(work, skip=0), gradient(work, skip=1)
     assert float(everything.norm()) > 0
     torch.testing.assert_close(some, everything, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_bare_cost_leaves_a_log_per_process_and_a_model(work, tmp_path, processes):
     if processes == 1:
         bare.train(bare.Settings.of(work, steps=2, out=str(tmp_path)))
@@ -135,7 +135,7 @@ def test_both_compute_the_same_loss_and_gradient(work, monkeypatch):
 @needs_trl
 def test_unequal_losses_stop_the_benchmark(work, monkeypatch):
     with pytest.raises(ObjectiveError, match="the objectives differ"):
-        losses.compare(replace(work, prompts=8), "algorithm.drop_uniform_groups=true")
+        losses.compare(replace(work, prompts=8), "algorithm.drop_zero_variance_groups=true")
     monkeypatch.setattr(training_rows, "group_advantages", functools.partial(group_advantages, eps=0.1))  # smaller
     with pytest.raises(ObjectiveError, match="the objectives differ"):
         losses.compare(replace(work, prompts=8))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
-from conftest import REPOSITORY
 
 from experiments.bench import ppo_baseline as bench
+from experiments.bench.harness import command
 from rlinf_embodied.errors import ConfigError, WorkerError
 
 # The lines that the script knows, in a loop of our own that acts at random and writes what the baseline writes.
@@ -93,11 +91,10 @@ def test_a_baseline_without_the_known_lines_is_refused_before_anything_runs(tmp_
         (["ppo=nowhere.py", "seed=one"], "seed=1"),
     ],
 )
-def test_wrong_arguments_are_answered_at_once(arguments, message):
-    command = [sys.executable, "-m", "experiments.bench.ppo_baseline", *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_wrong_arguments_are_answered_at_once(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(command, "use_one_thread_per_process", lambda: None)  # this process is the tests'
+    assert bench.BENCHMARK.main(arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_curves_are_averaged_over_equal_parts():
@@ -127,6 +124,7 @@ def test_arms_are_compared_by_time_and_curve():
 
 
 @pytest.mark.sim
+@pytest.mark.slow
 def test_an_arm_of_renewed_stock_envs_learns_what_the_batched_one_learns(tmp_path, capsys):
     baseline = tmp_path / "random.py"
     baseline.write_text(RANDOM_BASELINE, encoding="utf-8")

@@ -21,6 +21,7 @@ SMALL = [
 
 
 @pytest.mark.sim
+@pytest.mark.slow
 def test_stock_env_rollout_and_limit_do_the_same_work(tmp_path):
     from envs.maniskill import make_env
     from policies.tiny_vla import TinyVLA

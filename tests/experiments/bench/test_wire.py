@@ -7,7 +7,7 @@ import pytest
 from experiments.bench import wire
 from rlinf_embodied.execution.meter import payload_bytes
 from rlinf_embodied.flow.plan import Spatial
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
 
 
@@ -26,7 +26,7 @@ def test_a_sink_gets_every_block_of_its_source_once(granularity: int) -> None:
     tree = executor.plan.tree
     assert isinstance(tree, Spatial)
     assert tree.granularity == granularity
-    assert sum(executor.run(Tick(0)).all_of("sink", int)) == wire.NUM_BLOCKS
+    assert sum(executor.run(StepContext(0)).all_of("sink", int)) == wire.NUM_BLOCKS
     assert {str(route.choice.used) for route in executor.routes} == {"in_process"}  # a serial session
 
 

@@ -13,26 +13,20 @@ from experiments.checks import golden as script
 from experiments.checks.recipes import RECIPES
 
 
-def golden(*arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "experiments.checks.golden", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=REPOSITORY)
-
-
-def test_clone_and_language_model_have_the_bits_of_the_repository() -> None:
-    done = golden("recipe=clone,language")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_clone_and_language_model_have_the_bits_of_the_repository(capsys) -> None:
+    assert script.main(["recipe=clone,language"]) == 0, capsys.readouterr()
 
 
 @pytest.mark.sim
-def test_physics_and_pictures_have_the_bits_of_the_repository() -> None:
-    done = golden("recipe=pick")
+def test_physics_and_images_have_the_bits_of_the_repository_as_the_command_finds_them() -> None:
+    command = [sys.executable, "-m", "experiments.checks.golden", "recipe=pick"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_disturbed_stage_is_named() -> None:
-    done = golden("recipe=clone", "disturb=clone/features")
-    assert done.returncode == 1
-    assert "clone: the first stage that differs is 'features'" in done.stdout
+def test_a_disturbed_stage_is_named(capsys) -> None:
+    assert script.main(["recipe=clone", "disturb=clone/features"]) == 1
+    assert "clone: the first stage that differs is 'features'" in capsys.readouterr().out
 
 
 def test_the_first_of_several_is_named() -> None:

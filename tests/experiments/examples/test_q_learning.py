@@ -8,7 +8,7 @@ from experiments.examples import q_learning as script
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.runtime.host import Tick
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
 
 CLIFF = "CliffWalking-v1"  # -1 per step: 13 steps at best, 100 until the time is up
@@ -30,7 +30,7 @@ def tables(tree: dict) -> torch.Tensor:
     flow = script.workflow(CLIFF, [0.5])
     executor = Executor(flow, resolve("test", [{"tree": tree}], 2, flow), SerialSession(), CORES)
     for k in range(3):
-        reports = executor.run(Tick(k)).all_of("learn0", torch.Tensor)
+        reports = executor.run(StepContext(k)).all_of("learn0", torch.Tensor)
     assert all(torch.equal(report, reports[0]) for report in reports)
     return reports[0]
 

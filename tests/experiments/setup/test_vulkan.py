@@ -131,6 +131,7 @@ def test_a_machine_without_drivers_is_found_out(setup_vulkan, monkeypatch):
 
 
 @pytest.mark.sim
+@pytest.mark.slow
 def test_a_picture_is_rendered_here(setup_vulkan):
     found = setup_vulkan.probe_rendering(picture=True)
     assert found.works

@@ -1,0 +1,46 @@
+"""Compares the OpenVLA networks with goldens of the reference code, and says for each by how much they differ.
+
+python experiments/check_oracle.py folder=<oracle>              checkpoint/ and golden/, or several folders with these
+python experiments/check_oracle.py folder=<oracle> limit=1e-3   of a float32 golden; 1e-4 if it is not given
+
+Beside such folders, it takes pictures (golden.npz, made from the pictures of an openvla/ folder next to it) and key
+lists of the full size (openvla_7b_keys.json).  A difference is that of the two worst values, divided by the largest
+value of the golden; tokens must be equal.  Exit codes: 0 all are within the limit, 1 one is not, 2 wrong input.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from experiments.bench.harness import parse
+from rlinf_embodied.errors import ConfigError, RlinfError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments."""
+
+    folder: str = ""
+    limit: float = 1e-4
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        own, unknown = parse(Options, arguments)
+        if unknown or not own.folder:
+            known = ", ".join(field.name for field in fields(Options))
+            wrong = f"{unknown[0]!r} is unknown" if unknown else "folder is missing"
+            raise ConfigError(f"{wrong}: use {known}, for example folder=oracles/openvla")
+        from experiments.checks.oracle.folders import check_folders  # imports torch
+
+        return check_folders(Path(own.folder), own.limit)
+    except RlinfError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

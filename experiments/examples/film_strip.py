@@ -1,0 +1,69 @@
+"""One episode before and after RL as a picture: a row of moments each, of the first episode whose outcome changed.
+
+python -m experiments.examples.film_strip runs/demo docs/demo.png
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import av
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+MOMENTS = 6
+GAP, CAPTION = 4, 26  # pixels
+WORDS = {"0": "not solved", "1": "solved"}
+
+
+def episodes(folder: Path) -> dict[int, tuple[str, Path]]:
+    """Returns ("0" or "1", video) by the episode's seed."""
+    found = (re.fullmatch(r".*--seed=(\d+)--success=([01])\.mp4", path.name) for path in folder.iterdir())
+    return {int(m[1]): (m[2], folder / m[0]) for m in found if m}
+
+
+def choose(before: dict[int, tuple[str, Path]], after: dict[int, tuple[str, Path]]) -> int:
+    """Returns the seed of the first episode that was solved only after, else of the first one."""
+    both = sorted(before.keys() & after.keys())
+    return next((seed for seed in both if before[seed][0] < after[seed][0]), both[0])
+
+
+def moments(video: Path) -> list[np.ndarray]:
+    """Returns MOMENTS frames uint8 [H, W, 3], evenly spaced from the first to the last."""
+    with av.open(str(video)) as film:
+        frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+    return [frames[i] for i in np.linspace(0, len(frames) - 1, MOMENTS).round().astype(int)]
+
+
+def strip(rows: dict[str, list[np.ndarray]]) -> Image.Image:
+    """Returns the rows below each other, each under its caption."""
+    height, width = next(iter(rows.values()))[0].shape[:2]
+    canvas = Image.new("RGB", (MOMENTS * (width + GAP) - GAP, len(rows) * (height + CAPTION)), "white")
+    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=16)
+    for row, (caption, frames) in enumerate(rows.items()):
+        top = row * (height + CAPTION)
+        draw.text((2, top + 3), caption, fill="black", font=font)
+        for column, frame in enumerate(frames):
+            canvas.paste(Image.fromarray(frame), (column * (width + GAP), top + CAPTION))
+    return canvas
+
+
+def main(run: Path, out: Path) -> None:
+    """Writes the picture of a run folder with videos of before and after."""
+    steps = sorted((run / "videos").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
+    if len(steps) < 2:
+        sys.exit(
+            f"error: {run}/videos holds {len(steps)} evaluations, but before and after are shown: train with videos"
+        )
+    before, after = episodes(steps[0]), episodes(steps[-1])
+    seed = choose(before, after)
+    told = {"before RL": before[seed], "after RL": after[seed]}
+    picture = strip({f"{when}: {WORDS[won]} (episode {seed})": moments(video) for when, (won, video) in told.items()})
+    picture.save(out)
+    print(f"{out}: episode {seed}, {WORDS[before[seed][0]]} before, {WORDS[after[seed][0]]} after")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,98 @@
+"""A policy of one's own: a small network on the proprioception that chooses among bins of each action.
+
+docs/own_policy.md explains it; own_policy.yaml beside it is the section `policy` of a run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from policies.checkpoint_folder import read_folder, write_folder
+from policies.critic import Standardise
+from rlinf_embodied.algorithms.log_probs import (
+    greedy_tokens,
+    sample_tokens,
+    token_log_probs,
+    token_log_probs_and_entropy,
+)
+from rlinf_embodied.config import PolicyConfig
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput, PolicySpec
+
+
+class ProprioPolicy(Policy):
+    """Two networks on the proprioception: logits of a chunk's actions, and the value before each of them."""
+
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
+        """Draws its weights from the seed, and leaves the global generator as it was."""
+        self.config, self.env = config, env
+        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, config.num_bins)
+        width = int(config.options.get("width", 64))
+        self._scale = Standardise(env.proprio_dim, limit=10.0)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._actor = network(env.proprio_dim, width, env.chunk, env.action_dim, config.num_bins)
+            self._critic = network(env.proprio_dim, width, env.chunk)
+        self.module = nn.ModuleDict({"proprio_scale": self._scale, "actor": self._actor, "critic": self._critic})
+
+    def encode(self, observation: Observation) -> Features:
+        """Returns what the other methods read: the standardised proprioception [B, P]."""
+        return {"proprio": self._scale(observation.proprio)}
+
+    @torch.no_grad()
+    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
+        """Chooses the likeliest bins, or those at which the cumulative distribution passes `noise`."""
+        logits = self._actor(features["proprio"])  # [B, C, A, bins]
+        tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
+        actions = tokens * (2.0 / (self.spec.num_bins - 1)) - 1.0
+        return PolicyOutput(actions, tokens, token_log_probs(logits, tokens, temperature))
+
+    def evaluate(
+        self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Returns (log_probs, entropy) of bins that were chosen."""
+        logits = self._actor(features["proprio"])
+        return token_log_probs_and_entropy(logits, tokens, temperature, entropy_gradient)
+
+    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
+        """Returns V before each action; policy.critic=observation says that it reads features."""
+        return self._critic(features["proprio"])
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Returns what the policy loss trains."""
+        return list(self._actor.parameters())
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Returns what the value loss trains."""
+        return list(self._critic.parameters())
+
+    def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
+        """Takes the mean and deviation of what random actions see."""
+        if name == "proprio":
+            self._scale.set(mean, std, floor=0.01)
+
+    def save(self, folder: Path) -> None:
+        """Writes config.json, model.safetensors and dataset_statistics.json."""
+        write_folder(folder, self.config, self.env, self.module)
+
+    @classmethod
+    def load(cls, folder: Path, config: PolicyConfig | None = None) -> ProprioPolicy:
+        """Reads them again."""
+        saved = read_folder(folder, config)
+        policy = cls(saved.config, saved.env, seed=0)
+        saved.restore(policy.module)
+        return policy
+
+
+def network(inputs: int, width: int, *outputs: int) -> nn.Sequential:
+    """Returns a tanh network from [B, inputs] to [B, *outputs], whose first outputs are near 0."""
+    size = int(torch.tensor(outputs).prod())
+    last = nn.Linear(width, size)
+    nn.init.zeros_(last.bias)
+    nn.init.normal_(last.weight, std=0.01)
+    return nn.Sequential(
+        nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), last, nn.Unflatten(1, outputs)
+    )

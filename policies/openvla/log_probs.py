@@ -1,0 +1,90 @@
+"""Log-probs of action tokens from hidden states: logits exist for a few positions at a time, never for all at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from rlinf_embodied.algorithms.log_probs import greedy_tokens, sample_tokens, token_log_probs_and_entropy
+
+_POSITIONS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDistribution:
+    """What tokens are drawn from, and therefore what their log-probs are those of.
+
+    Attributes:
+        temperature: divides the logits.
+        columns: only these tokens can be drawn; all of the vocabulary if it is None.
+        top_k: only the k likeliest tokens of the whole vocabulary can be drawn; 0 for all.
+    """
+
+    temperature: float = 1.0
+    columns: slice | None = None
+    top_k: int = 0
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        """Returns logits [.., V] with -inf where no token can be drawn."""
+        forbidden = torch.zeros_like(logits, dtype=torch.bool)
+        if self.top_k:
+            least = logits.topk(min(self.top_k, logits.shape[-1]), dim=-1).values[..., -1:]
+            forbidden |= logits < least
+        if self.columns is not None:
+            outside = torch.ones(logits.shape[-1], dtype=torch.bool, device=logits.device)
+            outside[self.columns] = False
+            forbidden |= outside
+        return logits.masked_fill(forbidden, -torch.inf)
+
+    def choose(self, logits: Tensor, uniforms: Tensor | None) -> Tensor:
+        """Returns tokens for logits [.., V]: drawn by uniforms [..] in [0, 1), or the likeliest without any."""
+        allowed = self.allowed(logits)
+        return greedy_tokens(allowed) if uniforms is None else sample_tokens(allowed, uniforms, self.temperature)
+
+
+def action_log_probs(
+    hidden: Tensor,
+    output_layer: nn.Linear,
+    tokens: Tensor,
+    distribution: TokenDistribution,
+    positions_at_once: int = _POSITIONS_AT_ONCE,
+) -> tuple[Tensor, Tensor]:
+    """Returns (log p(token), entropy in nats), float32, both of the shape of `tokens`.
+
+    Where gradients are asked for, the logits of each piece are computed again in the backward pass.
+
+    Args:
+        hidden: final hidden states that predict the tokens, [.., D].
+        output_layer: makes logits of them.
+        tokens: ids [..]; one that cannot be drawn has log-prob -inf.
+        distribution: what they were drawn from.
+        positions_at_once: of how many positions logits are in memory at a time.
+    """
+    pieces = zip(hidden.flatten(0, -2).split(positions_at_once), tokens.flatten().split(positions_at_once), strict=True)
+    done = [
+        checkpoint(_piece, states, output_layer, ids, distribution, use_reentrant=False)
+        if torch.is_grad_enabled()
+        else _piece(states, output_layer, ids, distribution)
+        for states, ids in pieces
+    ]
+    log_probs, entropies = zip(*done, strict=True)  # pyright: ignore[reportArgumentType]
+    return torch.cat(log_probs).view(tokens.shape), torch.cat(entropies).view(tokens.shape)
+
+
+def _piece(
+    states: Tensor, output_layer: nn.Linear, ids: Tensor, distribution: TokenDistribution
+) -> tuple[Tensor, Tensor]:
+    columns = distribution.columns
+    if columns is None or distribution.top_k:
+        logits = distribution.allowed(output_layer(states))
+        return token_log_probs_and_entropy(logits, ids, distribution.temperature)
+    first, last, _ = columns.indices(output_layer.out_features)
+    logits = F.linear(states, output_layer.weight[first:last])  # the other columns would only be forbidden
+    inside = (ids >= first) & (ids < last)
+    places = torch.where(inside, ids - first, 0)
+    log_probs, entropy = token_log_probs_and_entropy(logits, places, distribution.temperature)
+    return log_probs.masked_fill(~inside, -torch.inf), entropy

@@ -1,0 +1,147 @@
+"""The network: both towers, the projector, and a Llama whose sequence is BOS, the patches, then the prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from policies.openvla.film import FilmBlock, add_film
+from policies.openvla.prompt import TokenRows
+from policies.openvla.settings import OpenVLAConfig
+from policies.openvla.vision import Projector, VisionBackbone
+from rlinf_embodied.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """What the language model reads.
+
+    Attributes:
+        embeddings: [B, S, D].
+        present: bool [B, S], false at padding, which nothing attends to.
+    """
+
+    embeddings: Tensor
+    present: Tensor
+
+    @property
+    def positions(self) -> Tensor:
+        """The place of each entry among those that are present, int64 [B, S]."""
+        return (self.present.long().cumsum(1) - 1).clamp(min=0)
+
+
+class OpenVLA(nn.Module):
+    """The network of OpenVLA and of OpenVLA-OFT; parameter names are those of the published files."""
+
+    def __init__(self, config: OpenVLAConfig, film_rank: int | None = None) -> None:
+        """Builds it with random weights.
+
+        Args:
+            config: the shapes.
+            film_rank: puts FiLM on the towers, with adapters of this rank.
+
+        Raises:
+            CheckpointError: timm or transformers cannot build what the config says.
+        """
+        super().__init__()
+        self.config = config
+        self.vision_backbone = VisionBackbone(config)
+        self.language_model = _llama(config)
+        self.projector = Projector(self.vision_backbone.out_features, self.dim)
+        if film_rank is not None:
+            add_film(self.vision_backbone, self.dim, film_rank)
+        self.eval()
+
+    @property
+    def dim(self) -> int:
+        """The width D of the language model."""
+        return cast(int, self.language_model.config.hidden_size)
+
+    @property
+    def has_film(self) -> bool:
+        """Whether the instruction modulates the towers."""
+        return isinstance(self.vision_backbone.featurizer.blocks[0], FilmBlock)
+
+    @property
+    def output_layer(self) -> nn.Linear:
+        """The layer that makes logits [.., V] of hidden states [.., D]."""
+        return self.language_model.lm_head
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Returns the embeddings [B, L, D] of token ids."""
+        return self.language_model.model.embed_tokens(ids)
+
+    def patches(self, pixel_values: Tensor, language: Tensor | None = None) -> Tensor:
+        """Returns patch embeddings [B, K * P, D] of pixel values [B, K * 6, S, S].
+
+        Args:
+            pixel_values: see `VisionBackbone.forward`.
+            language: the mean embedding of the instruction [B, D], where the towers have FiLM.
+        """
+        dtype = self.projector.fc1.weight.dtype
+        return self.projector(self.vision_backbone(pixel_values.to(dtype), language))
+
+    def sequence(self, rows: TokenRows, visual: Tensor, tail: Tensor | None = None) -> Sequence:
+        """Returns BOS | visual [B, N, D] | prompt | tail [B, M, D]."""
+        text = self.embed(rows.ids)
+        seen = torch.ones(visual.shape[:2], dtype=torch.bool, device=visual.device)
+        parts, present = [text[:, :1], visual, text[:, 1:]], [rows.present[:, :1], seen, rows.present[:, 1:]]
+        if tail is not None:
+            parts.append(tail)
+            present.append(torch.ones(tail.shape[:2], dtype=torch.bool, device=tail.device))
+        return Sequence(torch.cat(parts, 1), torch.cat(present, 1))
+
+    def hidden(self, embeddings: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None = None) -> Tensor:
+        """Returns the language model's final hidden states [B, Q, D], its last norm applied.
+
+        Args:
+            embeddings: [B, Q, D].
+            positions: int64 [B, Q], for the rotary embedding.
+            mask: bool [B, 1, Q, S], true where a query may look; S counts what the cache holds, too.
+            cache: of what came before; it is extended.
+        """
+        done = self.language_model.model(
+            inputs_embeds=embeddings,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        )
+        return done.last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns logits [.., V] of hidden states [.., D]."""
+        return self.output_layer(hidden)
+
+    def renew_buffers(self) -> None:
+        """Computes what is no parameter, after the network was built on the meta device and its weights put in."""
+        self.language_model.model.rotary_emb = LlamaRotaryEmbedding(self.language_model.config)
+
+
+def causal_mask(present: Tensor, num_queries: int | None = None) -> Tensor:
+    """Returns a mask [B, 1, Q, S] by which the last Q entries look at what is present and not after them."""
+    length = present.shape[1]
+    entries = torch.arange(length, device=present.device)
+    queries = entries if num_queries is None else entries[length - num_queries :]
+    return (present[:, None, :] & (entries <= queries[:, None]))[:, None]
+
+
+def full_mask(present: Tensor) -> Tensor:
+    """Returns a mask [B, 1, S, S] by which all entries look at all that is present."""
+    return present[:, None, None, :].expand(-1, 1, present.shape[1], -1)
+
+
+def _llama(config: OpenVLAConfig) -> LlamaForCausalLM:
+    try:
+        # a mask decides who sees whom, and only this implementation takes a boolean one as it is
+        fields = cast("dict[str, Any]", {**config.text, "attn_implementation": "sdpa"})
+        return LlamaForCausalLM(LlamaConfig(**fields))
+    except Exception as error:  # what the library raises for a wrong field has no base that it exports
+        raise CheckpointError(
+            f"text_config is {dict(config.text)}, which makes no Llama ({error}): copy config.json again"
+        ) from error

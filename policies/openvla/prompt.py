@@ -1,0 +1,87 @@
+"""Instructions as token rows: the prompt of OpenVLA, and the empty token that stands before the first action."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from rlinf_embodied.errors import CheckpointError, ConfigError
+
+TOKENIZER = "tokenizer.json"
+BOS_TOKEN, STOP_TOKEN, EMPTY_TOKEN = 1, 2, 29871
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Prompts of unequal length in one rectangle: BOS, then padding, then the prompt, so that all rows end together.
+
+    Attributes:
+        ids: int64 [B, L].
+        present: bool [B, L], false at padding.
+    """
+
+    ids: Tensor
+    present: Tensor
+
+
+def prompt_for(instruction: str) -> str:
+    """Returns the text that OpenVLA was trained with."""
+    return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
+
+
+def rows_of(prompts: Sequence[Sequence[int]], pad_token_id: int, width: int | None = None) -> TokenRows:
+    """Returns token rows; the empty token is appended to prompts that do not end in it.
+
+    Args:
+        prompts: ids that begin with BOS.
+        pad_token_id: what stands at padding.
+        width: the number of columns, the longest prompt's if it is not given.
+
+    Raises:
+        ConfigError: a prompt does not begin with BOS, or is longer than `width`.
+    """
+    ended = [[*ids] if ids and ids[-1] == EMPTY_TOKEN else [*ids, EMPTY_TOKEN] for ids in prompts]
+    length = max(map(len, ended)) if width is None else width
+    for ids in ended:
+        if ids[0] != BOS_TOKEN:
+            raise ConfigError(f"a prompt begins with token {ids[0]}, but it must begin with BOS ({BOS_TOKEN}): add it")
+        if len(ids) > length:
+            raise ConfigError(
+                f"a prompt has {len(ids)} tokens, but rows have {length}: shorten the instruction or widen the rows"
+            )
+    padded = [[BOS_TOKEN, *[pad_token_id] * (length - len(ids)), *ids[1:]] for ids in ended]
+    present = [[True, *[False] * (length - len(ids)), *[True] * (len(ids) - 1)] for ids in ended]
+    return TokenRows(torch.tensor(padded), torch.tensor(present))
+
+
+class PromptTokenizer:
+    """The tokenizer of a checkpoint folder, through tokenizer.json alone."""
+
+    def __init__(self, folder: Path, pad_token_id: int) -> None:
+        """Reads it.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        path = folder / TOKENIZER
+        if not path.is_file():
+            raise CheckpointError(f"{folder} has no {TOKENIZER}, which turns instructions into tokens: copy it there")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more specific
+            raise CheckpointError(f"{path} cannot be read ({error}): copy it again") from error
+        self._pad_token_id = pad_token_id
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, BOS first."""
+        return self._tokenizer.encode(text).ids
+
+    def rows(self, instructions: Sequence[str], width: int | None = None) -> TokenRows:
+        """Returns the prompts of instructions as token rows; see `rows_of` for `width` and errors."""
+        prompts = [self.encode(prompt_for(instruction)) for instruction in instructions]
+        return rows_of(prompts, self._pad_token_id, width)

@@ -1,0 +1,136 @@
+"""A device is a value: torch's name of it, and what is asked of it, alike for every kind of accelerator.
+
+    driver    cluster.torch_device -> Cluster.torch_device(worker) -> "cuda:0", "npu:1", "cpu", ...
+    worker    WorkerSpec.device; a kind that torch knows only by a module of others: cluster.device_module is imported
+    stages    tensors made and moved by that name; memory, waiting and collectives by the functions here
+
+A process that works without torch (a worker that only sleeps) may ask for the kind without torch being imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, cast
+
+from rlinf_embodied.errors import ConfigError
+
+_OWN_MEMORY_OF_NONE = ("cpu", "emulated")  # a core shares its machine's memory, an emulated device has none
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """An accelerator's memory at one moment, in bytes."""
+
+    free: float
+    total: float
+    allocated: float  # by torch in this process
+    peak: float  # most allocated since the last `reset_peak`
+
+
+def kind_of(device: str) -> str:
+    """Returns the kind in torch's name of a device: "cuda" of "cuda:0"."""
+    return device.partition(":")[0]
+
+
+def is_accelerator(device: str) -> bool:
+    """Returns whether a device has memory of its own, which data has to be moved to."""
+    return kind_of(device) not in _OWN_MEMORY_OF_NONE
+
+
+def import_kind(module: str | None) -> None:
+    """Imports the module that makes a kind of device known to torch; None: torch knows it, or finds it by itself.
+
+    Raises:
+        ConfigError: there is no such module, or it fails.
+    """
+    if module is None:
+        return
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"cluster.device_module is {module!r}, which cannot be imported ({type(error).__name__}: {error}): name an "
+            "importable module that makes the device known to torch, or leave it out"
+        ) from error
+
+
+def require(device: str) -> None:
+    """Checks that torch knows a device and sees it here.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    import torch
+
+    if not is_accelerator(device):
+        return
+    try:
+        found = torch.device(device)
+        number = _module(device).device_count()
+    except (RuntimeError, AttributeError) as error:
+        raise ConfigError(
+            f"cluster.torch_device is {kind_of(device)!r}, which this torch does not know "
+            f"({str(error).splitlines()[0]}): use auto, cpu or cuda, or name the module that brings the device in "
+            "cluster.device_module"
+        ) from error
+    if (found.index or 0) >= number:
+        raise ConfigError(
+            f"cluster.torch_device is {kind_of(device)!r}, but {device} is wanted and this process sees {number} of "
+            f"them: use cluster.num_devices={max(number, 1)} or less, or cluster.torch_device=cpu"
+        )
+
+
+def use(device: str) -> None:
+    """Makes an accelerator the one that this thread allocates on where a tensor's place has no number."""
+    if is_accelerator(device):
+        _module(device).set_device(_index(device))
+
+
+def synchronize(device: str) -> None:
+    """Waits until an accelerator has done all that it was told."""
+    if is_accelerator(device):
+        _module(device).synchronize(_index(device))
+
+
+def empty_cache(device: str) -> None:
+    """Gives memory back that torch's allocator keeps, though no tensor lies in it."""
+    if is_accelerator(device):
+        _module(device).empty_cache()
+
+
+def reset_peak(device: str) -> None:
+    """Starts a new maximum of an accelerator's memory."""
+    _module(device).reset_peak_memory_stats(_index(device))
+
+
+def memory(device: str) -> DeviceMemory:
+    """Returns the memory of an accelerator; what others than torch hold there counts as not free."""
+    module, index = _module(device), _index(device)
+    free, total = module.mem_get_info(index)
+    return DeviceMemory(
+        float(free), float(total), float(module.memory_allocated(index)), float(module.max_memory_allocated(index))
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error says that a tensor did not fit into a device's memory."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+
+
+def has_nccl(device: str) -> bool:
+    """Returns whether collectives run on the device itself; those of other kinds go through the host's memory."""
+    return kind_of(device) == "cuda"
+
+
+def _module(device: str) -> Any:
+    import torch
+
+    return cast(ModuleType, torch.get_device_module(kind_of(device)))
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2] or 0)

@@ -1,0 +1,271 @@
+"""Whether a policy of one's own is what training asks of one.
+
+Its methods are looked at before anything is built (`require_policy_class`), what they return before anything is learned
+(`check_policy`, on the first observation of its env).  Those of this project pass their own tests instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Features, Policy
+from rlinf_embodied.randomness import uniform
+from rlinf_embodied.targets import load_plug_in, load_target
+from rlinf_embodied.user_code import raised_by_user
+
+_Answer = TypeVar("_Answer")
+_PACKAGE = "policies."
+_CLONING = (
+    *("imitation_parameters", "encode_trainable", "encode_frozen", "pooled", "set_statistics", "imitation_loss"),
+)
+_NEEDED = ("encode", "act", "evaluate", "value", "policy_parameters", "value_parameters", "save", "load")
+_SEE = "see docs/own_policy.md"
+_TOLERANCE = 1e-3  # of log-probs: calls of one size differ by rounding only
+_COLDER = 20.0  # a new policy is nearly uniform: what it does wrong shows at a low temperature
+
+
+def is_own(config: PolicyConfig) -> bool:
+    """Whether the policy is the user's, not of this project."""
+    return not config._target_.startswith(_PACKAGE)
+
+
+# --------------------------------------------------------------------------------------------------- before it is built
+def require_policy_class(config: PolicyConfig, cloned: bool) -> None:
+    """Checks that policy._target_ is a class with the methods of `Policy`.
+
+    Args:
+        config: the policy's section.
+        cloned: whether it learns from demonstrations first.
+
+    Raises:
+        ConfigError: it cannot be imported or called, is no class, or lacks a method.
+    """
+    kind = load_plug_in(config._target_, "policy._target_", "config", "env", "seed")
+    if not is_own(config):
+        return
+    if not isinstance(kind, type):
+        raise _wrong(config, "it is no class, and a checkpoint is read by its class method `load`", "name a class")
+    missing = [name for name in _NEEDED if _is_left_out(kind, name)]
+    missing += [name for name in _CLONING if not hasattr(kind, name)]
+    if missing:
+        action = "write what is missing, or inherit from Policy, which answers what only cloning asks for"
+        raise _wrong(config, f"{kind.__name__} has no {', '.join(missing)}", f"{action} ({_SEE})")
+    for name in (*_NEEDED, *_CLONING):
+        _require_parameters(config, kind, name)
+    if cloned and _is_left_out(kind, "imitation_loss"):
+        rule = f"{kind.__name__} has no imitation_loss, without which it cannot learn from demonstrations"
+        raise _wrong(config, rule, "write it, or start from random weights: warm_start.from_nothing=true")
+
+
+def _is_left_out(kind: type, name: str) -> bool:
+    """Whether a class has no method of its own: what it inherits from the protocol does nothing."""
+    plain = lambda owner: getattr(getattr(owner, name, None), "__func__", getattr(owner, name, None))  # noqa: E731
+    return plain(kind) is None or plain(kind) is plain(Policy)
+
+
+def _require_parameters(config: PolicyConfig, kind: type, name: str) -> None:
+    names = list(inspect.signature(getattr(Policy, name)).parameters)
+    by_position = [n for n in names if n not in ("self", "entropy_gradient")]
+    by_name = {n: None for n in names if n == "entropy_gradient"}
+    bound = isinstance(inspect.getattr_static(kind, name), classmethod | staticmethod)
+    try:
+        inspect.signature(getattr(kind, name)).bind(*([] if bound else [None]), *by_position, **by_name)
+    except TypeError as error:
+        asked = ", ".join(n for n in names if n != "self")
+        rule = f"{kind.__name__}.{name} is called with ({asked}), which it does not take ({error})"
+        raise _wrong(config, rule, "change its parameters") from error
+
+
+# --------------------------------------------------------------------------------------------------------- when it is
+def new_policy(config: PolicyConfig, env: EnvSpec, seed: int, device: str) -> Policy:
+    """Returns a new policy on its device.
+
+    Raises:
+        ConfigError: it cannot be made for this env; names the line of the user's that raised.
+    """
+    make = load_target(config._target_)
+    try:
+        policy = make(config, env, seed)
+    except RlinfError:
+        raise
+    except Exception as error:
+        told = raised_by_user(error)
+        if told is None:
+            raise
+        raise _wrong(config, f"making it for {env.task} raised {told}\n", "Mend it there") from error
+    for name in ("spec", "module"):
+        if not hasattr(policy, name):
+            raise _wrong(config, f"{type(policy).__name__} has no attribute {name}", f"set it in __init__ ({_SEE})")
+    made = cast(Policy, policy)
+    made.module.to(device)
+    return made
+
+
+def check_policy(policy: Policy, config: PolicyConfig, env: EnvSpec, observation: Observation) -> None:
+    """Checks what the methods of a policy of one's own return.
+
+    Args:
+        policy: a new one, on the device of the observation.
+        config: its section.
+        env: what it acts in.
+        observation: B rows of that env, which differ.
+
+    Raises:
+        ConfigError: a shape, dtype, range or law is violated; names the method, what came and what is needed.
+    """
+    _Check(policy, config, env, observation).run()
+
+
+class _Check:
+    def __init__(self, policy: Policy, config: PolicyConfig, env: EnvSpec, observation: Observation) -> None:
+        self.policy, self.config, self.env, self.seen = policy, config, env, observation
+        self.rows = len(observation)
+        self.chunk = (self.rows, env.chunk)
+        self.shape = (*self.chunk, env.action_dim)
+
+    def run(self) -> None:
+        self._spec()
+        self._parameters()
+        with torch.no_grad():
+            features = self._features(self.seen)
+        for temperature in (self.config.temperature, self.config.temperature / _COLDER):
+            with torch.no_grad():
+                tokens, log_probs = self._acts(features, temperature)
+            self._evaluates(features, tokens, log_probs, temperature)
+            with torch.no_grad():
+                self._rows_are_apart(tokens, log_probs, temperature)
+        if self.policy.value_parameters():
+            self._values(features)
+
+    def _refuse(self, rule: str, action: str) -> ConfigError:
+        return _wrong(self.config, f"{type(self.policy).__name__}{rule}", action)
+
+    def _spec(self) -> None:
+        spec = self.policy.spec
+        for name in ("chunk", "action_dim"):
+            ours = getattr(self.env, name)
+            if getattr(spec, name) != ours:
+                rule = f".spec.{name} is {getattr(spec, name)}, but that of the env is {ours}"
+                raise self._refuse(rule, f"take it from the EnvSpec that __init__ is given (env.{name})")
+
+    def _parameters(self) -> None:
+        inside = {id(p) for p in self.policy.module.parameters()}
+        trained: dict[str, set[int]] = {}
+        for name in ("policy_parameters", "value_parameters"):
+            found = list(getattr(self.policy, name)())
+            trained[name] = {id(p) for p in found}
+            if len(trained[name]) != len(found) or not trained[name] <= inside:
+                rule = f".{name}() holds a parameter twice, or one that is not in .module"
+                raise self._refuse(rule, "checkpoints and weights that travel hold .module: put it there")
+        if not trained["policy_parameters"]:
+            raise self._refuse(".policy_parameters() is empty: nothing would be trained", "return what acts")
+        if trained["policy_parameters"] & trained["value_parameters"]:
+            rule = ": a parameter is in policy_parameters() and in value_parameters()"
+            raise self._refuse(rule, "give each to one of the two: they are trained one after the other")
+
+    def _features(self, seen: Observation) -> Features:
+        features = self._call("encode", lambda: self.policy.encode(seen))
+        wrong = not isinstance(features, dict) or not features
+        wrong = wrong or any(not isinstance(v, Tensor) or v.ndim < 1 or len(v) != len(seen) for v in features.values())
+        if wrong:
+            came = {n: _form(v) for n, v in features.items()} if isinstance(features, dict) else type(features).__name__
+            rule = f".encode returned {came}"
+            raise self._refuse(rule, f"return a dict of tensors with a row for each of the {len(seen)} observed")
+        return features
+
+    def _acts(self, features: Features, temperature: float) -> tuple[Tensor, Tensor]:
+        """Returns sampled (tokens, log_probs)."""
+        drawn = uniform(0, "policy check", np.arange(self.rows), shape=self.shape[1:])
+        noise = torch.from_numpy(drawn).to(self.seen.proprio.device)
+        for given in (None, noise):
+            output = self._call("act", lambda given=given: self.policy.act(features, given, temperature))
+            self._is("act", "actions", getattr(output, "actions", None), torch.float32, self.shape)
+            self._is("act", "tokens", getattr(output, "tokens", None), torch.int64, self.shape)
+            self._is("act", "log_probs", getattr(output, "log_probs", None), torch.float32, self.shape)
+            if float(output.actions.abs().max()) > 1:
+                rule = f".act returned actions up to {float(output.actions.abs().max()):g}"
+                raise self._refuse(rule, "return them in [-1, 1]; the env scales them")
+        again = self.policy.act(features, noise, temperature)
+        if not torch.equal(again.tokens, output.tokens):
+            rule = ".act chose other tokens for the same noise"
+            raise self._refuse(rule, "draw nothing in it (no dropout, no torch.multinomial): invert `noise`")
+        return output.tokens, output.log_probs
+
+    def _evaluates(self, features: Features, tokens: Tensor, log_probs: Tensor, temperature: float) -> None:
+        found = self._call("evaluate", lambda: self.policy.evaluate(features, tokens, temperature))
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise self._refuse(f".evaluate returned {_form(found)}", "return (log_probs, entropy)")
+        for name, value in zip(("log_probs", "entropy"), found, strict=True):
+            self._is("evaluate", name, value, torch.float32, self.shape)
+        self._same("evaluate gives other log-probs than act for its tokens", found[0], log_probs)
+        if not found[0].requires_grad:
+            raise self._refuse(".evaluate returned log_probs without a gradient", "leave out no_grad and detach in it")
+
+    def _rows_are_apart(self, tokens: Tensor, log_probs: Tensor, temperature: float) -> None:
+        alone = [0] * self.rows
+        features = self._features(self.seen.rows(alone))
+        found, _ = self._call("evaluate", lambda: self.policy.evaluate(features, tokens[alone], temperature))
+        self._same("evaluate answers for a row by its neighbours", found, log_probs[alone])
+
+    def _values(self, features: Features) -> None:
+        """A critic on privileged state is asked without features, as at the end of a rollout."""
+        privileged = self.seen.privileged
+        repeated = None if privileged is None else privileged[:, None].expand(-1, self.env.chunk, -1)
+        given = features if self.config.critic is Critic.observation else {}
+        hint = (
+            "policy.critic is privileged, so it may read `privileged` only, and features may be {}: set "
+            "policy.critic=observation for a critic that reads features, or mend it there"
+        )
+        hint = hint if self.config.critic is Critic.privileged else ""
+        value = self._call("value", lambda: self.policy.value(given, repeated), hint)
+        self._is("value", "V", value, torch.float32, self.chunk)
+
+    # ------------------------------------------------------------------------------------------------------- one thing
+    def _call(self, name: str, ask: Callable[[], _Answer], hint: str = "") -> _Answer:
+        try:
+            return ask()
+        except RlinfError:
+            raise
+        except Exception as error:
+            told = raised_by_user(error)
+            if told is None:
+                raise
+            raise self._refuse(f".{name} raised {told}\n", hint or "Mend it there") from error
+
+    def _is(self, method: str, name: str, value: object, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        wanted = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+        if not isinstance(value, Tensor) or value.dtype is not dtype or tuple(value.shape) != tuple(shape):
+            raise self._refuse(f".{method} returned {name} as {_form(value)}", f"return {wanted} {_axes(shape)}")
+        if not bool(torch.isfinite(value).all()):
+            raise self._refuse(f".{method} returned {name} that are NaN or infinite", "look for what is not finite")
+
+    def _same(self, rule: str, found: Tensor, expected: Tensor) -> None:
+        difference = float((found - expected).detach().abs().max())
+        if difference > _TOLERANCE:
+            action = "divide logits by the temperature in both, and let no row see another (no batch statistics)"
+            raise self._refuse(f".{rule}: they differ by {difference:.2g}", action)
+
+
+def _axes(shape: Sequence[int]) -> str:
+    return "(rows, env.chunk, action dimensions)" if len(shape) == 3 else "(rows, env.chunk)"
+
+
+def _form(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def _wrong(config: PolicyConfig, rule: str, action: str) -> ConfigError:
+    return ConfigError(
+        f"policy._target_ is {config._target_!r}, but {rule}{'' if rule.endswith(chr(10)) else ': '}{action}"
+    )

@@ -1,0 +1,213 @@
+"""PPO and GRPO from demonstrations to checkpoints with every tensor of a stage on an accelerator.
+
+The accelerator's kernels are the CPU's, so with sums in the same order the weights are those of a CPU, bit for bit.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from accelerated_runs import accelerators, clone_on_sim, executor_on_sim, overrides
+from runs import GRPO, clone, digest, executor_for, iterate, metric_rows, tiny, train, trees
+
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.policy_folder import load_policy
+from rlinf_embodied.embodied.workflow import training_workflow
+from rlinf_embodied.errors import PlanError, WorkerError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.runtime.host import Call, StepContext, WorkerHost
+from rlinf_embodied.runtime.session import SerialSession
+
+pytestmark = pytest.mark.accelerator
+
+EXACT = "algorithm.reduction=exact"  # of sums; an accelerator's default is all-reduce
+APART = trees("0:1/2", "1/2:1", "1/2:1", shards=2)
+SWITCHING = [{"tree": {"temporal": {"resident": False, "parts": APART[0]["tree"]["temporal"]}}}]
+PLANS = {
+    "collocated": (1, trees("all", "all", "all")),
+    "disaggregated": (2, APART),
+    "hybrid": (2, trees("0:1/2", "1/2:1", "all", shards=2)),
+    "all apart": (3, trees("0:1/3", "1/3:2/3", "2/3:1", shards=2)),
+    "switching": (2, SWITCHING),
+}
+VARIANTS = {
+    "ppo": [],
+    "grpo": GRPO,
+    "critic from images": ["policy.critic=observation", "algorithm.bootstrap_at_timeout=true"],
+    "carried over": ["env.carry_over=true", "policy.freeze_stem=false"],
+}
+CASES = [
+    *(("ppo", plan) for plan in PLANS),
+    ("grpo", "disaggregated"),
+    ("critic from images", "disaggregated"),
+    ("carried over", "collocated"),
+]
+
+
+@pytest.fixture(scope="module")
+def of_the_cpu() -> dict[str, str]:
+    """Digest of the weights after two iterations on a core, by variant."""
+    return {}
+
+
+def on_the_cpu(known: dict[str, str], variant: str) -> str:
+    if variant not in known:
+        config = tiny(EXACT, *VARIANTS[variant])
+        executor = executor_for(config, PLANS["collocated"][1], 1, SerialSession(), clone(config))
+        iterate(executor, 2)
+        known[variant] = digest(executor)
+    return known[variant]
+
+
+def same_policy(config: TrainConfig, a: Path, b: Path) -> bool:
+    first, second = (load_policy(config.policy, str(folder), "cpu").policy.module.state_dict() for folder in (a, b))
+    return all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+# --------------------------------------------------------------------------------------------------------- warm start
+def test_cloning_on_accelerators_gives_the_policy_of_the_cpu(sim) -> None:
+    before = sim.operations()
+    config = tiny()
+    theirs = clone_on_sim(config, devices=2)
+    assert sim.operations() > before + 1000
+    assert theirs != clone(config)  # the cache keeps kinds of devices apart
+    assert same_policy(config, theirs, clone(config))
+
+
+def test_demonstrations_of_a_simulator_on_the_device_wait_in_the_memory_of_the_cpu(sim) -> None:
+    config = tiny("warm_start.num_demos=16", "warm_start.epochs=1", "warm_start.head_epochs=1", "run.seed=5")
+    workflow_blocks = _Watched(sim)
+    clone_on_sim(config, session=workflow_blocks)
+    assert workflow_blocks.grown == 0
+
+
+class _Watched(SerialSession):
+    """Notes by how much the device's memory has grown once the last demonstration was made."""
+
+    def __init__(self, sim) -> None:
+        super().__init__()
+        self._sim, self.grown = sim, -1
+
+    def submit(self, calls, collective=False):
+        collects = calls[0][1].method == "collect"
+        before = self._sim.memory_allocated(0)
+        answers = super().submit(calls, collective)
+        if collects:
+            self.grown = self._sim.memory_allocated(0) - before
+        return answers
+
+
+def test_a_policy_that_has_learned_nothing_is_made_on_an_accelerator(tmp_path) -> None:
+    config = tiny(*overrides(), "warm_start.from_nothing=true", f"run.dir={tmp_path}", "run.num_iterations=1")
+    assert train(config)["iterations"] == 1
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+@pytest.mark.parametrize(("variant", "plan"), CASES)
+def test_two_iterations_give_the_weights_of_the_cpu(of_the_cpu, sim, variant: str, plan: str) -> None:
+    config, (devices, tree) = tiny(EXACT, *VARIANTS[variant]), PLANS[plan]
+    executor = executor_on_sim(config, tree, devices, clone(config))
+    before = sim.operations()
+    metrics = iterate(executor, 2)
+    assert sim.operations() > before + 1000
+    assert metrics[-1]["losses/policy_steps"] > 0
+    assert digest(executor) == on_the_cpu(of_the_cpu, variant)
+
+
+def test_sums_of_two_accelerators_are_close_where_they_are_all_reduced(of_the_cpu) -> None:
+    config = tiny("run.exact=false")
+    devices, tree = 2, trees("all", "all", "all")
+    here = iterate(executor_for(config, tree, devices, SerialSession(), clone(config)), 1)
+    there = iterate(executor_on_sim(config, tree, devices, clone(config)), 1)
+    assert there[0]["losses/value_loss"] == pytest.approx(here[0]["losses/value_loss"], rel=1e-3)
+    assert there[0]["rollout/return"] == pytest.approx(here[0]["rollout/return"], rel=1e-3)
+
+
+def test_a_run_on_an_accelerator_films_checkpoints_and_goes_on_there_and_on_the_cpu(tmp_path) -> None:
+    here, there = tmp_path / "sim", tmp_path / "cpu"
+    films = ["eval.record_video=true", "eval.num_videos=1", "eval.num_episodes=3", "eval.num_envs=3", EXACT]
+    short = ["run.num_iterations=2", "checkpoint.every=2", *films]
+    assert train(tiny(f"run.dir={here}", *overrides(), *short))["iterations"] == 2
+    assert train(tiny(f"run.dir={there}", *short))["iterations"] == 2
+    assert [path.name for path in here.glob("videos/*/*.mp4")] != []
+    shutil.copytree(here, tmp_path / "sim then cpu", symlinks=True)
+    shutil.copytree(there, tmp_path / "cpu then sim", symlinks=True)
+    longer = ["run.num_iterations=3", *short[1:]]
+    found = {
+        train(tiny(f"run.dir={folder}", *where, *longer))["weights_sha256"]
+        for folder, where in (
+            (here, overrides()),
+            (tmp_path / "sim then cpu", []),
+            (tmp_path / "cpu then sim", overrides()),
+        )
+    }
+    assert len(found) == 1
+    kinds = [json.loads((folder / "manifest.json").read_text())["hardware"]["kind"] for folder in (here, there)]
+    assert kinds == ["sim", "cpu"]
+    assert metric_rows(here)[:2] == metric_rows(there)[:2]
+
+
+# ------------------------------------------------------------------------------------------------------ context switch
+def worker(session: SerialSession, number: int) -> WorkerHost:
+    return session._hosts[number]
+
+
+def test_after_a_switch_no_byte_of_the_stage_that_left_is_on_the_device(sim) -> None:
+    config, session = tiny(), SerialSession()
+    folder = clone(config)
+    gc.collect()
+    assert sim.memory_allocated(1) == 0
+    executor = executor_on_sim(config, SWITCHING, 2, folder, session)
+    iterate(executor, 1)
+    host = worker(session, 1)  # of policy and actor, whose data lies on sim:1
+    policy = load_policy(config.policy, str(folder), "cpu").policy.module
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in policy.state_dict().values())
+    host.invoke(Call("policy", "enter", StepContext(0)), [])
+    assert 0 < sim.memory_allocated(1) <= weights * 1.01  # the policy's weights; moments and samples have left
+    host.invoke(Call("actor", "enter", StepContext(0)), [])
+    host._switch("actor", "offload", StepContext(0))
+    assert sim.memory_allocated(1) == 0
+    host._switch("actor", "onload", StepContext(0))
+    iterate(executor, 2)  # and it goes on
+    session.close()
+
+
+def test_what_a_worker_keeps_is_gone_once_it_is_cleared(sim) -> None:
+    config, session = tiny(), SerialSession()
+    iterate(executor_on_sim(config, PLANS["disaggregated"][1], 2, clone(config), session), 1)
+    assert min(sim.memory_allocated(device) for device in (0, 1)) > 0
+    session.clear()
+    assert [sim.memory_allocated(device) for device in (0, 1)] == [0, 0]
+
+
+def test_a_plan_that_takes_a_simulator_out_of_an_accelerators_memory_is_refused() -> None:
+    parts = trees("all", "all", "all")[0]["tree"]["temporal"]
+    plan = [{"tree": {"temporal": {"resident": False, "parts": parts}}}]
+    with pytest.raises(PlanError, match="takes env out of the memory of sim:0 for actor, but a EnvStage stays there"):
+        executor_on_sim(tiny(), plan, 1, clone(tiny()))
+
+
+@pytest.mark.parametrize(("room", "where"), [(30_000, "policy.setup"), (300_000, r"(actor|policy|env)\.")])
+def test_a_stage_that_does_not_fit_the_device_is_refused_with_what_to_do(sim, room: int, where: str) -> None:
+    config = tiny()
+    folder = clone(config)
+    sim.set_limit(sim.memory_allocated(0) + room, 0)
+    told = rf"worker 0 \(sim:0\) has no room for {where}.*Tried to allocate \d+ bytes.*let them take turns"
+    with pytest.raises(WorkerError, match=told):
+        iterate(executor_on_sim(config, trees("all", "all", "all"), 1, folder), 1)
+
+
+# --------------------------------------------------------------------------------------------------- worker to worker
+@pytest.mark.ray
+def test_workers_of_their_own_process_each_have_their_accelerator(of_the_cpu, ray_session) -> None:
+    config, (devices, tree) = tiny(EXACT), PLANS["hybrid"]
+    workflow = training_workflow(config, str(clone(config)))
+    executor = Executor(workflow, resolve("test", tree, devices, workflow), ray_session, accelerators(devices))
+    iterate(executor, 2)
+    assert digest(executor) == on_the_cpu(of_the_cpu, "ppo")

@@ -1,0 +1,75 @@
+"""The reasoning workflow on an accelerator: fine-tuning, generation, log-probs, critic and adapters."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from accelerated_runs import accelerators, overrides
+from math_runs import DAPO, PPO, TWO_STEPS, iterate_math, tiny_math, train_math
+from runs import cluster, digest
+
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.reasoning import job as job_module
+from rlinf_embodied.reasoning.warm_start import starting_policy
+from rlinf_embodied.reasoning.workflow import training_workflow
+from rlinf_embodied.runtime.session import SerialSession
+
+pytestmark = pytest.mark.accelerator
+
+EXACT = "algorithm.reduction=exact"
+SHORT = ["warm_start.steps=40", EXACT]
+VARIANTS = {
+    "one step": ([], 1),
+    "two steps and a reference": ([*TWO_STEPS, "algorithm.kl_coef=0.1"], 2),
+    "adapters": (["policy.lora.rank=4", "algorithm.lr=1e-2"], 1),
+    "ppo": ([*PPO, "algorithm.critic_warmup_iterations=0"], 2),
+    "dapo": (DAPO, 2),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_images():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_module, "plot_curve", lambda folder: folder / "curve.png")
+        yield
+
+
+def trained(config: MathConfig, where, devices: int) -> tuple[str, dict[str, float]]:
+    """Returns the digest of the weights and the metrics after two iterations."""
+    session, place = SerialSession(), where(devices)
+    folder = starting_policy(config, session, place, lambda *progress: None)
+    workflow = training_workflow(config, str(folder))
+    name = "collocated" if devices == 1 else "disaggregated"
+    plan = resolve(name, tiny_math(f"plan={name}").plan.trees, devices, workflow)
+    executor = Executor(workflow, plan, session, place)
+    metrics = iterate_math(config, executor, 2)[-1]
+    return digest(executor), metrics
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_iterations_give_the_weights_of_the_cpu(sim, variant: str) -> None:
+    more, devices = VARIANTS[variant]
+    config = tiny_math(EXACT, *more)
+    before = sim.operations()
+    weights, metrics = trained(config, accelerators, devices)
+    assert sim.operations() > before + 1000
+    assert metrics["charts/optimizer_steps"] > 0
+    assert weights == trained(config, cluster, devices)[0]
+
+
+def test_a_run_with_adapters_goes_on_from_its_checkpoint_on_either_kind_of_device(tmp_path) -> None:
+    whole = [*SHORT, "policy.lora.rank=4", "eval.num_problems=8", "eval.num_samples=0", "checkpoint.every=1"]
+
+    def run(folder: Path, iterations: int, *more: str) -> str:
+        config = tiny_math(*whole, f"run.num_iterations={iterations}", *more)
+        config.run.dir = str(folder)
+        return train_math(config)["weights_sha256"]
+
+    here = tmp_path / "here"
+    run(here, 1, *overrides())
+    there = shutil.copytree(here, tmp_path / "there", symlinks=True)
+    assert run(here, 2, *overrides()) == run(there, 2)

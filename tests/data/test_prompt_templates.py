@@ -1,0 +1,115 @@
+"""Prompts read as they should, and final answers are cut out where the template says."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlinf_embodied.data.generated import GeneratedProblems
+from rlinf_embodied.data.problems import Countdown, Problem, Split
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES, prompt_template
+from rlinf_embodied.errors import ConfigError
+
+COMPACT, NATURAL = PROMPT_TEMPLATES["compact"], PROMPT_TEMPLATES["natural"]
+SUM = Problem(0, "7+8-9=", "6", "7+8=15;15-9=6;", "sum", "sum2-2-9")
+LINEAR = Problem(1, "5x-3=2x-18?", "-5", "3x-3=-18;3x=-15;x=-5;", "linear", "linear2-20")
+COUNTDOWN = Problem(2, "2,5,8:26?", "(8+5)*2", "8+5=13;13*2=26;", "countdown", "countdown3-9", Countdown(26, (2, 5, 8)))
+WORDS = Problem(3, "How many are left?", "1,250", "He had 2,000.\nThen 750 - 0 went.", "text", "gsm8k")
+
+
+def test_compact_texts():
+    assert COMPACT.prompt(SUM) == "7+8-9="
+    assert COMPACT.completion(SUM, chain_of_thought=True) == "7+8=15;15-9=6;#6"
+    assert COMPACT.completion(SUM, chain_of_thought=False) == "#6"
+    assert COMPACT.completion(Problem(0, "1+1=", "2", None, "sum", "x"), chain_of_thought=True) == "#2"
+
+
+@pytest.mark.parametrize(
+    ("problem", "question", "completion"),
+    [
+        (SUM, "What is 7 + 8 - 9?", "7 + 8 = 15\n15 - 9 = 6\n#### 6"),
+        (LINEAR, "Solve 5x - 3 = 2x - 18 for x.", "3x - 3 = -18\n3x = -15\nx = -5\n#### -5"),
+        (
+            COUNTDOWN,
+            "Use the numbers 2, 5 and 8, each of them at most once, with + - * / and brackets, "
+            "and write an expression that equals 26.",
+            "8 + 5 = 13\n13 * 2 = 26\n#### (8 + 5) * 2",
+        ),
+        (WORDS, "How many are left?", "He had 2,000.\nThen 750 - 0 went.\n#### 1,250"),
+    ],
+)
+def test_natural_texts(problem, question, completion):
+    assert NATURAL.prompt(problem).startswith(question + "\n")
+    assert "####" in NATURAL.prompt(problem)
+    assert NATURAL.completion(problem, chain_of_thought=True) == completion
+    assert NATURAL.completion(problem, chain_of_thought=False) == completion.rpartition("\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "formatted"),
+    [
+        ("#6", "6", True),
+        ("7+8=15;15-9=6;#6", "6", True),
+        ("#5#6", "6", False),
+        ("#6;7+8=15", "6;7+8=15", False),
+        ("7+8=15", None, False),
+        ("7+8=15;#", None, False),
+        ("", None, False),
+        ("# ", None, False),
+    ],
+)
+def test_compact_answers_follow_the_last_mark(completion, answer, formatted):
+    assert COMPACT.final_answer(completion) == answer
+    assert COMPACT.is_formatted(completion) is formatted
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "formatted"),
+    [
+        ("7 + 8 = 15\n#### 6", "6", True),
+        ("#### 6\n", "6", True),
+        ("so #### 6", "6", False),
+        ("#### 5\n#### 6", "6", False),
+        ("#### 6\nThat was easy.", "6", False),
+        ("It is \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}", False),
+        ("\\boxed{1} or \\boxed{2}", "2", False),
+        ("\\boxed{2} but #### 3", "3", False),
+        ("\\boxed{2", None, False),
+        ("\\boxed{}", None, False),
+        ("It is 6.", None, False),
+        ("####", None, False),
+    ],
+)
+def test_natural_answers_stand_behind_the_mark_or_in_the_last_box(completion, answer, formatted):
+    assert NATURAL.final_answer(completion) == answer
+    assert NATURAL.is_formatted(completion) is formatted
+
+
+@given(st.text(max_size=60))
+def test_any_text_can_be_read(text):
+    for form in PROMPT_TEMPLATES.values():
+        answer = form.final_answer(text)
+        assert answer is None or (answer == answer.strip() and answer in text)
+        if form.is_formatted(text):
+            assert answer is not None
+
+
+def test_megabytes_are_read_in_linear_time():
+    for text in ("#" * 10**6, "\\boxed{" + "{" * 10**6, "####" * 250_000, "\n" * 10**6, "x" * 10**6):
+        for form in PROMPT_TEMPLATES.values():
+            form.final_answer(text)
+            form.is_formatted(text)
+
+
+def test_an_unknown_form_names_the_known_ones():
+    assert prompt_template("compact") is COMPACT
+    with pytest.raises(
+        ConfigError, match=r"data\.prompt_template is 'latex', but the prompt templates are compact, natural"
+    ):
+        prompt_template("latex")
+
+
+def test_chat_prompts_of_generated_problems_ask_one_question():
+    for problem in GeneratedProblems("sum2-3-9,chain2,linear2-9,countdown3-9", 0).batch(Split.train, 0, 40):
+        sentence, instruction = NATURAL.prompt(problem).split("\n")
+        assert sentence[-1] in "?."
+        assert instruction.startswith("Write the steps")

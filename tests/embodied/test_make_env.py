@@ -1,0 +1,71 @@
+"""An env of one's own that cannot be built is named with its config path, its error and its author's own lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runs import tiny, tiny_overrides
+from scripts import call
+
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.errors import SimulatorError
+
+BROKEN = """
+import json
+
+class Arm:
+    def __init__(self, port):
+        self.calibration = {load}
+
+def make_env(config, num_envs, device="cpu", render_final=False):
+    return Arm("/dev/arm0")
+"""
+LIBRARY = "json.loads('{port:')"
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch):
+    """Returns what writes the module of an env whose constructor does something."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name: str, load: str) -> str:
+        (tmp_path / f"{name}.py").write_text(BROKEN.format(load=load))
+        return f"env._target_={name}.make_env"
+
+    return write
+
+
+def test_a_training_says_in_one_error_what_the_env_raised_and_where(broken, monkeypatch, capsys, tmp_path) -> None:
+    chosen = [broken("arm_without_port", "open(port + 1)"), f"run.dir={tmp_path / 'run'}"]
+    code, _, err = call(monkeypatch, capsys, "train_vla", *tiny_overrides(*chosen))
+    assert code == 2
+    first, *frames, action = err.splitlines()
+    module = tmp_path / "arm_without_port.py"
+    assert first.startswith("error: env._target_ is 'arm_without_port.make_env', but building its")
+    assert 'raised TypeError: can only concatenate str (not "int") to str' in first
+    assert "(env.task=PointReach-v0)" in first
+    assert frames == [
+        f'  {module}, line 9, in make_env: return Arm("/dev/arm0")',
+        f"  {module}, line 6, in __init__: self.calibration = open(port + 1)",
+    ]
+    assert action.startswith("Mend it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py ")
+
+
+def test_frames_of_libraries_are_left_out(broken) -> None:
+    config = tiny(broken("arm_of_json", LIBRARY)).env
+    with pytest.raises(SimulatorError, match=r"raised JSONDecodeError: Expecting property name") as caught:
+        make_env(config, 2, "cpu")
+    assert str(caught.value).count(" in ") >= 2
+    assert "decoder.py" not in str(caught.value)
+    assert "env_stage.py" not in str(caught.value)
+
+
+def test_an_error_of_this_projects_own_envs_keeps_its_traceback(monkeypatch) -> None:
+    def build(*arguments: object) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr("rlinf_embodied.embodied.env_stage.load_target", lambda target: build)
+    with pytest.raises(ZeroDivisionError):
+        make_env(EnvConfig(), 2, "cpu")

@@ -1,0 +1,285 @@
+"""A wrong policy of one's own is refused before it trains, and what is wrong is named with what to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from runs import tiny, train
+from torch import Tensor, nn
+
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.embodied.policy_check import check_policy, new_policy, require_policy_class
+from rlinf_embodied.embodied.policy_folder import save_policy
+from rlinf_embodied.embodied.warm_start import cache_folder
+from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
+from rlinf_embodied.errors import CheckpointError, ConfigError, PlugInError
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "experiments/examples"
+sys.path.append(str(EXAMPLES))
+
+from own_policy import ProprioPolicy  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+ROWS = 4
+ENV = EnvSpec("PushCube-v1", ROWS, 5, 50, 3, 8, 12, 64, (), "physx_cpu")
+CONFIG = PolicyConfig(
+    _target_=f"{__name__}.Right", name="mine", num_bins=5, critic=Critic.observation, options={"width": 8}
+)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch) -> None:
+    """Policies are named by dotted paths; this module is one."""
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+
+
+class Right(ProprioPolicy):
+    """Nothing is wrong with it."""
+
+
+class NoLoad:
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None: ...
+
+
+class OnlyPromises(Policy):
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None: ...
+
+
+class TakesNoFlag(ProprioPolicy):
+    def evaluate(self, features: Features, tokens: Tensor, temperature: float):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().evaluate(features, tokens, temperature)
+
+
+class Raises(ProprioPolicy):
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
+        raise ValueError("no such body")
+
+
+class NoModule(ProprioPolicy):
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
+        super().__init__(config, env, seed)
+        del self.module
+
+
+class WrongChunk(ProprioPolicy):
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
+        super().__init__(config, replace(env, chunk=1), seed)
+
+
+class SharedTrunk(ProprioPolicy):
+    def value_parameters(self) -> list[nn.Parameter]:
+        return [*super().value_parameters(), self.policy_parameters()[0]]
+
+
+class OutsideModule(ProprioPolicy):
+    def policy_parameters(self) -> list[nn.Parameter]:
+        return [nn.Parameter(torch.zeros(1))]
+
+
+class NoRows(ProprioPolicy):
+    def encode(self, observation: Observation) -> Features:
+        return {"proprio": observation.proprio.mean(0)}
+
+
+def output_of(change: Callable[[PolicyOutput], PolicyOutput]) -> type[ProprioPolicy]:
+    class Changed(ProprioPolicy):
+        def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
+            return change(super().act(features, noise, temperature))
+
+    return Changed
+
+
+class Dropout(ProprioPolicy):
+    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
+        drawn = torch.rand(ROWS, 5, 3) if noise is not None else None
+        return super().act(features, drawn, temperature)
+
+
+class ForgetsTemperature(ProprioPolicy):
+    def evaluate(self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True):
+        return super().evaluate(features, tokens, 2 * temperature, entropy_gradient)
+
+
+class NoGradient(ProprioPolicy):
+    @torch.no_grad()
+    def evaluate(self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True):
+        return super().evaluate(features, tokens, temperature, entropy_gradient)
+
+
+class BatchStatistics(ProprioPolicy):
+    def encode(self, observation: Observation) -> Features:
+        return {"proprio": 100 * (observation.proprio - observation.proprio.mean(0))}
+
+
+class ValuePerRow(ProprioPolicy):
+    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
+        return super().value(features, privileged)[:, 0]
+
+
+class NotFinite(ProprioPolicy):
+    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
+        return super().value(features, privileged) / 0.0
+
+
+class Interrupts(ProprioPolicy):
+    def evaluate(self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True):
+        if torch.is_grad_enabled() and len(tokens) < 16:  # in a minibatch
+            return {}["nothing"]
+        return super().evaluate(features, tokens, temperature, entropy_gradient)
+
+
+class ForgetsConfig(ProprioPolicy):
+    def save(self, folder: Path) -> None:
+        torch.save(self.module.state_dict(), folder / "weights.pt")
+
+
+def seen() -> Observation:
+    draw = torch.Generator().manual_seed(0)
+    return Observation(
+        torch.randn(ROWS, 8, generator=draw), ("push",) * ROWS, None, torch.randn(ROWS, 12, generator=draw)
+    )
+
+
+def check(kind: type[ProprioPolicy], config: PolicyConfig = CONFIG) -> None:
+    check_policy(kind(config, ENV, 0), config, ENV, seen())
+
+
+def named(name: str) -> PolicyConfig:
+    return replace(CONFIG, _target_=f"{__name__}.{name}")
+
+
+def test_a_right_one_passes() -> None:
+    require_policy_class(CONFIG, cloned=False)
+    check(Right)
+
+
+def function(config: object, env: object, seed: object) -> ProprioPolicy:
+    return ProprioPolicy(CONFIG, ENV, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Rigth", "has no Rigth"),
+        ("function", "it is no class, and a checkpoint is read by its class method `load`: name a class"),
+        (
+            "NoLoad",
+            r"NoLoad has no encode, act, .*, load, .*imitation_loss: write what is missing, or inherit from Policy",
+        ),
+        ("OnlyPromises", r"OnlyPromises has no encode, act, evaluate, value, .*, save, load: write what is missing"),
+        (
+            "TakesNoFlag",
+            r"TakesNoFlag.evaluate is called with \(features, tokens, temperature, entropy_gradient\), which",
+        ),
+        ("ROWS", r"ROWS is called with \(config, env, seed\)"),
+    ],
+)
+def test_a_class_that_cannot_be_a_policy_is_refused_before_it_is_made(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"policy._target_ is '.*{name}', but .*{words}"):
+        require_policy_class(named(name), cloned=False)
+
+
+def test_a_policy_that_cannot_be_cloned_says_so_and_what_else_can_be_done() -> None:
+    with pytest.raises(ConfigError, match=r"has no imitation_loss, .* warm_start.from_nothing=true"):
+        require_policy_class(CONFIG, cloned=True)
+    with pytest.raises(ConfigError, match="so it cannot be cloned"):
+        Right(CONFIG, ENV, 0).imitation_loss({}, torch.zeros(1), {})
+
+
+def test_a_constructor_that_raises_is_shown_by_its_own_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        new_policy(named("Raises"), ENV, 0, "cpu")
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("making it for PushCube-v1 raised ValueError: no such body, from")
+    assert lines[1].endswith('in __init__: raise ValueError("no such body")')
+    assert lines[2:] == ["Mend it there"]
+    with pytest.raises(ConfigError, match="NoModule has no attribute module: set it in __init__"):
+        new_policy(named("NoModule"), ENV, 0, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (WrongChunk, r"spec.chunk is 1, but that of the env is 5: take it from the EnvSpec"),
+        (SharedTrunk, "a parameter is in policy_parameters\\(\\) and in value_parameters"),
+        (OutsideModule, r"policy_parameters\(\) holds a parameter twice, or one that is not in .module"),
+        (NoRows, r"encode returned \{'proprio': 'float32 \[8\]'\}: .* a row for each of the 4"),
+        (output_of(lambda o: replace(o, actions=2 * o.actions + 2)), r"actions up to .*: return them in \[-1, 1\]"),
+        (output_of(lambda o: replace(o, actions=o.actions[:, :1])), r"actions as float32 \[4, 1, 3\]: .*\[4, 5, 3\]"),
+        (
+            output_of(lambda o: replace(o, actions=o.actions.double())),
+            r"actions as float64 \[4, 5, 3\]: return float32",
+        ),
+        (output_of(lambda o: replace(o, tokens=o.tokens.int())), r"tokens as int32 .*: return int64 \[4, 5, 3\]"),
+        (output_of(lambda o: replace(o, log_probs=o.log_probs / 0)), "log_probs that are NaN or infinite"),
+        (output_of(lambda o: o.actions), "act returned actions as a NoneType"),  # pyright: ignore[reportArgumentType]
+        (Dropout, "act chose other tokens for the same noise: draw nothing"),
+        (ForgetsTemperature, "evaluate gives other log-probs than act for its tokens"),
+        (NoGradient, "log_probs without a gradient"),
+        (BatchStatistics, "evaluate answers for a row by its neighbours"),
+        (ValuePerRow, r"value returned V as float32 \[4\]: return float32 \[4, 5\] \(rows, env.chunk\)"),
+        (NotFinite, "value returned V that are NaN or infinite"),
+    ],
+)
+def test_what_a_method_returns_wrongly_is_named_with_what_is_needed(kind: type[ProprioPolicy], words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"policy._target_ is .*{words}"):
+        check(kind)
+
+
+def test_a_critic_on_features_that_the_config_calls_privileged_is_told_the_key() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)value raised KeyError: 'proprio', from.*set policy.critic=observation"):
+        check(Right, replace(CONFIG, critic=Critic.privileged))
+
+
+def test_a_folder_without_config_json_is_named(tmp_path) -> None:
+    config = tiny()
+    with pytest.raises(CheckpointError, match=r"ForgetsConfig.save wrote \['weights.pt'\], but .* config.json"):
+        save_policy(ForgetsConfig(CONFIG, ENV, 0), tmp_path, config.env, config.policy)
+
+
+# ------------------------------------------------------------------------------------------------------ in a whole run
+def run(folder: Path, target: str, *overrides: str) -> dict:
+    own = ["policy=state", f"policy._target_={target}", "policy.critic=observation", "algorithm=ppo_dense"]
+    short = ["run.num_iterations=1", "eval.num_episodes=2", "eval.num_envs=2"]
+    return train(tiny(*own, *short, f"run.dir={folder}", *overrides))
+
+
+def test_a_run_is_refused_by_name_before_its_first_call(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"TakesNoFlag\.evaluate is called with"):
+        run(tmp_path, f"{__name__}.TakesNoFlag")
+    with pytest.raises(ConfigError, match="evaluate answers for a row by its neighbours"):
+        run(tmp_path, f"{__name__}.BatchStatistics")
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_what_raises_in_the_middle_is_shown_by_its_own_line(tmp_path) -> None:
+    with pytest.raises(
+        PlugInError, match=r"failed in actor.run .* KeyError: 'nothing', from\n  .*line \d+, in evaluate"
+    ):
+        run(tmp_path, f"{__name__}.Interrupts", "algorithm.critic_warmup_iterations=0")
+
+
+def test_ppo_without_a_critic_says_so(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Right, "value_parameters", lambda self: [])
+    with pytest.raises(ConfigError, match=r"Right.value_parameters\(\) is empty: .* algorithm=grpo"):
+        run(tmp_path, f"{__name__}.Right")
+
+
+def test_an_edited_file_is_another_policy(tmp_path, monkeypatch) -> None:
+    (tmp_path / "edited_policy.py").write_text("class Mine: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = tiny("policy=state", "policy._target_=edited_policy.Mine")
+
+    def place() -> Path:
+        return cache_folder(WarmStartStageConfig((config.env,), config.policy, config.warm_start, 0), True)
+
+    before = place()
+    assert place() == before
+    (tmp_path / "edited_policy.py").write_text("class Mine: ...  # wider\n")
+    assert place() != before

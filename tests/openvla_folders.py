@@ -1,0 +1,129 @@
+"""Checkpoint folders of OpenVLA and OpenVLA-OFT at toy size, made by seed, and inputs for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor, nn
+
+from policies.openvla.film import add_film
+from policies.openvla.folder import Checkpoint, write_checkpoint, write_json
+from policies.openvla.heads import L1Head, ProprioProjector
+from policies.openvla.network import OpenVLA
+from policies.openvla.oft import OpenVLAOFT
+from policies.openvla.oft_folder import write_oft
+from policies.openvla.prompt import TokenRows, rows_of
+from policies.openvla.settings import config_of
+
+CHUNK_LEN, ACTION_DIM, PROPRIO_DIM, IMAGE_SIZE, RANK = 4, 3, 5, 28, 2
+WORDS = ["In:", "What", "action", "should", "the", "robot", "take", "to", "lift", "cube?", "drop", "cup?", "Out:"]
+PROMPTS = [[1, 512, 600, 601, 3744, 29901], [1, 512, 700, 701, 702, 703, 704, 3744, 29901], [1, 512, 29871]]
+TOWER = {"depth": 3, "embed_dim": 16, "num_heads": 2, "mlp_ratio": 2.0}
+RAW = {
+    "model_type": "openvla",
+    "image_sizes": [IMAGE_SIZE, IMAGE_SIZE],
+    "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
+    "timm_model_args": [TOWER, {**TOWER, "embed_dim": 24, "mlp_ratio": 1.5}],
+    "text_config": {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "vocab_size": 32064,
+        "pad_token_id": 32000,
+    },
+}
+
+
+def statistics(**dims: int) -> dict[str, object]:
+    """Ranges from -1 - i to 2 + i; the last dimension is not scaled."""
+    made = {}
+    for section, dim in dims.items():
+        low, high = [-1.0 - i for i in range(dim)], [2.0 + i for i in range(dim)]
+        made[section] = {"q01": low, "q99": high, "min": low, "max": high, "mask": [True] * (dim - 1) + [False]}
+    return made
+
+
+def network(seed: int = 0, raw: dict[str, object] | None = None) -> OpenVLA:
+    """A network whose parameters are all random, so that none is without effect."""
+    return randomised(OpenVLA(config_of(RAW if raw is None else raw)), seed)
+
+
+def randomised(module: nn.Module, seed: int) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            scale = 1.0 if parameter.ndim == 1 else 1.5 * parameter[0].numel() ** -0.5
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+    return module
+
+
+def oft(seed: int = 0, l1: bool = False, proprio: bool = False, film: bool = False, pictures: int = 1) -> OpenVLAOFT:
+    net = network(seed)
+    if film:
+        add_film(net.vision_backbone, net.dim, RANK)
+        randomised(net.vision_backbone, seed)
+    head = L1Head(net.dim, ACTION_DIM) if l1 else None
+    projector = ProprioProjector(net.dim, PROPRIO_DIM) if proprio else None
+    return OpenVLAOFT(net, CHUNK_LEN, ACTION_DIM, pictures, head, projector)
+
+
+def write_source(folder: Path) -> Path:
+    """Writes what a checkpoint folder has beside its weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = {"mean": [0.5] * 3, "std": [0.25] * 3}
+    write_json(
+        folder / "preprocessor_config.json",
+        {
+            "image_resize_strategy": "resize-naive",
+            "input_sizes": [[3, IMAGE_SIZE, IMAGE_SIZE]] * 2,
+            "tvf_normalize_params": [plain, {"mean": [0.4] * 3, "std": [0.2] * 3}],
+        },
+    )
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2, **{word: 512 + i for i, word in enumerate(WORDS)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_toy(folder: Path, shard_bytes: int = 10**9) -> Checkpoint:
+    """Writes an OpenVLA folder with statistics of two data sets, and returns what is in it."""
+    both = {"arm": statistics(action=ACTION_DIM, proprio=PROPRIO_DIM), "hand": statistics(action=2)}
+    checkpoint = Checkpoint(write_source(folder), config_of(RAW), both, network())
+    write_checkpoint(checkpoint, folder, shard_bytes)
+    return checkpoint
+
+
+def write_toy_oft(folder: Path, model: OpenVLAOFT) -> None:
+    """Writes an OFT folder of a model."""
+    base = write_toy(folder.with_name(folder.name + "_base"))
+    checkpoint = Checkpoint(base.folder, base.config, base.statistics, model.network)
+    write_oft(checkpoint, model, folder, num_steps=70)
+
+
+def pixels(rows: int, pictures: int = 1, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 6 * pictures, IMAGE_SIZE, IMAGE_SIZE, generator=generator)
+
+
+def picture(seed: int = 0, height: int = 20, width: int = 36) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def rows(count: int = 3) -> TokenRows:
+    return rows_of(PROMPTS[:count], 32000)
+
+
+def one_row(index: int) -> TokenRows:
+    return rows_of([PROMPTS[index]], 32000)
+
+
+def change_json(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))

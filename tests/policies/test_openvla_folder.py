@@ -1,0 +1,257 @@
+"""Published folders, in and out: what is read back is what was written, and what does not fit is refused by name."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import openvla_folders as toys
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from policies.openvla.film import add_film
+from policies.openvla.folder import empty_network, read_checkpoint, write_checkpoint
+from policies.openvla.heads import L1Head, ProprioProjector
+from policies.openvla.images import read_processor
+from policies.openvla.oft import Head
+from policies.openvla.oft_folder import OftSettings, read_oft
+from policies.openvla.predictor import OftPredictor, OpenVLAPredictor
+from policies.openvla.settings import config_of
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
+
+PUBLISHED = {
+    "model_type": "openvla",
+    "image_sizes": [224, 224],
+    "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
+    "text_config": {"model_type": "llama", "vocab_size": 32064},
+}
+PROJECTION = "projector.fc1.weight"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("toy") / "openvla"
+    toys.write_toy(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(written, tmp_path) -> Path:
+    """A copy that a test may damage; the large files are links."""
+    for path in written.iterdir():
+        (tmp_path / path.name).symlink_to(path) if path.suffix == ".safetensors" else (
+            tmp_path / path.name
+        ).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def change_weights(folder: Path, **changes: torch.Tensor | None) -> None:
+    path = folder / "model.safetensors"
+    tensors = {**load_file(path), **changes}
+    path.unlink()
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+
+
+def states(network) -> torch.Tensor:
+    with torch.no_grad():
+        visual = network.patches(toys.pixels(3))
+        sequence = network.sequence(toys.rows(), visual)
+        mask = sequence.present[:, None, None, :].expand(-1, 1, sequence.present.shape[1], -1)
+        return network.logits(network.hidden(sequence.embeddings, sequence.positions, mask)[:, -1])
+
+
+def digest(module: torch.nn.Module, prefix: str = "") -> str:
+    lines = sorted((prefix + name, list(tensor.shape)) for name, tensor in module.state_dict().items())
+    return hashlib.sha256("\n".join(f"{name} {shape}" for name, shape in lines).encode()).hexdigest()
+
+
+def test_a_folder_written_and_read_in_shards_gives_equal_logits(written, tmp_path):
+    first = read_checkpoint(written)
+    write_checkpoint(first, tmp_path / "again", shard_bytes=10**6)
+    again = read_checkpoint(tmp_path / "again")
+    assert len(list((tmp_path / "again").glob("model-*-of-*.safetensors"))) > 2
+    assert torch.equal(states(again.network), states(first.network))
+    assert again.statistics == first.statistics
+    assert (tmp_path / "again" / "tokenizer.json").read_bytes() == (written / "tokenizer.json").read_bytes()
+    index = json.loads((tmp_path / "again" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in first.network.state_dict().values())
+
+
+def test_statistics_of_the_config_count_where_the_file_is_missing(folder):
+    (folder / "dataset_statistics.json").unlink()
+    toys.change_json(folder / "config.json", norm_stats={"other": {}})
+    assert list(read_checkpoint(folder).statistics) == ["other"]
+
+
+@pytest.mark.parametrize("film", [False, True])
+def test_an_oft_folder_written_and_read_gives_equal_actions(tmp_path, film):
+    model = toys.oft(l1=True, proprio=True, film=film, pictures=2)
+    toys.write_toy_oft(tmp_path / "oft", model)
+    settings = OftSettings(
+        unnorm_key="arm", chunk_len=toys.CHUNK_LEN, num_pictures=2, head=Head.l1, proprio=True, film=film
+    )
+    _, again = read_oft(tmp_path / "oft", settings)
+    inputs = toys.rows(), toys.pixels(3, pictures=2), torch.rand(3, toys.PROPRIO_DIM)
+    with torch.no_grad():
+        assert torch.equal(again.regress(*inputs), model.regress(*inputs))
+    assert (tmp_path / "oft" / "action_head--70_checkpoint.pt").is_file()
+
+
+def test_a_folder_acts(written, tmp_path):
+    predictor = OpenVLAPredictor(written, "arm")
+    action = predictor.act(toys.picture(), "Lift cube?")
+    assert action.shape == (3,)
+    assert np.array_equal(action, predictor.act(toys.picture(), "lift cube?"))
+    toys.write_toy_oft(tmp_path / "oft", toys.oft())
+    oft = OftPredictor(tmp_path / "oft", OftSettings(unnorm_key="arm", chunk_len=toys.CHUNK_LEN))
+    assert oft.act([toys.picture()], "drop cup?").shape == (toys.CHUNK_LEN, 3)
+
+
+def test_names_and_shapes_at_full_size_are_those_of_the_reference():
+    network = empty_network(config_of(PUBLISHED))
+    assert len(network.state_dict()) == 982
+    assert sum(tensor.numel() for tensor in network.state_dict().values()) == 7_541_237_184
+    assert digest(network) == "99212ba7b2a20bff01a94924f778724810deca58ecd0cfc4beddd9b81bd1398f"
+    with torch.device("meta"):
+        add_film(network.vision_backbone, network.dim, rank=32)
+        assert digest(L1Head(4096, 7)) == "b5529660eca319536afac209b1c69373c5cbcf4e20d2bdcb506173e0ee19b4e8"
+        assert digest(ProprioProjector(4096, 8)) == "4864552a7fb32a67e2cb49fec380b3fbba516b312edd7c970ef276adafb788f9"
+    assert (
+        digest(network.vision_backbone, "vision_backbone.")
+        == "164d7a52dffb1940f5e17bb9be541aa53f62fcf461c00c320870f99e0a7dd4ee"
+    )
+
+
+def test_a_language_model_is_refused(folder):
+    toys.change_json(folder / "config.json", model_type="qwen2")
+    with pytest.raises(CheckpointError, match=r"config.json: model_type is 'qwen2', but only 'openvla'"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("image_sizes", [28, 56], r"image_sizes is \[28, 56\], but both towers must see pictures of one size"),
+        ("timm_model_ids", ["one"], "timm_model_ids is .* one entry for each of the two towers"),
+        ("timm_model_ids", ["resnet18", "resnet18"], "resnet18"),
+        ("timm_model_ids", ["no_such", "no_such"], "timm .* cannot build"),
+        ("text_config", {"model_type": "phi"}, "text_config.model_type is 'phi'"),
+        ("text_config", {"hidden_size": 30, "num_attention_heads": 4}, "which makes no Llama"),
+        ("n_action_bins", 1, "n_action_bins is 1"),
+        ("use_fused_vision_backbone", False, "use_fused_vision_backbone is False"),
+    ],
+)
+def test_a_config_that_makes_no_openvla_is_refused(field, value, message):
+    raw = {**toys.RAW, field: value}
+    with pytest.raises(CheckpointError, match=message):
+        empty_network(config_of(raw))
+
+
+def test_a_missing_shard_is_named(written, tmp_path):
+    write_checkpoint(read_checkpoint(written), tmp_path / "shards", shard_bytes=10**6)
+    gone = sorted((tmp_path / "shards").glob("model-*"))[1]
+    gone.unlink()
+    with pytest.raises(CheckpointError, match=rf"lacks 1 of \d+ weight files .*{gone.name}"):
+        read_checkpoint(tmp_path / "shards")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({PROJECTION: None}, rf"lacks 1 tensors, first {PROJECTION}"),
+        ({"value_head.weight": torch.zeros(2)}, "has unknown 1 tensors, first value_head.weight"),
+        ({PROJECTION: torch.zeros(3, 2)}, rf"of another shape 1 tensors, first {PROJECTION} \(3, 2\) for \(160, 40\)"),
+        ({PROJECTION: torch.full((160, 40), torch.nan)}, rf"6400 of 6400 values of {PROJECTION} are NaN or infinite"),
+    ],
+    ids=["missing", "unknown", "shape", "nan"],
+)
+def test_weights_that_do_not_fit_are_named(folder, changes, message):
+    change_weights(folder, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        read_checkpoint(folder)
+
+
+def test_a_damaged_weight_file_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(CheckpointError, match=r"cannot be read .* copy them again"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [("leg", "unnorm_key is 'leg', but the checkpoint has statistics of arm, hand"), (None, "unnorm_key is not given")],
+)
+def test_statistics_must_be_chosen_from_those_that_are_there(written, key, message):
+    with pytest.raises(ConfigError, match=message):
+        OpenVLAPredictor(written, key)
+
+
+def test_statistics_without_a_range_are_refused(folder):
+    toys.change_json(folder / "dataset_statistics.json", arm={"action": {"mean": [0.0]}})
+    with pytest.raises(CheckpointError, match=r"statistics of 'arm' have no action.q01 and action.q99"):
+        OpenVLAPredictor(folder, "arm")
+
+
+def test_statistics_of_another_robot_than_the_head_are_refused(tmp_path):
+    toys.write_toy_oft(tmp_path / "oft", toys.oft(l1=True))
+    with pytest.raises(ConfigError, match="makes 3 action dimensions, but 2 are needed"):
+        read_oft(tmp_path / "oft", OftSettings(unnorm_key="hand", chunk_len=4, head=Head.l1))
+
+
+def test_side_files_must_be_there_once_and_whole(tmp_path):
+    toys.write_toy_oft(tmp_path / "oft", toys.oft(l1=True))
+    settings = OftSettings(unnorm_key="arm", chunk_len=4, head=Head.l1)
+    with pytest.raises(CheckpointError, match=r"exactly one proprio_projector--<steps>_checkpoint.pt, but .* none"):
+        read_oft(tmp_path / "oft", OftSettings(unnorm_key="arm", proprio=True))
+    path = tmp_path / "oft" / "action_head--70_checkpoint.pt"
+    tensors = torch.load(path, weights_only=True)
+    torch.save({**tensors, "module.model.fc1.bias": torch.full((16,), torch.inf)}, path)
+    with pytest.raises(CheckpointError, match=r"16 of 16 values of model.fc1.bias are NaN or infinite"):
+        read_oft(tmp_path / "oft", settings)
+    torch.save({name: value for name, value in tensors.items() if "fc1.bias" not in name}, path)
+    with pytest.raises(CheckpointError, match=r"lacks 1 tensors, first model.fc1.bias"):
+        read_oft(tmp_path / "oft", settings)
+    path.write_bytes(b"no tensors")
+    with pytest.raises(CheckpointError, match=r"action_head--70_checkpoint.pt cannot be read"):
+        read_oft(tmp_path / "oft", settings)
+    path.with_name("action_head--80_checkpoint.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"action_head--70_checkpoint.pt, action_head--80_checkpoint.pt"):
+        read_oft(tmp_path / "oft", settings)
+
+
+def test_an_image_processor_of_another_size_is_refused(written, folder):
+    toys.change_json(folder / "preprocessor_config.json", input_sizes=[[3, 224, 224]] * 2)
+    config = read_checkpoint(written).config
+    with pytest.raises(CheckpointError, match=r"sides of \[224\] pixels, but image_sizes of config.json is 28"):
+        read_processor(folder, config)
+
+
+@pytest.mark.parametrize("picture", [np.zeros((8, 8, 3), np.float32), np.zeros((8, 8), np.uint8)])
+def test_what_is_no_picture_is_refused(written, picture):
+    with pytest.raises(DataError, match=r"a picture is .* but uint8"):
+        read_processor(written, config_of(toys.RAW))([picture])
+
+
+def test_pixels_are_normalised_once_for_each_tower(written):
+    grey = np.full((5, 9, 3), 102, np.uint8)  # 0.4
+    values = read_processor(written, config_of(toys.RAW))([grey])
+    assert values.shape == (6, 28, 28)
+    torch.testing.assert_close(values[:3], torch.full((3, 28, 28), -0.4))
+    torch.testing.assert_close(values[3:], torch.zeros(3, 28, 28), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("strategy", "corner"), [("resize-naive", 255), ("letterbox", 0), ("resize-crop", 255)])
+def test_a_picture_becomes_a_square(folder, strategy, corner):
+    zeros, ones = [[0.0] * 3] * 2, [[1.0] * 3] * 2
+    toys.change_json(
+        folder / "preprocessor_config.json", image_resize_strategy=strategy, tvf_normalize_params=None, means=zeros
+    )
+    toys.change_json(folder / "preprocessor_config.json", stds=ones)
+    white = np.full((20, 40, 3), 255, np.uint8)
+    values = read_processor(folder, config_of(toys.RAW))([white])
+    assert values.shape == (6, 28, 28)
+    assert values[0, 0, 0] * 255 == corner
+    assert values[0, 14, 14] == 1

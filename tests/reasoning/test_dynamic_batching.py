@@ -1,0 +1,50 @@
+"""Packing keeps to its budget, wastes little, and changes nothing but last bits."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.causal_lm import CausalLM
+from rlinf_embodied.config import TinyLMConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs, dynamic_batches
+
+
+@given(st.lists(st.integers(1, 50), max_size=60), st.integers(50, 400))
+def test_every_row_is_packed_once_within_the_budget(lengths, budget):
+    batches = dynamic_batches(lengths, budget)
+    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
+    for rows in batches:
+        assert len(rows) * max(lengths[row] for row in rows) <= budget
+    # sorted: no sequence of a batch is longer than any of the one before
+    for one, other in itertools.pairwise(batches):
+        assert min(lengths[row] for row in one) >= max(lengths[row] for row in other)
+
+
+def test_sorting_saves_padding():
+    lengths = [64, 16] * 32
+    padded = sum(len(rows) * max(lengths[row] for row in rows) for rows in dynamic_batches(lengths, 512))
+    assert padded == sum(lengths)  # rows of equal length share a batch; side by side they would cost 64 x 64
+
+
+def test_a_sequence_longer_than_the_budget_is_named():
+    with pytest.raises(ConfigError, match=r"tokens_per_microbatch is 40, but sequence 1 has 41"):
+        dynamic_batches([3, 41], 40)
+
+
+def test_log_probs_do_not_depend_on_the_packing():
+    policy = CausalLM.tiny(TinyLMConfig(), seed=4)
+    g = torch.Generator().manual_seed(0)
+    draw = lambda n: tuple(torch.randint(1, 25, (n,), generator=g).tolist())  # noqa: E731
+    sequences = Sequences(tuple(draw(n) for n in (3, 9, 1, 6, 4)), tuple(draw(n) for n in (8, 2, 30, 1, 12)))
+    one = all_log_probs(policy, sequences, 0.9, token_budget=31, with_entropy=True)
+    other = all_log_probs(policy, sequences, 0.9, token_budget=1000, with_entropy=True)
+    assert one.log_probs.shape == (5, 30)
+    assert torch.equal(one.log_probs != 0, torch.arange(30) < torch.tensor([8, 2, 30, 1, 12])[:, None])
+    torch.testing.assert_close(one.log_probs, other.log_probs, atol=1e-5, rtol=0)
+    assert one.entropy is not None
+    assert other.entropy is not None
+    torch.testing.assert_close(one.entropy, other.entropy, atol=1e-5, rtol=0)

@@ -1,0 +1,132 @@
+"""Rewards: right answers earn, whatever else a completion does to earn does not."""
+
+import numpy as np
+import pytest
+
+from rlinf_embodied.data.generated import GeneratedProblems
+from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.reasoning.verifier import Verifier
+
+COMPACT, NATURAL = PROMPT_TEMPLATES["compact"], PROMPT_TEMPLATES["natural"]
+SIX = Problem(0, "7+8-9=", "6", "7+8=15;15-9=6;", "sum", "sum2-2-9")
+HALF = Problem(1, "What is a half?", "0.5", None, "text", "own")
+
+
+@pytest.fixture
+def verifier():
+    with Verifier(COMPACT) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def natural():
+    with Verifier(NATURAL, timeout_s=0.5) as made:
+        yield made
+
+
+@pytest.mark.parametrize("form", list(PROMPT_TEMPLATES))
+def test_own_completions_are_right_and_those_of_other_problems_are_not(form):
+    problems = GeneratedProblems("sum4-6-9,chain2-3,linear2-20,countdown4-25", 0).batch(Split.train, 0, 64)
+    with Verifier(PROMPT_TEMPLATES[form]) as verifier:
+        for worked in (False, True):
+            texts = [PROMPT_TEMPLATES[form].completion(problem, worked) for problem in problems]
+            verified = verifier.verify(texts, problems)
+            assert verified.correct.all()
+            assert verified.formatted.all()
+            shifted = verifier.verify(texts[1:] + texts[:1], problems).correct
+            assert shifted.mean() < 0.1  # some problems share their answer
+        assert verifier.pids == []  # integers and expressions need no process
+
+
+def test_rewards_add_correctness_and_form_and_truncated_answers_earn_neither():
+    texts = ["7+8=15;15-9=6;#6", "#7", "#5#6", "6", "#6", "#6"]
+    with Verifier(COMPACT, format_reward=0.25) as verifier:
+        verified = verifier.verify(texts, [SIX] * 6, ended=[True, True, True, True, True, False])
+        assert verified.correct.tolist() == [True, False, True, False, True, False]
+        assert verified.formatted.tolist() == [True, True, False, False, True, False]
+        assert verified.rewards.dtype == np.float32
+        assert verified.rewards.tolist() == [1.25, 0.25, 1.0, 0.0, 1.25, 0.0]
+        assert verifier.verify([], []).rewards.shape == (0,)
+
+
+def test_without_a_format_reward_form_earns_nothing(verifier):
+    assert verifier.verify(["#7", "#5#6"], [SIX, SIX]).rewards.tolist() == [0.0, 1.0]
+
+
+def test_an_echo_of_the_question_earns_nothing(verifier):
+    assert verifier.verify(["#7+8-9", "#15-9"], [SIX, SIX]).rewards.tolist() == [0.0, 0.0]
+
+
+def test_math_verify_judges_what_texts_leave_open_in_the_order_of_the_questions(natural):
+    answers = ["#### 1/2", "#### 50%", "#### 0.51", "\\boxed{\\frac{2}{4}}", "#### 0.5000001", "#### 50\\%", "#### .49"]
+    expected = [True, True, False, True, True, True, False]
+    verified = natural.verify(answers * 3, [HALF] * 21)
+    assert verified.correct.tolist() == expected * 3
+    assert len(natural.pids) == 1
+
+
+def test_hostile_completions_earn_nothing(natural):
+    symbolic = Problem(2, "Expand (x+1)^2.", "x^2+2x+1", None, "text", "own")
+    contents = [
+        "9**9**9**9",
+        "(" * 10**5,
+        "x" * 10**6,
+        "1" * 10**6,
+        "\x00",
+        "\u0664\u0662",
+        "\\boxed{" * 10**5,
+        "x^{9^{9^9}}",
+    ]
+    contents += [
+        "((x+1)^{99})^{99}",
+        "\\sum_{i=1}^{9^9} i",
+        "\\sin(\\cos(\\tan(x^9+1)^9)^9)",
+        "\ud800",
+        "1/0",
+        "\\frac{1}{0}",
+    ]
+    hostile = [f"#### {content}" for content in contents] + ["####" * 10**5, "\\boxed{" + "{" * 10**6]
+    for problem in (SIX, HALF, symbolic):
+        natural.verify(["#### 1/3", "#### x^2+1+2x"], [HALF, symbolic])  # its process is there
+        verified = natural.verify([*hostile, f"#### {problem.answer}"], [problem] * (len(hostile) + 1))
+        assert verified.correct.tolist() == [False] * len(hostile) + [True]
+
+
+def test_verdicts_do_not_depend_on_what_was_asked_before_or_together(natural):
+    texts = [f"#### {i}/4" for i in range(8)] + ["#### x+1", "#### 1+x"]
+    problems = [HALF] * 8 + [Problem(3, "?", "x+1", None, "text", "own")] * 2
+    together = natural.verify(texts, problems).correct
+    backwards = natural.verify(texts[::-1], problems[::-1]).correct[::-1]
+    alone = [natural.verify([text], [problem]).correct[0] for text, problem in zip(texts, problems, strict=True)]
+    assert together.tolist() == backwards.tolist() == alone == [i == 2 for i in range(8)] + [True, True]
+
+
+def test_easy_answers_need_no_process(verifier):
+    problems = GeneratedProblems("sum4-6-9", 0).batch(Split.train, 0, 256)
+    texts = [COMPACT.completion(problem, chain_of_thought=i % 2 == 0) for i, problem in enumerate(problems)]
+    assert verifier.verify(texts, problems).correct.all()
+    assert verifier.pids == []
+
+
+@pytest.mark.ray
+def test_it_works_in_a_ray_actor(ray_cluster):
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Owner:
+        def __init__(self) -> None:
+            self._verifier = Verifier(PROMPT_TEMPLATES["natural"])
+
+        def verify(self, texts: list[str], problems: list[Problem]) -> list[bool]:
+            return self._verifier.verify(texts, problems).correct.tolist()
+
+        def close(self) -> list[int]:
+            self._verifier.close()
+            return self._verifier.pids
+
+    owner = Owner.remote()
+    found = ray.get(owner.verify.remote(["#### 50%", "#### 1/3", "#### 6"], [HALF, HALF, SIX]), timeout=60)
+    assert found == [True, False, True]
+    assert ray.get(owner.close.remote(), timeout=10) == []
+    ray.kill(owner)

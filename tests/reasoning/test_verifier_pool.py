@@ -1,0 +1,177 @@
+"""The pool answers in order, costs what its limits say, and outlives its processes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rlinf_embodied.errors import WorkerError
+from rlinf_embodied.reasoning.verifier_pool import VerifierPool
+
+EASY = [("1/2", "0.5"), ("$\\frac{1}{3}$", "0.5"), ("$x=5$", "$5$"), ("$x+1$", "$1+x$"), ("2", "3")]
+RIGHT = [True, False, True, True, False]
+# each of these takes math-verify more than a second, most of them for ever
+ENDLESS = ["$9^{9^{9^{9}}}$", "9**9**9**9", "$((99!)!)!$", "1 " * 300_000]
+BROKEN = [
+    "(" * 5000 + "1" + ")" * 5000,
+    "x" * 1_000_000,
+    "1" * 1_000_000,
+    "\x00",
+    "\ud800",
+    "$\\frac{$",
+    "",
+    "\n" * 1000,
+]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """One for all tests that may find it with another process than they left it with: to start one takes a second."""
+    with VerifierPool(num_workers=1, timeout_s=0.5) as made:
+        yield made
+
+
+def cpu_s(pid: int) -> float:
+    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_results_are_in_the_order_of_the_questions_whoever_answers():
+    with VerifierPool(num_workers=2, timeout_s=2.0) as pool:
+        assert pool.equal(EASY * 8) == RIGHT * 8
+        assert len(pool.pids) == 2
+        assert pool.equal([]) == []
+        assert pool.equal(EASY[::-1]) == RIGHT[::-1]
+
+
+def test_processes_start_with_the_first_question_and_end_with_close():
+    pool = VerifierPool(num_workers=1, timeout_s=0.5)
+    assert pool.pids == []
+    assert pool.equal(EASY[:1]) == [True]
+    (pid,) = pool.pids
+    pool.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert pool.equal(EASY[:1]) == [True]
+    assert pool.pids != [pid]
+    pool.close()
+
+
+def test_a_process_sees_nothing_of_its_owners_environment_but_where_to_import_from(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+    with VerifierPool(num_workers=1, timeout_s=2.0) as pool:
+        assert pool.equal(EASY) == RIGHT
+        (pid,) = pool.pids
+        entries = Path(f"/proc/{pid}/environ").read_text().rstrip("\0").split("\0")
+    seen = dict(entry.split("=", 1) for entry in entries)
+    assert set(seen) == {"PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH"}
+    assert "secret" not in seen.values()
+
+
+@pytest.mark.parametrize("answer", ENDLESS)
+def test_an_endless_question_costs_its_limit_and_counts_as_not_equal(pool, answer):
+    pool.equal(EASY[:1])
+    (pid,) = pool.pids
+    before_s, highest_s = cpu_s(pid), [0.0]
+    watching = threading.Event()
+
+    def watch():
+        while not watching.is_set() and Path(f"/proc/{pid}/stat").exists():
+            highest_s[0] = max(highest_s[0], cpu_s(pid))
+            time.sleep(0.01)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    assert pool.equal([(answer, "1"), *EASY]) == [False, *RIGHT]  # and the next ones are answered all the same
+    watching.set()
+    watcher.join()
+    assert highest_s[0] - before_s < 0.5 + 0.2  # the kernel counts in ticks of up to 10 ms
+    assert pid not in pool.pids
+
+
+def test_malformed_questions_count_as_not_equal(pool):
+    assert pool.equal([(answer, "7") for answer in BROKEN]) == [False] * len(BROKEN)
+
+
+def test_a_worker_killed_between_questions_is_replaced(pool):
+    pool.equal(EASY)
+    (pid,) = pool.pids
+    os.kill(pid, signal.SIGKILL)
+    assert pool.equal(EASY) == RIGHT
+    assert pool.pids != [pid]
+
+
+def test_a_worker_killed_at_work_changes_no_result():
+    with VerifierPool(num_workers=1, timeout_s=30.0) as pool:
+        pool.equal(EASY[:1])
+        (pid,) = pool.pids
+        killer = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
+        killer.start()
+        pairs = [(f"{i}.5", f"{2 * i + 1}/2") for i in range(400)]  # takes half a second or more
+        assert pool.equal(pairs) == [True] * len(pairs)
+        killer.join()
+        assert pool.pids != [pid]
+
+
+def test_a_question_that_every_worker_dies_of_counts_as_not_equal(caplog):
+    with VerifierPool(num_workers=1, timeout_s=60.0) as pool:
+        assert pool.equal(EASY[:1]) == [True]
+        done = threading.Event()
+
+        def kill_whoever_works():
+            while not done.wait(0.02):
+                for worker in list(pool._workers):
+                    if worker.is_ready and worker.question is not None:
+                        with contextlib.suppress(ProcessLookupError):  # it died of the last shot only now
+                            os.kill(worker.pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_whoever_works)
+        killer.start()
+        assert pool.equal([("9**9**9**9", "1")]) == [False]
+        done.set()
+        killer.join()
+        assert [record.args[0] for record in caplog.records] == [-signal.SIGKILL] * 3
+        assert pool.equal(EASY) == RIGHT
+
+
+def test_a_pool_that_cannot_start_says_why(monkeypatch, tmp_path):
+    pool = VerifierPool(num_workers=1, timeout_s=0.5)
+    (tmp_path / "math_verify.py").write_text("raise ImportError('no such library here')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(WorkerError, match=r"3 processes in a row ended while they started.*no such library here"):
+        pool.equal(EASY)
+    monkeypatch.undo()
+    with pool:
+        assert pool.equal(EASY) == RIGHT
+
+
+def test_workers_end_with_their_owner_even_if_that_is_killed():
+    code = (
+        "from rlinf_embodied.reasoning.verifier_pool import VerifierPool\n"
+        "pool = VerifierPool(1, 2.0)\nassert pool.equal([('1/2', '0.5')]) == [True]\n"
+        "print(pool.pids[0], flush=True)\nimport time; time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        owner.kill()
+    deadline_s = time.monotonic() + 30
+    while is_running(pid) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not is_running(pid)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
