@@ -156,6 +156,11 @@ class EpisodeEnv:
         """Returns what all rows show now, without images; see VectorEnv."""
         return Observation(self._state.proprio.clone(), self._instruction, None, self._privileged())
 
+    def simulator_states(self) -> dict[str, Tensor]:
+        """Returns the physical state of all rows by name, each [N, D]; see HasSimulatorStates."""
+        tell = getattr(self._sim, "states", None)  # a simulator of one's own need not have it
+        return {} if tell is None else tell()
+
     def object_positions(self) -> Tensor | None:
         """Returns the position of the task's first movable object [N, 3], None where it has none; see VectorEnv."""
         return self._sim.object_positions()

@@ -113,6 +113,10 @@ class PointSimulator:
         """Returns where the points are, in the plane z = 0."""
         return torch.cat([self._point, torch.zeros_like(self._point[:, :1])], 1)
 
+    def states(self) -> dict[str, Tensor]:
+        """Returns where points and goals are."""
+        return {"actors/point": self._point.clone(), "actors/goal": self._goal.clone()}
+
     def close(self) -> None:
         """Frees nothing."""
 

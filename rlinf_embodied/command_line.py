@@ -15,15 +15,19 @@ from typing import NoReturn, Protocol, TypeVar
 from rlinf_embodied import portable
 from rlinf_embodied.compose import (
     EVALUATE_GROUPS,
+    EXPORT_GROUPS,
     MATH_GROUPS,
     PLANNING_GROUPS,
+    SFT_GROUPS,
     TRAIN_GROUPS,
     choices,
     compose_answers,
     compose_emulation,
     compose_evaluate,
+    compose_export,
     compose_math,
     compose_planning,
+    compose_sft,
     compose_train,
     keys,
     to_yaml,
@@ -33,6 +37,8 @@ from rlinf_embodied.config import (
     EvaluateAnswersConfig,
     EvaluateConfig,
     Exactness,
+    ExportConfig,
+    ImitationConfig,
     MathConfig,
     PlanningConfig,
     RunConfig,
@@ -68,6 +74,35 @@ MAIN_OVERRIDES = {
         "resume=auto": "auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint folder",
         "plan=auto": "profile the stages (cached), plan, run the best plan; or force a preset, or plan=<file.yaml>",
         "cluster.num_devices=1": "use fewer devices than the machine has",
+    },
+    ImitationConfig: {
+        "data=runs/pick.h5": "a ManiSkill trajectory file or a LeRobot v3 folder; several of them joined by commas",
+        "env.task=StackCube-v1": "any ManiSkill task id (with env=maniskill)",
+        "sft.checkpoint=<dir>": "start from a policy folder, such as <run.dir>/checkpoints/latest; else random weights",
+        "sft.epochs=7": "epochs of the whole policy",
+        "sft.head_epochs=38": "then, of everything but the stem",
+        "sft.lr=1e-3": "learning rate; sft.head_lr of the second phase",
+        "sft.schedule=one_cycle": "cosine, linear or constant",
+        "sft.held_out=0.1": "share of the episodes whose loss is only looked at; it chooses the checkpoint",
+        "run.dir=runs/sft": "the run folder",
+        "run.seed=0": "everything that is drawn follows from it",
+        "run.dry=true": "print the resolved config and stop",
+        "eval.num_episodes=200": "held-out episodes in the simulator, before and after",
+        "eval.every=10": "epochs between evaluations on the way",
+        "checkpoint.every=10": "epochs between checkpoints",
+        "resume=auto": "auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint folder",
+        "cluster.num_devices=1": "use fewer devices than the machine has",
+    },
+    ExportConfig: {
+        "checkpoint=<dir>": "whose policy acts, for example runs/demo/checkpoints/latest",
+        "policy=expert": "the scripted expert instead of a checkpoint",
+        "out=runs/pick.h5": "a trajectory file of ManiSkill (and its .json); or out=<new folder>, a LeRobot v3 dataset",
+        "num_episodes=100": "episodes that are run; training's seeds, never those of evaluation",
+        "successes_only=false": "write episodes that fail, too",
+        "greedy=false": "sample at the policy's temperature",
+        "video=true": "of a LeRobot folder: pictures as videos instead of PNG",
+        "env.cameras=[base_camera]": "cameras of a LeRobot folder, where the acting policy sees none",
+        "run.seed=1": "other initial states",
     },
     MathConfig: {
         "algorithm=ppo": "grpo, dr_grpo, dapo, rloo, or ppo with a critic of its own",
@@ -121,7 +156,8 @@ MAIN_OVERRIDES = {
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _NO_TEMPORARY = "No usable temporary directory"
-_COMPUTING = (TrainConfig, MathConfig, EvaluateConfig)  # commands whose numbers are to be the same everywhere
+# commands whose numbers are to be the same everywhere
+_COMPUTING = (TrainConfig, ImitationConfig, MathConfig, EvaluateConfig, ExportConfig)
 
 
 class HasRun(Protocol):
@@ -143,6 +179,16 @@ def _compose_training(overrides: Sequence[str]) -> TrainConfig:
     if not may_resume(config):
         require_start(config)
     return config
+
+
+def sft_main(entry: Callable[[ImitationConfig], int | None]) -> NoReturn:
+    """Runs the script of supervised fine-tuning: `main` with ImitationConfig."""
+    main(entry, compose_sft, ImitationConfig, SFT_GROUPS)
+
+
+def export_main(entry: Callable[[ExportConfig], int | None]) -> NoReturn:
+    """Runs the script that writes datasets: `main` with ExportConfig."""
+    main(entry, compose_export, ExportConfig, EXPORT_GROUPS)
 
 
 def math_main(entry: Callable[[MathConfig], int | None]) -> NoReturn:

@@ -10,10 +10,13 @@ from rlinf_embodied.compose import (
     CONFIG_DIR,
     EVALUATE_GROUPS,
     MATH_GROUPS,
+    SFT_GROUPS,
     TRAIN_GROUPS,
     choices,
     compose_evaluate,
+    compose_export,
     compose_math,
+    compose_sft,
     compose_train,
     load,
     to_yaml,
@@ -46,12 +49,42 @@ def test_every_choice_composes(group, name):
     assert config.env.num_blocks * config.env.block_size == config.env.num_envs
 
 
+@pytest.mark.parametrize(("group", "name"), [(g, n) for g in SFT_GROUPS for n in choices(g)])
+def test_every_choice_composes_for_fine_tuning(group, name):
+    config = compose_sft([f"{group}={name}", "data=x.h5", *NEEDS.get(name, [])])
+    assert config.run.num_iterations == config.sft.num_epochs
+
+
+def test_files_are_joined_by_commas():
+    assert compose_sft(["data=a b.h5,runs/it's"]).files == ["a b.h5", "runs/it's"]
+
+
+@pytest.mark.parametrize(
+    ("compose", "overrides", "says"),
+    [
+        (compose_sft, [], "data is not given, but the command needs it: give data=<file>.h5"),
+        (compose_sft, ["data=x", "run.num_iterations=3"], "run.num_iterations is 3, .* sft.epochs"),
+        (compose_sft, ["data=x", "sft.held_out=1"], r"sft.held_out is 1.0, but it is a share .*use 0.1"),
+        (compose_sft, ["data=x", "sft.lr=0"], "sft.lr is 0.0, but it must be positive"),
+        (compose_sft, ["data=x", "sft.schedule=cosin"], "sft.schedule is 'cosin', but it must be one of one_cycle"),
+        (compose_sft, ["data=x", "run.until_success=0.9"], "run.until_success is 0.9, .*leave it out"),
+        (compose_export, ["policy=expert"], "out is not given, but the command needs it"),
+        (compose_export, ["out=x"], "checkpoint is None, but a checkpoint folder is needed"),
+        (compose_export, ["out=x", "policy=random"], "policy is 'random', but it is checkpoint or expert"),
+        (compose_export, ["out=x", "policy=expert", "num_episodes=0"], "num_episodes is 0, but it must be at least 1"),
+    ],
+)
+def test_bad_input_to_the_commands_of_data_sets_is_named(compose, overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        compose(overrides)
+
+
 def test_every_file_under_configs_is_a_choice_or_a_main_config():
     files = {str(path.relative_to(CONFIG_DIR)) for path in CONFIG_DIR.rglob("*") if path.is_file()}
     expected = {f"{group}/{name}.yaml" for group, name in ALL_CHOICES}
     expected |= {f"reasoning/{group}/{name}.yaml" for group, name in MATH_CHOICES if group != "cluster"}
     expected |= {"train_vla.yaml", "evaluate.yaml", "planning.yaml", "emulate.yaml"}
-    expected |= {"train_llm_math.yaml", "evaluate_answers.yaml"}
+    expected |= {"train_llm_math.yaml", "evaluate_answers.yaml", "train_sft.yaml", "export_dataset.yaml"}
     assert {file for file in files if not file.startswith("profiles/")} == expected
 
 

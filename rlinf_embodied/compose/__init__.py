@@ -13,13 +13,22 @@ Nothing heavy is imported on the way.
 from rlinf_embodied.compose.commands import (
     MATH_GROUPS,
     PLANNING_GROUPS,
+    SFT_GROUPS,
     TRAIN_GROUPS,
     compose_emulation,
     compose_math,
     compose_planning,
+    compose_sft,
     compose_train,
 )
-from rlinf_embodied.compose.evaluation import ANSWERS_GROUPS, EVALUATE_GROUPS, compose_answers, compose_evaluate
+from rlinf_embodied.compose.evaluation import (
+    ANSWERS_GROUPS,
+    EVALUATE_GROUPS,
+    EXPORT_GROUPS,
+    compose_answers,
+    compose_evaluate,
+    compose_export,
+)
 from rlinf_embodied.compose.explain import keys
 from rlinf_embodied.compose.files import CONFIG_DIR, FILE_SUFFIXES, choices, load, read_mapping, to_yaml
 from rlinf_embodied.compose.overrides import PATH_KEYS
@@ -29,17 +38,21 @@ __all__ = [
     "ANSWERS_GROUPS",
     "CONFIG_DIR",
     "EVALUATE_GROUPS",
+    "EXPORT_GROUPS",
     "FILE_SUFFIXES",
     "MATH_GROUPS",
     "PATH_KEYS",
     "PLANNING_GROUPS",
+    "SFT_GROUPS",
     "TRAIN_GROUPS",
     "choices",
     "compose_answers",
     "compose_emulation",
     "compose_evaluate",
+    "compose_export",
     "compose_math",
     "compose_planning",
+    "compose_sft",
     "compose_train",
     "keys",
     "load",

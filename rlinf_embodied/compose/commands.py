@@ -21,17 +21,27 @@ from rlinf_embodied.compose.explain import explained
 from rlinf_embodied.compose.files import CONFIG_DIR, choice_folder, read_mapping
 from rlinf_embodied.compose.overrides import checked_override, parsed, placed, readable
 from rlinf_embodied.compose.user_files import stored_plan, stored_section
-from rlinf_embodied.config import EmulationConfig, EnvConfig, MathConfig, PlanningConfig, PolicyConfig, TrainConfig
+from rlinf_embodied.config import (
+    EmulationConfig,
+    EnvConfig,
+    ImitationConfig,
+    MathConfig,
+    PlanningConfig,
+    PolicyConfig,
+    TrainConfig,
+)
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.targets import load_target
 
 TRAIN_GROUPS = ("env", "policy", "algorithm", "plan", "cluster", "run")
 MATH_GROUPS = ("data", "policy", "warm_start", "algorithm", "plan", "cluster", "run")
+SFT_GROUPS = ("env", "policy", "cluster")
 PLANNING_GROUPS = ("run",)
 _KNOWN = {"env.task": "envs.expert_tasks.EXPERT_TASKS"}  # good values of what files leave open, as a dotted path
 
 # what files under configs/ may compute from other keys
 _RESOLVERS: dict[str, Callable[..., object]] = {
+    "sum": lambda a, b: int(a) + int(b),
     "divide": lambda a, b: int(a) // int(b),
     "equal": lambda a, b: a == b,
     "if": lambda condition, then, otherwise: then if condition else otherwise,
@@ -47,6 +57,26 @@ def compose_train(overrides: Sequence[str]) -> TrainConfig:
         ConfigError: an unknown group, choice or key, a wrong type, or an impossible combination.
     """
     return compose_config("train_vla", TrainConfig, TRAIN_GROUPS, overrides)
+
+
+def compose_sft(overrides: Sequence[str]) -> ImitationConfig:
+    """Returns the config of experiments/train_sft.py.
+
+    Raises:
+        ConfigError: as for `compose_train`.
+    """
+    require_given("data", overrides, "data=<file>.h5, data=<LeRobot folder>, or several of them joined by commas")
+    return compose_config("train_sft", ImitationConfig, SFT_GROUPS, overrides)
+
+
+def require_given(key: str, overrides: Sequence[str], example: str) -> None:
+    """Checks that a key without a default is given.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not any(text.startswith(f"{key}=") and text != f"{key}=" for text in overrides):
+        raise ConfigError(f"{key} is not given, but the command needs it: give {example}")
 
 
 def compose_math(overrides: Sequence[str]) -> MathConfig:
@@ -92,7 +122,7 @@ def compose_config(
         given = [readable(text) for text in overrides]
         stored = [stored_plan(text, schema) if "plan" in groups else text for text in given]
         stored = [stored_section(text, "env", EnvConfig) if "env" in groups else text for text in stored]
-        if schema is TrainConfig:
+        if schema in (TrainConfig, ImitationConfig):
             stored = [stored_section(text, "policy", PolicyConfig) for text in stored]
         checked = [placed(checked_override(text, schema, groups), schema, groups) for text in stored]
         _require_filled(checked, schema, groups)

@@ -1,4 +1,4 @@
-"""The config of an evaluation: what is not overridden is that of the checkpoint."""
+"""The configs of an evaluation and of an export: what is not overridden is that of the checkpoint."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_embodied.compose.commands import compose_config
+from rlinf_embodied.compose.commands import compose_config, require_given
 from rlinf_embodied.compose.overrides import parsed, readable
-from rlinf_embodied.config import EnvConfig, EvaluateAnswersConfig, EvaluateConfig
+from rlinf_embodied.config import EnvConfig, EvaluateAnswersConfig, EvaluateConfig, ExportConfig
 from rlinf_embodied.config.renamed import with_current_keys
 from rlinf_embodied.errors import ConfigError
 
 EVALUATE_GROUPS = ("env", "cluster", "run")
 ANSWERS_GROUPS = ("cluster", "run")
+EXPORT_GROUPS = ("env",)
 
 
 def compose_evaluate(overrides: Sequence[str], env: EnvConfig | None = None) -> EvaluateConfig:
@@ -32,11 +33,26 @@ def compose_evaluate(overrides: Sequence[str], env: EnvConfig | None = None) -> 
     Raises:
         ConfigError: as for `compose_train`.
     """
+    return compose_config("evaluate", EvaluateConfig, EVALUATE_GROUPS, _with_env_of_checkpoint(overrides, env))
+
+
+def compose_export(overrides: Sequence[str]) -> ExportConfig:
+    """Returns the config of experiments/export_dataset.py; the env is that of the checkpoint unless it is given.
+
+    Raises:
+        ConfigError: as for `compose_train`.
+    """
+    require_given("out", overrides, "out=<file>.h5 for ManiSkill, or out=<new folder> for LeRobot")
+    return compose_config("export_dataset", ExportConfig, EXPORT_GROUPS, _with_env_of_checkpoint(overrides, None))
+
+
+def _with_env_of_checkpoint(overrides: Sequence[str], env: EnvConfig | None) -> Sequence[str]:
+    """Returns overrides in which the env of a checkpoint is the choice of the group, unless they choose another."""
     env = env or _env_of_checkpoint(overrides)
-    if env is not None and not any(text.startswith("env=") for text in overrides):
-        ConfigStore.instance().store(group="env", name="from_checkpoint", node=OmegaConf.structured(env))
-        overrides = ["env=from_checkpoint", *overrides]
-    return compose_config("evaluate", EvaluateConfig, EVALUATE_GROUPS, overrides)
+    if env is None or any(text.startswith("env=") for text in overrides):
+        return overrides
+    ConfigStore.instance().store(group="env", name="from_checkpoint", node=OmegaConf.structured(env))
+    return ["env=from_checkpoint", *overrides]
 
 
 def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:

@@ -1,7 +1,7 @@
 """The configuration: one typed dataclass per section, checked when built; imports neither torch, ray nor hydra.
 
     env.py        the section `env`
-    learning.py   the sections `policy`, `algorithm`, `warm_start`
+    learning.py   the sections `policy`, `algorithm`, `warm_start`, `sft`
     language.py   the sections `data`, `policy` of the reasoning workflow
     reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval`, `samples` of that workflow
     machine.py    the sections `plan`, `cluster`
@@ -19,6 +19,8 @@ from rlinf_embodied.config.commands import (
     EmulationConfig,
     EvaluateAnswersConfig,
     EvaluateConfig,
+    ExportConfig,
+    ImitationConfig,
     MathConfig,
     PlanningConfig,
     TrainConfig,
@@ -28,10 +30,13 @@ from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, Lor
 from rlinf_embodied.config.learning import (
     AlgorithmConfig,
     AlgorithmName,
+    CloningConfig,
     Critic,
     Level,
     PolicyConfig,
     Reduction,
+    Schedule,
+    StartConfig,
     WarmStartConfig,
 )
 from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, TransportMode
@@ -58,6 +63,7 @@ __all__ = [
     "AnswerEvalConfig",
     "Backend",
     "CheckpointConfig",
+    "CloningConfig",
     "ClusterConfig",
     "Critic",
     "DataConfig",
@@ -68,8 +74,10 @@ __all__ = [
     "EvaluateAnswersConfig",
     "EvaluateConfig",
     "Exactness",
+    "ExportConfig",
     "FineTuningConfig",
     "GenerationConfig",
+    "ImitationConfig",
     "LanguagePolicyConfig",
     "Level",
     "LoraSettings",
@@ -86,7 +94,9 @@ __all__ = [
     "RewardConfig",
     "RunConfig",
     "SamplesConfig",
+    "Schedule",
     "Sharding",
+    "StartConfig",
     "TinyLMConfig",
     "TrainConfig",
     "TransportMode",

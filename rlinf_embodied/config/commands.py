@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig
-from rlinf_embodied.config.learning import AlgorithmConfig, AlgorithmName, PolicyConfig, Reduction, WarmStartConfig
+from rlinf_embodied.config.learning import (
+    AlgorithmConfig,
+    AlgorithmName,
+    CloningConfig,
+    PolicyConfig,
+    Reduction,
+    StartConfig,
+    WarmStartConfig,
+)
 from rlinf_embodied.config.machine import ClusterConfig, PlanConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
@@ -96,6 +104,64 @@ class TrainConfig:
             "run.exact=true needs sums in a fixed order",
             "set run.exact=false or algorithm.reduction=auto",
         )
+
+
+@dataclass(kw_only=True, slots=True)
+class ImitationConfig:
+    """Everything that experiments/train_sft.py reads."""
+
+    data: str  # trajectory files of ManiSkill (.h5) and LeRobot v3 folders, joined by commas
+    env: EnvConfig
+    policy: PolicyConfig
+    cluster: ClusterConfig
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    sft: CloningConfig = field(default_factory=CloningConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
+    warm_start: StartConfig = field(default_factory=StartConfig)
+
+    def __post_init__(self) -> None:
+        target, rule = self.run.until_success, "fine-tuning goes on for its epochs"
+        require(target is None, "run.until_success", target, rule, "leave it out")
+        number, epochs = self.run.num_iterations, self.sft.num_epochs
+        rule = f"an iteration is an epoch, and sft.epochs + sft.head_epochs = {epochs}"
+        require(number == epochs, "run.num_iterations", number, rule, "leave it out, and set sft.epochs")
+
+    @property
+    def files(self) -> list[str]:
+        """The files and folders that `data` names."""
+        return [part.strip() for part in self.data.split(",") if part.strip()]
+
+
+@dataclass(kw_only=True, slots=True)
+class ExportConfig:
+    """Everything that experiments/export_dataset.py reads; the env is the checkpoint's unless it is given."""
+
+    out: str  # <file>.h5, or a new folder: a LeRobot v3 dataset
+    checkpoint: str | None = None
+    policy: str = "checkpoint"  # checkpoint or expert
+    num_episodes: int = 100
+    successes_only: bool = True  # false: write episodes that fail, too
+    greedy: bool = True  # false: sample at the checkpoint's policy.temperature
+    video: bool = False  # of a LeRobot folder: images as videos (smaller, not exact) instead of PNG
+    env: EnvConfig = field(default_factory=EnvConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        rule, example = "it is checkpoint or expert", "use policy=checkpoint checkpoint=<dir>"
+        require(self.policy in ("checkpoint", "expert"), "policy", self.policy, rule, example)
+        require(
+            self.policy != "checkpoint" or self.checkpoint is not None,
+            "checkpoint",
+            self.checkpoint,
+            "a checkpoint folder is needed",
+            "use checkpoint=<run.dir>/checkpoints/latest, or policy=expert",
+        )
+        require(self.num_episodes >= 1, "num_episodes", self.num_episodes, "it must be at least 1", "use 100")
+        require(bool(self.out), "out", self.out, "the episodes go somewhere", "use out=<file>.h5 or out=<new folder>")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from rlinf_embodied.data.lerobot import ACTION, IMAGES, PATHS, STATE, LeRobotEpisode, parquet_library
+from rlinf_embodied.data.lerobot_stats import Statistics, joined, statistics
 from rlinf_embodied.errors import DataError
 
 _VERSION = "v3.0"
@@ -59,6 +60,9 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
     starts = np.cumsum([0, *(len(episode) for episode in episodes)])
     columns = _columns(pa, episodes, tasks, fps) | ({} if video else _images(pa, episodes))
     entries = [_entry(e, episode, starts, fps, filmed) for e, episode in enumerate(episodes)]
+    found = [_statistics(e, episode, starts, fps, tasks) for e, episode in enumerate(episodes)]
+    for entry, of_episode in zip(entries, found, strict=True):
+        entry |= {f"stats/{name}/{k}": value for name, part in of_episode.items() for k, value in part.items()}
     of_episodes = {name: pa.array([entry[name] for entry in entries]) for name in entries[0]}
     of_tasks = {"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks)}
     tables = {
@@ -72,6 +76,8 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
     for camera in filmed:
         path = PATHS["video_path"].format(video_key=IMAGES + camera, chunk_index=0, file_index=0)
         _write_video(folder / path, (frame for episode in episodes for frame in episode.images[camera]), fps)
+    every = {name: joined([of_episode[name] for of_episode in found]) for name in found[0]}
+    (folder / "meta/stats.json").write_text(json.dumps(every, indent=4) + "\n", encoding="utf-8")
     info = _info(episodes, fps, robot, video, tasks)
     (folder / "meta/info.json").write_text(json.dumps(info, indent=4) + "\n", encoding="utf-8")
 
@@ -113,6 +119,24 @@ def _entry(e: int, episode: LeRobotEpisode, starts: np.ndarray, fps: int, filmed
         times = {"chunk_index": 0, "file_index": 0, "from_timestamp": first / fps, "to_timestamp": last / fps}
         entry |= {f"videos/{IMAGES}{camera}/{name}": value for name, value in times.items()}
     return entry | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
+
+
+def _statistics(
+    e: int, episode: LeRobotEpisode, starts: np.ndarray, fps: int, tasks: Sequence[str]
+) -> dict[str, Statistics]:
+    """Statistics of an episode by feature."""
+    frames = np.arange(len(episode))
+    columns = {
+        ACTION: episode.actions,
+        STATE: episode.state,
+        **{IMAGES + camera: images for camera, images in episode.images.items()},
+        "timestamp": (frames / fps).astype(np.float32),
+        "frame_index": frames,
+        "episode_index": np.full(len(episode), e),
+        "index": starts[e] + frames,
+        "task_index": np.full(len(episode), tasks.index(episode.task)),
+    }
+    return {name: statistics(values) for name, values in columns.items()}
 
 
 def _info(

@@ -1,14 +1,20 @@
 """Trajectory files of ManiSkill's RecordEpisode: actions and reset seeds in `<name>.h5` and `<name>.json`.
 
 <name>.json   env_info {env_id, env_kwargs {control_mode, robot_uids, ...}}, episodes [{episode_id, episode_seed, ...}]
-<name>.h5     traj_<episode_id>/actions float32 [T, A]; what else it may hold is not needed to run the episode again
+<name>.h5     traj_<episode_id>/actions float32 [T, A]
+                               /success, terminated, truncated bool [T]
+                               /env_states/actors/<name>, articulations/<name> float32 [T + 1, D]
+                               /obs                                             an empty group: observation mode "none"
+
+Actions and seeds are all that is needed to run an episode again; the rest is written, where it is known, for
+ManiSkill's own tools.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +31,13 @@ class RecordedEpisode:
     name: str  # "traj_0"
     seed: int
     actions: np.ndarray  # float32 [T, A]
+    success: np.ndarray | None = None  # bool [T], after each action; None: solved by the last one
+    states: Mapping[str, np.ndarray] = field(default_factory=dict)  # by path below env_states, float32 [T + 1, D]
+
+    @property
+    def solved(self) -> np.ndarray:
+        """After which actions the task is solved, bool [T]."""
+        return np.arange(len(self.actions)) == len(self.actions) - 1 if self.success is None else self.success
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,8 @@ class Recording:
     control_mode: str
     robot: str | None  # None: the task's default
     episodes: tuple[RecordedEpisode, ...]
+    horizon: int | None = None  # after which episodes are cut off
+    source: tuple[str, str] = ("", "")  # what acted, in ManiSkill's short form ("rl"), and in words
 
 
 def read_recording(path: Path, named: str) -> Recording:
@@ -105,21 +120,40 @@ def write_recording(path: Path, recording: Recording) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         for k, episode in enumerate(recording.episodes):
-            file.create_group(f"traj_{k}").create_dataset("actions", data=episode.actions)
+            _write_episode(file.create_group(f"traj_{k}", track_order=True), episode, recording.horizon)
+    content = {"env_info": _env_info(recording), "commit_info": None}
+    content |= dict(zip(("source_type", "source_desc"), recording.source, strict=True)) if any(recording.source) else {}
+    content["episodes"] = [_described(k, episode, recording) for k, episode in enumerate(recording.episodes)]
+    path.with_suffix(".json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _write_episode(group: h5py.Group, episode: RecordedEpisode, horizon: int | None) -> None:
+    solved = episode.solved
+    cut = np.zeros_like(solved)
+    cut[-1] = len(episode.actions) == horizon and not solved[-1]
+    group.create_group("obs")
+    group.create_dataset("actions", data=episode.actions, dtype=np.float32)
+    for name, values in (("terminated", solved), ("truncated", cut), ("success", solved)):
+        group.create_dataset(name, data=values, dtype=bool)
+    for name, values in episode.states.items():
+        group.create_dataset(f"env_states/{name}", data=values, dtype=np.float32)
+
+
+def _env_info(recording: Recording) -> dict[str, object]:
     kwargs = {"control_mode": recording.control_mode, "obs_mode": "none", "robot_uids": recording.robot}
-    info = {
+    info: dict[str, object] = {
         "env_id": recording.task,
         "env_kwargs": {name: value for name, value in kwargs.items() if value is not None},
     }
-    episodes = [
-        {
-            "episode_id": k,
-            "episode_seed": episode.seed,
-            "control_mode": recording.control_mode,
-            "elapsed_steps": len(episode.actions),
-            "reset_kwargs": {"seed": episode.seed, "options": None},
-            "success": True,
-        }
-        for k, episode in enumerate(recording.episodes)
-    ]
-    path.with_suffix(".json").write_text(json.dumps({"env_info": info, "episodes": episodes}, indent=2) + "\n")
+    return info | ({} if recording.horizon is None else {"max_episode_steps": recording.horizon})
+
+
+def _described(number: int, episode: RecordedEpisode, recording: Recording) -> dict[str, object]:
+    return {
+        "episode_id": number,
+        "episode_seed": episode.seed,
+        "control_mode": recording.control_mode,
+        "elapsed_steps": len(episode.actions),
+        "reset_kwargs": {"seed": episode.seed, "options": None},
+        "success": bool(episode.solved[-1]),
+    }

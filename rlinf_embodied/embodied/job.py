@@ -55,6 +55,7 @@ class EmbodiedJob:
     speed = "charts/SPS"
     learner = ACTOR
     first_work = "env.step"
+    work = "RL"
 
     def __init__(self, config: TrainConfig) -> None:
         """Takes everything that experiments/train_vla.py reads."""
@@ -109,6 +110,9 @@ class EmbodiedJob:
             folder = Path(self.config.warm_start.checkpoint)
             require_sizes("warm_start.checkpoint", folder, self.config.env, session, cluster)
         return starting_policy(self.config, session, cluster, progress, spare)
+
+    def prepare(self, executor: Executor, progress: ShowProgress) -> None:
+        """See Job; there is nothing to do."""
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
         """See Job."""

@@ -62,3 +62,27 @@ class NewPolicyStage:
             observation = env.step_chunk(torch.from_numpy(drawn * 2 - 1)).observation.to(self._device)
         joined = {name: torch.cat(parts) for name, parts in columns.items()}
         return {name: column for name, column in joined.items() if column.shape[1] > 0}
+
+
+class UntrainedPolicyStage:
+    """Makes a policy of random weights for data that will tell what its inputs are standardised with, and saves it."""
+
+    def __init__(self, config: WarmStartStageConfig) -> None:
+        """Takes plain data."""
+        self._config = config
+
+    def setup(self, context: StageContext) -> None:
+        """Notes where to work."""
+        self._device = context.device
+
+    def save(self, step_context: StepContext, folder: str) -> None:
+        """Writes the policy; the env is asked for its sizes."""
+        config = self._config
+        env = make_env(for_demonstrations(config.envs[0]), 1, self._device)
+        try:
+            policy = new_policy(config.policy, env.spec, config.seed, self._device)
+            if is_own(config.policy):
+                check_policy(policy, config.policy, env.spec, env.reset([0]))
+            save_policy(policy, Path(folder), config.envs[0], config.policy)
+        finally:
+            env.close()

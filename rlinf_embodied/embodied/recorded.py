@@ -13,7 +13,8 @@ from torch import Tensor
 from rlinf_embodied.data.lerobot import ACTION, STATE, LeRobotDataset, LeRobotEpisode
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
 from rlinf_embodied.embodied.demonstrations import Demonstrations, join
-from rlinf_embodied.embodied.warm_start_source import FILES, Kind, Source, require_actions
+from rlinf_embodied.embodied.file_checks import require_actions, require_finite
+from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import ConfigError, DataError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation, VectorEnv
 
@@ -26,14 +27,28 @@ class Recorded(Protocol):
         """Rows of the simulator that it needs; None: as many as are stepped together."""
         ...
 
+    def require(self, env: VectorEnv) -> None:
+        """Checks what only the env knows: sizes of actions and state, and what it is told to do.
+
+        Raises:
+            DataError: actions or states of another size than the env's.
+            ConfigError: the run's instruction is none of the dataset's tasks.
+        """
+        ...
+
     def demonstrate(self, env: VectorEnv, numbers: Sequence[int]) -> list[Demonstrations | None]:
-        """Returns what the episodes of these numbers demonstrate; None for one that does not solve the task."""
+        """Returns what the episodes of these numbers demonstrate; None for one that does not solve the task.
+
+        Raises:
+            DataError: see `require`, or actions that a policy cannot say.
+            ConfigError: see `require`.
+        """
         ...
 
 
 def open_recorded(source: Source) -> Recorded:
     """Returns the episodes of a source."""
-    return Replay(source.path) if source.kind is Kind.maniskill else RecordedImages(source.path)
+    return (Replay if source.kind is Kind.maniskill else RecordedImages)(source.path, source.named)
 
 
 class Replay:
@@ -41,19 +56,20 @@ class Replay:
 
     num_rows = None
 
-    def __init__(self, path: str) -> None:
-        """Reads the file."""
-        self._path = path
-        self._episodes = read_recording(Path(path), FILES).episodes
+    def __init__(self, path: str, named: str) -> None:
+        """Reads the file; `named` is the config path that gave it, for errors."""
+        self._path, self._named = path, named
+        self._episodes = read_recording(Path(path), named).episodes
+
+    def require(self, env: VectorEnv) -> None:
+        """See Recorded."""
+        theirs = self._episodes[0].actions.shape[1]
+        _require_size(self._named, self._path, "actions", theirs, env.spec.action_dim, "env.robot")
 
     def demonstrate(self, env: VectorEnv, numbers: Sequence[int]) -> list[Demonstrations | None]:
-        """Replays one episode per row; one is kept if it solves the task again, up to its recorded end.
-
-        Raises:
-            DataError: actions of another size than the env's.
-        """
+        """Replays one episode per row; one is kept if it solves the task again, up to its recorded end."""
+        self.require(env)
         episodes = [self._episodes[number] for number in numbers]
-        _require_size(self._path, "actions", episodes[0].actions.shape[1], env.spec.action_dim, "env.robot")
         rows = list(range(len(episodes)))
         observation = env.reset([episode.seed for episode in episodes], rows)
         chunks = torch.stack([_chunks(episode, env.spec) for episode in episodes])
@@ -84,23 +100,24 @@ class RecordedImages:
 
     num_rows = 1
 
-    def __init__(self, path: str) -> None:
-        """Reads the descriptions."""
-        self._path = path
-        self._dataset = LeRobotDataset(Path(path), FILES)
+    def __init__(self, path: str, named: str) -> None:
+        """Reads the descriptions; `named` is the config path that gave it, for errors."""
+        self._path, self._named = path, named
+        self._dataset = LeRobotDataset(Path(path), named)
         self._instruction: str | None = None
 
-    def demonstrate(self, env: VectorEnv, numbers: Sequence[int]) -> list[Demonstrations | None]:
-        """Returns every episode as it is in the files.
-
-        Raises:
-            DataError: actions or states of another size than the env's, or actions that a policy cannot say.
-            ConfigError: the run's instruction is none of the dataset's tasks.
-        """
+    def require(self, env: VectorEnv) -> None:
+        """See Recorded."""
         info, spec = self._dataset.info, env.spec
-        _require_size(self._path, ACTION, info.size(ACTION), spec.action_dim, "env.control_mode, env.robot")
-        _require_size(self._path, STATE, info.size(STATE), spec.proprio_dim, "env.robot")
+        both = "env.control_mode, env.robot"
+        _require_size(self._named, self._path, ACTION, info.size(ACTION), spec.action_dim, both)
+        _require_size(self._named, self._path, STATE, info.size(STATE), spec.proprio_dim, "env.robot")
         self._require_instruction(env)
+
+    def demonstrate(self, env: VectorEnv, numbers: Sequence[int]) -> list[Demonstrations | None]:
+        """Returns every episode as it is in the files."""
+        self.require(env)
+        spec = env.spec
         episodes = self._dataset.read(numbers, slice(None, None, spec.chunk), spec.cameras)
         return [self._demonstration(number, e, spec) for number, e in zip(numbers, episodes, strict=True)]
 
@@ -110,14 +127,13 @@ class RecordedImages:
         if self._instruction not in self._dataset.tasks:
             known = ", ".join(repr(task) for task in self._dataset.tasks)
             raise ConfigError(
-                f"env.instruction is {self._instruction!r}, but the tasks of {FILES}={self._path} are {known}, and a "
-                f"policy knows the words that it learned: set env.instruction={self._dataset.tasks[0]!r}"
+                f"env.instruction is {self._instruction!r}, but the tasks of {self._named}={self._path} are {known}, "
+                f"and a policy knows the words that it learned: set env.instruction={self._dataset.tasks[0]!r}"
             )
 
     def _demonstration(self, number: int, episode: LeRobotEpisode, spec: EnvSpec) -> Demonstrations:
-        require_actions(f"{FILES} is {self._path!r}", f"episode {number}", episode.actions)
-        if not np.isfinite(episode.state).all():
-            raise DataError(f"{FILES} is {self._path!r}, but {STATE} of episode {number} is not finite: leave it out")
+        require_actions(f"{self._named} is {self._path!r}", f"episode {number}", episode.actions)
+        require_finite(f"{self._named} is {self._path!r}", number, episode.state)
         starts = np.arange(0, len(episode), spec.chunk)
         index = np.minimum(starts[:, None] + np.arange(spec.chunk), len(episode) - 1)
         images = np.stack([episode.images[name] for name in spec.cameras], 1)
@@ -129,9 +145,9 @@ class RecordedImages:
         return Demonstrations(observation, torch.from_numpy(episode.actions[index].clip(-1, 1)), None)
 
 
-def _require_size(path: str, name: str, theirs: int | None, ours: int, settings: str) -> None:
+def _require_size(named: str, path: str, name: str, theirs: int | None, ours: int, settings: str) -> None:
     if theirs != ours:
         raise DataError(
-            f"{FILES} is {path!r}, whose {name} have {theirs} dimensions, but those of the env have {ours}: set "
+            f"{named} is {path!r}, whose {name} have {theirs} dimensions, but those of the env have {ours}: set "
             f"{settings} as they were when it was recorded"
         )

@@ -14,8 +14,8 @@ from rlinf_embodied.interfaces.envs import VectorEnv
 class Teacher:
     """Answers the state of any sub-step with the first action of its chunk: greedy, and closed-loop."""
 
-    def __init__(self, folder: str, env: VectorEnv, device: str) -> None:
-        """Loads the policy.
+    def __init__(self, folder: str, env: VectorEnv, device: str, named: str = TEACHER) -> None:
+        """Loads the policy; `named` is the config path that gave the folder, for errors.
 
         Raises:
             CheckpointError: it was trained on another state than the one that `env` shows.
@@ -27,7 +27,7 @@ class Teacher:
         theirs = getattr(self._policy, "env", env.spec)  # policies of this project know theirs
         if (theirs.privileged_dim, theirs.action_dim) != (size, env.spec.action_dim):
             raise CheckpointError(
-                f"{TEACHER} is {folder!r}, whose state and actions have {theirs.privileged_dim} and "
+                f"{named} is {folder!r}, whose state and actions have {theirs.privileged_dim} and "
                 f"{theirs.action_dim} dimensions, but those of this env have {size} and {env.spec.action_dim}: "
                 "train it on the same env"
             )

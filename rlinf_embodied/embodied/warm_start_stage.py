@@ -2,23 +2,21 @@
 
     collect (rounds) --> fit the whole policy (epochs) --> cache features --> fit all but the stem (epochs) --> save
 
-Demonstrations are divided into a fixed number of data blocks; a minibatch is one slice of every block, as in RL, so
-that the clone too is the same for every number of workers.  They lie in the CPU's memory, and go to the device
-in parts.
+Demonstrations are divided into a fixed number of data blocks, so that the clone is the same for every number of
+workers.  They lie in the CPU's memory; cloning.py learns from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from rlinf_embodied.config import EnvConfig, PolicyConfig, WarmStartConfig
+from rlinf_embodied.embodied.cloning import Cloning, Phase
 from rlinf_embodied.embodied.demonstrations import Demonstrations, join, join_all
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_check import check_policy, is_own, new_policy
@@ -28,18 +26,12 @@ from rlinf_embodied.embodied.teacher import Teacher
 from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces.envs import Observation, VectorEnv
-from rlinf_embodied.interfaces.policies import Features
-from rlinf_embodied.learning.gradients import LossSums, Pass
-from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
-from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.reduce import ExactReducer
-from rlinf_embodied.learning.update import Shuffle, minibatches
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.runtime.host import StageContext, StepContext
 
 NUM_DATA_BLOCKS = 4
 ROWS = 16  # env rows per worker while demonstrating
-_PROPRIO_JITTER = 0.005
 _MOST_STARTS = 200  # draws of an initial state until the object lies in warm_start.region
 
 
@@ -49,8 +41,8 @@ class WarmStartStageConfig:
 
     envs: tuple[EnvConfig, ...]
     policy: PolicyConfig
-    warm_start: WarmStartConfig
-    seed: int
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    seed: int = 0
     source: Source | None = None  # of the demonstrations; None: the scripted expert
 
     def demonstrations(self, block: int) -> range:
@@ -67,7 +59,6 @@ class WarmStartStage:
         """Takes plain data."""
         self._config = config
         self._data: dict[int, list[Demonstrations]] = {}
-        self._features: dict[int, Features] = {}
 
     def setup(self, context: StageContext) -> int:
         """Builds the simulators and a new policy; returns how many rounds of demonstrations this worker needs."""
@@ -205,10 +196,9 @@ class WarmStartStage:
         if min(self._sizes.values()) == 0:
             raise SimulatorError(self._nothing_solved())
         self._blocks_data = {block: join_all(self._data.pop(block)) for block in self._blocks}
-        self._set_statistics("proprio", {b: d.observation.proprio for b, d in self._blocks_data.items()})
-        privileged = {b: d.observation.privileged for b, d in self._blocks_data.items()}
-        if all(value is not None for value in privileged.values()):
-            self._set_statistics("privileged", cast(dict[int, Tensor], privileged))
+        self._cloning = Cloning(self._policy, self._config.seed, self._reducer, self._device)
+        self._cloning.take(self._blocks_data, self._sizes)
+        self._cloning.measure()
         return {"attempts": self._attempts, "successes": self._successes, "chunks": sum(self._sizes.values())}
 
     def _nothing_solved(self) -> str:
@@ -229,76 +219,15 @@ class WarmStartStage:
             "recorded with"
         )
 
-    def _set_statistics(self, name: str, columns: Mapping[int, Tensor]) -> None:
-        """Global mean and standard deviation of a column [M, D], summed over blocks in fixed order."""
-        count = float(sum(self._sizes.values()))
-        mean = self._reducer.sum_blocks({b: v.double().sum(0) for b, v in columns.items()}) / count
-        square = self._reducer.sum_blocks({b: (v.double() - mean).square().sum(0) for b, v in columns.items()}) / count
-        self._policy.set_statistics(name, mean.float(), square.sqrt().float())
-
     def begin_phase(self, step_context: StepContext, whole: bool) -> int:
         """Starts cloning the whole policy, or all but its stem on cached features; returns minibatches per epoch."""
         config = self._config.warm_start
-        self._whole = whole
-        epochs, batch, lr = (
-            (config.epochs, config.batch_size, config.lr)
-            if whole
-            else (config.head_epochs, config.head_batch_size, config.head_lr)
-        )
-        if not whole:
-            self._cache_features()
-        self._parts = max(1, sum(self._sizes.values()) // batch)
-        parameters = self._policy.imitation_parameters(whole)
-        settings = AdamSettings(lr, (0.9, 0.999), max_grad_norm=1.0, weight_decay=1e-2)
-        self._learner = ReplicatedLearner(parameters, settings, ("loss",), self._reducer)
-        self._total, self._done, self._lr = epochs * self._parts, 0, lr
-        return self._parts
-
-    @torch.no_grad()
-    def _cache_features(self) -> None:
-        self._features = {b: self._encode(d.observation) for b, d in self._blocks_data.items()}
-        vision = {block: self._policy.pooled(features) for block, features in self._features.items()}
-        self._set_statistics("vision", vision)
-
-    def _encode(self, observation: Observation, size: int = 64) -> Features:
-        parts = [
-            self._policy.encode_frozen(observation.rows(range(k, min(k + size, len(observation)))).to(self._device))
-            for k in range(0, len(observation), size)
-        ]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        head = Phase(config.head_epochs, config.head_batch_size, config.head_lr)
+        return self._cloning.begin(whole, Phase(config.epochs, config.batch_size, config.lr) if whole else head)
 
     def fit(self, step_context: StepContext, epochs: tuple[int, int]) -> float:
         """Runs the epochs [first, last) of minibatches and returns the mean loss per chunk."""
-        phase = "whole" if self._whole else "head"
-        sizes = {block: len(data) for block, data in self._blocks_data.items()}
-        total, count = 0.0, 0.0
-        for epoch in range(*epochs):
-            for rows in minibatches(Shuffle(self._config.seed, f"clone/{phase}", epoch), sizes, self._parts):
-                self._learner.lr = one_cycle(self._done, self._total, self._lr)
-                made = self._learner.step(rows, partial(self._passes, epoch))
-                total, count, self._done = total + made.sums["loss"], count + made.weight, self._done + 1
-        return total / count
-
-    def _passes(self, epoch: int, block: int, index: Tensor) -> list[Pass]:
-        return [Pass(float(len(index)), partial(self._loss, epoch, block, index))]
-
-    def _loss(self, epoch: int, block: int, index: Tensor) -> LossSums:
-        data = self._blocks_data[block]
-        positions = data.object_positions
-        targets = {} if positions is None else {"object_position": positions[index].to(self._device)}
-        shape = tuple(data.observation.proprio.shape[1:])
-        drawn = normal(self._config.seed, "jitter", epoch, block, index.numpy(), shape=shape)
-        jitter = torch.from_numpy(drawn).to(self._device) * _PROPRIO_JITTER
-        if self._whole:
-            observation = data.observation.rows(index.tolist()).to(self._device)
-            observation = replace(observation, proprio=observation.proprio + jitter)
-            features = self._policy.encode_trainable(observation)
-        else:
-            features = {name: value[index] for name, value in self._features[block].items()}
-            features = features | {"proprio": features["proprio"] + jitter}
-        actions = data.actions[index].to(self._device)
-        value = self._policy.imitation_loss(features, actions, targets if self._whole else {})
-        return LossSums(value, value.new_tensor(float(len(index))), value.detach().reshape(1))
+        return self._cloning.fit(*epochs)
 
     def save(self, step_context: StepContext, folder: str) -> None:
         """Writes the clone (the first worker does)."""

@@ -7,11 +7,12 @@ is, so that a step is a handful of large tensor operations however many paramete
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from rlinf_embodied.config import Schedule
 from rlinf_embodied.errors import CheckpointError, ObjectiveError
 
 
@@ -164,6 +165,28 @@ def one_cycle(step: int, num_steps: int, lr: float, warmup: float = 0.1) -> floa
     if step <= peak or last <= peak:
         return _cosine(lr / 25, lr, step / max(peak, 1e-9))
     return _cosine(lr, lr / 25 / 1e4, (step - peak) / (last - peak))
+
+
+def scheduled(schedule: Schedule, step: int, num_steps: int, lr: float, warmup: float = 0.1) -> float:
+    """Returns the learning rate of a step under a schedule; all but one_cycle rise linearly over the first steps.
+
+    `warmup` is the share of the steps that go up; then cosine falls to 0 as a half cosine, linear as a straight line,
+    and constant stays.
+    """
+    if schedule is Schedule.one_cycle:
+        return one_cycle(step, num_steps, lr, warmup)
+    rising = round(warmup * num_steps)
+    if step < rising:
+        return lr * (step + 1) / rising
+    done = (step - rising) / max(1, num_steps - rising)
+    return lr * _FALLS[schedule](done)
+
+
+_FALLS: dict[Schedule, Callable[[float], float]] = {  # of the share of the remaining steps that is done
+    Schedule.cosine: lambda done: _cosine(1.0, 0.0, done),
+    Schedule.linear: lambda done: 1.0 - done,
+    Schedule.constant: lambda done: 1.0,
+}
 
 
 def _cosine(start: float, end: float, fraction: float) -> float:

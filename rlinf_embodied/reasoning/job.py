@@ -55,6 +55,7 @@ class ReasoningJob:
     speed = "charts/tokens_per_s"
     learner = "actor"
     first_work = "generation.run"
+    work = "RL"
 
     def __init__(self, config: MathConfig) -> None:
         """Takes everything that experiments/train_llm_math.py reads."""
@@ -162,6 +163,9 @@ class ReasoningJob:
         folder = starting_policy(self.config, session, cluster, progress, spare)
         self._reference = str(folder.resolve())
         return folder
+
+    def prepare(self, executor: Executor, progress: ShowProgress) -> None:
+        """See Job; there is nothing to do."""
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
         """See Job."""

@@ -110,6 +110,7 @@ class Job(Protocol):
     columns: tuple[Column, ...]  # of the live view
     speed: str  # name of the metric that counts global steps per second
     learner: str  # the stage that trains the weights: it exports them, and tells their digest
+    work: str  # what the run's time is spent on, for people: "RL"
     first_work: str  # the end of the name of the spans with which work begins, for example "env.step"
     eval_every: int  # iterations between evaluations; 0: before and after only
     cache_dir: str
@@ -140,11 +141,19 @@ class Job(Protocol):
         """Returns the folder that a new run starts from: what is made is cached, below `spare` if that is read-only."""
         ...
 
+    def prepare(self, executor: Executor, progress: ShowProgress) -> None:
+        """Has new stages do what they do once before their first iteration; mostly nothing."""
+        ...
+
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluating:
         """Builds the evaluation's stages beside those of training."""
         ...
 
-    goal: float | None  # the score at which training ends; None: it runs its iterations
+    @property
+    def goal(self) -> float | None:
+        """The score at which training ends; None: it runs its iterations; infinity: and the best weights are kept."""
+        ...
+
     check_every: int  # iterations between checks of the goal
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:

@@ -183,6 +183,8 @@ class Planning:
             return "there is one device"
         if self._config.cluster.session == "serial":
             return "one process takes turns under every plan"
+        if len(workflow.stages) == 1:
+            return "there is one stage"
         return "there is one block" if workflow.num_blocks == 1 else ""
 
     # ------------------------------------------------------------------------------------------------------ profile

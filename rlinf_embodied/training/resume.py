@@ -19,6 +19,7 @@ from rlinf_embodied.training.job import JobConfig, Progress
 
 _ABSENT = "not given"
 _SHOWN = 4  # differences in an error
+_STARTS = ("sft.checkpoint", "warm_start.checkpoint")  # the key that begins a run with another one's policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +109,13 @@ def _require_same(config: JobConfig, checkpoint: Path, theirs: Mapping[str, obje
     different = list(_differences(config, theirs))
     if not different:
         return
+    start = next(key for key in _STARTS if key in keys(type(config)))
     listed = "; ".join(f"{key} is {ours!r} here and {before!r} there" for key, before, ours in different[:_SHOWN])
     more = f"; {len(different) - _SHOWN} more differ" if len(different) > _SHOWN else ""
     raise ConfigError(
         f"{listed}{more}, but {checkpoint} is of the run that began as it is there, and a run stays what it is: "
         "go on with its own values, or begin a new run in another run.dir (resume=never sees to it that it is a new "
-        f"one; warm_start.checkpoint={checkpoint} begins with what this one has learned)"
+        f"one; {start}={checkpoint} begins with what this one has learned)"
     )
 
 

@@ -9,6 +9,7 @@ finish    evaluation after; summary, trace, curve
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
@@ -157,12 +158,14 @@ class Trainer:
         executor = Executor(self._job.workflow(str(policy_folder)), plan, session, self._cluster)
         routes = transport.with_bytes(executor.routes, self._planning.edge_bytes_per_item)
         self._folder.write_json("transports.json", [route.to_dict() for route in routes])
-        view.note(f"transports\n{transport.table(routes)}")
+        if routes:
+            view.note(f"transports\n{transport.table(routes)}")
         if checkpoint is not None:
             self._progress = self._job.load(executor, checkpoint)
             self._saved = self._progress.iteration
             if self._progress.best is not None and not self._best_folder(self._progress).exists():
                 self._progress.best = None  # it stayed in the folder of another run
+        self._job.prepare(executor, view.progress)
         self._startup.mark("stages", executor.setup_s)
         evaluation = self._job.evaluation(session, self._cluster, str(policy_folder), self._folder)
         job, folder = self._job, str(policy_folder)
@@ -231,7 +234,8 @@ class Trainer:
         progress.returned = True
         number = int(progress.best["iteration"])
         if number != progress.iteration:
-            view.note(f"the goal was not reached: the weights of iteration {number}, the best by checks, are kept")
+            why = "" if self._job.goal == math.inf else "the goal was not reached: "
+            view.note(f"{why}the weights of iteration {number}, the best by checks, are kept")
             self._renew(running, running.executor.plan, self._best_folder(progress), view)
             self._progress = progress  # not that of the checkpoint
         self._save(running.executor)
@@ -360,4 +364,4 @@ class Trainer:
             view.note(line)
         view.note(f"summary  {self._folder.path / 'summary.json'}")
         checks = f" and {progress.checks_s / 60:.1f} of checks" if progress.checks_s else ""
-        view.last_line(f"{last} ({progress.rollout_s / 60:.1f} min of RL{checks})")
+        view.last_line(f"{last} ({progress.rollout_s / 60:.1f} min of {self._job.work}{checks})")

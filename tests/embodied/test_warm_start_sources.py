@@ -18,10 +18,9 @@ from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.policy_folder import save_policy
-from rlinf_embodied.embodied.record import record_demonstrations
 from rlinf_embodied.embodied.recorded import Replay
 from rlinf_embodied.embodied.warm_start import cache_folder, starting_policy, warm_start
-from rlinf_embodied.embodied.warm_start_source import require_source, source_of
+from rlinf_embodied.embodied.warm_start_source import FILES, require_source, source_of
 from rlinf_embodied.embodied.warm_start_stage import (
     NUM_DATA_BLOCKS,
     WarmStartStage,
@@ -310,40 +309,6 @@ def test_a_teacher_that_does_not_fit_is_refused_before_anything_starts(tmp_path:
     refused(tiny(f"warm_start.teacher={seeing}"), "sees base_camera, .* train one with policy=state")
 
 
-# ------------------------------------------------------------------------------------------------------------ recording
-def test_what_is_recorded_is_cloned_alike_from_both_forms(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    config = tiny("warm_start.num_demos=20")
-    steps: list[tuple[int, int]] = []
-    for out in (tmp_path / "demos.h5", tmp_path / "set"):
-        assert record_demonstrations(config, out, lambda done, total: steps.append((done, total))) == 20
-    assert steps == [(16, 20), (20, 20)] * 2
-    replayed, counts = collected(from_files(tmp_path / "demos.h5"))
-    images, _ = collected(from_files(tmp_path / "set"))
-    assert counts["solved"] == 20
-    for block in range(NUM_DATA_BLOCKS):
-        for ours, theirs in zip(images._data[block], replayed._data[block], strict=True):
-            assert torch.equal(ours.actions, theirs.actions)
-            assert torch.equal(ours.observation.images, theirs.observation.images)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "out", "words"),
-    [
-        (["warm_start.demonstrations=x.h5"], "new.h5", "warm_start.demonstrations is 'x.h5', .*: leave it out"),
-        (["warm_start.region=[0,1,0,1]"], "new.h5", "warm_start.region is .*: leave it out"),
-        (["env.cameras=[]"], "new", "a LeRobot folder holds images: name cameras"),
-        ([], "old.h5", "old.h5', which is there already: give another name"),
-        ([], "old", "old', which is there already"),
-    ],
-)
-def test_what_cannot_be_recorded_is_refused_before_any_episode(tmp_path: Path, overrides, out: str, words: str) -> None:
-    (tmp_path / "old.h5").touch()
-    (tmp_path / "old/meta").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=words):
-        record_demonstrations(tiny(*overrides), tmp_path / out, lambda *progress: pytest.fail("an episode was run"))
-
-
 # ------------------------------------------------------------------------------------------------------------ ManiSkill
 @pytest.mark.sim
 def test_a_recording_of_stock_maniskill_replays_in_the_batched_simulator_with_our_cameras(tmp_path: Path) -> None:
@@ -352,7 +317,7 @@ def test_a_recording_of_stock_maniskill_replays_in_the_batched_simulator_with_ou
     config = from_files(path, *pick)
     require_source(config)
     env = make_env(for_demonstrations(config.env), 5, "cpu")
-    shown = Replay(str(path)).demonstrate(env, range(5))
+    shown = Replay(str(path), FILES).demonstrate(env, range(5))
     env.close()
     assert all(part is not None for part in shown)
     for part in shown:

@@ -19,8 +19,10 @@ from rlinf_embodied.compose import (
     compose_answers,
     compose_emulation,
     compose_evaluate,
+    compose_export,
     compose_math,
     compose_planning,
+    compose_sft,
     compose_train,
 )
 from rlinf_embodied.config import EvaluateConfig
@@ -49,14 +51,15 @@ def evaluation(overrides: list[str]) -> object:
 
 
 def training(overrides: list[str]) -> object:
-    config = compose_train([text for text in overrides if not text.startswith("out=")])
+    config = compose_train(overrides)
     require_start(config)
     return config
 
 
 COMPOSERS: dict[str, Callable[[list[str]], object]] = {
     "experiments/train_vla.py": training,
-    "experiments/record_demos.py": training,
+    "experiments/train_sft.py": compose_sft,
+    "experiments/export_dataset.py": compose_export,
     "experiments/train_llm_math.py": compose_math,
     "experiments/evaluate.py": evaluation,
     "experiments/plan.py": compose_planning,

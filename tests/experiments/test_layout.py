@@ -15,7 +15,10 @@ PAGES = [
     *(REPOSITORY / "docs").rglob("*.md"),
     *SOURCES,
 ]
-USED = {"train_vla", "train_llm_math", "evaluate", "plan", "emulate", "profile_stages", "record_demos", "compare_runs"}
+USED = {
+    *("train_vla", "train_sft", "train_llm_math", "evaluate", "export_dataset"),
+    *("plan", "emulate", "profile_stages", "compare_runs"),
+}
 
 
 def file_of(module: str) -> Path:

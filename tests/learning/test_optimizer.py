@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlinf_embodied.config import Schedule
 from rlinf_embodied.errors import CheckpointError, ObjectiveError
-from rlinf_embodied.learning.optimizer import FlatOptimizer, linear_decay, one_cycle
+from rlinf_embodied.learning.optimizer import FlatOptimizer, linear_decay, one_cycle, scheduled
 
 
 def make_net(seed: int = 0) -> nn.Module:
@@ -126,3 +127,14 @@ def test_one_cycle_is_that_of_torch(num_steps, warmup):
         reference.step()
         if step + 1 < num_steps:
             schedule.step()
+
+
+def test_schedules_rise_over_the_first_share_of_steps_and_then_go_their_ways() -> None:
+    def rates(schedule: Schedule) -> list[float]:
+        return [scheduled(schedule, step, 10, 2.0, 0.2) for step in range(10)]
+
+    assert rates(Schedule.constant) == [1.0] + [2.0] * 9
+    assert rates(Schedule.linear) == pytest.approx([1, 2, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
+    # (1 + cos(pi k / 8)) for the steps k = 0 .. 7 after the rise
+    assert rates(Schedule.cosine) == pytest.approx([1, 2] + [1 + math.cos(math.pi * k / 8) for k in range(8)])
+    assert rates(Schedule.one_cycle) == [one_cycle(step, 10, 2.0, 0.2) for step in range(10)]

@@ -1,0 +1,208 @@
+"""Episodes of a policy, or of the expert, as files: a ManiSkill trajectory file, or a LeRobot v3 folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_embodied.config import EnvConfig, ExportConfig
+from rlinf_embodied.data.lerobot import LeRobotEpisode
+from rlinf_embodied.data.lerobot_writer import write_dataset
+from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, Recording, write_recording
+from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.file_checks import is_recording
+from rlinf_embodied.embodied.policy_check import require_policy_class
+from rlinf_embodied.embodied.policy_folder import load_policy, require_conditions, trained_under
+from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert
+from rlinf_embodied.embodied.teacher import Teacher
+from rlinf_embodied.embodied.warm_start_source import require_teacher
+from rlinf_embodied.embodied.warm_start_stage import ROWS, for_demonstrations
+from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.interfaces.envs import HasSimulatorStates, Observation, VectorEnv
+from rlinf_embodied.randomness import reset_seed, uniform
+
+_FPS = 20  # control steps of ManiSkill's tasks per second
+_Acting = Callable[[int, Observation], Tensor]  # (env step, what all rows show) -> actions float32 [N, A]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What came of an export, in episodes."""
+
+    run: int
+    solved: int
+    written: int
+
+
+@dataclass(slots=True)
+class _Taken:
+    """One episode, step by step, up to the step that solves the task."""
+
+    seed: int
+    seen: list[Observation] = field(default_factory=list)  # before each action, one row each
+    actions: list[Tensor] = field(default_factory=list)  # float32 [A]
+    states: list[Mapping[str, np.ndarray]] = field(default_factory=list)  # before each action, and at the end
+    solved: bool = False
+
+
+def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -> Exported:
+    """Runs `num_episodes` episodes and writes those that are asked for.
+
+    Initial states are those of the warm start's demonstrations, drawn by `run.seed`: never those of an evaluation.
+
+    Args:
+        config: env, who acts, and where to: a .h5 file (actions, seeds and states; nothing is rendered that nobody
+            looks at), or a new folder (LeRobot, a frame per env step).
+        progress: called with (done, total).
+
+    Raises:
+        ConfigError: a setting that means nothing here, or an `out` that holds something already.
+        CheckpointError: the policy is missing, foreign, or was trained under other conditions.
+        SimulatorError: no episode is left to write.
+    """
+    out = Path(config.out)
+    require_exportable(config, out)
+    rendered = not is_recording(out) or _sees(config)
+    env = make_env(
+        for_demonstrations(replace(config.env, chunk=1, cameras=config.env.cameras if rendered else [])), ROWS, "cpu"
+    )
+    taken: list[_Taken] = []
+    try:
+        for first in range(0, config.num_episodes, ROWS):
+            numbers = range(first, min(first + ROWS, config.num_episodes))
+            act = _acting(config, env, numbers)
+            taken += _round(env, act, [int(reset_seed(config.run.seed, -1, k)) for k in numbers])
+            progress(numbers.stop, config.num_episodes)
+    finally:
+        env.close()
+    kept = [episode for episode in taken if episode.solved or not config.successes_only]
+    if not kept:
+        raise SimulatorError(
+            f"none of {len(taken)} episodes of {config.env.task} was solved, and successes_only is true: there is "
+            "nothing to write; use more num_episodes, a better policy, or successes_only=false"
+        )
+    _write(config, out, kept)
+    return Exported(len(taken), sum(episode.solved for episode in taken), len(kept))
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+def require_exportable(config: ExportConfig, out: Path) -> None:
+    """Refuses what would be found out, or passed over, only after all episodes.
+
+    Raises:
+        ConfigError: see `export_dataset`.
+        CheckpointError: see `export_dataset`.
+    """
+    if out.exists() and (not out.is_dir() or is_recording(out) or any(out.iterdir())):
+        raise ConfigError(f"out is {str(out)!r}, which is there already: give another name")
+    if not is_recording(out) and not config.env.cameras:
+        raise ConfigError(
+            "env.cameras is [], but a LeRobot folder holds images: name cameras, choose an env such as "
+            "env=maniskill_push, or give out=<file>.h5"
+        )
+    if config.policy == "expert":
+        why = why_no_expert(config.env)
+        if why is not None:
+            raise ConfigError(f"policy is 'expert', but {why}: give checkpoint=<dir>")
+        require_env_target(config.env)
+        return
+    assert config.checkpoint is not None
+    theirs = trained_under(config.checkpoint)
+    require_env_target(config.env)
+    require_policy_class(theirs.policy, cloned=False)
+    if _sees(config):
+        require_conditions("checkpoint", Path(config.checkpoint), config.env, theirs.policy, free=())
+    else:
+        require_teacher(config.checkpoint, config.env, "checkpoint")
+
+
+def _sees(config: ExportConfig) -> bool:
+    """Whether who acts looks at images."""
+    return config.policy == "checkpoint" and bool(trained_under(str(config.checkpoint)).env.cameras)
+
+
+# --------------------------------------------------------------------------------------------------------------- acting
+def _acting(config: ExportConfig, env: VectorEnv, numbers: range) -> _Acting:
+    """Returns who acts in the episodes of these numbers; a policy that sees acts chunk by chunk, as it was trained."""
+    if config.policy == "expert":
+        return lambda step, shown: env.expert_actions()
+    folder = str(config.checkpoint)
+    if not _sees(config):
+        teacher = Teacher(folder, env, "cpu", "checkpoint")
+        return lambda step, shown: teacher.actions(env)
+    settings = trained_under(folder).policy
+    policy, chunk = load_policy(settings, folder, "cpu").policy, []
+
+    @torch.no_grad()
+    def act(step: int, shown: Observation) -> Tensor:
+        spec = policy.spec
+        if step % spec.chunk == 0:
+            rows = np.asarray([*numbers, *[0] * (ROWS - len(numbers))])
+            drawn = uniform(config.run.seed, "export", rows, step // spec.chunk, shape=(spec.chunk, spec.action_dim))
+            noise = None if config.greedy else torch.from_numpy(drawn)
+            chunk[:] = policy.act(policy.encode(shown), noise, settings.temperature).actions.unbind(1)
+        return chunk[step % spec.chunk]
+
+    return act
+
+
+def _round(env: VectorEnv, act: _Acting, seeds: list[int]) -> list[_Taken]:
+    """Runs an episode per row, at most ROWS of them."""
+    episodes = [_Taken(seed) for seed in seeds]
+    observation, states = env.reset(seeds, list(range(len(seeds)))), _states(env)
+    for step in range(env.spec.horizon):
+        actions = act(step, observation).clamp(-1.0, 1.0)
+        result = env.step_chunk(actions[:, None])
+        before, states = states, _states(env)
+        for row, episode in enumerate(episodes):
+            if episode.solved:
+                continue
+            episode.seen.append(observation.rows([row]))
+            episode.actions.append(actions[row].cpu())
+            episode.solved = bool(result.success[row].any())
+            episode.states.append(_row(before, row))
+            if episode.solved or step == env.spec.horizon - 1:
+                episode.states.append(_row(states, row))
+        observation = result.observation
+        if all(episode.solved for episode in episodes):
+            break
+    return episodes
+
+
+def _states(env: VectorEnv) -> dict[str, Tensor]:
+    return env.simulator_states() if isinstance(env, HasSimulatorStates) else {}
+
+
+def _row(states: Mapping[str, Tensor], row: int) -> dict[str, np.ndarray]:
+    return {name: value[row].cpu().numpy() for name, value in states.items()}
+
+
+# -------------------------------------------------------------------------------------------------------------- writing
+def _write(config: ExportConfig, out: Path, episodes: list[_Taken]) -> None:
+    env = config.env
+    if not is_recording(out):
+        frames = [_frames(episode, env) for episode in episodes]
+        write_dataset(out, frames, _FPS, env.robot or "default", video=config.video)
+        return
+    recorded = tuple(_recorded(k, episode) for k, episode in enumerate(episodes))
+    source = ("scripted", "scripted expert") if config.policy == "expert" else ("rl", f"policy of {config.checkpoint}")
+    write_recording(out, Recording(env.task, env.control_mode, env.robot, recorded, env.horizon, source))
+
+
+def _recorded(number: int, episode: _Taken) -> RecordedEpisode:
+    success = np.zeros(len(episode.actions), dtype=bool)
+    success[-1] = episode.solved
+    states = {name: np.stack([state[name] for state in episode.states]) for name in episode.states[0]}
+    return RecordedEpisode(f"traj_{number}", episode.seed, torch.stack(episode.actions).numpy(), success, states)
+
+
+def _frames(episode: _Taken, env: EnvConfig) -> LeRobotEpisode:
+    seen = Observation.concatenate([observation.to("cpu") for observation in episode.seen])
+    assert seen.images is not None, "an env with cameras showed no images"
+    images = {name: seen.images[:, k].numpy() for k, name in enumerate(env.cameras)}
+    return LeRobotEpisode(seen.instruction[0], torch.stack(episode.actions).numpy(), seen.proprio.numpy(), images)
