@@ -127,7 +127,7 @@ class EnvStage:
         """
         for end in ends:
             if self._seen_whole(part, end.row):
-                part.ended.append(Episode(int(part.env_ids[end.row]), end.seed, dict(end.metrics)))
+                part.ended.append(Episode(int(part.env_ids[end.row]), end.seed, dict(end.metrics), end.task))
             else:
                 part.num_cut += 1
 
