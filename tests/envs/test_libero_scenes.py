@@ -1,0 +1,132 @@
+"""LIBERO itself: what its rows show equals the benchmark's own loop, episodes have no past, and success is success.
+
+Skipped where its environment is missing (python -m experiments.setup.libero).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from envs.libero import env as libero_env
+from envs.libero.options import REPOSITORY, find_python
+from envs.libero.process import environment_of
+from rlinf_embodied.compose import compose_evaluate
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.errors import SimulatorError
+from rlinf_embodied.interfaces.envs import VectorEnv
+
+REFERENCE = Path(__file__).resolve().parents[1] / "libero_reference.py"
+STEPS, CHUNK = 10, 5
+TRAINING = 1 << 30
+
+
+def missing() -> str:
+    try:
+        find_python()
+    except SimulatorError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = [
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.timeout(1800),  # a task takes seconds to build
+]
+
+
+def section(suite: str, **options: float) -> EnvConfig:
+    env = compose_evaluate([f"env={suite}", "policy=random"]).env
+    return replace(env, num_envs=1, block_size=1, obs_size=32, chunk=CHUNK, options={"timeout_s": 1500, **options})
+
+
+@pytest.fixture(scope="module")
+def drawer() -> Iterator[VectorEnv]:
+    """A row of the task of LIBERO-10 with a drawer that is open at the start, in a cabinet whose place is drawn."""
+    env = libero_env.make_env(section("libero_10", task=3), 1)
+    yield env
+    env.close()
+
+
+def run(env: VectorEnv, seed: int, actions: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Returns proprioception and pictures of an episode at its start and after each chunk."""
+    seen = [env.reset([seed])]
+    seen += [env.step_chunk(chunk[None]).observation for chunk in actions.split(CHUNK)]
+    return np.stack([o.proprio[0].numpy() for o in seen]), np.stack([o.images[0].numpy() for o in seen])
+
+
+def test_rows_show_what_the_benchmarks_own_loop_shows(drawer: VectorEnv, tmp_path: Path) -> None:
+    """Bit for bit, for its first three initial states, in another order, with episodes of training in between."""
+    out = tmp_path / "reference.npz"
+    command = [str(find_python()), "-P", str(REFERENCE), str(out), "libero_10", "3", "3", str(STEPS), "7"]
+    done = subprocess.run(
+        command, env=environment_of(REPOSITORY, "osmesa"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    theirs = np.load(out)
+    actions = torch.from_numpy(theirs["actions"])
+    for state, before in ((2, TRAINING + 1), (0, TRAINING + 9), (1, 31)):
+        run(drawer, before, actions.flip(0))
+        proprio, pictures = run(drawer, state, actions)
+        np.testing.assert_array_equal(proprio, theirs["proprio"][state, ::CHUNK])
+        np.testing.assert_array_equal(pictures, theirs["pictures"][state, ::CHUNK])
+    assert not theirs["success"].any()
+    assert len(np.unique(theirs["proprio"][:, -1], axis=0)) == 3
+
+
+def test_a_drawn_start_is_a_function_of_its_seed_and_settles(drawer: VectorEnv) -> None:
+    actions = torch.rand(STEPS, 7, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    first = run(drawer, TRAINING + 5, actions)
+    run(drawer, 4, actions.flip(0))
+    other = run(drawer, TRAINING + 6, actions)
+    again = run(drawer, TRAINING + 5, actions)
+    for left, right, changed in zip(first, again, other, strict=True):
+        np.testing.assert_array_equal(left, right)
+        assert (left != changed).any()
+
+
+class PickAndPlace:
+    """A scripted expert on the simulator's state: takes the first object of the goal from above to the second one."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        self._env, self._phase, self._waited = env, 0, 0
+
+    def __call__(self, _substep: int) -> Tensor:
+        known = self._env.state().privileged
+        assert known is not None
+        tool, thing, target = known[0, :3], known[0, 8:11], known[0, 11:14]
+        over, above = torch.tensor([0.0, 0.0, 0.12]), torch.tensor([0.0, 0.0, 0.30])
+        goals = [thing + over, thing, thing, thing + above, target + above, target + above]
+        goal = torch.cat([tool[:2], target[2:] + above[2:]]) if self._phase == 3 else goals[self._phase]
+        near = bool((goal - tool).norm() < 0.015)
+        self._waited += 1
+        if self._waited > 15 if self._phase in (2, 5) else near or self._waited > 60:
+            self._phase, self._waited = min(self._phase + 1, 5), 0
+        closed = 1.0 if self._phase in (2, 3, 4) else -1.0
+        move = torch.zeros(3) if self._phase == 2 else ((goal - tool) * 10).clamp(-1, 1)
+        return torch.cat([move, torch.zeros(3), torch.tensor([closed])])[None]
+
+
+def test_a_can_that_is_put_into_the_basket_is_success_and_nothing_else_is() -> None:
+    env = libero_env.make_env(replace(section("libero_object", task=0), cameras=[]), 1)
+    shown = env.reset([0])
+    assert shown.instruction == ("pick up the alphabet soup and place it in the basket",)
+    expert, results = PickAndPlace(env), []
+    while not results or not results[-1].episodes:
+        results.append(env.step_chunk(expert))
+    (end,) = results[-1].episodes
+    assert end.metrics["success_once"] == 1.0, end
+    assert sum(float(result.rewards.sum()) for result in results) == 1.0
+    assert all(not bool(result.success.any()) for result in results[:-1])
+    idle = env.reset([0])
+    lazy = env.step_chunk(torch.tensor([[[0.0] * 6 + [-1.0]] * CHUNK]))
+    assert not bool(lazy.success.any())
+    assert idle.instruction == shown.instruction
+    env.close()
