@@ -85,5 +85,16 @@ def open_stand_in(question: Message) -> tuple[Rows, Message]:
     return rows, Message("tasks", told)
 
 
+def make_env(config, num_envs: int, device: str = "cpu", render_final: bool = False):
+    """Returns an env whose rows run here; imports torch, which the process itself does without."""
+    from envs.episodes import EpisodeEnv
+    from envs.libero.options import read_options
+    from envs.libero.simulator import LiberoSimulator
+
+    command = (sys.executable, "-P", __file__)
+    simulator = LiberoSimulator(config, read_options(config), num_envs, command, device)
+    return EpisodeEnv(config, simulator, lambda: simulator.tasks, render_final)
+
+
 if __name__ == "__main__":
     serve(open_stand_in)

@@ -122,6 +122,11 @@ class LiberoSimulator(Simulator):
         """Returns where the first object of each row's goal is, float32 [N, 3]."""
         return torch.from_numpy(self._objects[:, 0].copy())
 
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes."""
+        return [process.pid for process in self._processes]
+
     def close(self) -> None:
         """Ends the processes."""
         for process in self._processes:

@@ -219,7 +219,7 @@ def test_a_process_that_dies_is_named_with_what_it_said_last(simulator: LiberoSi
 
 
 def test_a_process_that_was_killed_hints_at_the_memory(simulator: LiberoSimulator) -> None:
-    os.kill(simulator._processes[0].pid, signal.SIGKILL)
+    os.kill(simulator.pids[0], signal.SIGKILL)
     with pytest.raises(SimulatorError, match=r"SIGKILL \(often .* too little memory\).*env\.num_envs"):
         simulator.reset([0], [0])
 
@@ -230,7 +230,7 @@ def test_a_process_that_hangs_is_named_and_ended(simulator: LiberoSimulator) -> 
     words = r"process 0 \(rows 0-0\).*has not answered 'reset' for 0\.5 s.*env\.options\.timeout_s"
     with pytest.raises(HangError, match=words):
         simulator.reset([0], [libero_stand_in.HANGS])
-    pids = [process.pid for process in simulator._processes]
+    pids = simulator.pids
     begun = time.monotonic()
     simulator.close()
     assert time.monotonic() - begun < 60
