@@ -119,4 +119,4 @@ def environment_of(repository: Path, gl: str) -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONHOME")}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "LP_NUM_THREADS"), "1")
-    return {"MUJOCO_GL": gl, **threads, **kept, "PYTHONPATH": str(repository), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {"MUJOCO_GL": gl, **threads, **kept, "PYTHONPATH": str(repository)}

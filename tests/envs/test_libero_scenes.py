@@ -24,7 +24,7 @@ from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces.envs import VectorEnv
 
 REFERENCE = Path(__file__).resolve().parents[1] / "libero_reference.py"
-STEPS, CHUNK = 10, 5
+STEPS, CHUNK = 5, 5
 TRAINING = 1 << 30
 
 
