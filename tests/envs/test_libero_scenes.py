@@ -93,7 +93,14 @@ def test_a_drawn_start_is_a_function_of_its_seed_and_settles(drawer: VectorEnv) 
 
 
 class PickAndPlace:
-    """A scripted expert on the simulator's state: takes the first object of the goal from above to the second one."""
+    """A scripted expert on the simulator's state: puts the first object of the goal onto the second one, from above.
+
+    over the object, down, close, up, over the target, open; a phase ends when the tool is there, or has had its time.
+    """
+
+    OVER = (0.12, 0.0, 0.0, 0.25, 0.25, 0.25)  # metres above the object, from phase 3 on above the target
+    NEAR = (0.006, 0.008, 0.0, 0.02, 0.01, 0.0)  # metres from the goal; 0: the phase takes its time
+    MOST = (40, 40, 12, 30, 40, 12)  # steps
 
     def __init__(self, env: VectorEnv) -> None:
         self._env, self._phase, self._waited = env, 0, 0
@@ -102,16 +109,13 @@ class PickAndPlace:
         known = self._env.state().privileged
         assert known is not None
         tool, thing, target = known[0, :3], known[0, 8:11], known[0, 11:14]
-        over, above = torch.tensor([0.0, 0.0, 0.12]), torch.tensor([0.0, 0.0, 0.30])
-        goals = [thing + over, thing, thing, thing + above, target + above, target + above]
-        goal = torch.cat([tool[:2], target[2:] + above[2:]]) if self._phase == 3 else goals[self._phase]
-        near = bool((goal - tool).norm() < 0.015)
+        place = (thing, thing, tool, torch.cat([tool[:2], target[2:]]), target, target)[self._phase]
+        away = place + torch.tensor([0.0, 0.0, self.OVER[self._phase]]) - tool
         self._waited += 1
-        if self._waited > 15 if self._phase in (2, 5) else near or self._waited > 60:
+        if float(away.norm()) < self.NEAR[self._phase] or self._waited > self.MOST[self._phase]:
             self._phase, self._waited = min(self._phase + 1, 5), 0
-        closed = 1.0 if self._phase in (2, 3, 4) else -1.0
-        move = torch.zeros(3) if self._phase == 2 else ((goal - tool) * 10).clamp(-1, 1)
-        return torch.cat([move, torch.zeros(3), torch.tensor([closed])])[None]
+        closed = torch.tensor([1.0 if self._phase in (2, 3, 4) else -1.0])
+        return torch.cat([(away * 15).clamp(-1, 1), torch.zeros(3), closed])[None]
 
 
 def test_a_can_that_is_put_into_the_basket_is_success_and_nothing_else_is() -> None:
