@@ -87,9 +87,9 @@ def test_a_drawn_start_is_a_function_of_its_seed_and_settles(drawer: VectorEnv) 
     run(drawer, 4, actions.flip(0))
     other = run(drawer, TRAINING + 6, actions)
     again = run(drawer, TRAINING + 5, actions)
-    for left, right, changed in zip(first, again, other, strict=True):
+    for left, right in zip(first, again, strict=True):
         np.testing.assert_array_equal(left, right)
-        assert (left != changed).any()
+    assert (first[1] != other[1]).any()  # pictures; the arm starts alike
 
 
 class PickAndPlace:
