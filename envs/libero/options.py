@@ -26,7 +26,7 @@ class Options:
     rotate: int = 180  # degrees by which the policy's pictures are turned: 180 as OpenVLA's, 0 upside down as MuJoCo's
     train_on_benchmark: int = 0  # 1: training, too, starts from the benchmark's initial states
     processes: int = 0  # of this worker, each with a share of its rows; 0: one; on a GPU one per core
-    spare_scenes: int = 4  # of each process, kept for episodes of tasks that no row is running
+    spare_scenes: int = 2  # of each process, kept for episodes of tasks that no row is running
     timeout_s: int = 600  # how long a process may take to answer; building a scene takes seconds
 
 
@@ -49,7 +49,7 @@ def read_options(config: EnvConfig) -> Options:
     _require(options.rotate in (0, 180), "env.options.rotate", options.rotate, "degrees are 0 or 180", "180")
     _require(options.settle_steps >= 0, "env.options.settle_steps", options.settle_steps, "it is not negative", "10")
     _require(options.processes >= 0, "env.options.processes", options.processes, "it is not negative", "0")
-    _require(options.spare_scenes >= 0, "env.options.spare_scenes", options.spare_scenes, "it is not negative", "4")
+    _require(options.spare_scenes >= 0, "env.options.spare_scenes", options.spare_scenes, "it is not negative", "2")
     _require(options.timeout_s > 0, "env.options.timeout_s", options.timeout_s, "it is positive", "600")
     _require(config.reward is Reward.sparse, "env.reward", config.reward.value, "LIBERO rewards success only", "sparse")
     _require(
