@@ -70,5 +70,5 @@ check: $(DEV_STAMP)
 	$(BIN)/pyright
 
 clean:
-	rm -rf $(VENV) build tests/accelerator/build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-libero build tests/accelerator/build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from envs.batched.checks import check_finite, check_rows, short
-from envs.simulator import Measurement, Simulator
+from envs.simulator import Measurement, RowTask, Simulator
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode
@@ -28,11 +28,24 @@ class _Outcome:
 class EpisodeEnv:
     """N rows of a task as a `VectorEnv`; see rlinf_embodied.interfaces for the contract of every method."""
 
-    def __init__(self, config: EnvConfig, simulator: Simulator, instruction: str, render_final: bool) -> None:
-        """`render_final`: whether final observations have images."""
+    def __init__(
+        self,
+        config: EnvConfig,
+        simulator: Simulator,
+        instruction: str | Callable[[], Sequence[RowTask]],
+        render_final: bool,
+    ) -> None:
+        """Takes the rows.
+
+        Args:
+            config: the section env.
+            simulator: N rows of one task, or of several.
+            instruction: what to do, in words; of several tasks a function that returns each row's after a reset.
+            render_final: whether final observations have images.
+        """
         self._config, self._sim, self._render_final = config, simulator, render_final
-        self._instruction = (instruction,) * simulator.num_rows
         n, device = simulator.num_rows, simulator.device
+        self._tasks = instruction if callable(instruction) else lambda: [RowTask("", instruction)] * n
         self._no_actions = torch.zeros(n, simulator.action_dim, device=device)
         self._state = self._measured(self._no_actions)
         self._running = torch.zeros(n, dtype=torch.bool, device=device)
@@ -154,7 +167,7 @@ class EpisodeEnv:
 
     def state(self) -> Observation:
         """Returns what all rows show now, without images; see VectorEnv."""
-        return Observation(self._state.proprio.clone(), self._instruction, None, self._privileged())
+        return Observation(self._state.proprio.clone(), self._told(range(self.spec.num_envs)), None, self._privileged())
 
     def simulator_states(self) -> dict[str, Tensor]:
         """Returns the physical state of all rows by name, each [N, D]; see HasSimulatorStates."""
@@ -238,6 +251,7 @@ class EpisodeEnv:
         return EpisodeEnd(
             row=row,
             seed=self._seeds[row],
+            task=self._tasks()[row].name,
             metrics={
                 "success_once": float(self._solved_once[row]),
                 "success_at_end": float(self._state.success[row]),
@@ -254,6 +268,10 @@ class EpisodeEnv:
                 self._frames.setdefault(row, []).append(image)
 
     # ---------------------------------------------------------------------------------------------------- observations
+    def _told(self, rows: Sequence[int]) -> tuple[str, ...]:
+        tasks = self._tasks()
+        return tuple(tasks[row].instruction for row in rows)
+
     def _privileged(self) -> Tensor:
         """Returns the critic's state [N, Q]: the task's, time in the episode and phase in the chunk, in [-1, 1]."""
         time = self._steps / self._config.horizon * 2 - 1
@@ -277,7 +295,7 @@ class EpisodeEnv:
     def _observe_final(self, rows: list[int]) -> Observation:
         return Observation(
             proprio=self._state.proprio[rows],
-            instruction=self._instruction[: len(rows)],
+            instruction=self._told(rows),
             images=self._sim.images(rows) if self._render_final and self.spec.cameras else None,
             privileged=self._privileged()[rows],
         )

@@ -84,6 +84,14 @@ def _fits(value: object, dtype: torch.dtype, axes: int, num_rows: int) -> bool:
     return isinstance(value, Tensor) and value.dtype is dtype and value.ndim == axes and len(value) == num_rows
 
 
+@dataclass(frozen=True, slots=True)
+class RowTask:
+    """What a row is to do, where rows have several tasks."""
+
+    name: str
+    instruction: str
+
+
 class Simulator(Protocol):
     """N rows of a task, without any notion of an episode.
 

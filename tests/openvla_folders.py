@@ -63,14 +63,14 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
-def oft(seed: int = 0, l1: bool = False, proprio: bool = False, film: bool = False, pictures: int = 1) -> OpenVLAOFT:
+def oft(seed: int = 0, l1: bool = False, proprio: bool = False, film: bool = False, images: int = 1) -> OpenVLAOFT:
     net = network(seed)
     if film:
         add_film(net.vision_backbone, net.dim, RANK)
         randomised(net.vision_backbone, seed)
     head = L1Head(net.dim, ACTION_DIM) if l1 else None
     projector = ProprioProjector(net.dim, PROPRIO_DIM) if proprio else None
-    return OpenVLAOFT(net, CHUNK_LEN, ACTION_DIM, pictures, head, projector)
+    return OpenVLAOFT(net, CHUNK_LEN, ACTION_DIM, images, head, projector)
 
 
 def write_source(folder: Path) -> Path:
@@ -108,12 +108,12 @@ def write_toy_oft(folder: Path, model: OpenVLAOFT) -> None:
     write_oft(checkpoint, model, folder, num_steps=70)
 
 
-def pixels(rows: int, pictures: int = 1, seed: int = 1) -> Tensor:
+def pixels(rows: int, images: int = 1, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, 6 * pictures, IMAGE_SIZE, IMAGE_SIZE, generator=generator)
+    return torch.randn(rows, 6 * images, IMAGE_SIZE, IMAGE_SIZE, generator=generator)
 
 
-def picture(seed: int = 0, height: int = 20, width: int = 36) -> np.ndarray:
+def image(seed: int = 0, height: int = 20, width: int = 36) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 

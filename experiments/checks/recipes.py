@@ -106,7 +106,7 @@ def clone(stages: Stages) -> None:
     data = stage._blocks_data.values()
     stages.add("initial weights", *_weights(stage._policy.module))
     stages.add("demonstrations", *(part.actions for part in data))
-    stages.add("pictures", *(part.observation.images for part in data))
+    stages.add("images", *(part.observation.images for part in data))
     for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
         stage.begin_phase(StepContext(0), whole)
         if not whole:
@@ -125,11 +125,11 @@ def pick(stages: Stages) -> None:
     env = make_env(replace(config.env, auto_reset=False, hold_steps=0), 4, "cpu")
     observation = env.reset([int(reset_seed(3, number)) for number in range(4)], list(range(4)))
     stages.add("states at reset", observation.proprio, observation.privileged)
-    stages.add("pictures at reset", observation.images)
+    stages.add("images at reset", observation.images)
     for number in range(6):
         observation = env.step_chunk(lambda _: env.expert_actions().clamp(-1.0, 1.0)).observation
         stages.add(f"states after chunk {number}", observation.proprio, observation.privileged)
-        stages.add(f"pictures after chunk {number}", observation.images)
+        stages.add(f"images after chunk {number}", observation.images)
     policy = load_target(config.policy._target_)(config.policy, env.spec, config.run.seed)
     stages.add("features", policy.encode(observation)["maps"])  # pyright: ignore[reportAttributeAccessIssue]
     env.close()

@@ -1,4 +1,4 @@
-"""What evaluations put in front of the image processor, so that pictures look as in training: resize, centre crop.
+"""What evaluations put in front of the image processor, so that images look as in training: resize, centre crop.
 
 Both are TensorFlow's operations, which the training data went through; libraries differ from it by some levels.
 """
@@ -14,18 +14,18 @@ CROP_AREA = 0.9
 _LOBES = 3.0
 
 
-def resize_for_policy(picture: NDArray[np.uint8], size: int, through_jpeg: bool = True) -> NDArray[np.uint8]:
-    """Returns a picture, uint8 [H, W, 3], as [size, size, 3]: JPEG and back, then a Lanczos filter without aliasing."""
-    source = jpeg_round_trip(picture) if through_jpeg else picture
+def resize_for_policy(image: NDArray[np.uint8], size: int, through_jpeg: bool = True) -> NDArray[np.uint8]:
+    """Returns an image, uint8 [H, W, 3], as [size, size, 3]: JPEG and back, then a Lanczos filter without aliasing."""
+    source = jpeg_round_trip(image) if through_jpeg else image
     tall = _resampled(source.astype(np.float32), size)
     resized = _resampled(tall.swapaxes(0, 1), size).swapaxes(0, 1)
     return np.rint(resized).clip(0, 255).astype(np.uint8)
 
 
-def center_crop(picture: NDArray[np.uint8], area: float = CROP_AREA) -> NDArray[np.uint8]:
-    """Returns the middle of a picture, uint8 [H, W, 3], that holds `area` of it, blown up to its own size."""
-    values = picture.astype(np.float32) * np.float32(1.0 / 255.0)
-    height, width = picture.shape[:2]
+def center_crop(image: NDArray[np.uint8], area: float = CROP_AREA) -> NDArray[np.uint8]:
+    """Returns the middle of an image, uint8 [H, W, 3], that holds `area` of it, blown up to its own size."""
+    values = image.astype(np.float32) * np.float32(1.0 / 255.0)
+    height, width = image.shape[:2]
     narrow = _lerp(values.swapaxes(0, 1), *_crop_places(width, area)).swapaxes(0, 1)
     cropped = _lerp(narrow, *_crop_places(height, area))
     return np.floor(cropped.clip(0.0, 1.0) * np.float32(255.5)).clip(0, 255).astype(np.uint8)

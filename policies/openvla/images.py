@@ -1,4 +1,4 @@
-"""Pictures as what the towers see: resized, then normalised twice, for DINOv2 and for SigLIP, stacked on channels."""
+"""Images as what the towers see: resized, then normalised twice, for DINOv2 and for SigLIP, stacked on channels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rlinf_embodied.errors import CheckpointError, DataError
 
 PREPROCESSOR = "preprocessor_config.json"
 STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
-CHANNELS_PER_PICTURE = 6
+CHANNELS_PER_IMAGE = 6
 _RGB = 3
-Picture = NDArray[np.uint8] | Image.Image
+RawImage = NDArray[np.uint8] | Image.Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ImageProcessor:
 
     Attributes:
         image_size: pixels per side S.
-        strategy: how a picture becomes a square: squashed, padded, or cropped.
+        strategy: how an image becomes a square: squashed, padded, or cropped.
         means: of each tower and channel, float32 [2, 3], for values in [0, 1].
         stds: the same.
         fill: grey values of the padding.
@@ -41,16 +41,16 @@ class ImageProcessor:
     stds: Tensor
     fill: tuple[int, int, int]
 
-    def __call__(self, pictures: Sequence[Picture]) -> Tensor:
-        """Returns pixel values, float32 [K * 6, S, S], of the K pictures of one observation, uint8 [H, W, 3] each.
+    def __call__(self, images: Sequence[RawImage]) -> Tensor:
+        """Returns pixel values, float32 [K * 6, S, S], of the K images of one observation, uint8 [H, W, 3] each.
 
         Raises:
-            DataError: a picture is not of that form.
+            DataError: an image is not of that form.
         """
-        return torch.cat([self._one(picture) for picture in pictures])
+        return torch.cat([self._one(image) for image in images])
 
-    def _one(self, picture: Picture) -> Tensor:
-        image = self._square(_rgb(picture))
+    def _one(self, image: RawImage) -> Tensor:
+        image = self._square(_rgb(image))
         values = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32).div(255)
         return ((values - self.means[:, :, None, None]) / self.stds[:, :, None, None]).flatten(0, 1)
 
@@ -74,7 +74,7 @@ def read_processor(folder: Path, config: OpenVLAConfig) -> ImageProcessor:
     bfloat16 in the published files.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or has another picture size or strategy.
+        CheckpointError: the file is missing or damaged, or has another image size or strategy.
     """
     path = folder / PREPROCESSOR
     raw = read_json(path)
@@ -112,15 +112,15 @@ def _normalisation(raw: Mapping[str, object]) -> tuple[Tensor, Tensor]:
     return means, stds
 
 
-def _rgb(picture: Picture) -> Image.Image:
-    if isinstance(picture, Image.Image):
-        return picture.convert("RGB")
-    if picture.ndim != _RGB or picture.shape[-1] != _RGB or picture.dtype != np.uint8:
+def _rgb(image: RawImage) -> Image.Image:
+    if isinstance(image, Image.Image):
+        return image.convert("RGB")
+    if image.ndim != _RGB or image.shape[-1] != _RGB or image.dtype != np.uint8:
         raise DataError(
-            f"a picture is {picture.dtype} of the shape {picture.shape}, but uint8 [height, width, 3] is needed: "
-            "give one picture of one camera at a time"
+            f"an image is {image.dtype} of the shape {image.shape}, but uint8 [height, width, 3] is needed: "
+            "give one image of one camera at a time"
         )
-    return Image.fromarray(picture)
+    return Image.fromarray(image)
 
 
 def _letterbox(image: Image.Image, fill: tuple[int, int, int]) -> Image.Image:

@@ -1,4 +1,4 @@
-"""JPEG at quality 95 there and back, as TensorFlow does it: pictures in training data went through it.
+"""JPEG at quality 95 there and back, as TensorFlow does it: images in training data went through it.
 
 libjpeg encodes with its exact integer transform and TensorFlow decodes with the fast one, which no Python library
 offers; the entropy coding between them loses nothing, so that it is left out.  Steps and constants are those of
@@ -28,10 +28,10 @@ _AAN = (1.0, 1.387039845, 1.306562965, 1.175875602, 1.0, 0.785694958, 0.54119610
 Planes = NDArray[np.int64]
 
 
-def jpeg_round_trip(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns a picture, uint8 [H, W, 3], after JPEG with 4:2:0 chroma at quality 95 and TensorFlow's decoder."""
-    height, width = picture.shape[:2]
-    luma, blue, red = _to_ycc(picture.astype(np.int64))
+def jpeg_round_trip(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns an image, uint8 [H, W, 3], after JPEG with 4:2:0 chroma at quality 95 and TensorFlow's decoder."""
+    height, width = image.shape[:2]
+    luma, blue, red = _to_ycc(image.astype(np.int64))
     tables = _quantisation()
     half = (-(-height // 2), -(-width // 2))
     planes = [

@@ -1,6 +1,6 @@
 """OpenVLA-OFT's way to act: all tokens of a chunk of C actions at once, every position seeing every other.
 
-BOS | patches of K pictures | proprioception | prompt, empty token | C * A zero vectors | stop token
+BOS | patches of K images | proprioception | prompt, empty token | C * A zero vectors | stop token
 
 As the network predicts the next token, the state at the empty token stands for the first action value and the last
 zero vector's is not used.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from policies.openvla.autoregressive import Decoded
 from policies.openvla.heads import L1Head, ProprioProjector
-from policies.openvla.images import CHANNELS_PER_PICTURE
+from policies.openvla.images import CHANNELS_PER_IMAGE
 from policies.openvla.log_probs import TokenDistribution, action_log_probs
 from policies.openvla.network import OpenVLA, Sequence, full_mask
 from policies.openvla.prompt import STOP_TOKEN, TokenRows
@@ -50,7 +50,7 @@ class OpenVLAOFT(nn.Module):
         network: OpenVLA,
         chunk_len: int,
         action_dim: int,
-        num_pictures: int = 1,
+        num_images: int = 1,
         l1_head: L1Head | None = None,
         proprio_projector: ProprioProjector | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class OpenVLAOFT(nn.Module):
         self.network = network
         self.l1_head = l1_head
         self.proprio_projector = proprio_projector
-        self.chunk_len, self.action_dim, self.num_pictures = chunk_len, action_dim, num_pictures
+        self.chunk_len, self.action_dim, self.num_images = chunk_len, action_dim, num_images
         self.eval()
 
     @property
@@ -93,7 +93,7 @@ class OpenVLAOFT(nn.Module):
             stop_token: whether the sequence ends in it, as in the reference; RLinf leaves it out.
 
         Raises:
-            DataError: another number of pictures, or proprioception is missing, unwanted or of another length.
+            DataError: another number of images, or proprioception is missing, unwanted or of another length.
         """
         self._check(pixel_values, proprio)
         visual = self.network.patches(pixel_values, self.language(rows) if self.network.has_film else None)
@@ -176,11 +176,11 @@ class OpenVLAOFT(nn.Module):
         return self.network.embed(torch.full((len(rows.ids), 1), STOP_TOKEN, device=rows.ids.device))
 
     def _check(self, pixel_values: Tensor, proprio: Tensor | None) -> None:
-        channels = CHANNELS_PER_PICTURE * self.num_pictures
+        channels = CHANNELS_PER_IMAGE * self.num_images
         if pixel_values.shape[1] != channels:
             raise DataError(
-                f"pixel_values has {pixel_values.shape[1]} channels, but num_pictures={self.num_pictures} needs "
-                f"{channels}: give all pictures of an observation, or set num_pictures"
+                f"pixel_values has {pixel_values.shape[1]} channels, but num_images={self.num_images} needs "
+                f"{channels}: give all images of an observation, or set num_images"
             )
         projector = self.proprio_projector
         found = None if proprio is None else proprio.shape[-1]

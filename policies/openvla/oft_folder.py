@@ -35,7 +35,7 @@ class OftSettings:
     Attributes:
         unnorm_key: the data set whose statistics scale actions and proprioception; None where there is only one.
         chunk_len: actions per chunk C; 8 for LIBERO, 25 for ALOHA, 5 for Bridge.
-        num_pictures: pictures per observation K.
+        num_images: images per observation K.
         head: how actions come about.
         proprio: whether the robot's own state is a token.
         film: whether the instruction modulates the towers.
@@ -44,7 +44,7 @@ class OftSettings:
 
     unnorm_key: str | None = None
     chunk_len: int = 8
-    num_pictures: int = 1
+    num_images: int = 1
     head: Head = Head.discrete
     proprio: bool = False
     film: bool = False
@@ -77,7 +77,7 @@ def read_oft(folder: Path, settings: OftSettings, dtype: torch.dtype = torch.flo
         with torch.device("meta"):
             add_film(network.vision_backbone, network.dim, _rank(tensors, folder))
         _load(network.vision_backbone, tensors, folder, dtype)
-    return checkpoint, OpenVLAOFT(network, settings.chunk_len, action_dim, settings.num_pictures, head, projector)
+    return checkpoint, OpenVLAOFT(network, settings.chunk_len, action_dim, settings.num_images, head, projector)
 
 
 def write_oft(checkpoint: Checkpoint, model: OpenVLAOFT, folder: Path, num_steps: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""From pictures and an instruction to actions of the robot: a checkpoint folder, ready to be asked."""
+"""From images and an instruction to actions of the robot: a checkpoint folder, ready to be asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from policies.openvla.action_tokens import ActionTokens
 from policies.openvla.autoregressive import decode
 from policies.openvla.folder import read_checkpoint
-from policies.openvla.images import Picture, read_processor
+from policies.openvla.images import RawImage, read_processor
 from policies.openvla.log_probs import TokenDistribution
 from policies.openvla.oft import Head
 from policies.openvla.oft_folder import OftSettings, read_oft
@@ -38,9 +38,9 @@ class OpenVLAPredictor:
         self.processor = read_processor(folder, config)
         self.tokens = ActionTokens.of(config)
 
-    def act(self, picture: Picture, instruction: str) -> NDArray[np.float64]:
-        """Returns the robot's action [A] for a picture, uint8 [H, W, 3]."""
-        pixel_values = self.processor([picture])[None]
+    def act(self, image: RawImage, instruction: str) -> NDArray[np.float64]:
+        """Returns the robot's action [A] for an image, uint8 [H, W, 3]."""
+        pixel_values = self.processor([image])[None]
         rows = self.tokenizer.rows([instruction])
         done = decode(self.checkpoint.network, rows, pixel_values, self.range.dim, TokenDistribution())
         return self.range.expand(self.tokens.decode(done.tokens[0].numpy()))
@@ -63,19 +63,19 @@ class OftPredictor:
 
     @torch.no_grad()
     def act(
-        self, pictures: Sequence[Picture], instruction: str, proprio: ArrayLike | None = None
+        self, images: Sequence[RawImage], instruction: str, proprio: ArrayLike | None = None
     ) -> NDArray[np.float64]:
         """Returns the robot's actions [C, A].
 
         Args:
-            pictures: K of them, uint8 [H, W, 3]; the main camera first, then the wrist's.
+            images: K of them, uint8 [H, W, 3]; the main camera first, then the wrist's.
             instruction: what to do.
             proprio: the robot's own state [P], where the checkpoint reads it.
 
         Raises:
-            DataError: another number of pictures, or proprioception is missing or unwanted.
+            DataError: another number of images, or proprioception is missing or unwanted.
         """
-        pixel_values = self.processor(pictures)[None]
+        pixel_values = self.processor(images)[None]
         rows = self.tokenizer.rows([instruction])
         state = self._state(proprio)
         if self.model.head is Head.l1:

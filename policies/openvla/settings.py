@@ -151,7 +151,7 @@ def _image_size(raw: Mapping[str, object], where: str) -> int:
     first, second = _pair(raw, "image_sizes", where)
     if first != second or not isinstance(first, int):
         raise CheckpointError(
-            f"{where}: image_sizes is {[first, second]}, but both towers must see pictures of one size: "
+            f"{where}: image_sizes is {[first, second]}, but both towers must see images of one size: "
             "give another folder"
         )
     return first

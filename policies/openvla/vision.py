@@ -11,11 +11,11 @@ from timm.layers.layer_scale import LayerScale
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from policies.openvla.images import CHANNELS_PER_PICTURE
+from policies.openvla.images import CHANNELS_PER_IMAGE
 from policies.openvla.settings import OpenVLAConfig
 from rlinf_embodied.errors import CheckpointError, DataError
 
-_CHANNELS_PER_TOWER = CHANNELS_PER_PICTURE // 2
+_CHANNELS_PER_TOWER = CHANNELS_PER_IMAGE // 2
 
 
 class NamedLayerScale(nn.Module):
@@ -48,31 +48,31 @@ class VisionBackbone(nn.Module):
         self.num_patches = cast(int, self.featurizer.patch_embed.num_patches)
 
     def forward(self, pixel_values: Tensor, language: Tensor | None = None) -> Tensor:
-        """Returns features [B, K * P, D1 + D2] of pixel values [B, K * 6, S, S], patches of the first picture first.
+        """Returns features [B, K * P, D1 + D2] of pixel values [B, K * 6, S, S], patches of the first image first.
 
         Args:
-            pixel_values: per picture three channels for DINOv2, then three for SigLIP.
+            pixel_values: per image three channels for DINOv2, then three for SigLIP.
             language: what FiLM blocks modulate by [B, D]; only where the towers have such blocks.
 
         Raises:
             DataError: the pixel values have another shape.
         """
         self._check(pixel_values)
-        pictures = [self._features(one, language) for one in pixel_values.split(CHANNELS_PER_PICTURE, dim=1)]
-        return torch.cat(pictures, dim=1)
+        images = [self._features(one, language) for one in pixel_values.split(CHANNELS_PER_IMAGE, dim=1)]
+        return torch.cat(images, dim=1)
 
-    def _features(self, picture: Tensor, language: Tensor | None) -> Tensor:
-        first, second = picture.split(_CHANNELS_PER_TOWER, dim=1)
+    def _features(self, image: Tensor, language: Tensor | None) -> Tensor:
+        first, second = image.split(_CHANNELS_PER_TOWER, dim=1)
         towers = (self.featurizer, first), (self.fused_featurizer, second)
         return torch.cat([patch_features(tower, pixels, language) for tower, pixels in towers], dim=2)
 
     def _check(self, pixel_values: Tensor) -> None:
         size = self.image_size
         shape = tuple(pixel_values.shape)
-        if len(shape) != 4 or shape[1] % CHANNELS_PER_PICTURE or not shape[1] or shape[2:] != (size, size):
+        if len(shape) != 4 or shape[1] % CHANNELS_PER_IMAGE or not shape[1] or shape[2:] != (size, size):
             raise DataError(
                 f"pixel_values has the shape {shape}, but this checkpoint sees [batch, "
-                f"{CHANNELS_PER_PICTURE} * pictures, {size}, {size}]: make it with the folder's image processor"
+                f"{CHANNELS_PER_IMAGE} * images, {size}, {size}]: make it with the folder's image processor"
             )
 
 

@@ -70,6 +70,7 @@ class EvalConfig:
     check_episodes: int = 200  # of a check, which ends early once it can neither succeed nor equal the best one so far
     check_seed: int = 1_000_000  # of a check's first episode
     greedy: bool = True  # false: sample at policy.temperature
+    end_at_success: bool = False  # whether an episode ends once it is solved (LIBERO), or at env.horizon (ManiSkill)
     record_video: bool = True
     num_videos: int = 6  # episodes that are filmed
     video_size: int = 256

@@ -49,6 +49,7 @@ class Episode:
     env_id: int
     seed: int
     metrics: dict[str, float]
+    task: str = ""  # its name, where rows have several
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class EnvStage:
         """
         for end in ends:
             if self._seen_whole(shard, end.row):
-                shard.ended.append(Episode(int(shard.env_ids[end.row]), end.seed, dict(end.metrics)))
+                shard.ended.append(Episode(int(shard.env_ids[end.row]), end.seed, dict(end.metrics), end.task))
             else:
                 shard.num_cut += 1
 

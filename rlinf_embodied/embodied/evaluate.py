@@ -26,6 +26,7 @@ from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.runtime.sessions import open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
+from rlinf_embodied.telemetry.tables import text_table
 
 
 def evaluate_command(config: EvaluateConfig) -> int:
@@ -59,7 +60,10 @@ def evaluate_command(config: EvaluateConfig) -> int:
             result = evaluation.run(_step_of(config.checkpoint))
         _write(folder, config, result, evaluation.env_spec.backend)
     print(f"{config.env.task}: {result}")
-    print(f"success_once: solved at any time; at_end: solved when the episode's {config.env.horizon} steps are over")
+    if tasks := result.by_task():
+        print(text_table([{"task": name, "success_once": f"{rate} of {rate.number}"} for name, rate in tasks.items()]))
+    last = "once it is" if config.eval.end_at_success else f"when the episode's {config.env.horizon} steps are over"
+    print(f"success_once: solved at any time; at_end: solved {last}")
     print(
         f"return {result.mean_return:.2f}, "
         f"episode_len {result.episode_len:.1f}; seeds {config.eval.seed}..{config.eval.seed + len(result.episodes) - 1}"
@@ -90,7 +94,8 @@ def _require_same(config: EvaluateConfig, policy: PolicyConfig) -> None:
 
 
 def _write(folder: RunFolder, config: EvaluateConfig, result: EvaluationResult, backend: str) -> None:
-    episodes = [{"seed": e.seed, **e.metrics} for e in result.episodes]
+    episodes = [{"seed": e.seed, **({"task": e.task} if e.task else {}), **e.metrics} for e in result.episodes]
+    tasks = {name: rate.summary("success_once") for name, rate in result.by_task().items()}
     content = result.summary() | {
         "policy": config.policy,
         "checkpoint": config.checkpoint,
@@ -99,6 +104,7 @@ def _write(folder: RunFolder, config: EvaluateConfig, result: EvaluationResult, 
         "env": asdict(replace(config.env)),
         "backend": backend,
         "versions": library_versions(),
+        **({"tasks": tasks} if tasks else {}),
         "episodes": episodes,
     }
     folder.write_json("eval_info.json", content)

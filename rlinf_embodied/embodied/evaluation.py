@@ -65,7 +65,8 @@ def held_out(
 ) -> EvaluationEnvConfig:
     """Returns the episodes to run in an env; `seed` is of sampled or random actions, `videos` a folder for these."""
     whole = evaluation_env(env, min(how.num_envs, how.num_episodes))
-    return EvaluationEnvConfig(whole, seed, eval=how, videos=videos, acting=acting)
+    ends = dataclasses.replace(whole, hold_steps=1) if how.end_at_success else whole
+    return EvaluationEnvConfig(ends, seed, eval=how, videos=videos, acting=acting)
 
 
 class EvaluationEnvStage(EnvStage):
@@ -245,6 +246,12 @@ class EvaluationResult:
             "eval/success_at_end": self.at_end.value,
             "eval/return": self.mean_return,
         }
+
+    def by_task(self) -> dict[str, Rate]:
+        """Returns how often each task was solved, by its name; {} where the env has one task only."""
+        names = dict.fromkeys(episode.task for episode in self.episodes if episode.task)
+        of = {name: [e.metrics["success_once"] > 0 for e in self.episodes if e.task == name] for name in names}
+        return {name: Rate(sum(solved), len(solved)) for name, solved in of.items()}
 
     def __str__(self) -> str:
         """Returns, for example, "success_once 63.0 % [56.1, 69.4], at_end 61.0 % [54.1, 67.5] of 200 episodes"."""

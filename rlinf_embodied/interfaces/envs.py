@@ -100,6 +100,7 @@ class EpisodeEnd:
     row: int
     seed: int
     metrics: Mapping[str, float]
+    task: str = ""  # its name, where rows have several
 
 
 @dataclass(frozen=True, slots=True)

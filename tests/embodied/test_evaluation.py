@@ -60,6 +60,27 @@ def test_every_seed_is_evaluated_once_whatever_the_number_of_rows(tmp_path, epis
     assert all(episode["episode_len"] == 12 for episode in info["episodes"])  # whole ones, also when solved
 
 
+def test_an_episode_ends_at_its_first_success_where_the_benchmark_has_it_so(tmp_path) -> None:
+    info = evaluate(tmp_path, "policy=expert", *ENV, "eval.num_episodes=8", "eval.end_at_success=true")
+    lengths = [episode["episode_len"] for episode in info["episodes"]]
+    assert [episode["success_at_end"] for episode in info["episodes"]] == [1.0 if n < 12 else 0.0 for n in lengths]
+    assert min(lengths) < 12
+
+
+def test_where_rows_have_several_tasks_each_is_counted_by_itself(tmp_path, capsys) -> None:
+    small = ["env.obs_size=4", "env.horizon=20", "env.chunks_per_rollout=4", "env.chunk=5", "env.options.timeout_s=200"]
+    few = ["eval.num_episodes=12", "eval.seed=0", "eval.num_envs=4"]
+    env = ["env=libero_goal", "env._target_=libero_stand_in.make_env", *small]
+    info = evaluate(tmp_path, "policy=random", *env, *few, "eval.end_at_success=true")
+    printed = capsys.readouterr().out
+    of = {name: [e["success_once"] for e in info["episodes"] if e["task"] == name] for name in info["tasks"]}
+    assert list(of) == [f"libero_goal_{k}" for k in range(10)]  # in the order of the suite
+    assert [len(solved) for solved in of.values()] == [2, 2, *[1] * 8]
+    for name, solved in of.items():
+        assert info["tasks"][name]["success_once"] == sum(solved) / len(solved)
+        assert f"of {len(solved)}" in next(line for line in printed.splitlines() if line.startswith(name))
+
+
 @pytest.mark.parametrize("policy", ["random", "expert", "checkpoint"])
 def test_an_episode_does_not_depend_on_how_many_run_beside_it(tmp_path, policy: str) -> None:
     who = [f"policy={policy}", *ENV] if policy != "checkpoint" else [f"checkpoint={clone(tiny())}", "eval.greedy=false"]

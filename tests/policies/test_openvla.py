@@ -56,7 +56,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_its_padding(network):
         torch.testing.assert_close(alone.hidden[0], together.hidden[row], atol=1e-4, rtol=0)
 
 
-def test_the_picture_and_the_instruction_decide(network):
+def test_the_image_and_the_instruction_decide(network):
     def states(rows, images):
         with torch.no_grad():
             return predicting_states(network, rows, images, torch.full((1, 2), 31800))
@@ -141,5 +141,5 @@ def test_a_prompt_that_makes_no_row_is_refused(prompt, message):
 
 @pytest.mark.parametrize("shape", [(1, 6, 28, 27), (1, 5, 28, 28), (6, 28, 28)])
 def test_pixel_values_of_another_size_are_refused(network, shape):
-    with pytest.raises(DataError, match=r"this checkpoint sees \[batch, 6 \* pictures, 28, 28\]"):
+    with pytest.raises(DataError, match=r"this checkpoint sees \[batch, 6 \* images, 28, 28\]"):
         network.patches(torch.zeros(shape))

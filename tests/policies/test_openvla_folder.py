@@ -87,13 +87,13 @@ def test_statistics_of_the_config_count_where_the_file_is_missing(folder):
 
 @pytest.mark.parametrize("film", [False, True])
 def test_an_oft_folder_written_and_read_gives_equal_actions(tmp_path, film):
-    model = toys.oft(l1=True, proprio=True, film=film, pictures=2)
+    model = toys.oft(l1=True, proprio=True, film=film, images=2)
     toys.write_toy_oft(tmp_path / "oft", model)
     settings = OftSettings(
-        unnorm_key="arm", chunk_len=toys.CHUNK_LEN, num_pictures=2, head=Head.l1, proprio=True, film=film
+        unnorm_key="arm", chunk_len=toys.CHUNK_LEN, num_images=2, head=Head.l1, proprio=True, film=film
     )
     _, again = read_oft(tmp_path / "oft", settings)
-    inputs = toys.rows(), toys.pixels(3, pictures=2), torch.rand(3, toys.PROPRIO_DIM)
+    inputs = toys.rows(), toys.pixels(3, images=2), torch.rand(3, toys.PROPRIO_DIM)
     with torch.no_grad():
         assert torch.equal(again.regress(*inputs), model.regress(*inputs))
     assert (tmp_path / "oft" / "action_head--70_checkpoint.pt").is_file()
@@ -101,12 +101,12 @@ def test_an_oft_folder_written_and_read_gives_equal_actions(tmp_path, film):
 
 def test_a_folder_acts(written, tmp_path):
     predictor = OpenVLAPredictor(written, "arm")
-    action = predictor.act(toys.picture(), "Lift cube?")
+    action = predictor.act(toys.image(), "Lift cube?")
     assert action.shape == (3,)
-    assert np.array_equal(action, predictor.act(toys.picture(), "lift cube?"))
+    assert np.array_equal(action, predictor.act(toys.image(), "lift cube?"))
     toys.write_toy_oft(tmp_path / "oft", toys.oft())
     oft = OftPredictor(tmp_path / "oft", OftSettings(unnorm_key="arm", chunk_len=toys.CHUNK_LEN))
-    assert oft.act([toys.picture()], "drop cup?").shape == (toys.CHUNK_LEN, 3)
+    assert oft.act([toys.image()], "drop cup?").shape == (toys.CHUNK_LEN, 3)
 
 
 def test_names_and_shapes_at_full_size_are_those_of_the_reference():
@@ -133,7 +133,7 @@ def test_a_language_model_is_refused(folder):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("image_sizes", [28, 56], r"image_sizes is \[28, 56\], but both towers must see pictures of one size"),
+        ("image_sizes", [28, 56], r"image_sizes is \[28, 56\], but both towers must see images of one size"),
         ("timm_model_ids", ["one"], "timm_model_ids is .* one entry for each of the two towers"),
         ("timm_model_ids", ["resnet18", "resnet18"], "resnet18"),
         ("timm_model_ids", ["no_such", "no_such"], "timm .* cannot build"),
@@ -229,10 +229,10 @@ def test_an_image_processor_of_another_size_is_refused(written, folder):
         read_processor(folder, config)
 
 
-@pytest.mark.parametrize("picture", [np.zeros((8, 8, 3), np.float32), np.zeros((8, 8), np.uint8)])
-def test_what_is_no_picture_is_refused(written, picture):
-    with pytest.raises(DataError, match=r"a picture is .* but uint8"):
-        read_processor(written, config_of(toys.RAW))([picture])
+@pytest.mark.parametrize("image", [np.zeros((8, 8, 3), np.float32), np.zeros((8, 8), np.uint8)])
+def test_what_is_no_image_is_refused(written, image):
+    with pytest.raises(DataError, match=r"an image is .* but uint8"):
+        read_processor(written, config_of(toys.RAW))([image])
 
 
 def test_pixels_are_normalised_once_for_each_tower(written):
@@ -244,7 +244,7 @@ def test_pixels_are_normalised_once_for_each_tower(written):
 
 
 @pytest.mark.parametrize(("strategy", "corner"), [("resize-naive", 255), ("letterbox", 0), ("resize-crop", 255)])
-def test_a_picture_becomes_a_square(folder, strategy, corner):
+def test_an_image_becomes_a_square(folder, strategy, corner):
     zeros, ones = [[0.0] * 3] * 2, [[1.0] * 3] * 2
     toys.change_json(
         folder / "preprocessor_config.json", image_resize_strategy=strategy, tvf_normalize_params=None, means=zeros

@@ -1,4 +1,4 @@
-"""OpenVLA-OFT: a chunk at once, all positions seeing all, exact log-probs, L1 for evaluation only, FiLM, pictures."""
+"""OpenVLA-OFT: a chunk at once, all positions seeing all, exact log-probs, L1 for evaluation only, FiLM, images."""
 
 import openvla_folders as toys
 import pytest
@@ -79,16 +79,16 @@ def test_a_head_of_another_robot_is_refused():
         OpenVLAOFT(regressing.network, 8, 7, l1_head=regressing.l1_head)
 
 
-def test_pictures_and_proprioception_must_be_those_of_the_checkpoint(model):
-    with pytest.raises(DataError, match=r"has 12 channels, but num_pictures=1 needs 6"):
-        model.hidden(toys.rows(), toys.pixels(3, pictures=2))
+def test_images_and_proprioception_must_be_those_of_the_checkpoint(model):
+    with pytest.raises(DataError, match=r"has 12 channels, but num_images=1 needs 6"):
+        model.hidden(toys.rows(), toys.pixels(3, images=2))
     with pytest.raises(DataError, match="has 5 dimensions, but the checkpoint's projector takes None"):
         model.hidden(toys.rows(), toys.pixels(3), torch.zeros(3, 5))
 
 
-def test_both_pictures_and_the_proprioception_count():
-    both = toys.oft(proprio=True, pictures=2)
-    images, state = toys.pixels(3, pictures=2), torch.zeros(3, toys.PROPRIO_DIM)
+def test_both_images_and_the_proprioception_count():
+    both = toys.oft(proprio=True, images=2)
+    images, state = toys.pixels(3, images=2), torch.zeros(3, toys.PROPRIO_DIM)
 
     def states(images, state):
         with torch.no_grad():

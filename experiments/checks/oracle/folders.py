@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.checks.oracle import full_size, oft, oft_discrete, openvla, pictures, trimmed
+from experiments.checks.oracle import full_size, image_ops, oft, oft_discrete, openvla, trimmed
 from experiments.checks.oracle.goldens import Difference, Goldens
 from rlinf_embodied.errors import DataError
 
@@ -24,7 +24,7 @@ def check_folders(folder: Path, limit: float) -> int:
     checks = checks_in(folder, limit)
     if not checks:
         raise DataError(
-            f"folder is {str(folder)!r}, which holds neither checkpoint/ and golden/ nor {pictures.FILE} nor "
+            f"folder is {str(folder)!r}, which holds neither checkpoint/ and golden/ nor {image_ops.FILE} nor "
             f"{full_size.KEYS}, nor folders that do: give an oracle folder"
         )
     wrong = [name for name, check in checks.items() if not _report(name, *check())]
@@ -42,8 +42,8 @@ def checks_in(folder: Path, limit: float) -> dict[str, Callable[[], tuple[list[D
     for path in [folder, *inside]:
         if (path / "golden").is_dir() and (path / "checkpoint").is_dir():
             found[str(path)] = lambda path=path: _check_network(path, limit)
-        elif (path / pictures.FILE).is_file():
-            found[str(path)] = lambda path=path: (pictures.check(path), [])
+        elif (path / image_ops.FILE).is_file():
+            found[str(path)] = lambda path=path: (image_ops.check(path), [])
     if (folder / full_size.KEYS).is_file():
         found[str(folder / full_size.KEYS)] = lambda: (full_size.check(folder), [])
     return found

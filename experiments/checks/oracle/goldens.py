@@ -96,8 +96,8 @@ class Goldens:
         """Returns matches of goldens whose whole name matches a regular expression."""
         return [match for name in self.tensors if (match := re.fullmatch(pattern, name))]
 
-    def picture(self, name: str) -> NDArray[np.uint8]:
-        """Returns a picture of golden/, uint8 [H, W, 3]."""
+    def image(self, name: str) -> NDArray[np.uint8]:
+        """Returns an image of golden/, uint8 [H, W, 3]."""
         return np.array(Image.open(self.folder / "golden" / name).convert("RGB"))
 
     def compare(self, name: str, value: Tensor | NDArray, where: Tensor | None = None) -> None:

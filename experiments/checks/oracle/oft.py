@@ -1,4 +1,4 @@
-"""OpenVLA-OFT with the L1 head against its oracle: two pictures, proprioception, a chunk at once, training, FiLM."""
+"""OpenVLA-OFT with the L1 head against its oracle: two images, proprioception, a chunk at once, training, FiLM."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def settings_of(goldens: Goldens) -> OftSettings:
     return OftSettings(
         unnorm_key=goldens.facts["unnorm_key"],
         chunk_len=goldens.chunk_len,
-        num_pictures=len(case["images"]),
+        num_images=len(case["images"]),
         head=Head.l1,
         proprio="proprio_raw" in case,
     )
@@ -55,7 +55,7 @@ def check_case(
     """Compares what the language model reads and its states; then the actions."""
     name = f"case{index}"
     pixel_values, proprio = case_inputs(goldens, checkpoint, processor, index)
-    goldens.compare_pixels(name, pixel_values.unflatten(1, (model.num_pictures, -1))[0])
+    goldens.compare_pixels(name, pixel_values.unflatten(1, (model.num_images, -1))[0])
     if proprio is not None:
         goldens.compare(f"{name}.proprio_normalized_f64", proprio[0])
     rows = case_rows(goldens, checkpoint, f"{name}.input_ids_processor")
@@ -96,7 +96,7 @@ def case_inputs(
 ) -> tuple[Tensor, Tensor | None]:
     """Returns (pixel values [1, K * 6, S, S], normalised proprioception [1, P], float64, or None)."""
     case = goldens.facts["cases"][index]
-    pixel_values = processor([goldens.picture(name) for name in case["images"]])[None]
+    pixel_values = processor([goldens.image(name) for name in case["images"]])[None]
     if "proprio_raw" not in case:
         return pixel_values, None
     raw = goldens.given(f"case{index}.proprio_raw_f64")

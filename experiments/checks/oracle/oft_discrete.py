@@ -44,9 +44,9 @@ def check(goldens: Goldens) -> None:
 def check_case(
     goldens: Goldens, checkpoint: Checkpoint, model: OpenVLAOFT, processor: ImageProcessor, index: int
 ) -> None:
-    """Compares one picture and instruction from pixels to actions."""
+    """Compares one image and instruction from pixels to actions."""
     name = f"oft.case{index}"
-    pixel_values = processor([goldens.picture(goldens.facts["cases"][index]["image"])])[None]
+    pixel_values = processor([goldens.image(goldens.facts["cases"][index]["image"])])[None]
     goldens.compare_pixels(name, pixel_values)
     rows = case_rows(goldens, checkpoint, f"{name}.input_ids_processor")
     done = model.decode(rows, pixel_values, TokenDistribution())
@@ -65,7 +65,7 @@ def robot_actions(goldens: Goldens, checkpoint: Checkpoint, model: OpenVLAOFT, t
 
 def batch_pixels(goldens: Goldens, processor: ImageProcessor, num_rows: int) -> Tensor:
     """Returns the pixel values [B, 6, S, S] of the rows that RLinf's and SimpleVLA-RL's code was run on."""
-    return torch.stack([processor([goldens.picture(f"rl_image{row}.png")]) for row in range(num_rows)])
+    return torch.stack([processor([goldens.image(f"rl_image{row}.png")]) for row in range(num_rows)])
 
 
 def check_rlinf(goldens: Goldens, checkpoint: Checkpoint, model: OpenVLAOFT, processor: ImageProcessor) -> None:

@@ -1,4 +1,4 @@
-"""OpenVLA against its oracle: pictures, towers, prompt, hidden states, logits, tokens, actions, training loss."""
+"""OpenVLA against its oracle: images, towers, prompt, hidden states, logits, tokens, actions, training loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from experiments.checks.oracle.states import compare_states
 from policies.openvla.action_tokens import ActionTokens
 from policies.openvla.autoregressive import decode, score
 from policies.openvla.folder import Checkpoint, read_checkpoint
-from policies.openvla.images import CHANNELS_PER_PICTURE, ImageProcessor, read_processor
+from policies.openvla.images import CHANNELS_PER_IMAGE, ImageProcessor, read_processor
 from policies.openvla.log_probs import TokenDistribution
 from policies.openvla.network import causal_mask
 from policies.openvla.prompt import STOP_TOKEN, TOKENIZER, PromptTokenizer, TokenRows, prompt_for, rows_of
@@ -53,12 +53,12 @@ def check_action_tokens(goldens: Goldens, checkpoint: Checkpoint) -> None:
 
 @torch.no_grad()
 def check_case(goldens: Goldens, checkpoint: Checkpoint, processor: ImageProcessor, index: int) -> None:
-    """Compares one picture and instruction from pixels to actions."""
+    """Compares one image and instruction from pixels to actions."""
     case, name = goldens.facts["cases"][index], f"case{index}"
     network = checkpoint.network
-    pixel_values = processor([goldens.picture(case["image"])])[None]
+    pixel_values = processor([goldens.image(case["image"])])[None]
     goldens.compare_pixels(name, pixel_values)
-    half = CHANNELS_PER_PICTURE // 2
+    half = CHANNELS_PER_IMAGE // 2
     backbone = network.vision_backbone
     goldens.compare(f"{name}.dino_features", patch_features(backbone.featurizer, pixel_values[:, :half]))
     goldens.compare(f"{name}.siglip_features", patch_features(backbone.fused_featurizer, pixel_values[:, half:]))
@@ -92,8 +92,8 @@ def check_training(goldens: Goldens, checkpoint: Checkpoint, processor: ImagePro
         return
     ids, present = goldens.given("train.input_ids"), goldens.given("train.attention_mask").bool()
     labels = goldens.tensors["train.labels"]
-    pictures = [processor([goldens.picture(case["image"])]) for case in goldens.facts["cases"][: len(ids)]]
-    pixel_values, network = torch.stack(pictures), checkpoint.network
+    images = [processor([goldens.image(case["image"])]) for case in goldens.facts["cases"][: len(ids)]]
+    pixel_values, network = torch.stack(images), checkpoint.network
     sequence = network.sequence(TokenRows(ids, present), network.patches(pixel_values))
     final = network.hidden(sequence.embeddings, sequence.positions, causal_mask(sequence.present))
     goldens.compare_columns("train.logits", network.logits(final[:, -ids.shape[1] :]), present)
@@ -120,7 +120,7 @@ def check_bfloat16(goldens: Goldens, processor: ImageProcessor) -> None:
         name = f"case{index}.bf16"
         if f"{name}.projected_patches" not in goldens:
             continue
-        pixel_values = processor([goldens.picture(case["image"])])[None]
+        pixel_values = processor([goldens.image(case["image"])])[None]
         goldens.compare(f"{name}.projected_patches", network.patches(pixel_values))
         rows = case_rows(goldens, checkpoint, f"case{index}.input_ids_processor")
         done = decode(network, rows, pixel_values, 1, TokenDistribution())

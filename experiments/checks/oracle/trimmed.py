@@ -4,7 +4,7 @@ python -m experiments.checks.oracle.trimmed folder=<oracle> out=<folder> keep='c
 
 Left out are the rows of the vocabulary that no kept golden reads (logits: all but the action tokens and what stands
 behind them), the layers of the towers behind the one whose features are used, the tokenizer, whose licence is its own,
-and the goldens whose names `keep` does not match, with the pictures of their cases.
+and the goldens whose names `keep` does not match, with the images of their cases.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ def _trim_goldens(golden: Path, out: Path, keep: re.Pattern[str]) -> dict[str, T
     facts = json.loads((golden / "golden.json").read_text())
     names = ("cases", "unnorm_key")
     write_json(out / "golden.json", {name: facts[name] for name in names if name in facts})
-    for picture in golden.glob("*.png"):
-        of_case = re.match(r"case\d+", picture.name)
+    for image in golden.glob("*.png"):
+        of_case = re.match(r"case\d+", image.name)
         prefix = of_case[0] if of_case else "rlinf"
         if any(prefix in name.split(".") for name in kept):
-            shutil.copyfile(picture, out / picture.name)
+            shutil.copyfile(image, out / image.name)
     return kept
 
 

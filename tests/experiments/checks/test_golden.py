@@ -30,10 +30,10 @@ def test_a_disturbed_stage_is_named(capsys) -> None:
 
 
 def test_the_first_of_several_is_named() -> None:
-    expected = {"pictures": "a", "features": "b", "weights": "c"}
+    expected = {"images": "a", "features": "b", "weights": "c"}
     assert script.first_difference(expected, expected) is None
     assert script.first_difference({**expected, "weights": "x", "features": "y"}, expected) == "features"
-    assert script.first_difference({"pictures": "a"}, expected) == "features"
+    assert script.first_difference({"images": "a"}, expected) == "features"
     assert script.first_difference({**expected, "more": "d"}, expected) == "more"
 
 

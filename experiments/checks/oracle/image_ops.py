@@ -1,4 +1,4 @@
-"""TensorFlow's picture operations against their goldens: JPEG and back, Lanczos resize, centre crop."""
+"""TensorFlow's image operations against their goldens: JPEG and back, Lanczos resize, centre crop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHARE = 1e-4  # of the values that may be one level off, where a sum in float32
 
 
 def check(folder: Path) -> list[Difference]:
-    """Compares all goldens of a folder whose pictures are in ../openvla/golden.
+    """Compares all goldens of a folder whose images are in ../openvla/golden.
 
     Differences are the share of values that are off; one that is off by more than a level counts as infinite.
     """
@@ -37,12 +37,12 @@ def _made(folder: Path, case: str, operation: str, goldens: np.lib.npyio.NpzFile
     path = folder.parent / "openvla" / "golden" / f"{case}_image.png"
     if not path.is_file():
         raise DataError(f"{folder / FILE} was made from {path}, which is not there: copy that oracle folder, too")
-    picture = np.array(Image.open(path).convert("RGB"))
+    image = np.array(Image.open(path).convert("RGB"))
     if operation == "jpeg_roundtrip":
-        return jpeg_round_trip(picture)
+        return jpeg_round_trip(image)
     if operation == "center_cropped":
-        return center_crop(picture if picture.shape == resized.shape else resized)
-    return resize_for_policy(picture, size, through_jpeg="nojpeg" not in operation)
+        return center_crop(image if image.shape == resized.shape else resized)
+    return resize_for_policy(image, size, through_jpeg="nojpeg" not in operation)
 
 
 def _off(here: NDArray[np.uint8], golden: NDArray[np.uint8]) -> float:

@@ -1,0 +1,1 @@
+"""LIBERO's suites behind the project's env interfaces, in processes of an environment of their own."""

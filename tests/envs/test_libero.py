@@ -1,0 +1,289 @@
+"""LIBERO's rows: which episode a seed stands for, what travels to their processes, and what happens when one fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import libero_stand_in
+import numpy as np
+import pytest
+import torch
+
+from envs.episodes import EpisodeEnv
+from envs.libero import env as libero_env
+from envs.libero import wire
+from envs.libero.options import PLACE, read_options
+from envs.libero.rows import Rows
+from envs.libero.simulator import LiberoSimulator
+from envs.libero.starts import start_of
+from envs.libero.wire import Message
+from rlinf_embodied.compose import compose_evaluate
+from rlinf_embodied.config import EnvConfig, Reward
+from rlinf_embodied.errors import ConfigError, HangError, SimulatorError
+
+STAND_IN = (sys.executable, "-P", libero_stand_in.__file__)
+CONFIG = EnvConfig(
+    task="libero_goal",
+    control_mode="osc_pose",
+    reward=Reward.sparse,
+    cameras=["agentview", "robot0_eye_in_hand"],
+    obs_size=4,
+    num_envs=3,
+    block_size=3,
+    horizon=8,
+    chunk=2,
+    chunks_per_rollout=4,
+    hold_steps=1,
+    options={"processes": 2, "timeout_s": 60},
+)
+TRAINING = 1 << 30
+
+
+@pytest.fixture
+def simulator() -> Iterator[LiberoSimulator]:
+    """Three rows in two processes: row 0, and rows 1 and 2."""
+    made = make()
+    yield made
+    made.close()
+
+
+def make(config: EnvConfig = CONFIG) -> LiberoSimulator:
+    return LiberoSimulator(config, read_options(config), config.num_envs, STAND_IN)
+
+
+# -------------------------------------------------------------------------------------------------------------- starts
+def test_500_evaluation_seeds_in_a_row_are_every_task_and_initial_state_once() -> None:
+    starts = [start_of(seed, range(10)) for seed in range(9000, 9500)]
+    assert Counter((start.task, start.state) for start in starts) == Counter(
+        (task, state) for task in range(10) for state in range(50)
+    )
+    assert [start.task for start in starts[:12]] == [*range(10), 0, 1]  # so that fewer episodes are of all tasks
+
+
+def test_training_draws_its_own_initial_states_unless_it_is_told_otherwise() -> None:
+    assert start_of(TRAINING + 3, range(10)).state is None
+    assert start_of(TRAINING + 3, range(10), train_on_benchmark=True).state in range(50)
+    assert start_of(TRAINING - 1, range(10)).state in range(50)
+    assert {start_of(seed, [4]).task for seed in (0, 1, TRAINING)} == {4}
+
+
+# ---------------------------------------------------------------------------------------------------------------- wire
+def test_a_message_arrives_as_it_was_sent_whatever_its_size() -> None:
+    ours, theirs = os.pipe()
+    arrays = {
+        "images": np.arange(3 * 400 * 400, dtype=np.int32).reshape(3, 400, 400),  # many times a pipe's buffer
+        "none": np.zeros((0, 7), dtype=np.float32),
+        "success": np.array([True, False]),
+    }
+    sender = threading.Thread(target=wire.send, args=(theirs, Message("step", {"rows": [0, 2]}, arrays)))
+    sender.start()
+    got = wire.receive(ours, 60)
+    sender.join()
+    assert (got.kind, got.values) == ("step", {"rows": [0, 2]})
+    for name, array in arrays.items():
+        assert got.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(got.arrays[name], array)
+
+
+def test_half_a_message_is_waited_for_no_longer_than_allowed() -> None:
+    ours, theirs = os.pipe()
+    os.write(theirs, wire.pack(Message("step"))[:-1])
+    with pytest.raises(TimeoutError):
+        wire.receive(ours, 0.05)
+    os.close(theirs)
+    with pytest.raises(EOFError):
+        wire.receive(ours, 60)
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+class Counted(libero_stand_in.Adding):
+    """A stand-in's scene that tells when it and its renderers are closed."""
+
+    closed: list[str]
+
+    def open_eye(self) -> SimpleNamespace:
+        return SimpleNamespace(close=lambda: self.closed.append(f"eye {self.task}"))
+
+    def close(self) -> None:
+        self.closed.append(f"scene {self.task}")
+
+
+def reset(rows: Rows, **tasks: int) -> None:
+    """Resets rows to tasks, as reset(rows, r0=3)."""
+    starts = [(task, 0, task) for task in tasks.values()]
+    answer = rows.answer(Message("reset", {"rows": [int(name[1:]) for name in tasks], "starts": starts}))
+    assert answer.kind == "state", answer.values
+
+
+def test_scenes_are_built_once_and_the_one_that_waited_longest_goes_first() -> None:
+    builds: list[int] = []
+    closed: list[str] = []
+
+    def build(task: int) -> Counted:
+        scene = Counted(task, builds)
+        scene.closed = closed
+        return scene
+
+    rows = Rows(build, ["agentview"], 4, True, num_spare=1)
+    reset(rows, r0=0, r1=1)
+    rows.answer(Message("images", {"rows": [0, 1]}))
+    reset(rows, r0=0, r1=1)
+    assert builds == [0, 1]
+    reset(rows, r0=1, r1=0)  # row 0 needs a second scene of task 1, row 1 takes the one that row 0 left
+    assert builds == [0, 1, 1]
+    assert closed == []
+    reset(rows, r0=2)
+    reset(rows, r0=3)
+    assert closed == ["scene 1", "eye 1", "scene 1"] or closed == ["scene 1", "scene 1", "eye 1"]
+
+
+# ----------------------------------------------------------------------------------------------------------- simulator
+def test_each_row_has_the_task_and_state_of_its_seed_and_its_own_actions(simulator: LiberoSimulator) -> None:
+    simulator.reset([0, 1, 2], [0, 21, TRAINING + 2])
+    assert [task.name for task in simulator.tasks] == [
+        "libero_goal_0",
+        "libero_goal_1",
+        f"libero_goal_{(TRAINING + 2) % 10}",
+    ]
+    actions = torch.arange(21, dtype=torch.float32).reshape(3, 7) / 10
+    simulator.step(actions, [0, 2])
+    state = simulator.measure(actions).checked(3, simulator)
+    assert state.proprio[:, 1].tolist() == [0, 2, -1]  # initial states; the last one is drawn
+    torch.testing.assert_close(state.proprio[:, 2:], (actions * torch.tensor([[1], [0], [1]])).clamp(max=1.0)[:, :6])
+    assert not state.success.any()
+
+
+def test_images_are_turned_for_the_policy_and_upright_for_people(simulator: LiberoSimulator) -> None:
+    simulator.reset([0, 1, 2], [5, 6, 8])
+    seen = simulator.images([2, 0])
+    assert seen.shape == (2, 2, 4, 4, 3)
+    assert seen[:, :, 3, 3, 0].tolist() == [[255, 200], [255, 200]]  # turned by 180 degrees
+    assert seen[:, 0, 0, 0, 0].tolist() == [8, 5]
+    assert simulator.film([1], 6)[1][5, 0].tolist() == [255] * 3  # upright
+
+
+def test_images_can_be_upside_down_as_mujoco_has_them() -> None:
+    simulator = make(replace(CONFIG, options={"rotate": 0}))
+    simulator.reset([0], [0])
+    assert simulator.images([0])[0, 0, 0, 0].tolist() == [255] * 3
+    simulator.close()
+
+
+def test_an_episode_tells_its_instruction_and_ends_with_its_tasks_name(simulator: LiberoSimulator) -> None:
+    env = EpisodeEnv(CONFIG, simulator, lambda: simulator.tasks, render_final=True)
+    assert env.reset([3, 4, 5]).instruction == ("do 3", "do 4", "do 5")
+    push = torch.zeros(3, 2, 7)
+    push[1, :, 0] = 1.0
+    env.step_chunk(push)
+    result = env.step_chunk(push, next_seeds=[16, 17, 18])  # row 1 has added up to 3 in its third step
+    assert [(end.row, end.task, end.metrics["episode_len"]) for end in result.episodes] == [(1, "libero_goal_4", 3.0)]
+    assert result.rewards[1].tolist() == [1.0, 0.0]
+    assert result.final_observation is not None
+    assert result.final_observation.instruction == ("do 4",)
+    assert result.observation.instruction == ("do 3", "do 7", "do 5")
+
+
+def test_one_instruction_may_stand_for_all() -> None:
+    simulator = make(replace(CONFIG, instruction="tidy up"))
+    assert {task.instruction for task in simulator.tasks} == {"tidy up"}
+    simulator.close()
+
+
+def test_one_task_of_a_suite_can_be_chosen() -> None:
+    simulator = make(replace(CONFIG, options={"task": 6}))
+    simulator.reset([0, 1, 2], [0, 1, 2])
+    assert {task.name for task in simulator.tasks} == {"libero_goal_6"}
+    assert simulator.measure(torch.zeros(3, 7)).proprio[:, :2].tolist() == [[6, 0], [6, 1], [6, 2]]
+    simulator.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- faults
+def test_a_process_that_dies_is_named_with_what_it_said_last(simulator: LiberoSimulator) -> None:
+    with pytest.raises(SimulatorError) as error:
+        simulator.reset([0, 1], [0, libero_stand_in.DIES])
+    text = str(error.value)
+    assert "LIBERO process 1 (rows 1-2), pid" in text
+    assert "ended with code 13 when it was asked for 'reset'" in text
+    assert "the memory is full" in text
+    with pytest.raises(SimulatorError, match="ended with code 13"):
+        simulator.step(torch.zeros(3, 7), [1])
+
+
+def test_a_process_that_was_killed_hints_at_the_memory(simulator: LiberoSimulator) -> None:
+    os.kill(simulator.pids[0], signal.SIGKILL)
+    with pytest.raises(SimulatorError, match=r"SIGKILL \(often .* too little memory\).*env\.num_envs"):
+        simulator.reset([0], [0])
+
+
+def test_a_process_that_hangs_is_named_and_ended(simulator: LiberoSimulator) -> None:
+    for process in simulator._processes:
+        process._timeout_s = 0.5
+    words = r"process 0 \(rows 0-0\).*has not answered 'reset' for 0\.5 s.*env\.options\.timeout_s"
+    with pytest.raises(HangError, match=words):
+        simulator.reset([0], [libero_stand_in.HANGS])
+    pids = simulator.pids
+    begun = time.monotonic()
+    simulator.close()
+    assert time.monotonic() - begun < 60
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_an_exception_keeps_its_words_and_other_rows_their_answers(simulator: LiberoSimulator) -> None:
+    with pytest.raises(SimulatorError, match=r"rows 0-0\) failed in 'reset': ValueError: no such drawer"):
+        simulator.reset([0, 1, 2], [libero_stand_in.REFUSES, 1, 2])
+    simulator.reset(
+        [0, 1, 2], [10, 11, 12]
+    )  # the answers of the other process to the first question are not taken here
+    assert simulator.measure(torch.zeros(3, 7)).proprio[:, :2].tolist() == [[0, 1], [1, 1], [2, 1]]
+
+
+# -------------------------------------------------------------------------------------------------------------- config
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"task": "libero_100"}, "env.task is 'libero_100'.*libero_90"),
+        ({"options": {"settle_step": 3}}, "env.options.settle_step is not known.*did you mean settle_steps"),
+        ({"options": {"task": 10}}, "env.options.task is 10: libero_goal has tasks 0 to 9"),
+        ({"options": {"rotate": 90}}, "env.options.rotate is 90.*use 180"),
+        ({"reward": Reward.dense}, "env.reward is 'dense'.*use sparse"),
+        ({"cameras": ["base_camera"]}, "env.cameras is 'base_camera'.*use agentview"),
+        ({"control_mode": "pd_ee_delta_pose"}, "env.control_mode.*use osc_pose"),
+    ],
+)
+def test_what_libero_cannot_do_is_said_before_anything_starts(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_options(replace(CONFIG, **changes))
+
+
+def test_a_missing_environment_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(PLACE, str(tmp_path))
+    with pytest.raises(SimulatorError, match=r"python -m experiments\.setup\.libero"):
+        libero_env.make_env(CONFIG, 3)
+
+
+def test_a_python_without_libero_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "bin" / "python").chmod(0o755)
+    monkeypatch.setenv(PLACE, str(tmp_path))
+    with pytest.raises(
+        SimulatorError, match="LIBERO cannot be imported: ModuleNotFoundError: No module named 'libero'"
+    ):
+        libero_env.make_env(CONFIG, 1)
+
+
+@pytest.mark.parametrize("suite", ["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"])
+def test_every_suite_is_a_choice_that_libero_can_run(suite: str) -> None:
+    env = compose_evaluate([f"env={suite}", "policy=random"]).env
+    read_options(env)
+    assert env.task == suite
+    assert env.hold_steps == 1  # an episode ends at its first success

@@ -1,0 +1,136 @@
+"""LIBERO itself: what its rows show equals the benchmark's own loop, episodes have no past, and success is success.
+
+Skipped where its environment is missing (python -m experiments.setup.libero).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from envs.libero import env as libero_env
+from envs.libero.options import REPOSITORY, find_python
+from envs.libero.process import environment_of
+from rlinf_embodied.compose import compose_evaluate
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.errors import SimulatorError
+from rlinf_embodied.interfaces.envs import VectorEnv
+
+REFERENCE = Path(__file__).resolve().parents[1] / "libero_reference.py"
+STEPS, CHUNK = 5, 5
+TRAINING = 1 << 30
+
+
+def missing() -> str:
+    try:
+        find_python()
+    except SimulatorError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = [
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.timeout(1800),  # a task takes seconds to build
+]
+
+
+def section(suite: str, **options: float) -> EnvConfig:
+    env = compose_evaluate([f"env={suite}", "policy=random"]).env
+    return replace(env, num_envs=1, block_size=1, obs_size=32, chunk=CHUNK, options={"timeout_s": 1500, **options})
+
+
+@pytest.fixture(scope="module")
+def drawer() -> Iterator[VectorEnv]:
+    """A row of the task of LIBERO-10 with a drawer that is open at the start, in a cabinet whose place is drawn."""
+    env = libero_env.make_env(section("libero_10", task=3), 1)
+    yield env
+    env.close()
+
+
+def run(env: VectorEnv, seed: int, actions: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Returns proprioception and images of an episode at its start and after each chunk."""
+    seen = [env.reset([seed])]
+    seen += [env.step_chunk(chunk[None]).observation for chunk in actions.split(CHUNK)]
+    return np.stack([o.proprio[0].numpy() for o in seen]), np.stack([o.images[0].numpy() for o in seen])
+
+
+def test_rows_show_what_the_benchmarks_own_loop_shows(drawer: VectorEnv, tmp_path: Path) -> None:
+    """Bit for bit, for its first three initial states, in another order, with episodes of training in between."""
+    out = tmp_path / "reference.npz"
+    command = [str(find_python()), "-P", str(REFERENCE), str(out), "libero_10", "3", "3", str(STEPS), "7"]
+    done = subprocess.run(
+        command, env=environment_of(REPOSITORY, "osmesa"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    theirs = np.load(out)
+    actions = torch.from_numpy(theirs["actions"])
+    for state, before in ((2, TRAINING + 1), (0, TRAINING + 9), (1, 31)):
+        run(drawer, before, actions.flip(0))
+        proprio, images = run(drawer, state, actions)
+        np.testing.assert_array_equal(proprio, theirs["proprio"][state, ::CHUNK])
+        np.testing.assert_array_equal(images, theirs["images"][state, ::CHUNK])
+    assert not theirs["success"].any()
+    assert len(np.unique(theirs["proprio"][:, -1], axis=0)) == 3
+
+
+def test_a_drawn_start_is_a_function_of_its_seed_and_settles(drawer: VectorEnv) -> None:
+    actions = torch.rand(STEPS, 7, generator=torch.Generator().manual_seed(3)) * 2 - 1
+    first = run(drawer, TRAINING + 5, actions)
+    run(drawer, 4, actions.flip(0))
+    other = run(drawer, TRAINING + 6, actions)
+    again = run(drawer, TRAINING + 5, actions)
+    for left, right in zip(first, again, strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert (first[1] != other[1]).any()  # images; the arm starts alike
+
+
+class PickAndPlace:
+    """A scripted expert on the simulator's state: puts the first object of the goal onto the second one, from above.
+
+    over the object, down, close, up, over the target, open; a phase ends when the tool is there, or has had its time.
+    """
+
+    OVER = (0.12, 0.0, 0.0, 0.25, 0.25, 0.25)  # metres above the object, from phase 3 on above the target
+    NEAR = (0.006, 0.008, 0.0, 0.02, 0.01, 0.0)  # metres from the goal; 0: the phase takes its time
+    MOST = (40, 40, 12, 30, 40, 12)  # steps
+
+    def __init__(self, env: VectorEnv) -> None:
+        self._env, self._phase, self._waited = env, 0, 0
+
+    def __call__(self, _substep: int) -> Tensor:
+        known = self._env.state().privileged
+        assert known is not None
+        tool, thing, target = known[0, :3], known[0, 8:11], known[0, 11:14]
+        place = (thing, thing, tool, torch.cat([tool[:2], target[2:]]), target, target)[self._phase]
+        away = place + torch.tensor([0.0, 0.0, self.OVER[self._phase]]) - tool
+        self._waited += 1
+        if float(away.norm()) < self.NEAR[self._phase] or self._waited > self.MOST[self._phase]:
+            self._phase, self._waited = min(self._phase + 1, 5), 0
+        closed = torch.tensor([1.0 if self._phase in (2, 3, 4) else -1.0])
+        return torch.cat([(away * 15).clamp(-1, 1), torch.zeros(3), closed])[None]
+
+
+def test_a_can_that_is_put_into_the_basket_is_success_and_nothing_else_is() -> None:
+    env = libero_env.make_env(replace(section("libero_object", task=0), cameras=[]), 1)
+    shown = env.reset([0])
+    assert shown.instruction == ("pick up the alphabet soup and place it in the basket",)
+    expert, results = PickAndPlace(env), []
+    while not results or not results[-1].episodes:
+        results.append(env.step_chunk(expert))
+    (end,) = results[-1].episodes
+    assert end.metrics["success_once"] == 1.0, end
+    assert sum(float(result.rewards.sum()) for result in results) == 1.0
+    assert all(not bool(result.success.any()) for result in results[:-1])
+    idle = env.reset([0])
+    lazy = env.step_chunk(torch.tensor([[[0.0] * 6 + [-1.0]] * CHUNK]))
+    assert not bool(lazy.success.any())
+    assert idle.instruction == shown.instruction
+    env.close()
