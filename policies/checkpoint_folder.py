@@ -8,8 +8,10 @@ dataset_statistics.json   what it standardises its inputs with, {task: {column: 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +24,7 @@ from rlinf_embodied.interfaces.envs import EnvSpec
 
 CONFIG, WEIGHTS, STATISTICS = "config.json", "model.safetensors", "dataset_statistics.json"
 _SCALE = "_scale"  # modules of this name ending hold statistics in `mean` and `std`
+_ACTION = "give a policy checkpoint folder"
 _FREE = ("temperature", "freeze_stem", "_target_")  # settings of use, not of shape
 
 
@@ -48,6 +51,21 @@ class SavedPolicy:
             ) from error
 
 
+def read_json(path: Path, action: str) -> dict[str, Any]:
+    """Returns the object of a JSON file; `action` ends the message of what is wrong with it.
+
+    Raises:
+        CheckpointError: the file is missing, unreadable or no JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): {action}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no JSON object: {action}")
+    return cast("dict[str, Any]", value)
+
+
 def write_folder(folder: Path, config: PolicyConfig, env: EnvSpec, module: nn.Module) -> None:
     """Writes the three files; an existing folder's are overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,8 +77,8 @@ def write_folder(folder: Path, config: PolicyConfig, env: EnvSpec, module: nn.Mo
         scale, kind = name.rsplit(".", 1)
         columns.setdefault(scale.removesuffix(_SCALE), {})[kind] = tensor.tolist()
     described = {"model_type": config.name, "architectures": [config._target_.rpartition(".")[2]]}
-    _write_json(folder / CONFIG, described | {"policy": asdict(config), "env": asdict(env)})
-    _write_json(folder / STATISTICS, {env.task: columns})
+    write_json(folder / CONFIG, described | {"policy": asdict(config), "env": asdict(env)})
+    write_json(folder / STATISTICS, {env.task: columns})
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
@@ -70,12 +88,12 @@ def read_folder(folder: Path, wanted: PolicyConfig | None = None) -> SavedPolicy
     Raises:
         CheckpointError: a file is missing or damaged, or the policy differs from `wanted` in its shape.
     """
-    described = _read_json(folder / CONFIG)
+    described = read_json(folder / CONFIG, _ACTION)
     try:
         env = EnvSpec(**{**described["env"], "cameras": tuple(described["env"]["cameras"])})
         settings = described["policy"]
         config = PolicyConfig(**{**settings, "critic": Critic(settings["critic"])})
-        columns = _read_json(folder / STATISTICS)[env.task]
+        columns = read_json(folder / STATISTICS, _ACTION)[env.task]
         tensors = load_file(folder / WEIGHTS)
         for column, values in columns.items():
             for kind in ("mean", "std"):
@@ -107,15 +125,6 @@ def _is_statistic(name: str) -> bool:
     return name.rpartition(".")[0].endswith(_SCALE)
 
 
-def _write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: Mapping[str, object]) -> None:
+    """Writes a JSON object."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def _read_json(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): give a policy checkpoint folder") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object: give a policy checkpoint folder")
-    return value

@@ -24,7 +24,7 @@ from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as l
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Features, PolicyOutput, PolicySpec
+from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput, PolicySpec
 from rlinf_embodied.randomness import words
 
 _FLOOR = 0.01  # least deviation that inputs are divided by
@@ -63,7 +63,7 @@ class StateNet(nn.Module):
         return -0.5 * deviations.square()
 
 
-class StatePolicy:
+class StatePolicy(Policy):
     """The policy behind the `Policy` protocol; features: "state" [B, Q], and "proprio" [B, P], which it ignores."""
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
@@ -112,22 +112,6 @@ class StatePolicy:
     def value_parameters(self) -> list[nn.Parameter]:
         """Returns the parameters of the value head."""
         return list(self.module.value.parameters())
-
-    def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
-        """Returns the policy's parameters: there is no stem to leave out."""
-        return self.policy_parameters()
-
-    def encode_trainable(self, observation: Observation) -> Features:
-        """Returns what `encode` does."""
-        return self.encode(observation)
-
-    def encode_frozen(self, observation: Observation) -> Features:
-        """Returns what `encode` does."""
-        return self.encode(observation)
-
-    def pooled(self, features: Features) -> Tensor:
-        """Returns no columns [B, 0]: there is no vision to standardise."""
-        return features["state"][:, :0]
 
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
         """Sets what the privileged state is standardised with; other inputs are not looked at."""

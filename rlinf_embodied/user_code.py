@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from rlinf_embodied.errors import RlinfError
 
 _ROOT = Path(__file__).resolve().parent.parent
 _OURS = tuple(_ROOT / name for name in ("rlinf_embodied", "envs", "policies", "experiments"))
@@ -23,6 +27,27 @@ def raised_by_user(error: BaseException) -> str | None:
         return None
     lines = [f"  {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}" for frame in frames[-_SHOWN:]]
     return "\n".join([f"{type(error).__name__}: {error}, from", *lines])
+
+
+@contextmanager
+def named_when_raised(refusal: Callable[[str], RlinfError]) -> Iterator[None]:
+    """Answers what the user's code raises in the block with an error of ours; what we raise there stays as it is.
+
+    Args:
+        refusal: makes the error of the text of `raised_by_user`.
+
+    Raises:
+        RlinfError: the user's code raised.
+    """
+    try:
+        yield
+    except RlinfError:
+        raise
+    except Exception as error:
+        told = raised_by_user(error)
+        if told is None:
+            raise
+        raise refusal(told) from error
 
 
 def _is_of_user(filename: str) -> bool:

@@ -10,8 +10,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
+from policies.checkpoint_folder import write_json
 from policies.openvla.film import add_film
-from policies.openvla.folder import Checkpoint, write_checkpoint, write_json
+from policies.openvla.folder import Checkpoint, write_checkpoint
 from policies.openvla.heads import L1Head, ProprioProjector
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import OpenVLAOFT

@@ -8,8 +8,8 @@ preprocessor_config.json  tokenizer.json ...                      copied as they
 
 from __future__ import annotations
 
-import json
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from policies.checkpoint_folder import read_json, write_json
 from policies.language_folder import INDEX, WEIGHTS, require_files
 from policies.openvla.network import OpenVLA
-from policies.openvla.settings import CONFIG, OpenVLAConfig, read_config, read_json
+from policies.openvla.settings import CONFIG, WHOLE, OpenVLAConfig, read_config
 from rlinf_embodied.errors import CheckpointError
 
 STATISTICS = "dataset_statistics.json"
@@ -73,7 +74,7 @@ def empty_network(config: OpenVLAConfig, film_rank: int | None = None) -> OpenVL
 def read_statistics(folder: Path, config: OpenVLAConfig) -> Mapping[str, object]:
     """Returns the statistics by data set; dataset_statistics.json comes before norm_stats of config.json."""
     path = folder / STATISTICS
-    return read_json(path) if path.is_file() else config.statistics
+    return read_json(path, WHOLE) if path.is_file() else config.statistics
 
 
 def write_checkpoint(checkpoint: Checkpoint, folder: Path, shard_bytes: int = _SHARD_BYTES) -> None:
@@ -81,7 +82,7 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path, shard_bytes: int = _S
 
     Args:
         checkpoint: what to write; its network's present weights count.
-        folder: is made where it does not exist; files of these names are overwritten.
+        folder: is made where it does not exist; weights that it holds are replaced once the new ones are written.
         shard_bytes: no weight file is larger, unless one tensor is.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,14 +92,16 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path, shard_bytes: int = _S
                 shutil.copyfile(path, folder / path.name)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.network.state_dict().items()}
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    write_json(folder / CONFIG, {**checkpoint.config.raw, "torch_dtype": dtype})
-    write_json(folder / STATISTICS, checkpoint.statistics)
-    _write_shards(folder, weights, shard_bytes)
-
-
-def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Writes a JSON object."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as aside:
+        _write_shards(Path(aside), weights, shard_bytes)
+        write_json(Path(aside) / CONFIG, {**checkpoint.config.raw, "torch_dtype": dtype})
+        write_json(Path(aside) / STATISTICS, checkpoint.statistics)
+        new = {path.name: path for path in Path(aside).iterdir()}
+        for stale in [*folder.glob("model*.safetensors"), folder / INDEX]:
+            if stale.name not in new:
+                stale.unlink(missing_ok=True)
+        for name, path in new.items():
+            path.replace(folder / name)
 
 
 def require_fit(found: Mapping[str, tuple[int, ...]], module: nn.Module, where: Path) -> None:
@@ -156,7 +159,7 @@ def _tensors(folder: Path, module: nn.Module, dtype: torch.dtype) -> Iterator[tu
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
-    shards = cast("dict[str, str]", read_json(folder / INDEX)["weight_map"]).values()
+    shards = cast("dict[str, str]", read_json(folder / INDEX, WHOLE)["weight_map"]).values()
     return [folder / name for name in sorted(set(shards))]
 
 
@@ -169,8 +172,6 @@ def _write_shards(folder: Path, weights: Mapping[str, Tensor], shard_bytes: int)
             filled = 0
         shards[-1][name] = tensor
         filled += tensor.nbytes
-    for stale in [*folder.glob("model*.safetensors"), folder / INDEX]:
-        stale.unlink(missing_ok=True)
     if len(shards) == 1:
         save_file(shards[0], folder / WEIGHTS, metadata={"format": "pt"})
         return

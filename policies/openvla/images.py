@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from policies.openvla.settings import OpenVLAConfig, read_json
+from policies.checkpoint_folder import read_json
+from policies.openvla.settings import WHOLE, OpenVLAConfig
 from rlinf_embodied.errors import CheckpointError, DataError
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -77,7 +78,7 @@ def read_processor(folder: Path, config: OpenVLAConfig) -> ImageProcessor:
         CheckpointError: the file is missing or damaged, or has another image size or strategy.
     """
     path = folder / PREPROCESSOR
-    raw = read_json(path)
+    raw = read_json(path, WHOLE)
     try:
         strategy = cast(str, raw["image_resize_strategy"])
         means, stds = _normalisation(raw)

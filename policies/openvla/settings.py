@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from policies.checkpoint_folder import read_json
 from rlinf_embodied.errors import CheckpointError
 
 CONFIG = "config.json"
+WHOLE = "give a complete OpenVLA checkpoint folder"
 _MODEL_TYPE = "openvla"
 _NUM_TOWERS = 2
 
@@ -50,28 +51,13 @@ class OpenVLAConfig:
         return slice(self.num_tokens - self.num_bins, self.num_tokens)
 
 
-def read_json(path: Path) -> dict[str, object]:
-    """Returns the object of a JSON file.
-
-    Raises:
-        CheckpointError: the file is missing, unreadable or no JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): give a complete OpenVLA checkpoint folder") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object: copy the file again")
-    return value
-
-
 def read_config(folder: Path) -> OpenVLAConfig:
     """Returns the config of a checkpoint folder.
 
     Raises:
         CheckpointError: config.json is missing or damaged, or describes another kind of model.
     """
-    return config_of(read_json(folder / CONFIG), str(folder / CONFIG))
+    return config_of(read_json(folder / CONFIG, WHOLE), str(folder / CONFIG))
 
 
 def config_of(raw: Mapping[str, object], where: str = CONFIG) -> OpenVLAConfig:

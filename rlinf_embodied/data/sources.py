@@ -9,9 +9,9 @@ from rlinf_embodied.config import DataConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.jsonl import JsonlProblems
 from rlinf_embodied.data.problems import Problem, ProblemSource, Split
-from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.targets import load_plug_in
-from rlinf_embodied.user_code import raised_by_user
+from rlinf_embodied.user_code import named_when_raised
 
 _Answer = TypeVar("_Answer")
 
@@ -117,12 +117,6 @@ def require_laws(target: str, first: Problem, trained: Sequence[Problem], held_o
 
 
 def _asked(target: str, call: str, ask: Callable[[], _Answer]) -> _Answer:
-    try:
+    refusal = lambda told: ConfigError(f"data._target_ is {target!r}, but {call} raised {told}\nMend it there")  # noqa: E731
+    with named_when_raised(refusal):
         return ask()
-    except RlinfError:
-        raise
-    except Exception as error:
-        told = raised_by_user(error)
-        if told is None:
-            raise
-        raise ConfigError(f"data._target_ is {target!r}, but {call} raised {told}\nMend it there") from error

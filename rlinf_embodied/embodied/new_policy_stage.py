@@ -39,7 +39,7 @@ class NewPolicyStage:
         try:
             policy = new_policy(config.policy, env.spec, config.seed, self._device)
             if is_own(config.policy):
-                check_policy(policy, config.policy, env.spec, env.reset(range(ROWS)))
+                check_policy(policy, config.policy, env.spec, env.reset(range(ROWS)).to(self._device))
             for name, column in self._seen(env, policy).items():
                 mean, std = column.double().mean(0), column.double().std(0, correction=0)
                 policy.set_statistics(name, mean.float(), std.float().clamp(min=_LEAST_STD))

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.config import Critic, PolicyConfig
-from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Features, Policy
+from rlinf_embodied.learning.shared_policy import move
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.targets import load_plug_in, load_target
-from rlinf_embodied.user_code import raised_by_user
+from rlinf_embodied.user_code import named_when_raised
 
 _Answer = TypeVar("_Answer")
 _PACKAGE = "policies."
@@ -93,20 +94,13 @@ def new_policy(config: PolicyConfig, env: EnvSpec, seed: int, device: str) -> Po
         ConfigError: it cannot be made for this env; names the line of the user's that raised.
     """
     make = load_target(config._target_)
-    try:
+    with named_when_raised(lambda told: _wrong(config, f"making it for {env.task} raised {told}\n", "Mend it there")):
         policy = make(config, env, seed)
-    except RlinfError:
-        raise
-    except Exception as error:
-        told = raised_by_user(error)
-        if told is None:
-            raise
-        raise _wrong(config, f"making it for {env.task} raised {told}\n", "Mend it there") from error
     for name in ("spec", "module"):
         if not hasattr(policy, name):
             raise _wrong(config, f"{type(policy).__name__} has no attribute {name}", f"set it in __init__ ({_SEE})")
     made = cast(Policy, policy)
-    made.module.to(device)
+    move(made.module, device)
     return made
 
 
@@ -231,15 +225,8 @@ class _Check:
 
     # ------------------------------------------------------------------------------------------------------- one thing
     def _call(self, name: str, ask: Callable[[], _Answer], hint: str = "") -> _Answer:
-        try:
+        with named_when_raised(lambda told: self._refuse(f".{name} raised {told}\n", hint or "Mend it there")):
             return ask()
-        except RlinfError:
-            raise
-        except Exception as error:
-            told = raised_by_user(error)
-            if told is None:
-                raise
-            raise self._refuse(f".{name} raised {told}\n", hint or "Mend it there") from error
 
     def _is(self, method: str, name: str, value: object, dtype: torch.dtype, shape: Sequence[int]) -> None:
         wanted = f"{str(dtype).removeprefix('torch.')} {list(shape)}"

@@ -74,7 +74,8 @@ class WarmStartStage:
         env = self._envs[0]
         self._policy = new_policy(config.policy, env.spec, config.seed, context.device)
         if is_own(config.policy):
-            check_policy(self._policy, config.policy, env.spec, env.reset(range(rows)))
+            seen = env.reset(range(rows)).to(context.device)
+            check_policy(self._policy, config.policy, env.spec, seen)
         self._blocks = context.blocks
         self._todo = [(e, block, number) for block in context.blocks for e, number in self._episodes(block)]
         self._attempts = self._successes = 0

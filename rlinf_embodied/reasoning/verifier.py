@@ -19,11 +19,11 @@ import numpy as np
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PromptTemplate
-from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.answers import decide, solves
 from rlinf_embodied.reasoning.verifier_pool import VerifierPool
 from rlinf_embodied.targets import load_plug_in
-from rlinf_embodied.user_code import raised_by_user
+from rlinf_embodied.user_code import named_when_raised
 
 RewardFunction = Callable[[str, Problem], float]  # (completion without its ending token, problem) -> what it earns
 _RIGHT = 1.0  # what a function gives a right answer, at least
@@ -139,16 +139,10 @@ class Verifier:
 
 
 def _earned(function: RewardFunction, completion: str, problem: Problem) -> float:
-    try:
+    asked = f"asked about {completion[:80]!r} as a completion of {problem.question[:80]!r}"
+    action = "Mend it there: it returns a number for every completion"
+    with named_when_raised(lambda told: ConfigError(f"reward._target_, {asked}, raised {told}\n{action}")):
         found = function(completion, problem)
-    except Exception as error:
-        told = raised_by_user(error)
-        if told is None or isinstance(error, RlinfError):
-            raise
-        raise ConfigError(
-            f"reward._target_, asked about {completion[:80]!r} as a completion of {problem.question[:80]!r}, raised "
-            f"{told}\nMend it there: it returns a number for every completion"
-        ) from error
     try:
         number = float(found)
     except (TypeError, ValueError):

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from accelerated_runs import accelerators, clone_on_sim, executor_on_sim, overrides
-from runs import GRPO, clone, digest, executor_for, iterate, metric_rows, tiny, train, trees
+from runs import GRPO, clone, digest, executor_for, iterate, metric_rows, tiny, tiny_overrides, train, trees
 
+from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.embodied.workflow import training_workflow
@@ -26,6 +27,7 @@ from rlinf_embodied.runtime.session import SerialSession
 
 pytestmark = pytest.mark.accelerator
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "experiments/examples"
 EXACT = "algorithm.reduction=exact"  # of sums; an accelerator's default is all-reduce
 APART = trees("0:1/2", "1/2:1", "1/2:1", shards=2)
 SWITCHING = [{"tree": {"temporal": {"resident": False, "parts": APART[0]["tree"]["temporal"]}}}]
@@ -105,6 +107,14 @@ class _Watched(SerialSession):
 
 def test_a_policy_that_has_learned_nothing_is_made_on_an_accelerator(tmp_path) -> None:
     config = tiny(*overrides(), "warm_start.from_nothing=true", f"run.dir={tmp_path}", "run.num_iterations=1")
+    assert train(config)["iterations"] == 1
+
+
+def test_a_policy_of_ones_own_is_checked_and_trained_on_an_accelerator(tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    given = {"policy": f"{EXAMPLES}/own_policy.yaml", "warm_start.from_nothing": "true", "run.num_iterations": "1"}
+    mine = [text for text in tiny_overrides(*overrides(), f"run.dir={tmp_path}") if not text.startswith("policy.")]
+    config = compose_train([*mine, *(f"{key}={value}" for key, value in given.items())])
     assert train(config)["iterations"] == 1
 
 

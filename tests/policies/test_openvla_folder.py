@@ -79,6 +79,23 @@ def test_a_folder_written_and_read_in_shards_gives_equal_logits(written, tmp_pat
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in first.network.state_dict().values())
 
 
+def test_a_folder_written_over_itself_keeps_its_weights_when_writing_fails(folder, monkeypatch):
+    first = read_checkpoint(folder)
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(*_args, **_kwargs):
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("policies.openvla.folder.save_file", full)
+        with pytest.raises(OSError, match="No space"):
+            write_checkpoint(first, folder, shard_bytes=10**6)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
+    write_checkpoint(first, folder, shard_bytes=10**6)
+    assert torch.equal(states(read_checkpoint(folder).network), states(first.network))
+    assert not (folder / "model.safetensors").exists()
+
+
 def test_statistics_of_the_config_count_where_the_file_is_missing(folder):
     (folder / "dataset_statistics.json").unlink()
     toys.change_json(folder / "config.json", norm_stats={"other": {}})

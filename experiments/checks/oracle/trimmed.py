@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from experiments.bench.harness import parse
-from policies.openvla.folder import write_json
+from policies.checkpoint_folder import write_json
 from policies.openvla.prompt import BOS_TOKEN, EMPTY_TOKEN, STOP_TOKEN
 from policies.openvla.settings import OpenVLAConfig, read_config
 from rlinf_embodied.errors import ConfigError, RlinfError

@@ -43,8 +43,8 @@ class Options:
     out: str = ""
 
 def measure(run):
-    print("started", flush=True)
     try:
+        print("started", flush=True)
         time.sleep(60)
     finally:
         print("cleaned up", flush=True)
