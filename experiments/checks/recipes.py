@@ -110,7 +110,7 @@ def clone(stages: Stages) -> None:
     for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
         stage.begin_phase(StepContext(0), whole)
         if not whole:
-            stages.add("features", *(part["maps"] for part in stage._features.values()))
+            stages.add("features", *(part["maps"] for part in stage._cloning._features.values()))
         losses = [stage.fit(StepContext(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
         stages.add("losses of the whole" if whole else "losses of the head", losses)
         stages.add("cloned weights" if whole else "weights of the clone", *_weights(stage._policy.module))
