@@ -24,7 +24,7 @@ from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as l
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput, PolicySpec
+from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
 from rlinf_embodied.randomness import words
 
 _FLOOR = 0.01  # least deviation that inputs are divided by
@@ -63,7 +63,7 @@ class StateNet(nn.Module):
         return -0.5 * deviations.square()
 
 
-class StatePolicy(Policy):
+class StatePolicy(ImitationPolicy):
     """The policy behind the `Policy` protocol; features: "state" [B, Q], and "proprio" [B, P], which it ignores."""
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
@@ -74,7 +74,7 @@ class StatePolicy(Policy):
         """
         _check(config, env)
         self.config, self.env = config, env
-        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, config.num_bins)
+        self.spec = token_spec(config, env)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
             net = StateNet(config, env)
@@ -91,13 +91,15 @@ class StatePolicy(Policy):
         """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A]; None: greedy."""
         logits = self.module.logits(features["state"])
         tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
-        return PolicyOutput(self.module.centres[tokens], tokens, token_log_probs(logits, tokens, temperature))
+        log_probs = token_log_probs(logits, tokens, temperature)
+        return PolicyOutput(self.module.centres[tokens], {"tokens": tokens}, log_probs)
 
     def evaluate(
-        self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Returns (log_probs, entropy), both float32 [B, C, A], of given tokens, differentiable."""
-        return log_probs_and_entropy(self.module.logits(features["state"]), tokens, temperature, entropy_gradient)
+        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
+    ) -> Evaluation:
+        """Returns log-probs and entropy [B, C, A] of given "tokens"."""
+        logits = self.module.logits(features["state"])
+        return Evaluation(*log_probs_and_entropy(logits, record["tokens"], temperature, entropy_gradient))
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q], the clock included."""
@@ -120,9 +122,9 @@ class StatePolicy(Policy):
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed behaviour-cloning loss over the B rows (scalar): -log p of the nearest bins, a mean."""
-        last = self.spec.num_bins - 1
+        last = self.config.num_bins - 1
         tokens = ((actions.clamp(-1.0, 1.0) + 1.0) * (last / 2.0)).round().long()
-        return -self.evaluate(features, tokens, 1.0)[0].mean((1, 2)).sum()
+        return -self.evaluate(features, {"tokens": tokens}, 1.0).log_probs.mean((1, 2)).sum()
 
     # ---------------------------------------------------------------------------------------------------------- files
     def save(self, folder: Path) -> None:
@@ -130,7 +132,7 @@ class StatePolicy(Policy):
         write_folder(folder, self.config, self.env, self.module)
 
     @classmethod
-    def load(cls, folder: Path, config: PolicyConfig | None = None) -> StatePolicy:
+    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> StatePolicy:
         """Returns the policy of a folder; `config` may change its use (temperature), not its shape.
 
         Raises:

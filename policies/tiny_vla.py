@@ -28,7 +28,7 @@ from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as l
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Features, PolicyOutput, PolicySpec
+from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record, token_spec
 from rlinf_embodied.randomness import words
 
 _FLOORS = {"proprio": 0.01, "vision": 1e-3, "privileged": 0.01}  # least deviations that inputs are divided by
@@ -107,7 +107,7 @@ class TinyVLA:
         """
         _check(config, env)
         self.config, self.env = config, env
-        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, config.num_bins)
+        self.spec = token_spec(config, env)
         self._tokenizer = WordTokenizer(config.instruction_length)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
@@ -143,7 +143,7 @@ class TinyVLA:
         return self.module.hidden(self._pool(features), features["proprio"], features["tokens"])
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self.module.head(hidden).unflatten(-1, (self.spec.action_dim, self.spec.num_bins))
+        return self.module.head(hidden).unflatten(-1, (self.spec.action_dim, self.config.num_bins))
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
@@ -155,14 +155,15 @@ class TinyVLA:
         logits = self._logits(self._hidden(features))
         tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
         places = tokens.to(torch.float32) if noise is not None else mean_near_mode(logits, _REACH)
-        actions = places * (2.0 / (self.spec.num_bins - 1)) - 1.0
-        return PolicyOutput(actions, tokens, token_log_probs(logits, tokens, temperature))
+        actions = places * (2.0 / (self.config.num_bins - 1)) - 1.0
+        return PolicyOutput(actions, {"tokens": tokens}, token_log_probs(logits, tokens, temperature))
 
     def evaluate(
-        self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Returns (log_probs, entropy), both float32 [B, C, A], of given tokens, differentiable."""
-        return log_probs_and_entropy(self._logits(self._hidden(features)), tokens, temperature, entropy_gradient)
+        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
+    ) -> Evaluation:
+        """Returns log-probs and entropy [B, C, A] of given "tokens"."""
+        logits = self._logits(self._hidden(features))
+        return Evaluation(*log_probs_and_entropy(logits, record["tokens"], temperature, entropy_gradient))
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q].
@@ -229,9 +230,9 @@ class TinyVLA:
         return loss
 
     def _soft_labels(self, actions: Tensor) -> Tensor:
-        last = self.spec.num_bins - 1
+        last = self.config.num_bins - 1
         place = (actions.clamp(-1.0, 1.0) + 1.0) * (last / 2.0)
-        distance = place[..., None] - torch.arange(self.spec.num_bins, device=actions.device)
+        distance = place[..., None] - torch.arange(self.config.num_bins, device=actions.device)
         return F.softmax(-2.0 * distance.square(), dim=-1)
 
     # ---------------------------------------------------------------------------------------------------------- files
@@ -240,7 +241,7 @@ class TinyVLA:
         write_folder(folder, self.config, self.env, self.module)
 
     @classmethod
-    def load(cls, folder: Path, config: PolicyConfig | None = None) -> TinyVLA:
+    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> TinyVLA:
         """Returns the policy of a folder; `config` may change its use (temperature, freeze_stem), not its shape.
 
         Raises:

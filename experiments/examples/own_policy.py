@@ -20,16 +20,16 @@ from rlinf_embodied.algorithms.log_probs import (
 )
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput, PolicySpec
+from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
 
 
-class ProprioPolicy(Policy):
+class ProprioPolicy(ImitationPolicy):
     """Two networks on the proprioception: logits of a chunk's actions, and the value before each of them."""
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """Draws its weights from the seed, and leaves the global generator as it was."""
         self.config, self.env = config, env
-        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, config.num_bins)
+        self.spec = token_spec(config, env)
         width = int(config.options.get("width", 64))
         self._scale = Standardise(env.proprio_dim, limit=10.0)
         with torch.random.fork_rng(devices=[]):
@@ -47,15 +47,15 @@ class ProprioPolicy(Policy):
         """Chooses the likeliest bins, or those at which the cumulative distribution passes `noise`."""
         logits = self._actor(features["proprio"])  # [B, C, A, bins]
         tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
-        actions = tokens * (2.0 / (self.spec.num_bins - 1)) - 1.0
-        return PolicyOutput(actions, tokens, token_log_probs(logits, tokens, temperature))
+        actions = tokens * (2.0 / (self.config.num_bins - 1)) - 1.0
+        return PolicyOutput(actions, {"tokens": tokens}, token_log_probs(logits, tokens, temperature))
 
     def evaluate(
-        self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Returns (log_probs, entropy) of bins that were chosen."""
+        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
+    ) -> Evaluation:
+        """Returns log-probs and entropy of bins that were chosen."""
         logits = self._actor(features["proprio"])
-        return token_log_probs_and_entropy(logits, tokens, temperature, entropy_gradient)
+        return Evaluation(*token_log_probs_and_entropy(logits, record["tokens"], temperature, entropy_gradient))
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         """Returns V before each action; policy.critic=observation says that it reads features."""
@@ -79,7 +79,7 @@ class ProprioPolicy(Policy):
         write_folder(folder, self.config, self.env, self.module)
 
     @classmethod
-    def load(cls, folder: Path, config: PolicyConfig | None = None) -> ProprioPolicy:
+    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> ProprioPolicy:
         """Reads them again."""
         saved = read_folder(folder, config)
         policy = cls(saved.config, saved.env, seed=0)

@@ -102,6 +102,8 @@ class AlgorithmConfig:
     lr_end_fraction: float = 0.3  # lr decays linearly to this fraction at the last iteration
     max_grad_norm: float = 0.5
     entropy_coef: float = 0.0
+    rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
+    ratio_tolerance: float | None = None  # of |log ratio| before the first step; None: 1e-5, on accelerators any
     target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it
     reduction: Reduction = Reduction.auto
     # PPO
@@ -112,6 +114,7 @@ class AlgorithmConfig:
     value_epochs: int = 8
     value_clip: float | None = None  # how far a value may move per iteration; None: unclipped
     value_max_grad_norm: float = 1.0
+    value_coef: float = 0.5  # of the value loss, where policy and critic share parameters and an optimizer
     critic_warmup_iterations: int = 1  # iterations that train the critic only
     # GRPO
     group_size: int = 8  # episodes from one initial state
@@ -129,6 +132,9 @@ class AlgorithmConfig:
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
         require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio)
+        for name in ("rows_per_microbatch", "ratio_tolerance"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"algorithm.{name}", value, "it must be positive", "use null")
         for name in ("gamma", "gae_lambda"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 0.97 or so")

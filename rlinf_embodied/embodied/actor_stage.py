@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rlinf_embodied.algorithms.log_probs import mask_at_level, to_level, weights_at_level
 from rlinf_embodied.algorithms.losses import (
+    explained_variance,
     explained_variance_sums,
     masked_sum,
     policy_loss,
@@ -33,7 +34,7 @@ from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import RunningEpisode
-from rlinf_embodied.interfaces.policies import Policy
+from rlinf_embodied.interfaces.policies import Evaluation, Policy
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner
@@ -56,7 +57,8 @@ from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
 POLICY, VALUE = "policy_optimizer", "value_optimizer"  # in a checkpoint
-_RATIO_LIMIT, _RATIO_LIMIT_OF_ACCELERATORS = 1e-5, 1e-2  # of |log ratio| at unchanged weights; see docs/gpu.md
+VALUE_LOSS = "value_loss"  # a statistic of passes that train both
+_RATIO_TOLERANCE = 1e-5  # of |log ratio| at unchanged weights, on a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +102,33 @@ class ActorStage:
         self._policy = self._shared.policy
         self._rank, self._device = context.group.rank, context.device
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
-        if not self._policy.policy_parameters():
+        actor = self._policy.policy_parameters()
+        if not actor:
             raise ObjectiveError("policy_parameters() is empty: the policy loss would train nothing; check policy.*")
-        self._learners: dict[str, Learner] = {
-            POLICY: self._learner(
-                self._policy.policy_parameters(), algorithm.lr, algorithm.max_grad_norm, POLICY_STATISTICS
+        critic = self._critic_parameters()
+        self._joint = bool({id(p) for p in actor} & {id(p) for p in critic})
+        self._learners: dict[str, Learner] = {}
+        if self._joint:
+            every = list({id(p): p for p in (*actor, *critic)}.values())
+            statistics = (*POLICY_STATISTICS, VALUE_LOSS)
+            self._learners[POLICY] = self._learner(every, algorithm.lr, algorithm.max_grad_norm, statistics)
+            return
+        self._learners[POLICY] = self._learner(actor, algorithm.lr, algorithm.max_grad_norm, POLICY_STATISTICS)
+        if critic:
+            settings = (algorithm.value_lr, algorithm.value_max_grad_norm)
+            self._learners[VALUE] = self._learner(critic, *settings, VALUE_STATISTICS)
+
+    def _critic_parameters(self) -> list[nn.Parameter]:
+        """Returns what the value loss trains, nothing where there is none."""
+        if self._algorithm.name is not AlgorithmName.ppo:
+            return []
+        found = self._policy.value_parameters()
+        if not found:
+            raise ConfigError(
+                f"algorithm.name is ppo, but {type(self._policy).__name__}.value_parameters() is empty: PPO trains "
+                "a critic, use algorithm=grpo without one"
             )
-        }
-        if algorithm.name is AlgorithmName.ppo:
-            if not self._policy.value_parameters():
-                raise ConfigError(
-                    f"algorithm.name is ppo, but {type(self._policy).__name__}.value_parameters() is empty: PPO trains "
-                    "a critic, use algorithm=grpo without one"
-                )
-            self._learners[VALUE] = self._learner(
-                self._policy.value_parameters(), algorithm.value_lr, algorithm.value_max_grad_norm, VALUE_STATISTICS
-            )
+        return found
 
     def _learner(
         self, parameters: Sequence[nn.Parameter], lr: float, max_grad_norm: float, statistics: Sequence[str]
@@ -140,7 +153,8 @@ class ActorStage:
             critic = self._config.model.policy.critic
             raw = {block: ppo_block(self._policy, parts, self._algorithm, critic) for block, parts in rollouts.items()}
             blocks = normalize_blocks(raw, self._reducer)
-            metrics |= self._fit_value(step_context, blocks)
+            if VALUE in self._learners:
+                metrics |= self._fit_value(step_context, blocks)
         else:
             kept = set(cast("tuple[tuple[int, int], ...]", step_context.message))
             blocks = {b: grpo_block(parts, self._algorithm, b, kept) for b, parts in rollouts.items()}
@@ -183,45 +197,71 @@ class ActorStage:
         """Runs the policy's epochs until they are over or a minibatch exceeds the target KL."""
         algorithm, learner = self._algorithm, self._learners[POLICY]
         self._check_ratio_of_first(step_context, blocks)
-        if algorithm.name is AlgorithmName.ppo and step_context.iteration < algorithm.critic_warmup_iterations:
+        warming_up = algorithm.name is AlgorithmName.ppo and step_context.iteration < algorithm.critic_warmup_iterations
+        if warming_up and not self._joint:
             return {"losses/initial_log_ratio": self._initial_log_ratio}
         learner.lr = linear_decay(
             step_context.iteration, self._config.num_iterations, algorithm.lr, algorithm.lr_end_fraction
         )
         batches = self._minibatches(step_context, blocks, "policy", algorithm.epochs)
-        passes = lambda block, index: self._policy_pass(blocks[block].rows(index))  # noqa: E731
-        return self._policy_metrics(fit(learner, batches, passes, exceeds_kl(algorithm.target_kl)))
+        passes = lambda block, index: self._policy_pass(blocks[block].rows(index), warming_up)  # noqa: E731
+        fitted = fit(learner, batches, passes, exceeds_kl(algorithm.target_kl))
+        return self._policy_metrics(fitted) | (self._joint_metrics(fitted, blocks) if self._joint else {})
 
-    def _policy_pass(self, rows: TrainingBlock) -> list[Pass]:
-        return [Pass(float(rows.weights.sum()), partial(self._policy_sums, rows))]
+    def _joint_metrics(self, fitted: Fitted, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
+        explained = self._reducer.sum_blocks({b: _explained_sums(t) for b, t in blocks.items()})
+        loss = fitted.sums[VALUE_LOSS] / max(fitted.weight, 1e-8)
+        return {"losses/value_loss": loss, "losses/explained_variance": explained_variance(explained)}
 
-    def _policy_sums(self, rows: TrainingBlock) -> LossSums:
+    def _policy_pass(self, rows: TrainingBlock, critic_only: bool) -> list[Pass]:
+        size = self._algorithm.rows_per_microbatch or len(rows)
+        parts = [rows.rows(index) for index in torch.arange(len(rows)).split(size)] if size < len(rows) else [rows]
+        return [Pass(float(part.weights.sum()), partial(self._policy_sums, part, critic_only)) for part in parts]
+
+    def _policy_sums(self, rows: TrainingBlock, critic_only: bool) -> LossSums:
         algorithm, level = self._algorithm, self._algorithm.ratio_level
-        log_probs, entropy = self._policy.evaluate(
-            *(rows.features, rows.tokens, self._config.model.policy.temperature),
-            entropy_gradient=algorithm.entropy_coef != 0,
-        )
-        tokens = log_probs.shape[-1]
+        found = self._evaluate(rows, entropy_gradient=algorithm.entropy_coef != 0)
+        choices = found.log_probs.shape[-1]
         counted = rows.weights > 0
         terms = policy_loss(
-            to_level(log_probs, rows.valid, level),
-            to_level(rows.old_log_probs, rows.valid, level),
+            to_level(found.log_probs, rows.valid, level, rows.mask),
+            to_level(rows.old_log_probs, rows.valid, level, rows.mask),
             rows.advantages[:, 0] if level is Level.chunk else rows.advantages,
-            mask_at_level(counted, level, tokens),
+            mask_at_level(counted, level, choices, rows.mask),
             algorithm.clip_low,
             algorithm.clip_high,
-            weights_at_level(rows.weights, level, tokens),
+            weights_at_level(rows.weights, level, choices, rows.mask),
             dual_clip=algorithm.dual_clip,
             max_log_ratio=algorithm.max_log_ratio,
         )
-        per_action = entropy.sum(-1)
+        per_action = torch.zeros_like(rows.weights) if found.entropy is None else found.entropy.sum(-1)
         loss = terms.loss
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * (rows.weights * per_action).sum()
         kl, count = terms.approx_kl
         outside, _ = terms.clipfrac
-        statistics = [terms.loss, kl, outside, count, masked_sum(per_action, counted) / tokens, counted.sum()]
+        statistics = [terms.loss, kl, outside, count, masked_sum(per_action, counted) / choices, counted.sum()]
+        if self._joint:
+            value = self._joint_value_loss(rows, found)
+            loss = algorithm.value_coef * value + (0.0 if critic_only else loss)
+            statistics.append(value)
         return LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics]))
+
+    def _joint_value_loss(self, rows: TrainingBlock, found: Evaluation) -> Tensor:
+        """Returns the critic's summed loss, from the forward pass of the policy where that gives values."""
+        assert rows.returns is not None
+        values = found.values if found.values is not None else self._policy.value(rows.features, rows.privileged)
+        return value_loss(values, rows.returns, rows.valid, rows.values, self._algorithm.value_clip).loss
+
+    def _evaluate(self, rows: TrainingBlock, entropy_gradient: bool = True) -> Evaluation:
+        temperature = self._config.model.policy.temperature
+        found = self._policy.evaluate(rows.features, rows.record, temperature, entropy_gradient=entropy_gradient)
+        if found.entropy is None and self._algorithm.entropy_coef:
+            raise ConfigError(
+                f"algorithm.entropy_coef is {self._algorithm.entropy_coef:g}, but {type(self._policy).__name__} has no "
+                "entropy in closed form: use 0"
+            )
+        return found
 
     @torch.no_grad()
     def _check_ratio_of_first(self, step_context: StepContext, blocks: Mapping[int, TrainingBlock]) -> None:
@@ -235,13 +275,15 @@ class ActorStage:
             for part in index.split(size) if len(index) else ():
                 # in calls of the rollout's size: a row's last bits depend on the size of its batch
                 rows = blocks[block].rows(torch.cat([part, part[:1].expand(size - len(part))]))
-                now, _ = self._policy.evaluate(rows.features, rows.tokens, self._config.model.policy.temperature)
-                now, old = (torch.where(rows.valid[..., None], x, 0.0) for x in (now, rows.old_log_probs))
+                made = rows.valid[..., None] if rows.mask is None else rows.valid[..., None] & rows.mask
+                now = self._evaluate(rows).log_probs
+                now, old = (torch.where(made, x, 0.0) for x in (now, rows.old_log_probs))
                 difference = torch.maximum(difference, (now - old).abs().max().reshape(1).cpu())
             largest[block] = difference
         self._initial_log_ratio = max(float(v[0]) for v in self._reducer.gather_blocks(largest).values())
-        limit = _RATIO_LIMIT_OF_ACCELERATORS if is_accelerator(self._device) else _RATIO_LIMIT
-        require_unit_ratio(self._initial_log_ratio, limit)
+        tolerance = self._algorithm.ratio_tolerance
+        if tolerance is not None or not is_accelerator(self._device):
+            require_unit_ratio(self._initial_log_ratio, _RATIO_TOLERANCE if tolerance is None else tolerance)
 
     def _policy_metrics(self, fitted: Fitted) -> dict[str, float]:
         return policy_metrics(fitted) | {

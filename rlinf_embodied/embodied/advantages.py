@@ -92,12 +92,14 @@ def _chunk_advantages(
 
 
 def _values_of_rollout(policy: Policy, columns: PolicyColumns, env: EnvColumns) -> Tensor:
-    """V before each action of the rollout, [H, B, C], chunk-step by chunk-step as the policy was called."""
+    """V before each action of the rollout, [H, B, C]: as acting gave it, or chunk-step by chunk-step likewise."""
+    if columns.values is not None:
+        return columns.values
     privileged = env.privileged
     return torch.stack(
         [
             policy.value({name: value[h] for name, value in columns.features.items()}, _at(privileged, h))
-            for h in range(len(columns.tokens))
+            for h in range(len(columns.log_probs))
         ]
     )
 

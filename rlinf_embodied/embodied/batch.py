@@ -1,7 +1,7 @@
 """What a rollout leaves behind, per block, and what the actor trains on.
 
-Axes: H chunk-steps, B rows of a block, C actions per chunk, A action dimensions, Q privileged state, M samples (chunks)
-that are left of H x B once those without a valid action are dropped.
+Axes: H chunk-steps, B rows of a block, C actions per chunk, K choices per action, Q privileged state, M samples
+(chunks) that are left of H x B once those without a valid action are dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.interfaces.policies import Features
+from rlinf_embodied.interfaces.policies import Features, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,11 @@ class PolicyColumns:
     """One block's rollout as the policy saw it: heavy, so it stays where it was made."""
 
     features: Features  # every tensor [H, B, ...]
-    tokens: Tensor  # int64 [H, B, C, A]
-    log_probs: Tensor  # float32 [H, B, C, A], under the distribution sampled from
+    record: Record  # every tensor [H, B, ...]
+    log_probs: Tensor  # float32 [H, B, C, K], under the distribution sampled from
     version: int  # of the weights that sampled
+    values: Tensor | None = None  # float32 [H, B, C], where acting gives them
+    mask: Tensor | None = None  # bool [H, B, C, K], which choices were made; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +69,26 @@ class TrainingBlock:
     """The samples of a block that have a valid action, with what the losses need."""
 
     features: Features  # [M, ...]
-    tokens: Tensor  # int64 [M, C, A]
-    old_log_probs: Tensor  # float32 [M, C, A]
+    record: Record  # [M, ...]
+    old_log_probs: Tensor  # float32 [M, C, K]
     valid: Tensor  # bool [M, C]
     advantages: Tensor  # float32 [M, C]
     weights: Tensor  # float32 [M, C], of each action in the policy loss; 0 where not valid
     privileged: Tensor | None  # float32 [M, C, Q]
     values: Tensor | None  # float32 [M, C], before the update; None without a critic
     returns: Tensor | None  # float32 [M, C], what the critic should say
+    mask: Tensor | None = None  # bool [M, C, K]: which choices were made; None: all
 
     def __len__(self) -> int:
         """Returns the number of samples M."""
-        return len(self.tokens)
+        return len(self.old_log_probs)
 
     def rows(self, index: Tensor) -> TrainingBlock:
         """Returns these samples."""
         take = lambda value: None if value is None else value[index]  # noqa: E731
         return TrainingBlock(
             features={name: value[index] for name, value in self.features.items()},
-            tokens=self.tokens[index],
+            record={name: value[index] for name, value in self.record.items()},
             old_log_probs=self.old_log_probs[index],
             valid=self.valid[index],
             advantages=self.advantages[index],
@@ -93,6 +96,7 @@ class TrainingBlock:
             privileged=take(self.privileged),
             values=take(self.values),
             returns=take(self.returns),
+            mask=take(self.mask),
         )
 
 
@@ -119,12 +123,12 @@ def training_block(
         values: float32 [H, B, C] or None.
         returns: float32 [H, B, C] or None.
     """
-    assert policy.tokens.shape[:2] == env.valid.shape[:2], "the two sides of the rollout differ in length"
+    assert policy.log_probs.shape[:2] == env.valid.shape[:2], "the two sides of the rollout differ in length"
     kept = (flatten_rows(env.valid) & (flatten_rows(weights) > 0)).any(-1).nonzero()[:, 0]
     take = lambda value: None if value is None else flatten_rows(value)[kept]  # noqa: E731
     return TrainingBlock(
         features={name: flatten_rows(value)[kept] for name, value in policy.features.items()},
-        tokens=flatten_rows(policy.tokens)[kept],
+        record={name: flatten_rows(value)[kept] for name, value in policy.record.items()},
         old_log_probs=flatten_rows(policy.log_probs)[kept],
         valid=flatten_rows(env.valid)[kept],
         advantages=flatten_rows(advantages)[kept],
@@ -132,6 +136,7 @@ def training_block(
         privileged=take(env.privileged),
         values=take(values),
         returns=take(returns),
+        mask=take(policy.mask),
     )
 
 
@@ -141,7 +146,7 @@ def concatenate(parts: Sequence[TrainingBlock]) -> TrainingBlock:
         return parts[0]
     return TrainingBlock(
         features={name: torch.cat([part.features[name] for part in parts]) for name in parts[0].features},
-        tokens=torch.cat([part.tokens for part in parts]),
+        record={name: torch.cat([part.record[name] for part in parts]) for name in parts[0].record},
         old_log_probs=torch.cat([part.old_log_probs for part in parts]),
         valid=torch.cat([part.valid for part in parts]),
         advantages=torch.cat([part.advantages for part in parts]),
@@ -149,6 +154,7 @@ def concatenate(parts: Sequence[TrainingBlock]) -> TrainingBlock:
         privileged=_cat([part.privileged for part in parts]),
         values=_cat([part.values for part in parts]),
         returns=_cat([part.returns for part in parts]),
+        mask=_cat([part.mask for part in parts]),
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from rlinf_embodied.config import Schedule
 from rlinf_embodied.embodied.demonstrations import Demonstrations
 from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.interfaces.policies import Features, Policy
+from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.optimizer import scheduled
@@ -53,7 +53,7 @@ class HeldOut:
 class Cloning:
     """The learning of one worker, which holds some of the blocks; all workers make the same calls in the same order."""
 
-    def __init__(self, policy: Policy, seed: int, reducer: ExactReducer, device: str) -> None:
+    def __init__(self, policy: ImitationPolicy, seed: int, reducer: ExactReducer, device: str) -> None:
         """Takes the policy, which it changes, and the device that it is on; data goes there in parts."""
         self._policy, self._seed, self._reducer, self._device = policy, seed, reducer, device
         self._features: dict[int, Features] = {}

@@ -169,11 +169,10 @@ class EvaluationPolicyStage(RolloutStage):
         noise = None
         if not self._eval.eval.greedy:
             numbers = step_context.round * self._eval.num_envs + np.arange(block * size, (block + 1) * size)
-            shape = (policy.spec.chunk, policy.spec.action_dim)
-            noise = uniform(self._config.seed, "evaluate", numbers, step_context.chunk_step, shape=shape)
+            drawn = policy.spec.noise.draw(self._config.seed, "evaluate", numbers, step_context.chunk_step)
+            noise = drawn.to(self._device)
         features = policy.encode(observation.to(self._device))
-        drawn = None if noise is None else torch.from_numpy(noise).to(self._device)
-        return policy.act(features, drawn, self._config.policy.temperature).actions
+        return policy.act(features, noise, self._config.policy.temperature).actions
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         """Returns nothing."""

@@ -24,7 +24,7 @@ from rlinf_embodied.embodied.warm_start_source import require_teacher
 from rlinf_embodied.embodied.warm_start_stage import ROWS, for_demonstrations
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import HasSimulatorStates, Observation, VectorEnv
-from rlinf_embodied.randomness import reset_seed, uniform
+from rlinf_embodied.randomness import reset_seed
 
 _FPS = 20  # control steps of ManiSkill's tasks per second
 _Acting = Callable[[int, Observation], Tensor]  # (env step, what all rows show) -> actions float32 [N, A]
@@ -143,8 +143,7 @@ def _acting(config: ExportConfig, env: VectorEnv, numbers: range) -> _Acting:
         spec = policy.spec
         if step % spec.chunk == 0:
             rows = np.asarray([*numbers, *[0] * (ROWS - len(numbers))])
-            drawn = uniform(config.run.seed, "export", rows, step // spec.chunk, shape=(spec.chunk, spec.action_dim))
-            noise = None if config.greedy else torch.from_numpy(drawn)
+            noise = None if config.greedy else spec.noise.draw(config.run.seed, "export", rows, step // spec.chunk)
             chunk[:] = policy.act(policy.encode(shown), noise, settings.temperature).actions.unbind(1)
         return chunk[step % spec.chunk]
 

@@ -25,7 +25,7 @@ from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, ROWS, for_demonstrations
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.interfaces.envs import VectorEnv
-from rlinf_embodied.interfaces.policies import Policy
+from rlinf_embodied.interfaces.policies import ImitationPolicy
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
@@ -81,7 +81,7 @@ class ImitationStage:
         """Loads the policy, or takes its worker's copy."""
         config = self._config
         shared = context.share("policy", lambda: load_policy(config.policy, config.folder, context.device))
-        self._shared = cast(SharedPolicy[Policy], shared)
+        self._shared = cast(SharedPolicy[ImitationPolicy], shared)
         self._shared.enter("sft")
         self._policy, self._device = self._shared.policy, context.device
         self._rank, self._blocks = context.group.rank, context.blocks

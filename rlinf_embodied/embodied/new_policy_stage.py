@@ -14,7 +14,7 @@ from rlinf_embodied.embodied.policy_check import check_policy, is_own, new_polic
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.warm_start_stage import ROWS, WarmStartStageConfig, for_demonstrations
 from rlinf_embodied.interfaces.envs import VectorEnv
-from rlinf_embodied.interfaces.policies import Policy
+from rlinf_embodied.interfaces.policies import ImitationPolicy
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StageContext, StepContext
 
@@ -40,15 +40,19 @@ class NewPolicyStage:
             policy = new_policy(config.policy, env.spec, config.seed, self._device)
             if is_own(config.policy):
                 check_policy(policy, config.policy, env.spec, env.reset(range(ROWS)).to(self._device))
-            for name, column in self._seen(env, policy).items():
-                mean, std = column.double().mean(0), column.double().std(0, correction=0)
-                policy.set_statistics(name, mean.float(), std.float().clamp(min=_LEAST_STD))
+            if isinstance(policy, ImitationPolicy):
+                self._set_statistics(env, policy)
             save_policy(policy, Path(folder), config.envs[0], config.policy)
         finally:
             env.close()
 
+    def _set_statistics(self, env: VectorEnv, policy: ImitationPolicy) -> None:
+        for name, column in self._seen(env, policy).items():
+            mean, std = column.double().mean(0), column.double().std(0, correction=0)
+            policy.set_statistics(name, mean.float(), std.float().clamp(min=_LEAST_STD))
+
     @torch.no_grad()
-    def _seen(self, env: VectorEnv, policy: Policy) -> Mapping[str, Tensor]:
+    def _seen(self, env: VectorEnv, policy: ImitationPolicy) -> Mapping[str, Tensor]:
         """Columns [M, D] of what ROWS episodes of random actions show at the beginning of each chunk."""
         seed, spec = self._config.seed, env.spec
         observation = env.reset(reset_seed(seed, -1, np.arange(ROWS)).tolist()).to(self._device)

@@ -17,9 +17,8 @@ from torch import Tensor
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Features, Policy
+from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, Policy, PolicyOutput
 from rlinf_embodied.learning.shared_policy import move
-from rlinf_embodied.randomness import uniform
 from rlinf_embodied.targets import load_plug_in, load_target
 from rlinf_embodied.user_code import named_when_raised
 
@@ -28,8 +27,9 @@ _PACKAGE = "policies."
 _CLONING = (
     *("imitation_parameters", "encode_trainable", "encode_frozen", "pooled", "set_statistics", "imitation_loss"),
 )
-_NEEDED = ("encode", "act", "evaluate", "value", "policy_parameters", "value_parameters", "save", "load")
+_NEEDED = ("encode", "act", "evaluate", "value", "policy_parameters", "value_parameters", "save", "from_folder")
 _SEE = "see docs/own_policy.md"
+_BY_NAME = ("entropy_gradient", "env", "config")
 _TOLERANCE = 1e-3  # of log-probs: calls of one size differ by rounding only
 _COLDER = 20.0  # a new policy is nearly uniform: what it does wrong shows at a low temperature
 
@@ -54,29 +54,30 @@ def require_policy_class(config: PolicyConfig, cloned: bool) -> None:
     if not is_own(config):
         return
     if not isinstance(kind, type):
-        raise _wrong(config, "it is no class, and a checkpoint is read by its class method `load`", "name a class")
+        raise _wrong(
+            config, "it is no class, and a checkpoint is read by its class method `from_folder`", "name a class"
+        )
     missing = [name for name in _NEEDED if _is_left_out(kind, name)]
-    missing += [name for name in _CLONING if not hasattr(kind, name)]
     if missing:
-        action = "write what is missing, or inherit from Policy, which answers what only cloning asks for"
-        raise _wrong(config, f"{kind.__name__} has no {', '.join(missing)}", f"{action} ({_SEE})")
-    for name in (*_NEEDED, *_CLONING):
+        raise _wrong(config, f"{kind.__name__} has no {', '.join(missing)}", f"write what is missing ({_SEE})")
+    for name in (*_NEEDED, *(name for name in _CLONING if hasattr(kind, name))):
         _require_parameters(config, kind, name)
-    if cloned and _is_left_out(kind, "imitation_loss"):
+    if cloned and (_is_left_out(kind, "imitation_loss") or any(not hasattr(kind, name) for name in _CLONING)):
         rule = f"{kind.__name__} has no imitation_loss, without which it cannot learn from demonstrations"
-        raise _wrong(config, rule, "write it, or start from random weights: warm_start.from_nothing=true")
+        action = "inherit from ImitationPolicy and write it, or start from random weights: warm_start.from_nothing=true"
+        raise _wrong(config, rule, action)
 
 
 def _is_left_out(kind: type, name: str) -> bool:
     """Whether a class has no method of its own: what it inherits from the protocol does nothing."""
     plain = lambda owner: getattr(getattr(owner, name, None), "__func__", getattr(owner, name, None))  # noqa: E731
-    return plain(kind) is None or plain(kind) is plain(Policy)
+    return plain(kind) is None or plain(kind) is plain(ImitationPolicy)
 
 
 def _require_parameters(config: PolicyConfig, kind: type, name: str) -> None:
-    names = list(inspect.signature(getattr(Policy, name)).parameters)
-    by_position = [n for n in names if n not in ("self", "entropy_gradient")]
-    by_name = {n: None for n in names if n == "entropy_gradient"}
+    names = list(inspect.signature(getattr(ImitationPolicy, name)).parameters)
+    by_position = [n for n in names if n not in ("self", *_BY_NAME)]
+    by_name = {n: None for n in names if n in _BY_NAME}
     bound = isinstance(inspect.getattr_static(kind, name), classmethod | staticmethod)
     try:
         inspect.signature(getattr(kind, name)).bind(*([] if bound else [None]), *by_position, **by_name)
@@ -124,7 +125,7 @@ class _Check:
         self.policy, self.config, self.env, self.seen = policy, config, env, observation
         self.rows = len(observation)
         self.chunk = (self.rows, env.chunk)
-        self.shape = (*self.chunk, env.action_dim)
+        self.actions = (*self.chunk, env.action_dim)
 
     def run(self) -> None:
         self._spec()
@@ -133,10 +134,10 @@ class _Check:
             features = self._features(self.seen)
         for temperature in (self.config.temperature, self.config.temperature / _COLDER):
             with torch.no_grad():
-                tokens, log_probs = self._acts(features, temperature)
-            self._evaluates(features, tokens, log_probs, temperature)
+                output = self._acts(features, temperature)
+            self._evaluates(features, output, temperature)
             with torch.no_grad():
-                self._rows_are_apart(tokens, log_probs, temperature)
+                self._rows_are_apart(output, temperature)
         if self.policy.value_parameters():
             self._values(features)
 
@@ -150,6 +151,7 @@ class _Check:
             if getattr(spec, name) != ours:
                 rule = f".spec.{name} is {getattr(spec, name)}, but that of the env is {ours}"
                 raise self._refuse(rule, f"take it from the EnvSpec that __init__ is given (env.{name})")
+        self.shape = (*self.chunk, spec.choices)
 
     def _parameters(self) -> None:
         inside = {id(p) for p in self.policy.module.parameters()}
@@ -162,53 +164,62 @@ class _Check:
                 raise self._refuse(rule, "checkpoints and weights that travel hold .module: put it there")
         if not trained["policy_parameters"]:
             raise self._refuse(".policy_parameters() is empty: nothing would be trained", "return what acts")
-        if trained["policy_parameters"] & trained["value_parameters"]:
-            rule = ": a parameter is in policy_parameters() and in value_parameters()"
-            raise self._refuse(rule, "give each to one of the two: they are trained one after the other")
 
     def _features(self, seen: Observation) -> Features:
         features = self._call("encode", lambda: self.policy.encode(seen))
-        wrong = not isinstance(features, dict) or not features
-        wrong = wrong or any(not isinstance(v, Tensor) or v.ndim < 1 or len(v) != len(seen) for v in features.values())
-        if wrong:
-            came = {n: _form(v) for n, v in features.items()} if isinstance(features, dict) else type(features).__name__
-            rule = f".encode returned {came}"
-            raise self._refuse(rule, f"return a dict of tensors with a row for each of the {len(seen)} observed")
+        self._has_rows("encode", "", features, len(seen))
         return features
 
-    def _acts(self, features: Features, temperature: float) -> tuple[Tensor, Tensor]:
-        """Returns sampled (tokens, log_probs)."""
-        drawn = uniform(0, "policy check", np.arange(self.rows), shape=self.shape[1:])
-        noise = torch.from_numpy(drawn).to(self.seen.proprio.device)
+    def _has_rows(self, method: str, name: str, found: object, rows: int) -> None:
+        if not isinstance(found, dict) or not found or not all(_is_tensor_of(rows, v) for v in found.values()):
+            came = {n: _form(v) for n, v in found.items()} if isinstance(found, dict) else type(found).__name__
+            rule = f".{method} returned {name}{came}"
+            raise self._refuse(rule, f"return a dict of tensors with a row for each of the {rows} observed")
+
+    def _acts(self, features: Features, temperature: float) -> PolicyOutput:
+        """Returns what it samples."""
+        noise = self.policy.spec.noise.draw(0, "policy check", np.arange(self.rows)).to(self.seen.proprio.device)
         for given in (None, noise):
             output = self._call("act", lambda given=given: self.policy.act(features, given, temperature))
-            self._is("act", "actions", getattr(output, "actions", None), torch.float32, self.shape)
-            self._is("act", "tokens", getattr(output, "tokens", None), torch.int64, self.shape)
+            self._is("act", "actions", getattr(output, "actions", None), torch.float32, self.actions)
+            self._has_rows("act", "record ", getattr(output, "record", None), self.rows)
             self._is("act", "log_probs", getattr(output, "log_probs", None), torch.float32, self.shape)
+            for name, dtype, shape in (("values", torch.float32, self.chunk), ("mask", torch.bool, self.shape)):
+                if getattr(output, name) is not None:
+                    self._is("act", name, getattr(output, name), dtype, shape)
+            if output.mask is not None and not bool(output.mask.any(-1).all()):
+                rule = ".act returned a mask that leaves log-probs of no choice for some actions"
+                raise self._refuse(rule, "let every action have one choice at least")
             if float(output.actions.abs().max()) > 1:
                 rule = f".act returned actions up to {float(output.actions.abs().max()):g}"
                 raise self._refuse(rule, "return them in [-1, 1]; the env scales them")
         again = self.policy.act(features, noise, temperature)
-        if not torch.equal(again.tokens, output.tokens):
-            rule = ".act chose other tokens for the same noise"
-            raise self._refuse(rule, "draw nothing in it (no dropout, no torch.multinomial): invert `noise`")
-        return output.tokens, output.log_probs
+        if any(not torch.equal(value, again.record[name]) for name, value in output.record.items()):
+            rule = ".act chose otherwise for the same noise"
+            raise self._refuse(rule, "draw nothing in it (no dropout, no torch.multinomial): use `noise`")
+        return output
 
-    def _evaluates(self, features: Features, tokens: Tensor, log_probs: Tensor, temperature: float) -> None:
-        found = self._call("evaluate", lambda: self.policy.evaluate(features, tokens, temperature))
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise self._refuse(f".evaluate returned {_form(found)}", "return (log_probs, entropy)")
-        for name, value in zip(("log_probs", "entropy"), found, strict=True):
-            self._is("evaluate", name, value, torch.float32, self.shape)
-        self._same("evaluate gives other log-probs than act for its tokens", found[0], log_probs)
-        if not found[0].requires_grad:
+    def _evaluates(self, features: Features, output: PolicyOutput, temperature: float) -> None:
+        found = self._call("evaluate", lambda: self.policy.evaluate(features, output.record, temperature))
+        if not isinstance(found, Evaluation):
+            raise self._refuse(f".evaluate returned {_form(found)}", "return Evaluation(log_probs, entropy)")
+        self._is("evaluate", "log_probs", found.log_probs, torch.float32, self.shape)
+        if found.entropy is not None:
+            self._is("evaluate", "entropy", found.entropy, torch.float32, self.shape)
+        if found.values is not None:
+            self._is("evaluate", "values", found.values, torch.float32, self.chunk)
+        rule = "evaluate gives other log-probs than act for its choices"
+        self._same(rule, _made(found.log_probs, output), _made(output.log_probs, output))
+        if not found.log_probs.requires_grad:
             raise self._refuse(".evaluate returned log_probs without a gradient", "leave out no_grad and detach in it")
 
-    def _rows_are_apart(self, tokens: Tensor, log_probs: Tensor, temperature: float) -> None:
+    def _rows_are_apart(self, output: PolicyOutput, temperature: float) -> None:
         alone = [0] * self.rows
         features = self._features(self.seen.rows(alone))
-        found, _ = self._call("evaluate", lambda: self.policy.evaluate(features, tokens[alone], temperature))
-        self._same("evaluate answers for a row by its neighbours", found, log_probs[alone])
+        record = {name: value[alone] for name, value in output.record.items()}
+        found = self._call("evaluate", lambda: self.policy.evaluate(features, record, temperature)).log_probs
+        rule = "evaluate answers for a row by its neighbours"
+        self._same(rule, _made(found, output, alone), _made(output.log_probs[alone], output, alone))
 
     def _values(self, features: Features) -> None:
         """A critic on privileged state is asked without features, as at the end of a rollout."""
@@ -242,8 +253,17 @@ class _Check:
             raise self._refuse(f".{rule}: they differ by {difference:.2g}", action)
 
 
+def _made(log_probs: Tensor, output: PolicyOutput, rows: Sequence[int] | slice = slice(None)) -> Tensor:
+    """Returns log-probs [B, C, K] with 0 for choices that were not made."""
+    return log_probs if output.mask is None else torch.where(output.mask[rows], log_probs, 0.0)
+
+
 def _axes(shape: Sequence[int]) -> str:
-    return "(rows, env.chunk, action dimensions)" if len(shape) == 3 else "(rows, env.chunk)"
+    return "(rows, env.chunk, action dimensions or choices)" if len(shape) == 3 else "(rows, env.chunk)"
+
+
+def _is_tensor_of(rows: int, value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim >= 1 and len(value) == rows
 
 
 def _form(value: object) -> str:

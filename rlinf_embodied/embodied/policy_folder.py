@@ -31,7 +31,7 @@ def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy[
     """
     require_policy_folder("checkpoint", folder)
     kind = cast(type[Policy], load_target(config._target_))
-    policy = kind.load(Path(folder), config)
+    policy = kind.from_folder(Path(folder), config=config)
     move(policy.module, device)
     return SharedPolicy(policy, device=device)
 

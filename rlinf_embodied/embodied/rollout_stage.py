@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -17,7 +17,6 @@ from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
-from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
@@ -69,18 +68,10 @@ class RolloutStage:
         size = self._config.block_size
         assert len(observation) == size
         ids = np.arange(block * size, (block + 1) * size)
-        shape = (policy.spec.chunk, policy.spec.action_dim)
-        noise = uniform(
-            self._config.seed,
-            "action",
-            ids,
-            step_context.iteration,
-            step_context.round,
-            step_context.chunk_step,
-            shape=shape,
-        )
+        when = (step_context.iteration, step_context.round, step_context.chunk_step)
+        noise = policy.spec.noise.draw(self._config.seed, "action", ids, *when).to(self._device)
         features = policy.encode(observation.to(self._device))
-        output = policy.act(features, torch.from_numpy(noise).to(self._device), self._config.policy.temperature)
+        output = policy.act(features, noise, self._config.policy.temperature)
         rollout = self._rollouts[block]
         rollout.features.append(features)
         rollout.outputs.append(output)
@@ -91,10 +82,15 @@ class RolloutStage:
         return Output({block: self._columns(self._rollouts.pop(block)) for block in observations})
 
     def _columns(self, rollout: _Rollout) -> PolicyColumns:
-        features = {name: torch.stack([f[name] for f in rollout.features]) for name in rollout.features[0]}
-        tokens = torch.stack([output.tokens for output in rollout.outputs])
-        log_probs = torch.stack([output.log_probs for output in rollout.outputs])
-        return PolicyColumns(features, tokens, log_probs, self._shared.version)
+        outputs = rollout.outputs
+        return PolicyColumns(
+            features=_stacked(rollout.features),
+            record=_stacked([output.record for output in outputs]),
+            log_probs=torch.stack([output.log_probs for output in outputs]),
+            version=self._shared.version,
+            values=_stacked_if_any([output.values for output in outputs]),
+            mask=_stacked_if_any([output.mask for output in outputs]),
+        )
 
     def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:
         """Installs a new version; checksum and names are verified first."""
@@ -108,3 +104,12 @@ class RolloutStage:
     def onload(self, step_context: StepContext) -> None:
         """Comes back."""
         self._shared.enter(self._user)
+
+
+def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+
+
+def _stacked_if_any(parts: Sequence[Tensor | None]) -> Tensor | None:
+    found = [part for part in parts if part is not None]
+    return torch.stack(found) if found else None

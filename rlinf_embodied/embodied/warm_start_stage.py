@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from rlinf_embodied.embodied.teacher import Teacher
 from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces.envs import Observation, VectorEnv
+from rlinf_embodied.interfaces.policies import ImitationPolicy
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.runtime.host import StageContext, StepContext
@@ -72,7 +74,7 @@ class WarmStartStage:
         self._envs = [make_env(for_demonstrations(env), rows, context.device) for env in config.envs]
         self._teacher = Teacher(source.path, self._envs[0], context.device) if source and not files else None
         env = self._envs[0]
-        self._policy = new_policy(config.policy, env.spec, config.seed, context.device)
+        self._policy = cast(ImitationPolicy, new_policy(config.policy, env.spec, config.seed, context.device))
         if is_own(config.policy):
             seen = env.reset(range(rows)).to(context.device)
             check_policy(self._policy, config.policy, env.spec, seen)

@@ -1,20 +1,49 @@
-"""What a VLA gives and takes: an observation in, tokens of a chunk of actions out; axes as in envs.py, B rows."""
+"""What a VLA gives and takes: an observation in, a chunk of actions out; axes as in envs.py, B rows.
+
+What a policy chose is its own affair: action tokens, the steps of a denoising chain, or the actions themselves.  It
+hands them out as a `Record`, which training gives back to it unread, with one log-prob for each of the K choices that
+make up an action.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.randomness import normal, uniform
 
 Features = dict[str, Tensor]  # what a policy's frozen part made of an observation; every tensor has B rows
+Record = dict[str, Tensor]  # what a policy chose; every tensor has B rows
+
+
+class Distribution(StrEnum):
+    """What noise is drawn from."""
+
+    uniform = "uniform"  # of (0, 1)
+    normal = "normal"  # of mean 0 and deviation 1
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What a policy is handed for each row, as Noise((5, 7)), which it turns into its choices."""
+
+    shape: tuple[int, ...]
+    distribution: Distribution = Distribution.uniform
+
+    def draw(self, seed: int, purpose: str, *ids: int | Sequence[int] | np.ndarray) -> Tensor:
+        """Returns float32 [B, *shape], keyed by (seed, purpose, ids); ids are numbers, or B of them."""
+        make = uniform if self.distribution is Distribution.uniform else normal
+        return torch.from_numpy(make(seed, purpose, *ids, shape=self.shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +53,44 @@ class PolicySpec:
     name: str
     chunk: int  # C
     action_dim: int  # A
-    num_bins: int  # values per action token
+    choices: int  # K per action, each with a log-prob: A where every dimension is a token
+    noise: Noise  # that `act` is handed
+
+
+def token_spec(config: PolicyConfig, env: EnvSpec) -> PolicySpec:
+    """Returns the facts about a policy that chooses a token for every dimension of every action."""
+    return PolicySpec(config.name, env.chunk, env.action_dim, env.action_dim, Noise((env.chunk, env.action_dim)))
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutput:
     """Actions sampled (or chosen) for B rows."""
 
-    actions: Tensor  # float32 [B, C, A] in [-1, 1]: those of the tokens; greedy ones may lie between two bins
-    tokens: Tensor  # int64 [B, C, A], index of the bin
-    log_probs: Tensor  # float32 [B, C, A], under the distribution sampled from (temperature included)
+    actions: Tensor  # float32 [B, C, A] in [-1, 1]
+    record: Record  # what `evaluate` needs to know of the choices
+    log_probs: Tensor  # float32 [B, C, K], under the distribution sampled from (temperature included)
+    values: Tensor | None = None  # float32 [B, C], where they come from the same forward pass
+    mask: Tensor | None = None  # bool [B, C, K]: which choices were made; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Choices of B rows, scored again; all are differentiable."""
+
+    log_probs: Tensor  # float32 [B, C, K]
+    entropy: Tensor | None = None  # float32 [B, C, K]; None where the distribution has none in closed form
+    values: Tensor | None = None  # float32 [B, C], where they come from the same forward pass
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """A VLA: observation -> distribution over a chunk of action tokens, and a value per action.
+    """A VLA: observation -> distribution over a chunk of actions, and a value per action.
 
     A policy draws nothing: it is handed its noise.  `encode` is the part that RL may cache with the rollout: what it
     contains is frozen during RL (or it hands the raw observation on where nothing is frozen).
 
-    A class that inherits from this writes `spec`, `module`, and the methods from `encode` to `value_parameters`, `save`
-    and `load`; what only cloning asks for is answered as a policy without a frozen part would (docs/own_policy.md).
+    Where `policy_parameters` and `value_parameters` have some in common, one optimizer trains all of them on the sum of
+    both losses (algorithm.value_coef); otherwise each loss has its own.
     """
 
     spec: PolicySpec
@@ -55,13 +101,13 @@ class Policy(Protocol):
         ...
 
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Samples by inverting the cumulative distribution at `noise` [B, C, A] in (0, 1); None is greedy."""
+        """Turns `noise` [B, *spec.noise.shape] into choices; None is greedy."""
         ...
 
     def evaluate(
-        self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Returns (log_probs, entropy), both float32 [B, C, A], of given tokens, differentiable.
+        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
+    ) -> Evaluation:
+        """Returns log-probs of given choices, as `act` gave them at the same weights.
 
         Without `entropy_gradient` the entropy is a number to look at, and costs no memory until the backward pass.
         """
@@ -81,8 +127,35 @@ class Policy(Protocol):
         ...
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Returns what the value loss trains in RL, in a fixed order; disjoint from `policy_parameters`."""
+        """Returns what the value loss trains in RL, in a fixed order."""
         ...
+
+    def save(self, folder: Path) -> None:
+        """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
+        ...
+
+    @classmethod
+    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> Policy:
+        """Returns the policy of a folder.
+
+        Args:
+            folder: that `save` wrote, or one in the form in which such policies are published.
+            env: what it acts in, for a published folder, which does not say; other folders know.
+            config: may change how the policy is used, not what it is.
+
+        Raises:
+            CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
+        """
+        ...
+
+
+@runtime_checkable
+class ImitationPolicy(Policy, Protocol):
+    """A policy that can be cloned from demonstrations, or begin with statistics of what it will see.
+
+    A class that inherits from this writes what it must of `Policy`; the answers here are those of a policy without a
+    frozen part that takes its inputs as they come and is not cloned.
+    """
 
     def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
         """Returns what cloning trains: the whole policy, or all but what `encode_frozen` computes."""
@@ -119,16 +192,3 @@ class Policy(Protocol):
             f"{type(self).__name__} has no imitation_loss, so it cannot be cloned: write that method, or start from "
             "random weights (warm_start.from_nothing=true) or a checkpoint (warm_start.checkpoint=<dir>)"
         )
-
-    def save(self, folder: Path) -> None:
-        """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
-        ...
-
-    @classmethod
-    def load(cls, folder: Path, config: PolicyConfig | None = None) -> Policy:
-        """Returns the policy of a folder; `config` may change how it is used, not what it is.
-
-        Raises:
-            CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
-        """
-        ...

@@ -19,7 +19,7 @@ from rlinf_embodied.embodied.warm_start import cache_folder
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlugInError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput
+from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput, Record
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "experiments/examples"
 sys.path.append(str(EXAMPLES))
@@ -52,8 +52,8 @@ class OnlyPromises(Policy):
 
 
 class TakesNoFlag(ProprioPolicy):
-    def evaluate(self, features: Features, tokens: Tensor, temperature: float):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return super().evaluate(features, tokens, temperature)
+    def evaluate(self, features: Features, record: Record, temperature: float):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().evaluate(features, record, temperature)
 
 
 class Raises(ProprioPolicy):
@@ -70,11 +70,6 @@ class NoModule(ProprioPolicy):
 class WrongChunk(ProprioPolicy):
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         super().__init__(config, replace(env, chunk=1), seed)
-
-
-class SharedTrunk(ProprioPolicy):
-    def value_parameters(self) -> list[nn.Parameter]:
-        return [*super().value_parameters(), self.policy_parameters()[0]]
 
 
 class OutsideModule(ProprioPolicy):
@@ -102,14 +97,14 @@ class Dropout(ProprioPolicy):
 
 
 class ForgetsTemperature(ProprioPolicy):
-    def evaluate(self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True):
-        return super().evaluate(features, tokens, 2 * temperature, entropy_gradient)
+    def evaluate(self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True):
+        return super().evaluate(features, record, 2 * temperature, entropy_gradient)
 
 
 class NoGradient(ProprioPolicy):
     @torch.no_grad()
-    def evaluate(self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True):
-        return super().evaluate(features, tokens, temperature, entropy_gradient)
+    def evaluate(self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True):
+        return super().evaluate(features, record, temperature, entropy_gradient)
 
 
 class BatchStatistics(ProprioPolicy):
@@ -128,10 +123,10 @@ class NotFinite(ProprioPolicy):
 
 
 class Interrupts(ProprioPolicy):
-    def evaluate(self, features: Features, tokens: Tensor, temperature: float, entropy_gradient: bool = True):
-        if torch.is_grad_enabled() and len(tokens) < 16:  # in a minibatch
+    def evaluate(self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True):
+        if torch.is_grad_enabled() and len(record["tokens"]) < 16:  # in a minibatch
             return {}["nothing"]
-        return super().evaluate(features, tokens, temperature, entropy_gradient)
+        return super().evaluate(features, record, temperature, entropy_gradient)
 
 
 class ForgetsConfig(ProprioPolicy):
@@ -167,15 +162,18 @@ def function(config: object, env: object, seed: object) -> ProprioPolicy:
     ("name", "words"),
     [
         ("Rigth", "has no Rigth"),
-        ("function", "it is no class, and a checkpoint is read by its class method `load`: name a class"),
+        ("function", "it is no class, and a checkpoint is read by its class method `from_folder`: name a class"),
         (
             "NoLoad",
-            r"NoLoad has no encode, act, .*, load, .*imitation_loss: write what is missing, or inherit from Policy",
+            r"NoLoad has no encode, act, .*, from_folder: write what is missing",
         ),
-        ("OnlyPromises", r"OnlyPromises has no encode, act, evaluate, value, .*, save, load: write what is missing"),
+        (
+            "OnlyPromises",
+            r"OnlyPromises has no encode, act, evaluate, value, .*, save, from_folder: write what is missing",
+        ),
         (
             "TakesNoFlag",
-            r"TakesNoFlag.evaluate is called with \(features, tokens, temperature, entropy_gradient\), which",
+            r"TakesNoFlag.evaluate is called with \(features, record, temperature, entropy_gradient\), which",
         ),
         ("ROWS", r"ROWS is called with \(config, env, seed\)"),
     ],
@@ -207,7 +205,6 @@ def test_a_constructor_that_raises_is_shown_by_its_own_line() -> None:
     ("kind", "words"),
     [
         (WrongChunk, r"spec.chunk is 1, but that of the env is 5: take it from the EnvSpec"),
-        (SharedTrunk, "a parameter is in policy_parameters\\(\\) and in value_parameters"),
         (OutsideModule, r"policy_parameters\(\) holds a parameter twice, or one that is not in .module"),
         (NoRows, r"encode returned \{'proprio': 'float32 \[8\]'\}: .* a row for each of the 4"),
         (output_of(lambda o: replace(o, actions=2 * o.actions + 2)), r"actions up to .*: return them in \[-1, 1\]"),
@@ -216,11 +213,20 @@ def test_a_constructor_that_raises_is_shown_by_its_own_line() -> None:
             output_of(lambda o: replace(o, actions=o.actions.double())),
             r"actions as float64 \[4, 5, 3\]: return float32",
         ),
-        (output_of(lambda o: replace(o, tokens=o.tokens.int())), r"tokens as int32 .*: return int64 \[4, 5, 3\]"),
+        (output_of(lambda o: replace(o, record={})), r"act returned record \{\}: return a dict of tensors with a row"),
+        (
+            output_of(lambda o: replace(o, record={"tokens": o.record["tokens"][0]})),
+            r"act returned record \{'tokens': 'int64 \[5, 3\]'\}: .* a row for each of the 4",
+        ),
+        (output_of(lambda o: replace(o, mask=o.log_probs > 9)), "log-probs of no choice"),
+        (
+            output_of(lambda o: replace(o, values=o.log_probs)),
+            r"values as float32 \[4, 5, 3\]: return float32 \[4, 5\]",
+        ),
         (output_of(lambda o: replace(o, log_probs=o.log_probs / 0)), "log_probs that are NaN or infinite"),
         (output_of(lambda o: o.actions), "act returned actions as a NoneType"),  # pyright: ignore[reportArgumentType]
-        (Dropout, "act chose other tokens for the same noise: draw nothing"),
-        (ForgetsTemperature, "evaluate gives other log-probs than act for its tokens"),
+        (Dropout, "act chose otherwise for the same noise: draw nothing"),
+        (ForgetsTemperature, "evaluate gives other log-probs than act for its choices"),
         (NoGradient, "log_probs without a gradient"),
         (BatchStatistics, "evaluate answers for a row by its neighbours"),
         (ValuePerRow, r"value returned V as float32 \[4\]: return float32 \[4, 5\] \(rows, env.chunk\)"),

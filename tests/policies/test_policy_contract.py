@@ -114,15 +114,16 @@ def test_its_weights_follow_from_the_seed_alone(config, shown) -> None:
 
 def test_the_probabilities_of_the_first_token_add_up_to_1(config, policy, features, shown) -> None:
     shape = (ROWS, policy.spec.chunk, policy.spec.action_dim)
-    every = [torch.full(shape, value) for value in range(policy.spec.num_bins)]
-    total = sum(policy.evaluate(features, tokens, config.temperature)[0][:, 0, 0].exp() for tokens in every)
+    every = [{"tokens": torch.full(shape, value)} for value in range(config.num_bins)]
+    total = sum(policy.evaluate(features, record, config.temperature).log_probs[:, 0, 0].exp() for record in every)
     assert torch.allclose(torch.as_tensor(total), torch.ones(ROWS), atol=1e-4)
 
 
 def test_more_noise_chooses_a_later_token(config, policy, features) -> None:
     shape = (ROWS, policy.spec.chunk, policy.spec.action_dim)
     chosen = [
-        policy.act(features, torch.full(shape, u), config.temperature).tokens[:, 0, 0] for u in (1e-6, 0.5, 1 - 1e-6)
+        policy.act(features, torch.full(shape, u), config.temperature).record["tokens"][:, 0, 0]
+        for u in (1e-6, 0.5, 1 - 1e-6)
     ]
     assert bool((chosen[0] <= chosen[1]).all())
     assert bool((chosen[1] <= chosen[2]).all())
@@ -130,8 +131,8 @@ def test_more_noise_chooses_a_later_token(config, policy, features) -> None:
 
 
 def test_each_loss_reaches_its_own_parameters_alone(config, policy, features, shown) -> None:
-    tokens = policy.act(features, None, config.temperature).tokens
-    policy.evaluate(features, tokens, config.temperature)[0].sum().backward()
+    record = policy.act(features, None, config.temperature).record
+    policy.evaluate(features, record, config.temperature).log_probs.sum().backward()
     assert set() < trained(policy) <= ids(policy.policy_parameters())
     policy.module.zero_grad(set_to_none=True)
     if not policy.value_parameters():

@@ -38,10 +38,11 @@ def test_it_implements_the_protocol_and_its_log_probs_are_those_it_sampled_from(
     assert isinstance(policy, Policy)
     features = policy.encode(observe())
     output = policy.act(features, noise(), 0.8)
-    log_probs, entropy = policy.evaluate(features, output.tokens, 0.8)
-    assert output.actions.shape == output.tokens.shape == log_probs.shape == entropy.shape == SHAPE
+    found = policy.evaluate(features, output.record, 0.8)
+    log_probs, entropy = found.log_probs, found.entropy
+    assert output.actions.shape == output.record["tokens"].shape == log_probs.shape == entropy.shape == SHAPE
     assert (log_probs - output.log_probs).abs().max() <= 1e-6
-    assert torch.allclose(output.actions, torch.linspace(-1, 1, 9)[output.tokens], atol=1e-6)
+    assert torch.allclose(output.actions, torch.linspace(-1, 1, 9)[output.record["tokens"]], atol=1e-6)
     assert policy.value(features, torch.randn(ROWS, 2, 12)).shape == (ROWS, 2)
 
 
@@ -49,7 +50,9 @@ def test_new_actions_are_spread_about_zero_as_far_as_was_asked_for() -> None:
     wide = StatePolicy(replace(CONFIG, num_bins=101, initial_std=0.3), ENV, seed=0)
     every = torch.linspace(-1, 1, 101)
     features = wide.encode(observe())
-    p = torch.stack([wide.evaluate(features, torch.full(SHAPE, v), 1.0)[0] for v in range(101)], -1).exp()
+    p = torch.stack(
+        [wide.evaluate(features, {"tokens": torch.full(SHAPE, v)}, 1.0).log_probs for v in range(101)], -1
+    ).exp()
     assert torch.allclose((p * every).sum(-1), torch.zeros(SHAPE), atol=0.05)
     assert torch.allclose((p * every.square()).sum(-1).sqrt(), torch.full(SHAPE, 0.3), atol=0.01)
 
@@ -60,8 +63,10 @@ def test_the_clock_reaches_the_critic_but_not_the_policy(policy: StatePolicy) ->
     later = seen.privileged.clone()
     later[:, -CLOCK_COLUMNS:] += 1
     tokens = torch.zeros(SHAPE, dtype=torch.long)
-    first = policy.evaluate(policy.encode(seen), tokens, 1.0)[0]
-    assert torch.equal(first, policy.evaluate(policy.encode(replace(seen, privileged=later)), tokens, 1.0)[0])
+    first = policy.evaluate(policy.encode(seen), {"tokens": tokens}, 1.0).log_probs
+    assert torch.equal(
+        first, policy.evaluate(policy.encode(replace(seen, privileged=later)), {"tokens": tokens}, 1.0).log_probs
+    )
     policy.module.value.layers[-1].weight.data.fill_(1.0)  # an untrained critic says 0
     assert not torch.equal(policy.value({}, seen.privileged[:, None]), policy.value({}, later[:, None]))
 
@@ -70,7 +75,7 @@ def test_both_losses_reach_their_parameters_and_no_other(policy: StatePolicy) ->
     fresh = StatePolicy(CONFIG, ENV, seed=0)
     fresh.module.value.layers[-1].weight.data.fill_(0.1)
     features = fresh.encode(observe())
-    fresh.evaluate(features, torch.ones(SHAPE, dtype=torch.long), 1.0)[0].sum().backward()
+    fresh.evaluate(features, {"tokens": torch.ones(SHAPE, dtype=torch.long)}, 1.0).log_probs.sum().backward()
     reached = {id(p) for p in fresh.module.parameters() if p.grad is not None and p.grad.abs().max() > 0}
     assert reached == {id(p) for p in fresh.policy_parameters()}
     fresh.module.zero_grad(set_to_none=True)
@@ -97,7 +102,7 @@ def test_a_folder_restores_it(policy: StatePolicy, tmp_path: Path) -> None:
     policy.set_statistics("privileged", torch.full((12,), 0.5), torch.full((12,), 2.0))
     policy.set_statistics("proprio", torch.zeros(19), torch.ones(19))  # which it does not look at
     policy.save(tmp_path)
-    again = StatePolicy.load(tmp_path, CONFIG)
+    again = StatePolicy.from_folder(tmp_path, config=CONFIG)
     for name, value in policy.module.state_dict().items():
         assert torch.equal(again.module.state_dict()[name], value), name
 
@@ -123,4 +128,4 @@ def test_a_folder_that_another_user_may_not_read_is_not_called_damaged(policy, m
 
     monkeypatch.setattr("policies.checkpoint_folder.load_file", refuse)
     with pytest.raises(CheckpointError, match=r"cannot be read by this user .*model.safetensors.* chmod -R a\+rX"):
-        StatePolicy.load(tmp_path, CONFIG)
+        StatePolicy.from_folder(tmp_path, config=CONFIG)

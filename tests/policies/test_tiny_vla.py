@@ -55,12 +55,13 @@ def test_policy_implements_the_protocol_with_the_promised_shapes(policy: TinyVLA
     assert isinstance(policy, Policy)
     features = policy.encode(observe())
     output = policy.act(features, noise(), 0.6)
-    log_probs, entropy = policy.evaluate(features, output.tokens, 0.6)
+    found = policy.evaluate(features, output.record, 0.6)
+    log_probs, entropy = found.log_probs, found.entropy
     shape = (ROWS, CHUNK, ACTION)
-    assert output.actions.shape == output.tokens.shape == output.log_probs.shape == shape
+    assert output.actions.shape == output.record["tokens"].shape == output.log_probs.shape == shape
     assert log_probs.shape == entropy.shape == shape
     assert output.actions.dtype == output.log_probs.dtype == torch.float32
-    assert output.tokens.dtype == torch.int64
+    assert output.record["tokens"].dtype == torch.int64
     assert output.actions.abs().max() <= 1.0
     assert policy.value(features, torch.randn(ROWS, CHUNK, 45)).shape == (ROWS, CHUNK)
     assert all(len(tensor) == ROWS for tensor in features.values())
@@ -93,16 +94,17 @@ def test_log_probs_of_sampled_tokens_equal_their_evaluation(policy: TinyVLA) -> 
     for temperature in (0.6, 1.0, 1.6):
         features = policy.encode(observe())
         output = policy.act(features, noise(), temperature)
-        log_probs, _ = policy.evaluate(features, output.tokens, temperature)
+        log_probs = policy.evaluate(features, output.record, temperature).log_probs
         assert (log_probs - output.log_probs).abs().max() <= 1e-6
 
 
 def test_log_probs_and_entropy_are_those_of_a_normalised_distribution(policy: TinyVLA) -> None:
     features = policy.encode(observe(2))
     every = torch.stack(
-        [policy.evaluate(features, torch.full((2, CHUNK, ACTION), v), 0.6)[0] for v in range(BINS)], dim=-1
+        [policy.evaluate(features, {"tokens": torch.full((2, CHUNK, ACTION), v)}, 0.6).log_probs for v in range(BINS)],
+        dim=-1,
     )
-    _, entropy = policy.evaluate(features, torch.zeros(2, CHUNK, ACTION, dtype=torch.long), 0.6)
+    entropy = policy.evaluate(features, {"tokens": torch.zeros(2, CHUNK, ACTION, dtype=torch.long)}, 0.6).entropy
     assert torch.allclose(every.exp().sum(-1), torch.ones(2, CHUNK, ACTION), atol=1e-5)
     assert torch.allclose(entropy, -(every.exp() * every).sum(-1), atol=1e-4)
 
@@ -111,9 +113,12 @@ def test_sampling_follows_the_distribution(policy: TinyVLA) -> None:
     rows = 2048
     one = policy.encode(observe(1))
     features = {name: value.expand(rows, *value.shape[1:]) for name, value in one.items()}
-    tokens = policy.act(features, noise(rows), 0.6).tokens[:, 0, 0]
+    tokens = policy.act(features, noise(rows), 0.6).record["tokens"][:, 0, 0]
     expected = torch.tensor(
-        [policy.evaluate(one, torch.full((1, CHUNK, ACTION), v), 0.6)[0][0, 0, 0].exp().item() for v in range(BINS)]
+        [
+            policy.evaluate(one, {"tokens": torch.full((1, CHUNK, ACTION), v)}, 0.6).log_probs[0, 0, 0].exp().item()
+            for v in range(BINS)
+        ]
     )
     seen = torch.bincount(tokens, minlength=BINS) / rows
     # five standard deviations of a binomial share
@@ -124,25 +129,27 @@ def test_sampling_follows_the_distribution(policy: TinyVLA) -> None:
 def test_without_noise_the_likeliest_token_is_chosen(policy: TinyVLA) -> None:
     features = policy.encode(observe(2))
     greedy = policy.act(features, None, 0.6)
-    other = (greedy.tokens + 1) % BINS
-    assert (greedy.log_probs >= policy.evaluate(features, other, 0.6)[0]).all()
+    other = (greedy.record["tokens"] + 1) % BINS
+    assert (greedy.log_probs >= policy.evaluate(features, {"tokens": other}, 0.6).log_probs).all()
 
 
 def test_the_greedy_action_is_the_mean_of_the_distribution_within_two_bins_of_the_likeliest(policy: TinyVLA) -> None:
     features = policy.encode(observe())
-    every = [policy.evaluate(features, torch.full((ROWS, CHUNK, ACTION), v), 1.0)[0] for v in range(BINS)]
+    every = [
+        policy.evaluate(features, {"tokens": torch.full((ROWS, CHUNK, ACTION), v)}, 1.0).log_probs for v in range(BINS)
+    ]
     odds = torch.stack(every, -1).detach().double().exp()  # [ROWS, CHUNK, ACTION, BINS]
     places = torch.arange(BINS)
     odds = odds * ((places - odds.argmax(-1, keepdim=True)).abs() <= 2)
     means = (odds * torch.linspace(-1, 1, BINS)).sum(-1) / odds.sum(-1)
     greedy = policy.act(features, None, 0.6)
     assert (greedy.actions - means).abs().max() < 1e-5
-    assert (greedy.actions - torch.linspace(-1, 1, BINS)[greedy.tokens]).abs().max() > 1e-3
+    assert (greedy.actions - torch.linspace(-1, 1, BINS)[greedy.record["tokens"]]).abs().max() > 1e-3
 
 
 def test_actions_are_the_centres_of_their_bins(policy: TinyVLA) -> None:
     output = policy.act(policy.encode(observe()), noise(), 1.0)
-    assert torch.allclose(output.actions, torch.linspace(-1, 1, BINS)[output.tokens], atol=1e-6)
+    assert torch.allclose(output.actions, torch.linspace(-1, 1, BINS)[output.record["tokens"]], atol=1e-6)
 
 
 # -------------------------------------------------------------------------------------------------- what rows depend on
@@ -153,8 +160,9 @@ def test_a_row_depends_neither_on_its_neighbours_nor_on_its_position(policy: Tin
     plain = policy.act(policy.encode(block), noise(16), 0.6)
     for scene, rows in ((block.rows(order), noise(16)[order]), (mixed, noise(16)[order])):
         output = policy.act(policy.encode(scene), rows, 0.6)
-        for name in ("actions", "tokens", "log_probs"):
+        for name in ("actions", "log_probs"):
             assert torch.equal(getattr(output, name)[:2], getattr(plain, name)[[5, 11]])
+        assert torch.equal(output.record["tokens"][:2], plain.record["tokens"][[5, 11]])
 
 
 def test_instruction_image_of_each_camera_and_body_change_the_distribution(policy: TinyVLA) -> None:
@@ -163,14 +171,14 @@ def test_instruction_image_of_each_camera_and_body_change_the_distribution(polic
     wrist, third = base.images.clone(), base.images.clone()
     third[:, 0], wrist[:, 1] = 255 - third[:, 0], 255 - wrist[:, 1]
     tokens = torch.zeros(2, CHUNK, ACTION, dtype=torch.long)
-    reference = policy.evaluate(policy.encode(base), tokens, 0.6)[0]
+    reference = policy.evaluate(policy.encode(base), {"tokens": tokens}, 0.6).log_probs
     for change in (
         {"instruction": ("push the cube to the goal",) * 2},
         {"images": third},
         {"images": wrist},
         {"proprio": base.proprio + 0.5},
     ):
-        changed = policy.evaluate(policy.encode(replace(base, **change)), tokens, 0.6)[0]
+        changed = policy.evaluate(policy.encode(replace(base, **change)), {"tokens": tokens}, 0.6).log_probs
         assert (changed - reference).abs().max() > 1e-4, change.keys()
 
 
@@ -186,7 +194,7 @@ def test_the_policy_loss_reaches_every_policy_parameter(freeze: bool) -> None:
     policy = TinyVLA(PolicyConfig(freeze_stem=freeze), ENV, seed=0)
     features = policy.encode(observe())
     tokens = torch.randint(0, BINS, (ROWS, CHUNK, ACTION), generator=torch.Generator().manual_seed(0))
-    policy.evaluate(features, tokens, 0.6)[0].sum().backward()
+    policy.evaluate(features, {"tokens": tokens}, 0.6).log_probs.sum().backward()
     trained = {id(p) for p in policy.policy_parameters()}
     reached = {id(p) for p in policy.module.parameters() if p.grad is not None and p.grad.abs().max() > 0}
     assert trained == reached
@@ -208,8 +216,8 @@ def test_the_value_loss_trains_the_value_head_and_nothing_else(critic: Critic) -
 
 def test_cached_maps_and_images_give_the_same_distribution(policy: TinyVLA) -> None:
     tokens = torch.zeros(ROWS, CHUNK, ACTION, dtype=torch.long)
-    cached = policy.evaluate(policy.encode_frozen(observe()), tokens, 0.6)[0]
-    fresh = policy.evaluate(policy.encode_trainable(observe()), tokens, 0.6)[0]
+    cached = policy.evaluate(policy.encode_frozen(observe()), {"tokens": tokens}, 0.6).log_probs
+    fresh = policy.evaluate(policy.encode_trainable(observe()), {"tokens": tokens}, 0.6).log_probs
     assert torch.equal(cached, fresh)
 
 
@@ -228,7 +236,7 @@ def test_cloning_makes_the_shown_action_the_greedy_one() -> None:
         losses.append(loss.item())
     assert losses[-1] < 0.6 * losses[0]
     greedy = policy.act(policy.encode(observation), None, 1.0)
-    assert torch.equal(torch.linspace(-1, 1, BINS)[greedy.tokens], actions)
+    assert torch.equal(torch.linspace(-1, 1, BINS)[greedy.record["tokens"]], actions)
     assert (greedy.actions - actions).abs().max() < 1.0 / (BINS - 1)  # half a bin
 
 
@@ -274,7 +282,7 @@ def test_a_saved_policy_loads_bit_equal(tmp_path: Path) -> None:
     policy.set_statistics("proprio", torch.randn(19), torch.rand(19) + 0.1)
     policy.set_statistics("privileged", torch.randn(45), torch.rand(45) + 0.1)
     policy.save(tmp_path)
-    loaded = TinyVLA.load(tmp_path)
+    loaded = TinyVLA.from_folder(tmp_path)
     assert state_of(policy).keys() == state_of(loaded).keys()
     assert all(torch.equal(value, state_of(loaded)[name]) for name, value in state_of(policy).items())
     assert (loaded.config, loaded.env, loaded.spec) == (policy.config, policy.env, policy.spec)
@@ -293,11 +301,11 @@ def test_the_folder_has_the_hugging_face_form(tmp_path: Path, policy: TinyVLA) -
 
 def test_settings_of_use_may_change_on_loading_but_not_the_shape(tmp_path: Path, policy: TinyVLA) -> None:
     policy.save(tmp_path)
-    loaded = TinyVLA.load(tmp_path, PolicyConfig(temperature=1.3, freeze_stem=False))
+    loaded = TinyVLA.from_folder(tmp_path, config=PolicyConfig(temperature=1.3, freeze_stem=False))
     assert loaded.config.temperature == 1.3
     assert "images" in loaded.encode(observe(1))
     with pytest.raises(CheckpointError, match=r"policy\.hidden_size is 64.*was made with 128"):
-        TinyVLA.load(tmp_path, PolicyConfig(hidden_size=64))
+        TinyVLA.from_folder(tmp_path, config=PolicyConfig(hidden_size=64))
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "foreign"])
@@ -311,7 +319,7 @@ def test_a_damaged_folder_is_a_checkpoint_error_that_names_it(tmp_path: Path, po
     else:
         (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(CheckpointError, match=str(tmp_path)):
-        TinyVLA.load(tmp_path)
+        TinyVLA.from_folder(tmp_path)
 
 
 def test_a_privileged_critic_needs_privileged_state() -> None:

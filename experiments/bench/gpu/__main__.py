@@ -119,7 +119,9 @@ def policy(config: TrainConfig) -> dict[str, object]:
 
             def forward(shown=shown, tokens=tokens, vla=vla, dtype=dtype):
                 with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
-                    return vla.evaluate(vla.encode_trainable(shown), tokens, config.policy.temperature)[0]
+                    return vla.evaluate(
+                        vla.encode_trainable(shown), {"tokens": tokens}, config.policy.temperature
+                    ).log_probs
 
             forward_ms = milliseconds(forward)
             both_ms = milliseconds(lambda forward=forward: forward().sum().backward())
@@ -133,9 +135,10 @@ def policy(config: TrainConfig) -> dict[str, object]:
 def agrees(config: TrainConfig) -> dict[str, object]:
     need_gpus(1)
     vla, observation, tokens = example(config, 64)
-    here, _ = vla.evaluate(vla.encode(observation), tokens, config.policy.temperature)
+    score = lambda shown, chosen: vla.evaluate(vla.encode(shown), {"tokens": chosen}, config.policy.temperature)  # noqa: E731
+    here = score(observation, tokens).log_probs
     vla.module.cuda()
-    there, _ = vla.evaluate(vla.encode(to_device(observation, "cuda")), tokens.cuda(), config.policy.temperature)
+    there = score(to_device(observation, "cuda"), tokens.cuda()).log_probs
     return {"max_abs_log_prob_difference": float((here - there.cpu()).abs().max())}
 
 

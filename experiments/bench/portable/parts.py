@@ -62,11 +62,12 @@ def ppo() -> Iterator[Callable[[], object]]:
         kept = []
         for observation in observations:
             features = policy.encode(observation)
-            kept.append((features, policy.act(features, noise, 0.6).tokens))
+            kept.append((features, policy.act(features, noise, 0.6).record))
         for _ in range(CONFIG.algorithm.epochs):
-            for features, tokens in kept:
-                log_probs, entropy = policy.evaluate(features, tokens, 0.6)
-                torch.autograd.grad(log_probs.sum() + entropy.sum(), parameters, allow_unused=True)
+            for features, record in kept:
+                found = policy.evaluate(features, record, 0.6)
+                assert found.entropy is not None
+                torch.autograd.grad(found.log_probs.sum() + found.entropy.sum(), parameters, allow_unused=True)
 
     yield run
 
