@@ -24,6 +24,8 @@ class GatedSimulator(PointSimulator):
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         """Moves the points of these rows, once it may."""
         gate = os.environ.get("RLINF_TEST_GATE")
+        if gate and self._steps_run == OPEN_STEPS:
+            print("waiting at the gate", flush=True)
         while gate and self._steps_run >= OPEN_STEPS and not Path(gate).exists():
             time.sleep(_POLL_S)
         super().step(actions, rows)

@@ -171,7 +171,7 @@ def test_ctrl_c_during_training_leaves_a_checkpoint_from_which_the_same_run_goes
     overrides = tiny_overrides(f"run.dir={tmp_path / 'run'}", *gated, "eval.num_episodes=4")
     gate, latest = tmp_path / "gate", tmp_path / "run/checkpoints/latest"
     process = start("train_vla", *overrides, RLINF_TEST_GATE=str(gate), PYTHONPATH=TESTS_TOO)
-    read_until(process, "iteration 1/3")  # the second one waits at the gate
+    read_until(process, "waiting at the gate")  # in the second iteration
     process.send_signal(signal.SIGINT)
     read_until(process, "interrupt: finishing this iteration")
     gate.touch()
