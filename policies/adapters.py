@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -52,6 +53,45 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> n
             "an adapter of one of them cannot be merged: use [all-linear], which leaves both out"
         )
     return adapted
+
+
+def inject_adapters(module: nn.Module, settings: LoraSettings, seed: int, path: str) -> None:
+    """Puts adapters into a module that is no transformers model; only they are trained, its outputs stay as they are.
+
+    Args:
+        module: is changed in place.
+        settings: targets are last parts of names of linear layers, or all-linear: all but an output layer "lm_head".
+        seed: of their first weights.
+        path: of the settings in the config, for errors.
+
+    Raises:
+        ConfigError: peft is not installed, or no linear layer has such a name.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ConfigError(
+            f"{path} is set, but the package peft is not installed: pip install 'rlinf-embodied[lora]', or set "
+            f"{path}.rank=0"
+        ) from error
+    linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    wanted = [name for name in linear if _is_target(name, settings.targets)]
+    if not wanted:
+        raise ConfigError(
+            f"{path}.targets is {settings.targets}, but no linear layer of the model has such a name (there are "
+            f"{', '.join(sorted({name.rpartition('.')[2] for name in linear}))}): use [all-linear]"
+        )
+    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=wanted, lora_dropout=0.0)  # pyright: ignore[reportArgumentType] - a float works as well
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(words(seed, "adapters")) >> 1)
+        inject_adapter_in_model(config, module)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(_ADAPTER in name)
+
+
+def _is_target(name: str, targets: Sequence[str]) -> bool:
+    last = name.rpartition(".")[2]
+    return last != "lm_head" if list(targets) == ["all-linear"] else last in targets
 
 
 def dense_weight(linear: nn.Module) -> Tensor:

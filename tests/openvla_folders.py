@@ -102,6 +102,12 @@ def write_toy(folder: Path, shard_bytes: int = 10**9) -> Checkpoint:
     return checkpoint
 
 
+def write_published(folder: Path, **dims: int) -> Path:
+    """Writes an OpenVLA folder for a robot of other sizes, as write_published(path, action=7, proprio=9)."""
+    write_checkpoint(Checkpoint(write_source(folder), config_of(RAW), {"here": statistics(**dims)}, network()), folder)
+    return folder
+
+
 def write_toy_oft(folder: Path, model: OpenVLAOFT) -> None:
     """Writes an OFT folder of a model."""
     base = write_toy(folder.with_name(folder.name + "_base"))

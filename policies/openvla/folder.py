@@ -8,10 +8,9 @@ preprocessor_config.json  tokenizer.json ...                      copied as they
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -29,8 +28,17 @@ from rlinf_embodied.errors import CheckpointError
 STATISTICS = "dataset_statistics.json"
 _SHARD_BYTES = 5 * 1000**3
 _SHOWN = 3
-_NOT_COPIED = {CONFIG, STATISTICS, INDEX}
-_SUFFIXES_NOT_COPIED = {".safetensors", ".pt", ".bin"}
+_SUFFIXES_OF_FILES = {".json", ".model", ".txt", ".jinja", ".py"}  # of tokenizers and processors
+_NOT_COPIED = {
+    CONFIG,
+    STATISTICS,
+    INDEX,
+    "policy.json",
+    "evaluation.json",
+    "adapter_config.json",
+    "state.json",
+    "manifest.json",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +50,18 @@ class Checkpoint:
         config: the shapes.
         statistics: action and proprioception statistics by data set.
         network: with its weights, in eval mode, on the CPU.
+        files: what else the folder holds, by name: tokenizer, image processor; it may be gone when they are written.
     """
 
     folder: Path
     config: OpenVLAConfig
     statistics: Mapping[str, object]
     network: OpenVLA
+    files: Mapping[str, bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        paths = sorted(self.folder.iterdir())
+        object.__setattr__(self, "files", {path.name: path.read_bytes() for path in paths if _goes_along(path)})
 
 
 def read_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Checkpoint:
@@ -86,22 +100,30 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path, shard_bytes: int = _S
         shard_bytes: no weight file is larger, unless one tensor is.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if folder.resolve() != checkpoint.folder.resolve():
-        for path in sorted(checkpoint.folder.iterdir()):
-            if path.is_file() and path.name not in _NOT_COPIED and path.suffix not in _SUFFIXES_NOT_COPIED:
-                shutil.copyfile(path, folder / path.name)
+    write_described(checkpoint, folder)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.network.state_dict().items()}
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as aside:
         _write_shards(Path(aside), weights, shard_bytes)
         write_json(Path(aside) / CONFIG, {**checkpoint.config.raw, "torch_dtype": dtype})
-        write_json(Path(aside) / STATISTICS, checkpoint.statistics)
         new = {path.name: path for path in Path(aside).iterdir()}
         for stale in [*folder.glob("model*.safetensors"), folder / INDEX]:
             if stale.name not in new:
                 stale.unlink(missing_ok=True)
         for name, path in new.items():
             path.replace(folder / name)
+
+
+def write_described(checkpoint: Checkpoint, folder: Path) -> None:
+    """Writes all of a checkpoint but its weights."""
+    for name, content in checkpoint.files.items():
+        (folder / name).write_bytes(content)
+    write_json(folder / CONFIG, checkpoint.config.raw)
+    write_json(folder / STATISTICS, checkpoint.statistics)
+
+
+def _goes_along(path: Path) -> bool:
+    return path.is_file() and path.suffix in _SUFFIXES_OF_FILES and path.name not in _NOT_COPIED
 
 
 def require_fit(found: Mapping[str, tuple[int, ...]], module: nn.Module, where: Path) -> None:

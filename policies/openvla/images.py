@@ -51,9 +51,21 @@ class ImageProcessor:
         return torch.cat([self._one(image) for image in images])
 
     def _one(self, image: RawImage) -> Tensor:
-        image = self._square(_rgb(image))
-        values = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32).div(255)
-        return ((values - self.means[:, :, None, None]) / self.stds[:, :, None, None]).flatten(0, 1)
+        return self.normalised(torch.from_numpy(self.squared(image))[None, None])[0]
+
+    def squared(self, image: RawImage) -> NDArray[np.uint8]:
+        """Returns an image, uint8 [H, W, 3], as [S, S, 3].
+
+        Raises:
+            DataError: it is not of that form.
+        """
+        return np.array(self._square(_rgb(image)))
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Returns pixel values, float32 [B, K * 6, S, S], of squared images, uint8 [B, K, S, S, 3], on their device."""
+        values = images.permute(0, 1, 4, 2, 3)[:, :, None].to(torch.float32).div(255)  # [B, K, 1, 3, S, S]
+        means, stds = (column[:, :, None, None].to(images.device) for column in (self.means, self.stds))
+        return ((values - means) / stds).flatten(1, 3)
 
     def _square(self, image: Image.Image) -> Image.Image:
         size = self.image_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from rlinf_embodied.config.checks import require
 
@@ -33,7 +34,7 @@ class PolicyConfig:
     freeze_stem: bool = True  # in RL: its feature maps are cached with the rollout
     temperature: float = 0.4  # of sampling, and of the log-probs alike; evaluation is greedy: not too far from that
     initial_std: float = 0.5  # of the actions of a new state policy
-    options: dict[str, float] = field(default_factory=dict)  # for policies of one's own, see docs/own_policy.md
+    options: dict[str, Any] = field(default_factory=dict)  # a policy's own, see docs/openvla.md, docs/own_policy.md
 
     def __post_init__(self) -> None:
         require(self.num_bins >= 2, "policy.num_bins", self.num_bins, "a token needs at least two values", "use 33")

@@ -310,8 +310,8 @@ class ActorStage:
 
     # --------------------------------------------------------------------------------------------- weights and state
     def export_weights(self, step_context: StepContext) -> WeightsMessage:
-        """Returns all weights with their version and checksum."""
-        return export_weights(self._policy.module, self._shared.version)
+        """Returns the weights that training may change with their version and checksum."""
+        return export_weights(self._policy.module, self._shared.version, whole=False)
 
     def weights_digest(self, step_context: StepContext) -> str:
         """Returns the SHA-256 of all weights."""

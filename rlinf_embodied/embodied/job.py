@@ -17,7 +17,7 @@ from rlinf_embodied.embodied.evaluation import (
 )
 from rlinf_embodied.embodied.graph import ACTOR, ENV
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
+from rlinf_embodied.embodied.policy_folder import is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.sizes import require_sizes
 from rlinf_embodied.embodied.starting_point import require_env_target, require_start
@@ -81,7 +81,9 @@ class EmbodiedJob:
         elif config.warm_start.checkpoint is not None:
             require_policy_folder("warm_start.checkpoint", config.warm_start.checkpoint)
             folder = Path(config.warm_start.checkpoint)
-            require_conditions("warm_start.checkpoint", folder, config.env, config.policy, free=("task", "camera_fov"))
+            if not is_published(folder, config.policy):
+                free = ("task", "camera_fov")
+                require_conditions("warm_start.checkpoint", folder, config.env, config.policy, free=free)
         else:
             require_start(config)
             require_source(config)
@@ -108,7 +110,8 @@ class EmbodiedJob:
         """
         if self.config.warm_start.checkpoint is not None:
             folder = Path(self.config.warm_start.checkpoint)
-            require_sizes("warm_start.checkpoint", folder, self.config.env, session, cluster)
+            if not is_published(folder, self.config.policy):
+                require_sizes("warm_start.checkpoint", folder, self.config.env, session, cluster)
         return starting_policy(self.config, session, cluster, progress, spare)
 
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:

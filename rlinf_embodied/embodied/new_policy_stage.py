@@ -1,9 +1,13 @@
-"""A policy that has learned nothing, as a stage: random weights, and inputs standardised by what random actions see."""
+"""A policy that has learned nothing here, as a stage: random weights or those of a published folder.
+
+What it standardises its inputs with is what random actions see.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,10 +17,12 @@ from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_check import check_policy, is_own, new_policy
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.warm_start_stage import ROWS, WarmStartStageConfig, for_demonstrations
-from rlinf_embodied.interfaces.envs import VectorEnv
-from rlinf_embodied.interfaces.policies import ImitationPolicy
+from rlinf_embodied.interfaces.envs import EnvSpec, VectorEnv
+from rlinf_embodied.interfaces.policies import ImitationPolicy, Policy
+from rlinf_embodied.learning.shared_policy import move
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StageContext, StepContext
+from rlinf_embodied.targets import load_target
 
 _LEAST_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
 
@@ -37,7 +43,7 @@ class NewPolicyStage:
         config = self._config
         env = make_env(for_demonstrations(config.envs[0]), ROWS, self._device)
         try:
-            policy = new_policy(config.policy, env.spec, config.seed, self._device)
+            policy = self._policy(env.spec)
             if is_own(config.policy):
                 check_policy(policy, config.policy, env.spec, env.reset(range(ROWS)).to(self._device))
             if isinstance(policy, ImitationPolicy):
@@ -45,6 +51,15 @@ class NewPolicyStage:
             save_policy(policy, Path(folder), config.envs[0], config.policy)
         finally:
             env.close()
+
+    def _policy(self, env: EnvSpec) -> Policy:
+        config, published = self._config, self._config.warm_start.checkpoint
+        if published is None:
+            return new_policy(config.policy, env, config.seed, self._device)
+        kind = cast(type[Policy], load_target(config.policy._target_))
+        policy = kind.from_folder(Path(published), env, config.policy)
+        move(policy.module, self._device)
+        return policy
 
     def _set_statistics(self, env: VectorEnv, policy: ImitationPolicy) -> None:
         for name, column in self._seen(env, policy).items():
@@ -86,7 +101,7 @@ class UntrainedPolicyStage:
         try:
             policy = new_policy(config.policy, env.spec, config.seed, self._device)
             if is_own(config.policy):
-                check_policy(policy, config.policy, env.spec, env.reset([0]))
+                check_policy(policy, config.policy, env.spec, env.reset([0]).to(self._device))
             save_policy(policy, Path(folder), config.envs[0], config.policy)
         finally:
             env.close()

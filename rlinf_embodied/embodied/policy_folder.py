@@ -49,6 +49,19 @@ def require_policy_folder(path: str, folder: str) -> None:
         )
 
 
+def is_published(folder: str | Path, config: PolicyConfig) -> bool:
+    """Whether a folder is one that others wrote, and the policy reads such folders.
+
+    Raises:
+        CheckpointError: it was not written here, and the policy reads no other.
+    """
+    if (Path(folder) / _FILE).exists():
+        return False
+    if not getattr(load_target(config._target_), "reads_published", False):
+        trained_under(str(folder))  # says what is wrong with it
+    return True
+
+
 def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConfig) -> None:
     """Writes a policy with the conditions of its training.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage
+from rlinf_embodied.embodied.policy_folder import is_published
 from rlinf_embodied.embodied.warm_start_source import source_of
 from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartStage, WarmStartStageConfig
 from rlinf_embodied.execution.executor import Executor
@@ -41,9 +42,19 @@ def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
         "seed": config.seed,
         "cpu": exact_cpu,
         **_own_code(config),
+        **_published(config),
     }
     libraries = ("torch", "mani_skill", "sapien", "transformers")
     return common.cache_folder(config.warm_start.cache_dir, config.envs[0].task, key, libraries)
+
+
+def _published(config: WarmStartStageConfig) -> dict[str, object]:
+    """Returns names, sizes and times of the files of a published folder, whose bytes are many."""
+    given = config.warm_start.checkpoint
+    if given is None:
+        return {}
+    files = sorted(path for path in Path(given).iterdir() if path.is_file())
+    return {"published": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]}
 
 
 def _own_code(config: WarmStartStageConfig) -> dict[str, object]:
@@ -66,20 +77,23 @@ def starting_policy(
 ) -> Path:
     """Returns the checkpoint that a training starts from: the given one, a clone, or a new policy.
 
-    What is made is kept in the cache; below `spare` where that cannot be written.
+    A published folder is made one of this project first, which says what it acts in.  What is made is kept in the
+    cache; below `spare` where that cannot be written.
     """
-    if config.warm_start.checkpoint is not None:
-        return Path(config.warm_start.checkpoint)
+    given = config.warm_start.checkpoint
+    published = given is not None and is_published(given, config.policy)
+    if given is not None and not published:
+        return Path(given)
     stage = WarmStartStageConfig(
         (config.env,), config.policy, config.warm_start, config.run.seed, source_of(config.warm_start)
     )
-    if config.warm_start.from_nothing:
+    if config.warm_start.from_nothing or published:
         return new_policy(stage, session, cluster, spare)
     return warm_start(stage, session, cluster, progress, spare)
 
 
 def new_policy(config: WarmStartStageConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
-    """Returns the folder of a policy that has learned nothing; what it standardises its inputs with is measured."""
+    """Returns the folder of a policy that has learned nothing here; what standardises its inputs is measured."""
     stage = StageSpec(_STAGE, f"{NewPolicyStage.__module__}.NewPolicyStage", config)
     cached = cache_folder(config, cluster.kind == "cpu")
     return common.made_once(cached, stage, 1, session, cluster, lambda executor: None, spare)

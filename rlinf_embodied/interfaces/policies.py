@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -95,6 +95,7 @@ class Policy(Protocol):
 
     spec: PolicySpec
     module: nn.Module
+    reads_published: ClassVar[bool] = False  # whether `from_folder` takes folders that others wrote
 
     def encode(self, observation: Observation) -> Features:
         """Returns what `act`, `evaluate` and `value` need of B rows; rows do not influence each other."""

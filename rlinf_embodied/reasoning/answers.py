@@ -3,7 +3,7 @@
 Texts decide first, a clock last: whatever could make a computer algebra system run for long is refused by length,
 digits, nesting and powers, so that a reward depends on the answer and the reference only.
 
-- The same text as the reference is right.  (math-verify says so too, for all texts within the limits.)
+- The same text as the reference is right.  (math-verify says so too of formulas, but not of all that is malformed.)
 - Where the reference is a number, the answer must be a number as well: one literal, with or without a currency sign,
   per cent, unit, \\boxed{} or "x =".  An expression is none, however right: 7+8 would be an echo of the question.
   For the same reason a fraction is no answer where the reference is an integer.  Integers are compared here, and so are

@@ -82,7 +82,9 @@ def rollouts(draw, sees_images: bool = False) -> Rollout:
     )
     order = torch.arange(h * b).reshape(h, b)
     tokens = order[:, :, None, None].expand(*shape, 1)
-    policy = PolicyColumns({"v": seen.to(torch.float32) / 100, "order": order}, tokens, torch.zeros(*shape, 1), 0)
+    policy = PolicyColumns(
+        {"v": seen.to(torch.float32) / 100, "order": order}, {"tokens": tokens}, torch.zeros(*shape, 1), 0
+    )
     final_values = dict(zip(index, (finals.to(torch.float32) / 100).tolist(), strict=True))
     return Rollout(policy, env, values, final_values, last.to(torch.float32) / 100)
 
@@ -227,7 +229,7 @@ def round_of(lengths: list[int], rewards: list[float], success: list[bool], numb
     )
     order = torch.arange(h * b).reshape(h, b) + 1000 * number
     tokens = torch.zeros(h, b, c, 3, dtype=torch.long)
-    return PolicyColumns({"order": order}, tokens, torch.zeros(h, b, c, 3), 0), env
+    return PolicyColumns({"order": order}, {"tokens": tokens}, torch.zeros(h, b, c, 3), 0), env
 
 
 def test_grpo_compares_the_members_of_a_group_by_success_or_by_reward() -> None:

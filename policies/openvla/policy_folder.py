@@ -1,0 +1,187 @@
+"""The folder of an OpenVLA policy that was trained here: the published layout, and what a published one lacks.
+
+policy.json                                        policy section and env, by which the folder is known
+critic.safetensors                                 value head, statistics of the state that it sees
+adapter_config.json  adapter_model.safetensors     LoRA in peft's form; the weights beside it are then those of the base
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from policies.checkpoint_folder import read_json, write_json
+from policies.openvla.folder import Checkpoint, write_described
+from policies.openvla.oft import OpenVLAOFT
+from policies.openvla.oft_folder import write_oft
+from policies.openvla.options import OPTIONS, OpenVLAOptions
+from policies.openvla.settings import WHOLE
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.typed_options import typed
+
+FILE, CRITIC, ADAPTERS, ADAPTER_CONFIG = (
+    "policy.json",
+    "critic.safetensors",
+    "adapter_model.safetensors",
+    "adapter_config.json",
+)
+_SHAPE = ("decoding", "head", "proprio", "film", "lora")  # options that decide which tensors there are
+_LORA, _PEFT = ".lora_", "base_model.model."
+_WEIGHTS = (".safetensors", ".pt", ".index.json")
+_OWN = {FILE, CRITIC, ADAPTERS, ADAPTER_CONFIG, "evaluation.json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What policy.json says."""
+
+    config: PolicyConfig
+    env: EnvSpec
+
+
+def read_described(folder: Path, env: EnvSpec | None, config: PolicyConfig | None) -> Described:
+    """Returns how a folder's policy is used, and in what it acts.
+
+    Args:
+        folder: of a policy that was trained here, or a published one.
+        env: for a published one.
+        config: for a published one; of others it may change what decides no shape.
+
+    Raises:
+        CheckpointError: a published folder without `env` or `config`, or a policy of another shape than `config`.
+    """
+    if not (folder / FILE).is_file():
+        if env is None or config is None:
+            raise CheckpointError(
+                f"{folder} is a published folder, which does not say what it acts in: start a training with it "
+                "(warm_start.checkpoint=<dir> run.num_iterations=0 evaluates it), and use that run's checkpoint"
+            )
+        return Described(config, env)
+    content = read_json(folder / FILE, WHOLE)
+    try:
+        known = EnvSpec(**{**content["env"], "cameras": tuple(content["env"]["cameras"])})
+        saved = PolicyConfig(**{**content["policy"], "critic": Critic(content["policy"]["critic"])})
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise CheckpointError(f"{folder / FILE} says no policy and env ({error!r}): {WHOLE}") from error
+    if config is not None:
+        _require_shape(folder, saved, config)
+    return Described(config or saved, known)
+
+
+def _require_shape(folder: Path, saved: PolicyConfig, wanted: PolicyConfig) -> None:
+    theirs, ours = (typed(config.options, OpenVLAOptions, OPTIONS) for config in (saved, wanted))
+    pairs = {"policy.critic": (saved.critic, wanted.critic)}
+    pairs |= {f"{OPTIONS}.{name}": (getattr(theirs, name), getattr(ours, name)) for name in _SHAPE}
+    for path, (there, here) in pairs.items():
+        if there != here:
+            raise CheckpointError(
+                f"{path} is {here}, but the policy in {folder} was made with {there}: use that, or another checkpoint"
+            )
+
+
+def read_parts(folder: Path, module: nn.Module) -> None:
+    """Overwrites adapters and critic with those of a folder that has them.
+
+    Raises:
+        CheckpointError: they are damaged or of other shapes.
+    """
+    for name, is_mine in ((ADAPTERS, _is_adapter), (CRITIC, _is_critic)):
+        path = folder / name
+        if path.is_file():
+            _restore(path, module, {n for n in module.state_dict() if is_mine(n)})
+        elif (folder / FILE).is_file() and any(is_mine(n) for n in module.state_dict()):
+            raise CheckpointError(f"{folder} has no {name}, but its {FILE} says that it has: copy the folder again")
+
+
+def _restore(path: Path, module: nn.Module, mine: set[str]) -> None:
+    try:
+        found = {_here(name): tensor for name, tensor in load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): copy it again") from error
+    if set(found) != mine:
+        unlike = sorted(set(found) ^ mine)
+        raise CheckpointError(f"{path} holds other tensors than this policy has ({', '.join(unlike[:3])}): {WHOLE}")
+    try:
+        module.load_state_dict(found, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit ({error}): {WHOLE}") from error
+
+
+def write_policy(
+    folder: Path,
+    described: Described,
+    checkpoint: Checkpoint,
+    model: OpenVLAOFT,
+    module: nn.Module,
+    options: OpenVLAOptions,
+) -> None:
+    """Writes a policy; weights that were not trained are links to the files that they were read from.
+
+    Args:
+        folder: is made where it does not exist.
+        described: what policy.json is to say.
+        checkpoint: what was read.
+        model: the network with its parts.
+        module: all of it, with critic and adapters.
+        options: whether there are adapters.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if options.lora.rank:
+        _write_base(checkpoint, folder)
+        state = module.state_dict()
+        _save({_there(name): state[name] for name in state if _is_adapter(name)}, folder / ADAPTERS)
+        lora = options.lora
+        content = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(lora.targets)}
+        write_json(folder / ADAPTER_CONFIG, content)
+    else:
+        write_oft(checkpoint, model, folder)
+    _save({name: value for name, value in module.state_dict().items() if _is_critic(name)}, folder / CRITIC)
+    write_json(folder / FILE, {"policy": asdict(described.config), "env": asdict(described.env)})
+
+
+def _write_base(checkpoint: Checkpoint, folder: Path) -> None:
+    """Links, or copies where that cannot be, the weights of the folder that was read, and writes its other files."""
+    write_described(checkpoint, folder)
+    for path in checkpoint.folder.iterdir():
+        if path.name.endswith(_WEIGHTS) and path.name not in _OWN:
+            (folder / path.name).unlink(missing_ok=True)
+            try:
+                os.link(path, folder / path.name)
+            except OSError:
+                shutil.copyfile(path, folder / path.name)
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    kept = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    save_file(kept, path, metadata={"format": "pt"})
+
+
+def _is_adapter(name: str) -> bool:
+    return _LORA in name
+
+
+def _is_critic(name: str) -> bool:
+    return name.startswith(("critic.", "privileged_scale."))
+
+
+def _there(name: str) -> str:
+    """Returns peft's name of an adapter's tensor."""
+    return _PEFT + name.removeprefix("model.").replace(".default.", ".")
+
+
+def _here(name: str) -> str:
+    """Returns our name of it."""
+    if not name.startswith(_PEFT):
+        return name
+    head, _, kind = name.removeprefix(_PEFT).rpartition(_LORA)
+    matrix, _, last = kind.partition(".")
+    return f"model.{head}{_LORA}{matrix}.default.{last}"

@@ -1,0 +1,34 @@
+"""Options of a plug-in as its own dataclass: values of a config section that this project cannot know beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlinf_embodied.errors import ConfigError
+
+_Options = TypeVar("_Options")
+
+
+def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Options:
+    """Returns the options as a `kind`, whose defaults count for what is left out.
+
+    Args:
+        options: values by name, nested ones as mappings.
+        kind: a dataclass, which checks values in its own __post_init__.
+        path: of the options in the config, for errors.
+
+    Raises:
+        ConfigError: a name is unknown, or a value of another type or refused; names its path.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(kind), dict(options))
+        return cast(_Options, OmegaConf.to_object(merged))
+    except OmegaConfBaseException as error:
+        where = f"{path}.{error.full_key}" if error.full_key else path
+        value = OmegaConf.select(OmegaConf.create(dict(options)), str(error.full_key or ""), default=None)
+        said = str(error).splitlines()[0]
+        raise ConfigError(f"{where} is {value!r}, but {said}: see {kind.__module__}.{kind.__name__}") from error

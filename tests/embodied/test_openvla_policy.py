@@ -1,0 +1,221 @@
+"""OpenVLA and OpenVLA-OFT as policies: folders act, are cloned, trained with and without adapters, and restored."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import openvla_folders as toys
+import pytest
+import torch
+from runs import GRPO, tiny, tiny_overrides, train
+
+from policies.openvla.policy import OpenVLAPolicy
+from policies.openvla.predictor import OpenVLAPredictor
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import Critic, PolicyConfig, TrainConfig
+from rlinf_embodied.embodied.policy_check import check_policy
+from rlinf_embodied.embodied.policy_folder import load_policy
+from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.learning.checkpoint import weights_sha256
+
+ROWS = 3
+ENV = EnvSpec("PointReach-v0", ROWS, 4, 12, 2, 5, 9, 16, ("base_camera",), "a toy")
+LORA = {"rank": 4, "alpha": 8.0}
+PARALLEL = {"decoding": "parallel", "prompt_length": 24}
+ONE_BY_ONE = {"decoding": "autoregressive", "prompt_length": 24}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory) -> Path:
+    """An OpenVLA folder that others wrote, for a robot of two dimensions."""
+    torch.set_num_threads(1)
+    return toys.write_published(tmp_path_factory.mktemp("published"), action=2, proprio=5)
+
+
+def config_of(options: dict, critic: Critic = Critic.privileged) -> PolicyConfig:
+    target = f"{OpenVLAPolicy.__module__}.OpenVLAPolicy"
+    return PolicyConfig(_target_=target, name="openvla", num_bins=256, critic=critic, options=options)
+
+
+def policy_of(published: Path, options: dict, critic: Critic = Critic.privileged) -> tuple[OpenVLAPolicy, EnvSpec]:
+    env = ENV if options["decoding"] == "parallel" else replace(ENV, chunk=1)
+    return OpenVLAPolicy.from_folder(published, env, config_of(options, critic)), env
+
+
+def shown(size: int = 20) -> Observation:
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (ROWS, 1, size, size, 3), generator=draw, dtype=torch.uint8)
+    proprio = torch.randn(ROWS, 5, generator=draw)
+    return Observation(proprio, ("lift cube?", "drop cup?", "lift"), images, torch.randn(ROWS, 9, generator=draw))
+
+
+# ------------------------------------------------------------------------------------------------------------- as it is
+@pytest.mark.parametrize("critic", [Critic.privileged, Critic.observation])
+@pytest.mark.parametrize("options", [PARALLEL, ONE_BY_ONE, {**PARALLEL, "lora": LORA}], ids=["oft", "openvla", "lora"])
+def test_it_is_what_training_asks_of_a_policy(published, options: dict, critic: Critic) -> None:
+    policy, env = policy_of(published, options, critic)
+    check_policy(policy, policy.config, env, shown())
+
+
+def test_its_greedy_action_is_that_of_the_checkpoint_alone(published) -> None:
+    policy, _ = policy_of(published, {**ONE_BY_ONE, "whole_vocabulary": True})
+    told = shown(size=36)
+    actions = policy.act(policy.encode(told), None, 1.0).actions
+    alone = OpenVLAPredictor(published)
+    assert told.images is not None
+    for row, text in enumerate(told.instruction):
+        expected = alone.act(told.images[row, 0].numpy(), text)
+        np.testing.assert_allclose(actions[row, 0].numpy(), expected.clip(-1, 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [PARALLEL, ONE_BY_ONE], ids=["oft", "openvla"])
+def test_values_of_acting_are_those_of_training_and_of_the_end_of_a_rollout(published, options: dict) -> None:
+    policy, _ = policy_of(published, options, Critic.observation)
+    torch.nn.init.normal_(policy.value_parameters()[-2], generator=torch.Generator().manual_seed(1))
+    features = policy.encode(shown())
+    noise = policy.spec.noise.draw(0, "test", range(ROWS))
+    output = policy.act(features, noise, 1.3)
+    found = policy.evaluate(features, output.record, 1.3)
+    assert output.values is not None
+    assert found.values is not None
+    torch.testing.assert_close(found.values, output.values, atol=1e-5, rtol=0)
+    torch.testing.assert_close(policy.value(features, None), output.values, atol=1e-5, rtol=0)
+    assert output.values.abs().max() > 1e-3
+
+
+def test_grippers_are_turned_into_what_the_env_takes(published) -> None:
+    as_it_is, binary, inverted = (
+        policy_of(published, {**PARALLEL, "gripper": gripper})[0] for gripper in ("as_it_is", "binary", "inverted")
+    )
+    features = as_it_is.encode(shown())
+    raw, ones, others = (policy.act(features, None, 1.0).actions for policy in (as_it_is, binary, inverted))
+    assert torch.equal(ones[..., :-1], raw[..., :-1])
+    assert torch.equal(ones[..., -1], torch.where(raw[..., -1] > 0.5, 1.0, -1.0))
+    assert torch.equal(others[..., -1], -ones[..., -1])
+
+
+def test_cloning_draws_it_to_what_is_demonstrated(published) -> None:
+    policy, env = policy_of(published, {**PARALLEL, "freeze_vision": False})
+    actions = torch.tensor([0.5, 0.0]).expand(ROWS, env.chunk, 2).contiguous()  # one token for both
+    optimizer = torch.optim.Adam(policy.imitation_parameters(True), 3e-3)
+    features = policy.encode_trainable(shown())
+    for _ in range(100):
+        loss = policy.imitation_loss(features, actions, {})
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert (policy.act(features, None, 1.0).actions - actions).abs().max() < 0.02
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+def run(published: Path, folder: Path, options: list[str], *overrides: str) -> TrainConfig:
+    own = ["policy=openvla_oft", "policy.temperature=1.0", "policy.options.prompt_length=24"]
+    short = ["run.num_iterations=2", "algorithm.critic_warmup_iterations=0", "eval.num_episodes=2", "eval.num_envs=2"]
+    start = [f"warm_start.checkpoint={published}", f"run.dir={folder}", "algorithm.ratio_tolerance=1e-3"]
+    small = [text for text in tiny_overrides() if not text.startswith(("policy.", "warm_start."))]
+    given = dict(text.split("=", 1) for text in [*small, *own, *short, *start, *options, *overrides])
+    return compose_train([f"{key}={value}" for key, value in given.items()])
+
+
+def state_of(folder: Path) -> dict[str, torch.Tensor]:
+    return OpenVLAPolicy.from_folder(folder).module.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ppo", ["policy.options.lora.rank=4"]),
+        ("ppo, a critic on the network", ["policy.options.lora.rank=4", "policy.critic=observation"]),
+        ("grpo", [*GRPO, "policy.options.lora.rank=4"]),
+        ("all weights", ["algorithm.rows_per_microbatch=2"]),
+    ],
+)
+def test_a_published_folder_is_trained_saved_and_goes_on(published, tmp_path, name: str, options: list[str]) -> None:
+    before = {path.name: path.read_bytes() for path in published.iterdir()}
+    summary = train(run(published, tmp_path / "run", options))
+    latest = tmp_path / "run/checkpoints/latest"
+    assert weights_sha256(state_of(latest)) == summary["weights_sha256"]
+    assert {path.name: path.read_bytes() for path in published.iterdir()} == before
+    one = train(run(published, tmp_path / "stopped", options, "run.num_iterations=1"))
+    assert one["weights_sha256"] != summary["weights_sha256"]
+    more = train(run(published, tmp_path / "stopped", options, "resume=auto"))
+    assert more["weights_sha256"] == summary["weights_sha256"]
+
+
+def test_adapters_leave_the_base_as_it_was_and_link_to_it(published, tmp_path) -> None:
+    train(run(published, tmp_path / "run", ["policy.options.lora.rank=4"]))
+    latest = tmp_path / "run/checkpoints/latest"
+    assert (latest / "model.safetensors").read_bytes() == (published / "model.safetensors").read_bytes()
+    assert os.stat(latest / "model.safetensors").st_nlink > 1
+    trained, fresh = state_of(latest), OpenVLAPolicy.from_folder(published, ENV, config_of({**PARALLEL, "lora": LORA}))
+    changed = {name for name, value in fresh.module.state_dict().items() if not torch.equal(value, trained[name])}
+    assert changed
+    assert all(".lora_" in name or name.startswith(("critic.", "privileged_scale.")) for name in changed)
+    peft_names = {name.rpartition(".lora_")[0] for name in changed if ".lora_" in name}
+    assert not any("vision_backbone" in name for name in peft_names)
+
+
+def test_a_plan_of_two_workers_gives_the_same_weights(published, tmp_path) -> None:
+    options = ["policy.options.lora.rank=4"]
+    one = train(run(published, tmp_path / "one", options))
+    two = train(run(published, tmp_path / "two", options, "plan=disaggregated", "cluster.num_devices=2"))
+    assert two["weights_sha256"] == one["weights_sha256"]
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
+    folder = tmp_path / "regressing"
+    toys.write_toy_oft(folder, toys.oft(l1=True))
+    env = replace(ENV, action_dim=toys.ACTION_DIM)
+    policy = OpenVLAPolicy.from_folder(folder, env, config_of({**PARALLEL, "head": "l1", "unnorm_key": "arm"}))
+    assert policy.act(policy.encode(shown()), None, 1.0).actions.shape == (ROWS, 4, toys.ACTION_DIM)
+    with pytest.raises(ObjectiveError, match="head is l1, but RL needs log-probs"):
+        policy.policy_parameters()
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "words"),
+    [
+        ({**PARALLEL, "unorm_key": "here"}, ENV, r"policy.options.unorm_key is 'here', but .*OpenVLAOptions"),
+        ({**PARALLEL, "decoding": "diffusion"}, ENV, r"policy.options.decoding is 'diffusion', but"),
+        ({**PARALLEL, "unnorm_key": "there"}, ENV, "unnorm_key is 'there', but the checkpoint has statistics of here"),
+        (PARALLEL, replace(ENV, action_dim=7), "action statistics of 2 dimensions, but 7 are needed"),
+        (PARALLEL, replace(ENV, cameras=()), r"env.cameras is \[\], but the policy sees"),
+        (ONE_BY_ONE, ENV, r"env.chunk is 4, but autoregressive OpenVLA decides on one action at a time"),
+        ({**ONE_BY_ONE, "film": True}, ENV, r"policy.options.film is True, but only OpenVLA-OFT has such a part"),
+        (
+            {**PARALLEL, "lora": {"rank": 4, "targets": ["q_prj"]}},
+            ENV,
+            r"policy.options.lora.targets is \['q_prj'\], but",
+        ),
+        ({**PARALLEL, "prompt_length": 5}, ENV, "a prompt has .* tokens, but rows have 5"),
+    ],
+)
+def test_what_does_not_fit_is_named(published, options: dict, env: EnvSpec, words: str) -> None:
+    with pytest.raises((ConfigError, CheckpointError), match=words):
+        OpenVLAPolicy.from_folder(published, env, config_of(options)).encode(shown())
+
+
+def test_a_published_folder_alone_says_what_to_do(published) -> None:
+    with pytest.raises(CheckpointError, match="is a published folder, which does not say what it acts in: start a"):
+        load_policy(config_of(PARALLEL), str(published), "cpu")
+
+
+def test_other_policies_refuse_a_published_folder(published, tmp_path) -> None:
+    with pytest.raises(CheckpointError, match="it was not written by this project"):
+        train(tiny(f"warm_start.checkpoint={published}", f"run.dir={tmp_path}"))
+
+
+def test_without_a_folder_it_says_where_to_get_one(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"begins with the network of a folder: .* warm_start.checkpoint=<dir>"):
+        OpenVLAPolicy(config_of(PARALLEL), ENV, 0)
+
+
+def test_a_checkpoint_of_other_options_is_refused(published, tmp_path) -> None:
+    train(run(published, tmp_path / "run", ["policy.options.lora.rank=4"], "run.num_iterations=0"))
+    with pytest.raises(CheckpointError, match=r"options.lora is LoraSettings\(rank=0, .* LoraSettings\(rank=4"):
+        OpenVLAPolicy.from_folder(tmp_path / "run/checkpoints/latest", config=config_of(PARALLEL))
