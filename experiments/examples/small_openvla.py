@@ -1,0 +1,102 @@
+"""A small OpenVLA with random weights in the published layout, to try `policy=openvla` and `policy=openvla_oft` with.
+
+python -m experiments.examples.small_openvla out=runs/small_openvla [action_dim=7] [proprio_dim=0] [image_size=56]
+    [hidden_size=64] [layers=2] [seed=0] [instruction="pick up the red cube and move it to the green goal"]
+
+Every tensor has the name and the axes of the published files, of about 5 million parameters most embed the 32,064
+tokens of the vocabulary.  Its actions lie in [-1, 1], its tokenizer knows the words of one instruction.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from omegaconf import OmegaConf
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from policies.checkpoint_folder import write_json
+from policies.openvla.folder import Checkpoint, write_checkpoint
+from policies.openvla.images import PREPROCESSOR
+from policies.openvla.network import OpenVLA
+from policies.openvla.prompt import BOS_TOKEN, STOP_TOKEN, TOKENIZER, prompt_for
+from policies.openvla.settings import config_of
+
+_FIRST_WORD = 512  # ids of words; those below are left to signs
+_PAD = 32000
+_HALF = [[0.5] * 3, [0.5] * 3]
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The arguments."""
+
+    out: str = "runs/small_openvla"
+    action_dim: int = 7
+    proprio_dim: int = 0  # of the statistics; the network has no projector for it
+    image_size: int = 56  # a multiple of 14
+    hidden_size: int = 64
+    layers: int = 2
+    seed: int = 0
+    instruction: str = "pick up the red cube and move it to the green goal"
+
+
+def write_small(own: Options) -> Path:
+    """Writes the folder and returns it."""
+    folder = Path(own.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = [[3, own.image_size, own.image_size]] * 2
+    write_json(
+        folder / PREPROCESSOR,
+        {"image_resize_strategy": "resize-naive", "input_sizes": sizes, "means": _HALF, "stds": _HALF},
+    )
+    _tokenizer(own.instruction).save(str(folder / TOKENIZER))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(own.seed)
+        network = OpenVLA(config_of(_shapes(own)))
+    told = {"action": own.action_dim} | ({"proprio": own.proprio_dim} if own.proprio_dim else {})
+    ranges = {name: {"q01": [-1.0] * dim, "q99": [1.0] * dim, "mask": [True] * dim} for name, dim in told.items()}
+    write_checkpoint(Checkpoint(folder, network.config, {"small": ranges}, network), folder)
+    return folder
+
+
+def _shapes(own: Options) -> dict[str, object]:
+    heads = max(1, own.hidden_size // 32)
+    tower = {"depth": 3, "embed_dim": own.hidden_size, "num_heads": heads, "mlp_ratio": 2.0}
+    return {
+        "model_type": "openvla",
+        "image_sizes": [own.image_size] * 2,
+        "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
+        "timm_model_args": [tower, tower],
+        "text_config": {
+            "model_type": "llama",
+            "hidden_size": own.hidden_size,
+            "intermediate_size": 2 * own.hidden_size,
+            "num_attention_heads": heads,
+            "num_hidden_layers": own.layers,
+            "vocab_size": _PAD + 64,
+            "pad_token_id": _PAD,
+        },
+    }
+
+
+def _tokenizer(instruction: str) -> Tokenizer:
+    text = list(dict.fromkeys(prompt_for(instruction).split()))
+    vocabulary = {"<unk>": 0, "<s>": BOS_TOKEN, "</s>": STOP_TOKEN, **{w: _FIRST_WORD + i for i, w in enumerate(text)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS_TOKEN)])
+    return tokenizer
+
+
+def main(arguments: list[str]) -> int:
+    """Writes what the arguments ask for."""
+    own = OmegaConf.merge(OmegaConf.structured(Options), OmegaConf.from_dotlist(arguments))
+    print(f"written to {write_small(OmegaConf.to_object(own))}")  # pyright: ignore[reportArgumentType]
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
