@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as l
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record, token_spec
+from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
 from rlinf_embodied.randomness import words
 
 _FLOORS = {"proprio": 0.01, "vision": 1e-3, "privileged": 0.01}  # least deviations that inputs are divided by
@@ -60,7 +61,7 @@ class TinyVLANet(nn.Module):
         self.queries = nn.Parameter(torch.randn(env.chunk, d))
         self.transformer = LlamaModel(_transformer_config(config, 1 + num_cameras + env.chunk))
         self.transformer.set_input_embeddings(nn.Identity())  # everything enters as embeddings: no table to train
-        self.head = nn.Linear(d, env.action_dim * config.num_bins)
+        self.head: nn.Module = nn.Linear(d, env.action_dim * config.num_bins)
         self.object_position = nn.Linear(num_cameras * self.pool.out_features, 3)
         privileged = config.critic is Critic.privileged
         self.privileged_scale = Standardise(env.privileged_dim if privileged else 0, _LIMIT)
@@ -92,12 +93,14 @@ def _transformer_config(config: PolicyConfig, num_other_tokens: int) -> LlamaCon
     )
 
 
-class TinyVLA:
+class TinyVLA(ImitationPolicy):
     """The policy behind the `Policy` protocol.
 
     Features: "proprio" [B, P], "tokens" int64 [B, L], and either "maps" [B, K, W, M, M] (stem frozen) or the raw
     "images" [B, K, S, S, 3].
     """
+
+    _net = TinyVLANet
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """Builds a policy with weights that are a function of the seed; the global generator is left as it was.
@@ -111,7 +114,7 @@ class TinyVLA:
         self._tokenizer = WordTokenizer(config.instruction_length)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
-            net = TinyVLANet(config, env)
+            net = self._net(config, env)
         self.module: TinyVLANet = net.eval()
 
     # ------------------------------------------------------------------------------------------------------ inference
@@ -224,10 +227,13 @@ class TinyVLA:
         hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
         log_probs = self._logits(hidden).log_softmax(-1)
         loss = -(self._soft_labels(actions) * log_probs).sum(-1).mean((1, 2)).sum()
-        if "object_position" in targets:
-            error = self.module.object_position(pooled.flatten(1)) - targets["object_position"] * 10.0
-            loss = loss + error.square().mean(-1).sum()
-        return loss
+        return loss + self._helper_loss(pooled, targets) if "object_position" in targets else loss
+
+    def _helper_loss(self, pooled: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        if "object_position" not in targets:
+            return pooled.new_zeros(())
+        error = self.module.object_position(pooled.flatten(1)) - targets["object_position"] * 10.0
+        return error.square().mean(-1).sum()
 
     def _soft_labels(self, actions: Tensor) -> Tensor:
         last = self.config.num_bins - 1
@@ -241,7 +247,7 @@ class TinyVLA:
         write_folder(folder, self.config, self.env, self.module)
 
     @classmethod
-    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> TinyVLA:
+    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> Self:
         """Returns the policy of a folder; `config` may change its use (temperature, freeze_stem), not its shape.
 
         Raises:

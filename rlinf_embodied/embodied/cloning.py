@@ -7,11 +7,12 @@ A minibatch is one slice of every block, as in RL, so that the weights are the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,8 +138,13 @@ class Cloning:
             features = {name: value[index] for name, value in self._features[block].items()}
             features = features | {"proprio": features["proprio"] + jitter}
         actions = data.actions[index].to(self._device)
-        value = self._policy.imitation_loss(features, actions, targets if self._whole else {})
+        helped = (targets if self._whole else {}) | self._noise("flow", epoch, block, index.numpy())
+        value = self._policy.imitation_loss(features, actions, helped)
         return LossSums(value, value.new_tensor(float(len(index))), value.detach().reshape(1))
+
+    def _noise(self, purpose: str, *ids: int | Sequence[int] | np.ndarray) -> dict[str, Tensor]:
+        noise = self._policy.imitation_noise
+        return {} if noise is None else {"noise": noise.draw(self._seed, purpose, *ids).to(self._device)}
 
     # ------------------------------------------------------------------------------------------------------- held out
     @torch.no_grad()
@@ -159,7 +165,7 @@ class Cloning:
             return sums
         for observation, shown in zip(_parts(data.observation), data.actions.split(_ROWS), strict=True):
             features, actions = self._policy.encode_frozen(observation.to(self._device)), shown.to(self._device)
-            loss = self._policy.imitation_loss(features, actions, {})
+            loss = self._policy.imitation_loss(features, actions, self._noise("held out", range(len(actions))))
             off = (self._policy.act(features, None, 1.0).actions - actions).abs()
             sums += torch.tensor([float(loss), float(off.double().sum()), off.numel(), len(actions)])
         return sums

@@ -158,6 +158,8 @@ class ImitationPolicy(Policy, Protocol):
     frozen part that takes its inputs as they come and is not cloned.
     """
 
+    imitation_noise: Noise | None = None  # that `imitation_loss` is handed as targets["noise"]
+
     def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
         """Returns what cloning trains: the whole policy, or all but what `encode_frozen` computes."""
         return self.policy_parameters()
@@ -184,7 +186,8 @@ class ImitationPolicy(Policy, Protocol):
         Args:
             features: of B rows.
             actions: float32 [B, C, A] in [-1, 1].
-            targets: helper targets, for example "object_position" [B, 3] in metres.
+            targets: helper targets, for example "object_position" [B, 3] in metres; "noise" where the policy asks for
+                some, drawn anew each time.
 
         Raises:
             ConfigError: the policy cannot be cloned.

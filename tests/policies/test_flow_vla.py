@@ -1,0 +1,117 @@
+"""The flow policy: chains keep the distribution that the velocity stands for, log-probs are exact, it learns."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from runs import GRPO, clone, digest, executor_for, iterate, tiny, trees
+from torch import Tensor, nn
+
+from policies.flow_vla import FlowVLA
+from rlinf_embodied.config import PolicyConfig, TrainConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.runtime.session import SerialSession
+
+ROWS, CHUNK, ACTION = 4, 3, 2
+ENV = EnvSpec("PickCube-v1", ROWS, CHUNK, 12, ACTION, 6, 9, 16, ("base_camera",), "random numbers")
+SMALL = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "stem_width": 16, "keypoints": 4, "critic_hidden_size": 16}
+APART = (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))
+TOGETHER = (1, trees("all", "all", "all"))
+
+
+def policy_of(**options: int) -> FlowVLA:
+    config = PolicyConfig(_target_="policies.flow_vla.FlowVLA", name="flow_vla", options=options, **SMALL)
+    return FlowVLA(config, ENV, seed=3)
+
+
+def seen(rows: int = ROWS) -> Observation:
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (rows, 1, 16, 16, 3), generator=draw, dtype=torch.uint8)
+    proprio = torch.randn(rows, 6, generator=draw)
+    return Observation(proprio, ("pick up the cube",) * rows, images, torch.randn(rows, 9, generator=draw))
+
+
+class ToNormal(nn.Module):
+    """The velocity of straight lines from N(0, 1) to N(mean, std^2): E[x_1 - x_0 | x_t = x], in closed form."""
+
+    def __init__(self, mean: float, std: float) -> None:
+        super().__init__()
+        self.mean, self.std = mean, std
+
+    def forward(self, hidden: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        t = time[:, None, None].double()
+        variance = (1 - t) ** 2 + t**2 * self.std**2
+        centred = (x.double() - t * self.mean) / variance
+        return (self.mean + (t * self.std**2 - (1 - t)) * centred).float()
+
+
+@pytest.mark.parametrize("level", [0.0, 0.5, 1.0])
+def test_chains_end_in_the_distribution_that_the_velocity_leads_to_at_any_noise(level: float) -> None:
+    policy = policy_of(steps=200)
+    policy.module.head = ToNormal(0.3, 0.1)
+    rows = 400
+    noise = policy.spec.noise.draw(0, "test", range(rows))
+    x = noise[:, 0]
+    for k in range(200):
+        step = policy._step(torch.zeros(rows, CHUNK, 32), x, k, level)
+        x = step.mean + step.std * noise[:, k + 1]
+    assert float(x.mean()) == pytest.approx(0.3, abs=0.01)
+    assert float(x.std()) == pytest.approx(0.1, rel=0.05)
+
+
+def test_log_probs_are_those_of_the_steps_noise() -> None:
+    policy = policy_of(steps=5)
+    features, noise = policy.encode(seen()), policy.spec.noise.draw(1, "test", range(ROWS))
+    output = policy.act(features, noise, 0.7)
+    assert output.log_probs.shape == (ROWS, CHUNK, 5)
+    for k in range(5):
+        std = 0.7 * math.sqrt((1 - k / 5) / 5)
+        expected = -0.5 * noise[:, k + 1] ** 2 - math.log(std) - 0.5 * math.log(2 * math.pi)
+        torch.testing.assert_close(output.log_probs[..., k], expected.sum(-1), atol=1e-3, rtol=1e-4)
+    found = policy.evaluate(features, output.record, 0.7).log_probs
+    torch.testing.assert_close(found, output.log_probs, atol=1e-4, rtol=0)
+    other = policy.evaluate(features, {"chain": output.record["chain"] + 0.01}, 0.7).log_probs
+    assert (other - found).abs().max() > 1e-3
+
+
+def test_cloning_finds_the_chunk_that_was_shown() -> None:
+    policy = policy_of(steps=4)
+    draw = torch.Generator().manual_seed(1)
+    actions = torch.rand(ROWS, CHUNK, ACTION, generator=draw) * 1.6 - 0.8
+    optimizer = torch.optim.Adam(policy.imitation_parameters(True), 3e-3)
+    features = policy.encode_trainable(seen())
+    assert policy.imitation_noise is not None
+    for step in range(600):
+        noise = policy.imitation_noise.draw(0, "clone", step, range(ROWS))
+        loss = policy.imitation_loss(features, actions, {"noise": noise})
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert (policy.act(features, None, 1.0).actions - actions).abs().max() < 0.2
+
+
+def flow(*overrides: str) -> TrainConfig:
+    return tiny("policy=flow_vla", "policy.temperature=0.5", "policy.options.expert_size=32", *overrides)
+
+
+@pytest.mark.parametrize("variant", [[], GRPO], ids=["ppo", "grpo"])
+def test_plans_give_the_same_weights_from_the_same_clone(variant: list[str]) -> None:
+    config = flow(*variant, "algorithm.critic_warmup_iterations=0")
+    start = clone(config)
+    digests = set()
+    for devices, plan in (TOGETHER, APART):
+        executor = executor_for(config, plan, devices, SerialSession(), start)
+        metrics = iterate(executor, 2)
+        digests.add(digest(executor))
+        assert all(m["losses/initial_log_ratio"] <= 1e-4 for m in metrics)
+    assert len(digests) == 1
+
+
+def test_options_are_checked_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"policy.options.stepz is 4, but"):
+        policy_of(stepz=4)
+    with pytest.raises(ConfigError, match=r"policy.options.steps is 0, but it must be at least 1"):
+        policy_of(steps=0)
