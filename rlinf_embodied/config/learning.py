@@ -72,6 +72,13 @@ class Reduction(StrEnum):
     fast = "fast"  # all-reduce
 
 
+class Sharding(StrEnum):
+    """Where the actor's weights and optimizer state live while it trains."""
+
+    none = "none"  # whole, in each of its workers
+    fsdp2 = "fsdp2"  # in slices over its workers, see docs/reasoning.md and docs/openvla.md
+
+
 def require_ratio_bounds(clip_high: float, dual_clip: float | None, max_log_ratio: float) -> None:
     """Checks what bounds importance ratios beside the clip range.
 
@@ -103,6 +110,7 @@ class AlgorithmConfig:
     lr_end_fraction: float = 0.3  # lr decays linearly to this fraction at the last iteration
     max_grad_norm: float = 0.5
     entropy_coef: float = 0.0
+    sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded
     rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
     ratio_tolerance: float | None = None  # of |log ratio| before the first step; None: 1e-5, on accelerators any
     target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it

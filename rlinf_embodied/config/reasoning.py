@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.config.learning import Reduction, require_ratio_bounds
+from rlinf_embodied.config.learning import Reduction, Sharding, require_ratio_bounds
 
 
 class Engine(StrEnum):
@@ -120,13 +120,6 @@ class LossLevel(StrEnum):
     sequence = "sequence"  # every completion, by the mean over its tokens (GRPO, arXiv 2402.03300)
     constant = "constant"  # the sum over tokens, over a fixed length (Dr. GRPO, arXiv 2503.20783)
     sum = "sum"  # every completion, by the sum over its tokens: its log-prob is one number (RLOO, arXiv 2402.14740)
-
-
-class Sharding(StrEnum):
-    """Where the actor's weights and optimizer state live while it trains."""
-
-    none = "none"  # whole, in each of its workers
-    fsdp2 = "fsdp2"  # in slices over its workers, see docs/reasoning.md
 
 
 @dataclass(kw_only=True, slots=True)

@@ -7,14 +7,14 @@ columns of every block -> advantages -> global mean and deviation -> critic epoc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlinf_embodied.algorithms.log_probs import mask_at_level, to_level, weights_at_level
 from rlinf_embodied.algorithms.losses import (
@@ -25,25 +25,23 @@ from rlinf_embodied.algorithms.losses import (
     require_unit_ratio,
     value_loss,
 )
-from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Level
+from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Level, Sharding
 from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
+from rlinf_embodied.embodied.learners import POLICY, VALUE, VALUE_LOSS, Learners, Scored
 from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import RunningEpisode
-from rlinf_embodied.interfaces.policies import Evaluation, Policy
+from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, Record
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
 from rlinf_embodied.learning.gradients import LossSums, Pass
-from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.update import (
-    POLICY_STATISTICS,
-    VALUE_STATISTICS,
     Fitted,
     Shuffle,
     exceeds_kl,
@@ -56,8 +54,6 @@ from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
-POLICY, VALUE = "policy_optimizer", "value_optimizer"  # in a checkpoint
-VALUE_LOSS = "value_loss"  # a statistic of passes that train both
 _RATIO_TOLERANCE = 1e-5  # of |log ratio| at unchanged weights, on a CPU
 
 
@@ -102,39 +98,19 @@ class ActorStage:
         self._policy = self._shared.policy
         self._rank, self._device = context.group.rank, context.device
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
-        actor = self._policy.policy_parameters()
-        if not actor:
-            raise ObjectiveError("policy_parameters() is empty: the policy loss would train nothing; check policy.*")
-        critic = self._critic_parameters()
-        self._joint = bool({id(p) for p in actor} & {id(p) for p in critic})
-        self._learners: dict[str, Learner] = {}
-        if self._joint:
-            every = list({id(p): p for p in (*actor, *critic)}.values())
-            statistics = (*POLICY_STATISTICS, VALUE_LOSS)
-            self._learners[POLICY] = self._learner(every, algorithm.lr, algorithm.max_grad_norm, statistics)
-            return
-        self._learners[POLICY] = self._learner(actor, algorithm.lr, algorithm.max_grad_norm, POLICY_STATISTICS)
-        if critic:
-            settings = (algorithm.value_lr, algorithm.value_max_grad_norm)
-            self._learners[VALUE] = self._learner(critic, *settings, VALUE_STATISTICS)
+        if algorithm.sharding is Sharding.none:
+            learners = Learners.replicated(self._policy, algorithm, self._reducer)
+        else:
+            copy = lambda: load_policy(model.policy, model.folder, "cpu").policy  # noqa: E731
+            settings = (algorithm, self._reducer, context, self._config.exact)
+            learners = Learners.sharded(self._policy, copy, self._zero_loss, *settings)
+        self._learners, self._joint, self._score = learners.by_name, learners.joint, learners.evaluate
 
-    def _critic_parameters(self) -> list[nn.Parameter]:
-        """Returns what the value loss trains, nothing where there is none."""
-        if self._algorithm.name is not AlgorithmName.ppo:
-            return []
-        found = self._policy.value_parameters()
-        if not found:
-            raise ConfigError(
-                f"algorithm.name is ppo, but {type(self._policy).__name__}.value_parameters() is empty: PPO trains "
-                "a critic, use algorithm=grpo without one"
-            )
-        return found
-
-    def _learner(
-        self, parameters: Sequence[nn.Parameter], lr: float, max_grad_norm: float, statistics: Sequence[str]
-    ) -> Learner:
-        settings = AdamSettings(lr, (0.9, 0.999), max_grad_norm, eps=1e-5)
-        return ReplicatedLearner(parameters, settings, statistics, self._reducer)
+    def _zero_loss(self, scored: Scored) -> Tensor:
+        """Returns 0 from a forward pass over a row of this rollout."""
+        features, record = self._any_row
+        temperature = self._config.model.policy.temperature
+        return scored(features, record, temperature, False).log_probs.sum() * 0.0
 
     # -------------------------------------------------------------------------------------------------------- update
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
@@ -148,6 +124,7 @@ class ActorStage:
             for block, payloads in inputs.items()
         }
         self._require_version(rollouts)
+        self._any_row = _first_row(next(iter(rollouts.values()))[0][0])
         metrics: dict[str, float] = {}
         if self._algorithm.name is AlgorithmName.ppo:
             critic = self._config.model.policy.critic
@@ -160,6 +137,8 @@ class ActorStage:
             blocks = {b: grpo_block(parts, self._algorithm, b, kept) for b, parts in rollouts.items()}
             metrics["rollout/useful_groups"] = float(len(kept))
         metrics |= self._fit_policy(step_context, blocks)
+        for learner in self._learners.values():
+            learner.publish()
         self._shared.version = step_context.iteration + 1
         return Output(dict.fromkeys(inputs), ActorReport(metrics, self._shared.version))
 
@@ -220,7 +199,8 @@ class ActorStage:
 
     def _policy_sums(self, rows: TrainingBlock, critic_only: bool) -> LossSums:
         algorithm, level = self._algorithm, self._algorithm.ratio_level
-        found = self._evaluate(rows, entropy_gradient=algorithm.entropy_coef != 0)
+        temperature = self._config.model.policy.temperature
+        found = self._score(rows.features, rows.record, temperature, algorithm.entropy_coef != 0)
         choices = found.log_probs.shape[-1]
         counted = rows.weights > 0
         terms = policy_loss(
@@ -253,9 +233,9 @@ class ActorStage:
         values = found.values if found.values is not None else self._policy.value(rows.features, rows.privileged)
         return value_loss(values, rows.returns, rows.valid, rows.values, self._algorithm.value_clip).loss
 
-    def _evaluate(self, rows: TrainingBlock, entropy_gradient: bool = True) -> Evaluation:
-        temperature = self._config.model.policy.temperature
-        found = self._policy.evaluate(rows.features, rows.record, temperature, entropy_gradient=entropy_gradient)
+    def _scored_as_sampled(self, rows: TrainingBlock) -> Evaluation:
+        """Returns what the copy of other stages says of choices, which are of the same weights."""
+        found = self._policy.evaluate(rows.features, rows.record, self._config.model.policy.temperature)
         if found.entropy is None and self._algorithm.entropy_coef:
             raise ConfigError(
                 f"algorithm.entropy_coef is {self._algorithm.entropy_coef:g}, but {type(self._policy).__name__} has no "
@@ -276,7 +256,7 @@ class ActorStage:
                 # in calls of the rollout's size: a row's last bits depend on the size of its batch
                 rows = blocks[block].rows(torch.cat([part, part[:1].expand(size - len(part))]))
                 made = rows.valid[..., None] if rows.mask is None else rows.valid[..., None] & rows.mask
-                now = self._evaluate(rows).log_probs
+                now = self._scored_as_sampled(rows).log_probs
                 now, old = (torch.where(made, x, 0.0) for x in (now, rows.old_log_probs))
                 difference = torch.maximum(difference, (now - old).abs().max().reshape(1).cpu())
             largest[block] = difference
@@ -350,6 +330,11 @@ def _explained_sums(block: TrainingBlock) -> Tensor:
     assert block.values is not None
     assert block.returns is not None
     return explained_variance_sums(block.values, block.returns, block.valid)
+
+
+def _first_row(columns: PolicyColumns) -> tuple[Features, Record]:
+    """Returns the first row's features and record, a batch of one."""
+    return tuple({name: value[0, :1] for name, value in part.items()} for part in (columns.features, columns.record))  # pyright: ignore[reportReturnType]
 
 
 def _pair(payloads: list[object]) -> list[tuple[PolicyColumns, EnvColumns]]:

@@ -39,11 +39,18 @@ from rlinf_embodied.errors import ConfigError
 
 TRAIN = Path(__file__).resolve().parents[2] / "train_vla.py"
 _CLONE = ["warm_start.num_demos=240", "warm_start.epochs=14", "warm_start.head_epochs=76"]
-_CORNER = ["warm_start.region=[0.04,1,0.04,1]"]
+_STRIP = ["warm_start.region=[-1,1,0.04,1]"]
 RECIPES: dict[str, list[str]] = {
     "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo", *_CLONE],
-    "region": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo", "run.num_iterations=48", *_CORNER],
-    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run=demo", *_CORNER],
+    "region": [
+        "env=maniskill_pick",
+        "algorithm=ppo_finetune",
+        "run=demo",
+        "algorithm.lr=1.5e-4",
+        "run.num_iterations=48",
+        *_STRIP,
+    ],
+    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run=demo", *_STRIP],
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
 

@@ -1,0 +1,101 @@
+"""A policy whose weights are spread over the actor's workers trains as one whose are not, and nobody else notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from runs import GRPO, clone, cluster, executor_for, iterate, tiny, train, trees
+
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.workflow import training_workflow
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.learning.weights import WeightsMessage
+from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.session import SerialSession, Session
+
+SHARDED = ["algorithm.sharding=fsdp2", "run.exact=false"]
+TOGETHER = trees("all", "all", "all")
+
+
+def config_of(*overrides: str) -> TrainConfig:
+    return tiny("algorithm.critic_warmup_iterations=0", "policy.num_layers=2", *overrides)
+
+
+def executor_of(config: TrainConfig, plan: list[dict], devices: int, session: Session, folder: Path) -> Executor:
+    workflow = training_workflow(config, str(folder))
+    return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
+
+
+def weights(executor: Executor) -> dict[str, torch.Tensor]:
+    message = executor.call("actor", "export_weights", StepContext(0))[0]
+    assert isinstance(message, WeightsMessage)
+    return message.tensors
+
+
+def assert_moved_alike(one: Executor, other: Executor, start: dict[str, torch.Tensor], limit: float) -> None:
+    """The weights are apart by no more than a part of the way that they have come."""
+    first, second = weights(one), weights(other)
+    flat = lambda tensors: torch.cat([tensors[name].double().reshape(-1) for name in sorted(start)])  # noqa: E731
+    way = (flat(second) - flat(start)).norm()
+    assert way > 0
+    assert (flat(first) - flat(second)).norm() < limit * way
+
+
+@pytest.fixture(autouse=True)
+def _no_group_stays():
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("variant", [[], [*GRPO, "algorithm.rows_per_microbatch=3"]], ids=["ppo", "grpo"])
+def test_a_single_worker_trains_as_an_unsharded_one_and_acts_with_its_view(variant: list[str]) -> None:
+    plain, sharded = config_of(*variant), config_of(*variant, *SHARDED)
+    start = clone(plain)
+    expected = executor_for(plain, TOGETHER, 1, SerialSession(), start)
+    executor = executor_for(sharded, TOGETHER, 1, SerialSession(), start)
+    before = weights(expected)
+    metrics, found = iterate(expected, 3), iterate(executor, 3)
+    assert all(row["losses/initial_log_ratio"] <= 1e-5 for row in found)  # what acted had the weights of the update
+    assert found == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in metrics]
+    assert_moved_alike(executor, expected, before, 1e-4)
+
+
+def test_a_whole_training_resumes(tmp_path) -> None:
+    options = [*SHARDED, "checkpoint.every=1", "run.num_iterations=3", "algorithm.lr_end_fraction=1.0"]
+    through = train(config_of(f"run.dir={tmp_path / 'a'}", *options))
+    train(config_of(f"run.dir={tmp_path / 'b'}", *options, "run.num_iterations=2"))
+    resumed = train(config_of(f"run.dir={tmp_path / 'b'}", *options))
+    assert resumed["weights_sha256"] == through["weights_sha256"]
+
+
+@pytest.mark.ray
+def test_two_workers_hold_halves_and_train_as_one(ray_session) -> None:
+    """A plan of three workers: one acts in the simulator, two hold halves of the policy and rows of other blocks."""
+    plain, config = config_of(), config_of(*SHARDED)
+    start = clone(plain)
+    executor = executor_of(config, trees([0], [0], [1, 2]), 3, ray_session, start)
+    expected = executor_of(plain, TOGETHER, 1, SerialSession(), start)
+    before = weights(expected)
+    metrics = iterate(executor, 2)
+    iterate(expected, 2)
+    assert all(row["losses/initial_log_ratio"] <= 1e-5 for row in metrics)
+    (digest,) = set(executor.call("actor", "weights_digest", StepContext(0)))  # both views are equal
+    assert digest
+    assert_moved_alike(executor, expected, before, 1e-3)
+
+
+def test_exact_runs_refuse_more_than_one_worker() -> None:
+    config = config_of("algorithm.sharding=fsdp2")
+    with pytest.raises(ConfigError, match=r"sharding is 'fsdp2', but run.exact .*2 sharded workers.*run.exact=false"):
+        executor_for(config, TOGETHER, 2, SerialSession(), clone(config))
+
+
+def test_a_critic_on_the_policys_own_weights_is_refused() -> None:
+    config = config_of(*SHARDED, "policy.critic=observation")
+    executor_for(config, TOGETHER, 1, SerialSession(), clone(config))  # TinyVLA's has weights of its own
