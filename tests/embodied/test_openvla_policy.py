@@ -10,6 +10,7 @@ import numpy as np
 import openvla_folders as toys
 import pytest
 import torch
+import torch.distributed as dist
 from runs import GRPO, tiny, tiny_overrides, train
 
 from policies.openvla.policy import OpenVLAPolicy
@@ -34,6 +35,13 @@ def published(tmp_path_factory) -> Path:
     """An OpenVLA folder that others wrote, for a robot of two dimensions."""
     torch.set_num_threads(1)
     return toys.write_published(tmp_path_factory.mktemp("published"), action=2, proprio=5)
+
+
+@pytest.fixture(autouse=True)
+def _no_group_stays():
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def config_of(options: dict, critic: Critic = Critic.privileged) -> PolicyConfig:
@@ -132,6 +140,7 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
         ("ppo, a critic on the network", ["policy.options.lora.rank=4", "policy.critic=observation"]),
         ("grpo", [*GRPO, "policy.options.lora.rank=4"]),
         ("all weights", ["algorithm.rows_per_microbatch=2"]),
+        ("in slices", ["policy.options.lora.rank=4", "algorithm.sharding=fsdp2", "run.exact=false"]),
     ],
 )
 def test_a_published_folder_is_trained_saved_and_goes_on(published, tmp_path, name: str, options: list[str]) -> None:
