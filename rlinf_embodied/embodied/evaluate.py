@@ -35,17 +35,16 @@ def evaluate_command(config: EvaluateConfig) -> int:
     Raises:
         CheckpointError: the checkpoint is missing or foreign, was trained under other conditions, or fits other sizes.
     """
-    policy = None
+    policy, cluster = None, cluster_at_hand(config.cluster)
     if config.policy == "checkpoint":
         assert config.checkpoint is not None
         policy = trained_under(config.checkpoint).policy
         require_shapes(config.checkpoint, config.env)
-        _require_same(config, policy)
+        _require_same(config, policy, cluster.kind)
     require_env_target(config.env)
     if policy is not None:
         require_policy_class(policy, cloned=False)
     folder = RunFolder(Path(config.run.dir or _default_dir(config)))
-    cluster = cluster_at_hand(config.cluster)
     videos = str(folder.videos) if config.eval.record_video else None
     acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
     asked = held_out(config.env, config.eval, config.run.seed, videos, acting)
@@ -82,9 +81,9 @@ def _step_of(checkpoint: str | None) -> int:
     return int(found[1]) if found else 0
 
 
-def _require_same(config: EvaluateConfig, policy: PolicyConfig) -> None:
+def _require_same(config: EvaluateConfig, policy: PolicyConfig, kind: str) -> None:
     assert config.checkpoint is not None
-    differences = trained_under(config.checkpoint).fingerprint.differences(fingerprint(config.env, policy))
+    differences = trained_under(config.checkpoint).fingerprint.differences(fingerprint(config.env, policy, kind))
     if differences and not config.allow_mismatch:
         listed = "; ".join(str(difference) for difference in differences)
         raise CheckpointError(

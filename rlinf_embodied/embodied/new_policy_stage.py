@@ -43,7 +43,7 @@ class NewPolicyStage:
             for name, column in self._seen(env, policy).items():
                 mean, std = column.double().mean(0), column.double().std(0, correction=0)
                 policy.set_statistics(name, mean.float(), std.float().clamp(min=_LEAST_STD))
-            save_policy(policy, Path(folder), config.envs[0], config.policy)
+            save_policy(policy, Path(folder), config.envs[0], config.policy, self._device)
         finally:
             env.close()
 
@@ -83,6 +83,6 @@ class UntrainedPolicyStage:
             policy = new_policy(config.policy, env.spec, config.seed, self._device)
             if is_own(config.policy):
                 check_policy(policy, config.policy, env.spec, env.reset([0]))
-            save_policy(policy, Path(folder), config.envs[0], config.policy)
+            save_policy(policy, Path(folder), config.envs[0], config.policy, self._device)
         finally:
             env.close()
