@@ -3,10 +3,10 @@
 ManiSkill steps all rows together, and a reset of some of them touches the others (line numbers: ManiSkill 3.0.1).
 
     RowResets    controllers and contacts: a stock reset of some rows resets the controllers of all (envs/sapien_env.py
-                 945-968: the mask of the rows is taken back before), and contacts stay those of the last simulation
-                 step, of episodes that are over (envs/scene.py 757-767)
+                 953-968: the mask of the rows is taken back before), and contacts stay those of the last simulation
+                 step, of episodes that are over (envs/scene.py 757-780)
     ResetValues  what an episode's start consists of beside bodies and joints, which `set_state_dict` leaves as it is
-                 (envs/sapien_env.py 1299-1310): the targets of controllers, what the task has drawn
+                 (envs/sapien_env.py 1293-1305): the targets of controllers, what the task has drawn
     RestStates   where bodies and joints of rows at rest were, which the physics goes on to move
 """
 

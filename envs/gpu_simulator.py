@@ -39,7 +39,7 @@ class GpuSimulator(OneTask):
         self._cameras = options.cameras
         sensors_of(task, options.cameras)
         if not options.show_goal:
-            _require_hideable(task_id, self._view.goal)
+            require_hideable(task_id, self._view.goal)
         task._hidden_objects = hidden_actors(self._view, options.show_goal)
         self._resets, self._rest = RowResets(task), RestStates(task)
         self._seeds = [FIRST_SEED] * self.num_rows
@@ -176,7 +176,7 @@ def _joined(rests: Tensor, before: Measurement, now: Measurement) -> Measurement
     return Measurement(**columns)
 
 
-def _require_hideable(task_id: str, goal: Actor | None) -> None:
+def require_hideable(task_id: str, goal: Actor | None) -> None:
     """Checks that a goal can be hidden: on a GPU ManiSkill moves it far away, which must not touch anything.
 
     Raises:

@@ -1,8 +1,8 @@
 """Stock ManiSkill envs on their GPU code path, on any device: all of it runs but PhysX on CUDA and its renderer.
 
-`SimulatedPhysx` stands in for SAPIEN's PhysxGpuSystem: N CPU scenes, whose state lies in tensors on the device.  It does
-what the sources of SAPIEN (src/physx/physx_system.cpp) say, and what envs/batched, which also plays this system, does
-not have to:
+`SimulatedPhysx` stands in for SAPIEN's PhysxGpuSystem: N CPU scenes, whose state lies in tensors on the device.  It
+does what the sources of SAPIEN (src/physx/physx_system.cpp) say, and what envs/batched, which also plays this system,
+does not have to:
 
     gpu_apply_*     hands over whole tensors, of all rows (723-741, 849-875), not only what was assigned
     gpu_fetch_*     overwrites whole tensors (568-580); poses of links follow from joints that were applied only after
@@ -11,8 +11,8 @@ not have to:
     step            steps all scenes
 
 The task is the stock class (mani_skill/envs/sapien_env.py): its reset, its controllers, with the inverse kinematics of
-a GPU (agents/controllers/utils/kinematics.py 153-185, which asks for a device called "cuda"), its hidden goals, which
-are moved away (utils/structs/actor.py 169-213).
+a GPU (agents/controllers/utils/kinematics.py 142-183 and 208-262, which asks for a device called "cuda"), its hidden
+goals, which are moved away (utils/structs/actor.py 176-218).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 from mani_skill.utils.structs import Articulation, ArticulationJoint
 from mani_skill.utils.structs.base import PhysxRigidBodyComponentStruct
 from sapien import physx
-from torch import Tensor
 
 from envs.batched.adoption import structs_of
 from envs.batched.contacts import ContactTable
@@ -107,7 +106,9 @@ class SimulatedPhysx:
     # --------------------------------------------------------------------------------------------------------- reading
     def gpu_fetch_rigid_dynamic_data(self) -> None:
         """Reads all free bodies."""
-        self._fetch_bodies(lambda k, body: not self.links[k], lambda k, body: [*_pose(body), *_velocity(body)], slice(13))
+        self._fetch_bodies(
+            lambda k, body: not self.links[k], lambda k, body: [*_pose(body), *_velocity(body)], slice(13)
+        )
 
     def gpu_fetch_articulation_link_pose(self) -> None:
         """Reads the poses of all links."""
@@ -298,8 +299,3 @@ def gpu_task(task_id: str, num_rows: int, device: str, **kwargs: object) -> Base
     cls = type(f"OnDevice{spec.cls.__name__}", (_OnDevice, spec.cls), {"_where": device})
     fixed = {"obs_mode": "none", "sim_backend": "physx_cpu", "render_backend": "cpu", "reconfiguration_freq": 0}
     return cls(**{**(spec.default_kwargs or {}), "num_envs": num_rows, **kwargs, **fixed})
-
-
-def tensor_devices(values: object) -> set[torch.device]:
-    """Returns where the tensors among an object's fields lie."""
-    return {value.device for value in vars(values).values() if isinstance(value, Tensor)}
