@@ -7,12 +7,12 @@ ManiSkill steps all rows together, and a reset of some of them touches the other
                  step, of episodes that are over (envs/scene.py 757-780)
     ResetValues  what an episode's start consists of beside bodies and joints, which `set_state_dict` leaves as it is
                  (envs/sapien_env.py 1293-1305): the targets of controllers, what the task has drawn
-    RestStates   where bodies and joints of rows at rest were, which the physics goes on to move
+    RestStates   where bodies and joints of rows at rest were, which the physics goes on to move, and their targets
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -80,31 +80,34 @@ class ResetValues:
         agents = task.agent.agents if isinstance(task.agent, MultiAgent) else [task.agent]
         robots = [agent for agent in agents if agent is not None]
         self._num_rows, self._owners = task.num_envs, [task, *robots, *leaf_controllers(task.agent)]
-        self._before = {key: (value, value._version) for key, value in self._values()}
+        self._before = {key: (value, value._version) for key, value in _rowwise(self._owners, self._num_rows)}
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Gives rows `targets` [B] what the reset has written for rows `sources` [B]."""
-        for key, value in self._values():
+        for key, value in _rowwise(self._owners, self._num_rows):
             before, version = self._before.get(key, (None, 0))
             written = before is not value or version != value._version
             if written and value.stride(0):  # a stride of 0: all rows share one entry
                 value[targets] = value[sources]
 
-    def _values(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
-        for number, owner in enumerate(self._owners):
-            for name, value in vars(owner).items():
-                tensor = value.raw_pose if isinstance(value, Pose) else value
-                if isinstance(tensor, Tensor) and tensor.shape[:1] == (self._num_rows,):
-                    yield (number, name), tensor
+
+def _rowwise(owners: Sequence[object], num_rows: int) -> Iterator[tuple[tuple[int, str], Tensor]]:
+    """Yields the fields with one entry per row: ((number of the owner, name), tensor [N, ...])."""
+    for number, owner in enumerate(owners):
+        for name, value in vars(owner).items():
+            tensor = value.raw_pose if isinstance(value, Pose) else value
+            if isinstance(tensor, Tensor) and tensor.shape[:1] == (num_rows,):
+                yield (number, name), tensor
 
 
 class RestStates:
-    """The state of bodies and joints in rows at rest."""
+    """The state of bodies, joints and controllers in rows at rest."""
 
     def __init__(self, task: BaseEnv) -> None:
         """Takes the task whose rows they are."""
         self._task = task
         self._states: dict[str, dict[str, Tensor]] = {}
+        self._targets: dict[tuple[int, str], Tensor] = {}
 
     def keep(self, rows: Collection[int]) -> None:
         """Remembers where these rows are."""
@@ -112,6 +115,8 @@ class RestStates:
         for kind, name, struct in self._structs():
             kept, now = self._states.setdefault(kind, {}), fresh[kind][name]
             kept[name] = torch.where(_of(struct, mask)[:, None], now, kept.get(name, now))
+        for key, now in self._controlled():
+            self._targets[key] = torch.where(mask[:, None], now, self._targets.get(key, now))
 
     def put_back(self, rows: Collection[int]) -> None:
         """Brings these rows to where they were."""
@@ -123,6 +128,14 @@ class RestStates:
             if chosen.any():
                 states.setdefault(kind, {})[name] = self._states[kind][name][chosen]
         self._task.set_state_dict(states, mask.nonzero()[:, 0])
+        for key, now in self._controlled():
+            if key in self._targets:
+                now[mask] = self._targets[key][mask]
+
+    def _controlled(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
+        """Yields what controllers keep from step to step: values of joints and poses, float32 [N, D]."""
+        leaves = leaf_controllers(self._task.agent)
+        return ((key, value) for key, value in _rowwise(leaves, self._task.num_envs) if value.ndim == 2)
 
     def _mask(self, rows: Iterable[int]) -> Tensor:
         mask = torch.zeros(self._task.num_envs, dtype=torch.bool, device=self._task.device)

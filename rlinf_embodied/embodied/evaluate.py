@@ -18,7 +18,7 @@ from rlinf_embodied.embodied.evaluation import (
     policy_stage,
 )
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under
+from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under, which_backend
 from rlinf_embodied.embodied.sizes import require_acting, require_shapes
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
@@ -88,7 +88,7 @@ def _require_same(config: EvaluateConfig, policy: PolicyConfig, kind: str) -> No
         listed = "; ".join(str(difference) for difference in differences)
         raise CheckpointError(
             f"checkpoint {config.checkpoint} was trained under other conditions than this evaluation: {listed}. "
-            "Its number would not mean what it seems to: use the checkpoint's own settings, or allow_mismatch=true"
+            f"{which_backend(differences)}Its number would not mean what it seems to: use the checkpoint's own settings, or allow_mismatch=true"
         )
 
 

@@ -177,8 +177,15 @@ def require_conditions(
     if hard:
         raise CheckpointError(
             f"{path} is {str(folder)!r}, but that policy was trained under other conditions: {'; '.join(hard)}. "
-            "Use its own settings, or another checkpoint"
+            f"{which_backend(hard)}Use its own settings, or another checkpoint"
         )
+
+
+def which_backend(differences: Sequence[str]) -> str:
+    """Returns which setting brings a simulation back, where differences name it; "" where they do not."""
+    if not any(text.startswith("backend is") for text in differences):
+        return ""
+    return "env.backend=batched is physx_cpu, env.backend=gpu is physx_cuda. "
 
 
 def _without(texts: Sequence[str], *beginnings: str) -> list[str]:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sim
 
 ROWS = 4
 CONFIG = EnvConfig(
-    num_envs=ROWS, block_size=ROWS, obs_size=16, robot="panda_wristcam", control_mode="pd_ee_target_delta_pose"
+    num_envs=ROWS, block_size=ROWS, obs_size=64, robot="panda_wristcam", control_mode="pd_ee_target_delta_pose"
 )
 
 
@@ -74,7 +74,7 @@ def test_a_row_at_rest_shows_where_it_came_to_rest_while_others_go_on(simulator)
     simulator.reset([0], [9])
     fresh = simulator.measure(moving())
     assert not torch.equal(fresh.proprio[0], before["proprio"][0])
-    assert torch.equal(fresh.proprio[1], after["proprio"][1])
+    assert torch.allclose(fresh.proprio[1], after["proprio"][1], atol=1e-5)
 
 
 def test_running_episodes_are_not_restored_as_others(env) -> None:
@@ -179,11 +179,12 @@ def test_rows_that_were_built_of_other_objects_are_no_group() -> None:
 def test_a_task_without_a_camera_for_people_is_filmed_by_its_first_sensor(simulator, monkeypatch) -> None:
     usual = simulator.film([1, 2], 32)
     monkeypatch.setattr(simulator._task, "_human_render_cameras", {})
-    films = simulator.film([1, 2], 16)
-    assert {row: tuple(film.shape) for row, film in films.items()} == {1: (16, 16, 3), 2: (16, 16, 3)}
+    films = simulator.film(range(ROWS), 64)
+    assert {row: tuple(film.shape) for row, film in films.items()} == dict.fromkeys(range(ROWS), (64, 64, 3))
     assert usual[1].shape == (32, 32, 3)
-    hidden = simulator.images([1, 2])[:, 0]
-    assert (torch.stack([films[1], films[2]]) != hidden).any()  # a film shows the goal, a policy does not see it
+    hidden = simulator.images(range(ROWS))[:, 0]
+    shown = torch.stack([films[row] for row in range(ROWS)])
+    assert (shown != hidden).any(-1).sum() > 10  # a film shows the goal, a policy does not see it
     monkeypatch.setattr(simulator._task.scene, "sensors", {})
     with pytest.raises(SimulatorError, match="has no camera to film with: use eval.record_video=false"):
         simulator.film([1], 16)
