@@ -179,6 +179,8 @@ def test_rows_that_were_built_of_other_objects_are_no_group() -> None:
 def test_a_task_without_a_camera_for_people_is_filmed_by_its_first_sensor(simulator, monkeypatch) -> None:
     usual = simulator.film([1, 2], 32)
     monkeypatch.setattr(simulator._task, "_human_render_cameras", {})
+    monkeypatch.setattr(simulator._task.scene, "human_render_cameras", {})
+    assert simulator._task.render_rgb_array() is None
     films = simulator.film(range(ROWS), 64)
     assert {row: tuple(film.shape) for row, film in films.items()} == dict.fromkeys(range(ROWS), (64, 64, 3))
     assert usual[1].shape == (32, 32, 3)
