@@ -188,7 +188,7 @@ def test_a_task_without_a_camera_for_people_is_filmed_by_its_first_sensor(simula
     shown = torch.stack([films[row] for row in range(ROWS)])
     assert (shown != hidden).any(-1).sum() > 10  # a film shows the goal, a policy does not see it
     monkeypatch.setattr(simulator._task.scene, "sensors", {})
-    with pytest.raises(SimulatorError, match="has no camera to film with: use eval.record_video=false"):
+    with pytest.raises(SimulatorError, match=r"has no camera to film with: use eval.record_video=false"):
         simulator.film([1], 16)
 
 
@@ -214,7 +214,7 @@ def test_lighter_meshes_are_refused_where_they_are_not_shown() -> None:
     from envs.simulators import SimulatorOptions
 
     config = replace(CONFIG, backend=Backend.gpu, decimate=True)
-    with pytest.raises(ConfigError, match="env.decimate is true.*env.backend=batched"):
+    with pytest.raises(ConfigError, match=r"env.decimate is true.*env.backend=batched"):
         _make_gpu(config, ROWS, "cuda:0", SimulatorOptions((), True, False, True), {})
 
 
