@@ -88,8 +88,8 @@ def _require_same(config: EvaluateConfig, policy: PolicyConfig, kind: str) -> No
         listed = "; ".join(str(difference) for difference in differences)
         raise CheckpointError(
             f"checkpoint {config.checkpoint} was trained under other conditions than this evaluation: {listed}. "
-            f"{which_backend(differences)}Its number would not mean what it seems to: use the checkpoint's own settings, "
-            "or allow_mismatch=true"
+            f"{which_backend(differences)}Its number would not mean what it seems to: use the checkpoint's own "
+            "settings, or allow_mismatch=true"
         )
 
 
