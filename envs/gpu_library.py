@@ -35,11 +35,16 @@ def enable_gpu_physics() -> None:
     """Loads PhysX's library for GPUs; SAPIEN fetches it where it is missing.
 
     Raises:
-        SimulatorError: it cannot be fetched or loaded; says where it belongs.
+        SimulatorError: it cannot be fetched or loaded, and where it belongs; or PhysX runs in this process already.
     """
     try:
         physx.enable_gpu()
-    except (OSError, RuntimeError, zipfile.BadZipFile) as error:  # requests' errors are OSErrors, as a loader's are
+    except RuntimeError as error:
+        raise SimulatorError(
+            f"env.backend=gpu cannot use PhysX in this process ({error}): build the first env on a GPU before any that a "
+            "CPU simulates, or in another process"
+        ) from error
+    except (OSError, zipfile.BadZipFile) as error:  # requests' errors are OSErrors, as a loader's are
         action = "look at the driver (nvidia-smi)" if library().exists() else by_hand()
         raise SimulatorError(
             f"env.backend=gpu needs PhysX's library {library()}, which cannot be "

@@ -234,6 +234,19 @@ def test_without_network_the_place_of_physx_s_library_is_named(tmp_path, monkeyp
         gpu_library.enable_gpu_physics()
 
 
+def test_a_process_with_a_cpu_s_physics_is_told_that_it_cannot_have_a_gpu_s(monkeypatch) -> None:
+    from sapien import physx
+
+    from envs.gpu_library import enable_gpu_physics
+
+    def refuse() -> None:
+        raise RuntimeError("GPU PhysX can only be enabled once before any other code involving PhysX")
+
+    monkeypatch.setattr(physx, "enable_gpu", refuse)
+    with pytest.raises(SimulatorError, match="can only be enabled once.*before any that a CPU simulates"):
+        enable_gpu_physics()
+
+
 def test_the_library_s_place_is_the_one_where_sapien_looks() -> None:
     import inspect
 
