@@ -41,8 +41,8 @@ def enable_gpu_physics() -> None:
         physx.enable_gpu()
     except RuntimeError as error:
         raise SimulatorError(
-            f"env.backend=gpu cannot use PhysX in this process ({error}): build the first env on a GPU before any that a "
-            "CPU simulates, or in another process"
+            f"env.backend=gpu cannot use PhysX in this process ({error}): build the first env on a GPU before any "
+            "that a CPU simulates, or in another process"
         ) from error
     except (OSError, zipfile.BadZipFile) as error:  # requests' errors are OSErrors, as a loader's are
         action = "look at the driver (nvidia-smi)" if library().exists() else by_hand()

@@ -243,7 +243,7 @@ def test_a_process_with_a_cpu_s_physics_is_told_that_it_cannot_have_a_gpu_s(monk
         raise RuntimeError("GPU PhysX can only be enabled once before any other code involving PhysX")
 
     monkeypatch.setattr(physx, "enable_gpu", refuse)
-    with pytest.raises(SimulatorError, match="can only be enabled once.*before any that a CPU simulates"):
+    with pytest.raises(SimulatorError, match=r"can only be enabled once.*before any that a CPU simulates"):
         enable_gpu_physics()
 
 
