@@ -1,8 +1,8 @@
 """Stock ManiSkill envs on their GPU code path, on any device: all of it runs but PhysX on CUDA and its renderer.
 
 `SimulatedPhysx` stands in for SAPIEN's PhysxGpuSystem: N CPU scenes, whose state lies in tensors on the device.  It
-does what the sources of SAPIEN (src/physx/physx_system.cpp) say, and what envs/batched, which also plays this system,
-does not have to:
+does what the sources of SAPIEN (src/physx/physx_system.cpp at commit 0847062 of December 2025; the package has no C++)
+say, and what envs/batched, which also plays this system, does not have to:
 
     gpu_apply_*     hands over whole tensors, of all rows (723-741, 849-875), not only what was assigned
     gpu_fetch_*     overwrites whole tensors (568-580); poses of links follow from joints that were applied only after
