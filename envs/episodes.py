@@ -133,7 +133,8 @@ class EpisodeEnv:
         """Brings every row to the given point by reset and replay (None: frozen); bit-equal on CPU.
 
         Raises:
-            SimulatorError: not one entry per row, or an episode that is already over.
+            SimulatorError: not one entry per row, an episode that is already over, or a running one on a simulator
+                whose episodes cannot be replayed.
         """
         if len(episodes) != self.spec.num_envs:
             raise SimulatorError(f"restore got {len(episodes)} entries for {self.spec.num_envs} rows: give one per row")
@@ -143,6 +144,12 @@ class EpisodeEnv:
             raise SimulatorError(
                 f"restore got an episode of {int(lengths.max())} actions, but episodes end after {self.spec.horizon}: "
                 "restore running episodes only"
+            )
+        if rows and not getattr(self._sim, "history_free", True):
+            raise SimulatorError(
+                f"restore got {len(rows)} running episodes, but on {self.spec.backend} an episode is no function of "
+                "its seed and actions (a reset draws for all of its rows at once), so that others would go on in their "
+                "place: use env.carry_over=false, or env.backend=batched"
             )
         self._running[:] = False
         if rows:

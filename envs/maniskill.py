@@ -2,7 +2,8 @@
 
 make_env              config -> simulator -> EpisodeEnv
   episodes.EpisodeEnv   chunks, shaped reward, freezing, partial resets, replay, films
-    simulators          physics and images of N rows: batched CPU, stock CPU, or one CUDA env
+    simulators          physics and images of N rows on a CPU: batched, or stock
+    gpu_simulator       one stock CUDA env with N rows (gpu_rows: that begin and end one by one)
       tasks.TaskView      what is read from a task's state
   experts               scripted experts
 """
@@ -23,8 +24,10 @@ from envs.batched.exact_reciprocals import make_reciprocals_exact
 from envs.batched.single import Alone
 from envs.episodes import EpisodeEnv
 from envs.fallback import BUILD_ERRORS, explained, is_wrong_mode, say_fallback
+from envs.gpu_library import enable_gpu_physics
+from envs.gpu_simulator import GpuSimulator
 from envs.simulator import Simulator
-from envs.simulators import BatchedSimulator, GpuSimulator, SimulatorOptions, StockSimulator
+from envs.simulators import BatchedSimulator, SimulatorOptions, StockSimulator
 from envs.stock import build_task, overrides
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
@@ -131,6 +134,12 @@ def _make_gpu(
             f"env.backend=gpu needs a CUDA device, as PhysX runs on no other, but the simulator is to run on {device}: "
             "use env.backend=batched"
         )
+    if options.decimate:
+        raise ConfigError(
+            "env.decimate is true, but on a GPU images show a task's own meshes: leave it out, or use "
+            "env.backend=batched"
+        )
+    enable_gpu_physics()
     index = device.partition(":")[2] or "0"
     backends = {"sim_backend": f"physx_cuda:{index}", "render_backend": f"sapien_cuda:{index}"}
     task = build_task(config.task, num_envs=num_envs, **backends, **kwargs)

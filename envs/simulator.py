@@ -102,6 +102,7 @@ class Simulator(Protocol):
     action_dim: int
     backend: str = "own"
     device: torch.device = torch.device("cpu")
+    history_free: bool = True  # whether an episode is a function of its seed and actions, so that it can be replayed
     expert: Callable[[], Tensor] | None = None  # the scripted expert's action for every row [N, A]
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Three ways to run N rows of a ManiSkill task as a `Simulator`: batched CPU, stock CPU, one CUDA env."""
+"""Two ways to run N rows of a ManiSkill task on a CPU as a `Simulator`: batched, and one stock env object per row."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.sensors.base_sensor import BaseSensor
 from mani_skill.utils.structs import Actor
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from envs.batched.build import make_batched_task
 from envs.batched.decimate import decimate_visuals
 from envs.batched.rendering import set_visible, take_images
-from envs.batched.seeds import FIRST_SEED
 from envs.batched.shaders import STOCK, Pack, give_shaders, note_pack
 from envs.batched.single import Alone
 from envs.experts import expert_of
 from envs.filming import Film
 from envs.simulator import Measurement
-from envs.stock import action_dim, build_task, colour_images, recreate_scene, task_actions
+from envs.stock import action_dim, build_task, recreate_scene, task_actions
 from envs.tasks import TaskView
 from rlinf_embodied.errors import ConfigError
 
@@ -37,7 +35,12 @@ class SimulatorOptions:
     goal_in_proprio: bool
 
 
-def _sensors(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
+def sensors_of(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
+    """Returns the named cameras of a task.
+
+    Raises:
+        ConfigError: it has no such camera.
+    """
     unknown = [name for name in cameras if name not in task._sensors]
     if unknown:
         known = ", ".join(task._sensors) or "none"
@@ -45,7 +48,7 @@ def _sensors(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
     return [task._sensors[name] for name in cameras]
 
 
-def _hidden_actors(view: TaskView, show_goal: bool) -> list[Actor]:
+def hidden_actors(view: TaskView, show_goal: bool) -> list[Actor]:
     """Returns what policies must not see: what the task hides, and its goal marker."""
     hidden = [actor for actor in view.env._hidden_objects if actor is not view.goal]
     return hidden if show_goal or view.goal is None else [*hidden, view.goal]
@@ -59,7 +62,7 @@ class _CpuRenderer:
         self._scene_lists = [
             task.scene.sub_scenes for task in tasks
         ]  # the lists stay, scene recreation replaces their items
-        sensors = [_sensors(task, options.cameras) for task in tasks]
+        sensors = [sensors_of(task, options.cameras) for task in tasks]
         self._cameras = [
             [sensor.camera._render_cameras[row] for sensor in part]
             for task, part in zip(tasks, sensors, strict=True)
@@ -68,7 +71,7 @@ class _CpuRenderer:
         pairs = zip(self._scenes(), self._cameras, strict=True)
         lighter = options.decimate and bool(options.cameras)
         swaps = [decimate_visuals(scene, cameras) if lighter else [] for scene, cameras in pairs]
-        actors = [_hidden_actors(view, options.show_goal) for view in views]
+        actors = [hidden_actors(view, options.show_goal) for view in views]
         hidden = [
             [actor._objs[row] for actor in a] for a, t in zip(actors, tasks, strict=True) for row in range(t.num_envs)
         ]
@@ -88,7 +91,7 @@ class _CpuRenderer:
         return {row: self._film.image(scenes[row], row, size) for row in rows}
 
 
-class _OneTask:
+class OneTask:
     """What simulators have in common whose rows are those of one ManiSkill env object."""
 
     def __init__(self, task_id: str, task: BaseEnv, options: SimulatorOptions) -> None:
@@ -124,7 +127,7 @@ def _named(tree: Mapping[str, object], prefix: str) -> Iterator[tuple[str, Tenso
             yield from _named(value, f"{prefix}{name}/")
 
 
-class BatchedSimulator(_OneTask):
+class BatchedSimulator(OneTask):
     """One batched CPU task (envs/batched): the default without a GPU."""
 
     backend = "physx_cpu (batched)"
@@ -209,65 +212,9 @@ class StockSimulator:
 
 def _draw_colours_only(task: BaseEnv, cameras: Sequence[str]) -> None:
     """Gives the cameras of a stock task that have ManiSkill's default shaders faster ones."""
-    for sensor in _sensors(task, cameras):
+    for sensor in sensors_of(task, cameras):
         if sensor.config.shader_config.shader_pack == STOCK:
             for camera in sensor.camera._render_cameras:
                 give_shaders(camera, Pack.colour)
         else:
             note_pack(sensor.camera._render_cameras, Pack(sensor.config.shader_config.shader_pack))
-
-
-class GpuSimulator(_OneTask):
-    """One batched physx_cuda env; tensors stay on the device, and all rows step together whether they run or not."""
-
-    backend = "physx_cuda"
-
-    def __init__(self, task_id: str, task: BaseEnv, options: SimulatorOptions) -> None:
-        """Takes a task whose scenes are simulated and rendered as one batch."""
-        super().__init__(task_id, task, options)
-        self._options = options
-        _sensors(task, options.cameras)
-        task._hidden_objects = _hidden_actors(self._view, options.show_goal)
-        self._seeds = [FIRST_SEED] * self.num_rows
-
-    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        """Resets rows; rows with equal seeds get equal states.
-
-        A batched reset draws for all rows at once, from a generator seeded with the first entry of the seed list.
-        """
-        for row, seed in zip(rows, seeds, strict=True):
-            self._seeds[row] = int(seed)
-        index = torch.as_tensor(list(rows), device=self.device)
-        drawn = [int(seeds[0]), *self._seeds[1:]] if 0 not in rows else self._seeds
-        self._task.reset(seed=drawn, options={"env_idx": index})
-        self._copy_leaders(rows, seeds)
-
-    def _copy_leaders(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        """Gives every row the state of the first row with its seed (groups of GRPO start from one state)."""
-        leaders: dict[int, int] = {}
-        pairs = [(row, leaders.setdefault(int(seed), row)) for row, seed in zip(rows, seeds, strict=True)]
-        pairs = [(row, leader) for row, leader in pairs if row != leader]
-        if pairs:
-            followers, sources = (torch.as_tensor(part, device=self.device) for part in zip(*pairs, strict=True))
-            state = tree_map(lambda value: value[sources].clone(), self._task.get_state_dict())
-            self._task.set_state_dict(state, followers)
-
-    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
-        """See Simulator."""
-        self._task._step_action(task_actions(self._task, actions))
-
-    def images(self, rows: Sequence[int]) -> Tensor:
-        """See Simulator."""
-        seen = colour_images(self._task)
-        index = torch.as_tensor(list(rows), device=self.device)
-        return torch.stack([seen[name][index] for name in self._options.cameras], 1)
-
-    def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        """See Simulator."""
-        shown = self._task.render_rgb_array()
-        for actor in self._task._hidden_objects:  # ManiSkill leaves them shown where there is one camera only
-            actor.hide_visual()
-        index = torch.as_tensor(list(rows), device=self.device)
-        scaled = torch.nn.functional.interpolate(shown[index].permute(0, 3, 1, 2).float(), (size, size), mode="area")
-        images = scaled.round().to(torch.uint8).permute(0, 2, 3, 1)
-        return {row: image.cpu() for row, image in zip(rows, images, strict=True)}

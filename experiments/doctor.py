@@ -48,6 +48,11 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 print(json.dumps({"tasks": len(REGISTERED_ENVS)}))
 """
 
+PHYSX_PROBE = """
+import json
+from envs.gpu_library import by_hand, library
+print(json.dumps({"library": str(library()), "exists": library().exists(), "by_hand": by_hand()}))
+"""
 
 MUJOCO_PROBE = """
 import json, os
@@ -154,6 +159,19 @@ def check_maniskill() -> Finding:
     return Finding("ManiSkill", State.ok, f"{version} on SAPIEN {sapien}, {seen['tasks']} tasks")
 
 
+def check_gpu_physics() -> list[Finding]:
+    """Returns whether PhysX's library for GPUs is here; nothing where no NVIDIA GPU is."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return []
+    seen, error = ask(PHYSX_PROBE)
+    if error:
+        return [Finding("GPU physics", State.limited, error, "make clean setup")]
+    if seen["exists"]:
+        return [Finding("GPU physics", State.ok, seen["library"])]
+    fix = f"the first env on a GPU fetches it; without network: {seen['by_hand']}"
+    return [Finding("GPU physics", State.limited, f"{seen['library']} is missing", fix)]
+
+
 def check_mujoco() -> Finding:
     """Returns the backend of OpenGL with which MuJoCo draws pictures; its physics needs none."""
     version, chosen = importlib.metadata.version("mujoco"), os.environ.get("MUJOCO_GL")
@@ -231,6 +249,7 @@ def examine() -> list[Finding]:
         *check_torch(),
         check_vulkan(),
         check_maniskill(),
+        *check_gpu_physics(),
         check_mujoco(),
         check_baselines(),
         check_ray(),

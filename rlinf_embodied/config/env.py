@@ -113,6 +113,11 @@ class EnvConfig:
             f"use {min(10, self.horizon)}, 1 to end episodes once the task is solved, or 0 to never end them early",
         )
 
+    def runs_on_gpu(self, kind: str) -> bool:
+        """Whether a GPU simulates and renders a ManiSkill task where devices are of a kind, torch's name of it."""
+        auto = self.backend is Backend.auto and kind == "cuda"
+        return self._target_ == MANISKILL and (auto or self.backend is Backend.gpu)
+
     @property
     def num_blocks(self) -> int:
         """Number of blocks over all workers."""

@@ -311,7 +311,7 @@ class ActorStage:
         policy, config = self._policy, self._config
 
         def write_policy(folder: Path) -> None:
-            save_policy(policy, folder, config.env, config.model.policy)
+            save_policy(policy, folder, config.env, config.model.policy, self._device)
 
         save(Path(root), step, policy_writer=write_policy, tensors=tensors, state=state, keep=keep)
 

@@ -18,7 +18,7 @@ from rlinf_embodied.embodied.evaluation import (
     policy_stage,
 )
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under
+from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under, which_backend
 from rlinf_embodied.embodied.sizes import require_acting, require_shapes
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
@@ -35,17 +35,16 @@ def evaluate_command(config: EvaluateConfig) -> int:
     Raises:
         CheckpointError: the checkpoint is missing or foreign, was trained under other conditions, or fits other sizes.
     """
-    policy = None
+    policy, cluster = None, cluster_at_hand(config.cluster)
     if config.policy == "checkpoint":
         assert config.checkpoint is not None
         policy = trained_under(config.checkpoint).policy
         require_shapes(config.checkpoint, config.env)
-        _require_same(config, policy)
+        _require_same(config, policy, cluster.kind)
     require_env_target(config.env)
     if policy is not None:
         require_policy_class(policy, cloned=False)
     folder = RunFolder(Path(config.run.dir or _default_dir(config)))
-    cluster = cluster_at_hand(config.cluster)
     videos = str(folder.videos) if config.eval.record_video else None
     acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
     asked = held_out(config.env, config.eval, config.run.seed, videos, acting)
@@ -82,14 +81,15 @@ def _step_of(checkpoint: str | None) -> int:
     return int(found[1]) if found else 0
 
 
-def _require_same(config: EvaluateConfig, policy: PolicyConfig) -> None:
+def _require_same(config: EvaluateConfig, policy: PolicyConfig, kind: str) -> None:
     assert config.checkpoint is not None
-    differences = trained_under(config.checkpoint).fingerprint.differences(fingerprint(config.env, policy))
+    differences = trained_under(config.checkpoint).fingerprint.differences(fingerprint(config.env, policy, kind))
     if differences and not config.allow_mismatch:
         listed = "; ".join(str(difference) for difference in differences)
         raise CheckpointError(
             f"checkpoint {config.checkpoint} was trained under other conditions than this evaluation: {listed}. "
-            "Its number would not mean what it seems to: use the checkpoint's own settings, or allow_mismatch=true"
+            f"{which_backend(differences)}Its number would not mean what it seems to: use the checkpoint's own "
+            "settings, or allow_mismatch=true"
         )
 
 

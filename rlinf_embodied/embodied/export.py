@@ -17,7 +17,7 @@ from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, Recording, write_r
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.file_checks import is_recording
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import load_policy, require_conditions, trained_under
+from rlinf_embodied.embodied.policy_folder import PHYSICS, load_policy, require_conditions, trained_under
 from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert
 from rlinf_embodied.embodied.teacher import Teacher
 from rlinf_embodied.embodied.warm_start_source import require_teacher
@@ -116,7 +116,8 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
     require_env_target(config.env)
     require_policy_class(theirs.policy, cloned=False)
     if _sees(config):
-        require_conditions("checkpoint", Path(config.checkpoint), config.env, theirs.policy, free=())
+        folder = Path(config.checkpoint)
+        require_conditions("checkpoint", folder, config.env, theirs.policy, "cpu", told=PHYSICS)
     else:
         require_teacher(config.checkpoint, config.env, "checkpoint")
 

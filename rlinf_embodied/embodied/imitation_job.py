@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import ImitationConfig
 from rlinf_embodied.embodied.cloning import HeldOut
@@ -23,7 +23,7 @@ from rlinf_embodied.embodied.held_out import HeldOutCheck, held_out_metrics
 from rlinf_embodied.embodied.imitation_stage import EpochReport, ImitationStage, ImitationStageConfig
 from rlinf_embodied.embodied.new_policy_stage import UntrainedPolicyStage
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import require_conditions, require_policy_folder
+from rlinf_embodied.embodied.policy_folder import PHYSICS, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.sizes import require_sizes
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.embodied.warm_start_source import Source, file_source
@@ -97,12 +97,13 @@ class ImitationJob:
             DataError: a file cannot be used.
         """
         config = self.config
+        kind = cluster_at_hand(config.cluster).kind
         require_env_target(config.env)
         require_policy_class(config.policy, cloned=True)
         number = sum(require_file(place, config.env, _DATA) for place in config.files)
         require_episodes(number, config.data, _DATA)
         if checkpoint is not None:
-            require_conditions("resume", checkpoint, config.env, config.policy, free=())
+            require_conditions("resume", checkpoint, config.env, config.policy, kind)
             if load_state(checkpoint).get(_DATA) != self._digests():
                 raise CheckpointError(
                     f"data is {config.data!r}, but what it holds is not what {checkpoint} has learned from: bring the "
@@ -111,7 +112,7 @@ class ImitationJob:
         elif config.sft.checkpoint is not None:
             require_policy_folder("sft.checkpoint", config.sft.checkpoint)
             start, free = Path(config.sft.checkpoint), ("task", "camera_fov")
-            require_conditions("sft.checkpoint", start, config.env, config.policy, free=free)
+            require_conditions("sft.checkpoint", start, config.env, config.policy, kind, free, told=PHYSICS)
 
     def _digests(self) -> list[str]:
         return [source.digest for source in self.sources]

@@ -211,7 +211,7 @@ class ImitationStage:
         save(
             Path(root),
             step,
-            policy_writer=lambda folder: save_policy(self._policy, folder, env, policy),
+            policy_writer=lambda folder: save_policy(self._policy, folder, env, policy, self._device),
             tensors={_OPTIMIZER: optimizer},
             state=state | {"version": self._shared.version},
             keep=keep,

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Reward, TrainConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.embodied.evaluation import (
     Evaluation,
     EvaluationResult,
@@ -17,7 +18,7 @@ from rlinf_embodied.embodied.evaluation import (
 )
 from rlinf_embodied.embodied.graph import ACTOR, ENV
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import is_published, require_conditions, require_policy_folder
+from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.sizes import require_sizes
 from rlinf_embodied.embodied.starting_point import require_env_target, require_start
@@ -71,19 +72,30 @@ class EmbodiedJob:
         return {name: asdict(getattr(self.config, name)) for name in ("env", "policy", "algorithm")}
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
-        """See Job; a policy that training goes on from was trained under the same conditions."""
-        config = self.config
+        """See Job; a policy that training goes on from was trained under the same conditions.
+
+        Raises:
+            ConfigError: episodes are to be carried over where they cannot be replayed.
+        """
+        config, kind = self.config, cluster_at_hand(self.config.cluster).kind
         require_env_target(config.env)
+        require(
+            not (config.env.carry_over and config.env.runs_on_gpu(kind)),
+            "env.carry_over",
+            config.env.carry_over,
+            "a checkpoint replays episodes that are under way, and a GPU's simulator cannot: its resets draw for all "
+            "of their rows at once",
+            "set env.carry_over=false or env.backend=batched",
+        )
         start = config.warm_start
         require_policy_class(config.policy, not (checkpoint or start.checkpoint or start.from_nothing))
         if checkpoint is not None:
-            require_conditions("resume", checkpoint, config.env, config.policy, free=())
+            require_conditions("resume", checkpoint, config.env, config.policy, kind)
         elif config.warm_start.checkpoint is not None:
             require_policy_folder("warm_start.checkpoint", config.warm_start.checkpoint)
-            folder = Path(config.warm_start.checkpoint)
+            folder, free = Path(config.warm_start.checkpoint), ("task", "camera_fov")
             if not is_published(folder, config.policy):
-                free = ("task", "camera_fov")
-                require_conditions("warm_start.checkpoint", folder, config.env, config.policy, free=free)
+                require_conditions("warm_start.checkpoint", folder, config.env, config.policy, kind, free, told=PHYSICS)
         else:
             require_start(config)
             require_source(config)

@@ -48,7 +48,7 @@ class NewPolicyStage:
                 check_policy(policy, config.policy, env.spec, env.reset(range(ROWS)).to(self._device))
             if isinstance(policy, ImitationPolicy):
                 self._set_statistics(env, policy)
-            save_policy(policy, Path(folder), config.envs[0], config.policy)
+            save_policy(policy, Path(folder), config.envs[0], config.policy, self._device)
         finally:
             env.close()
 
@@ -102,6 +102,6 @@ class UntrainedPolicyStage:
             policy = new_policy(config.policy, env.spec, config.seed, self._device)
             if is_own(config.policy):
                 check_policy(policy, config.policy, env.spec, env.reset([0]).to(self._device))
-            save_policy(policy, Path(folder), config.envs[0], config.policy)
+            save_policy(policy, Path(folder), config.envs[0], config.policy, self._device)
         finally:
             env.close()

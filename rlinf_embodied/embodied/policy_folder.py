@@ -7,12 +7,15 @@ evaluation.json                                              env and policy sect
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Reward
+from rlinf_embodied.config.env import MANISKILL
+from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
 from rlinf_embodied.interfaces.policies import Policy
@@ -20,7 +23,9 @@ from rlinf_embodied.learning.shared_policy import SharedPolicy, move
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
+_LOG = logging.getLogger(__name__)
 _FILE = "evaluation.json"
+PHYSICS = ("backend", "decimate")  # what differs between simulators of one task
 
 
 def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy[Policy]:
@@ -62,8 +67,8 @@ def is_published(folder: str | Path, config: PolicyConfig) -> bool:
     return True
 
 
-def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConfig) -> None:
-    """Writes a policy with the conditions of its training.
+def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConfig, device: str = "cpu") -> None:
+    """Writes a policy with the conditions of its training; `device` is torch's name of the one it was trained on.
 
     Raises:
         CheckpointError: the policy's `save` wrote no config.json, by which a folder is known to hold a policy.
@@ -75,7 +80,8 @@ def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConf
             f"{type(policy).__name__}.save wrote {sorted(path.name for path in folder.iterdir())}, but a policy folder "
             "holds a config.json: write one, as policies.checkpoint_folder.write_folder does (docs/own_policy.md)"
         )
-    content = {"env": asdict(env), "policy": asdict(config), "fingerprint": asdict(fingerprint(env, config))}
+    conditions = fingerprint(env, config, kind_of(device))
+    content = {"env": asdict(env), "policy": asdict(config), "fingerprint": asdict(conditions)}
     (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -95,6 +101,10 @@ class Fingerprint:
     action_head: str
     libraries: Mapping[str, str] = field(default_factory=dict)  # versions by name
     observations: int = 1  # interfaces/envs.py; checkpoints that do not say have the first
+    backend: str = "own"  # physx_cpu or physx_cuda of a ManiSkill task
+    decimate: bool = False  # whether images show lighter meshes
+    show_goal: bool = False
+    goal_in_proprio: bool = True
 
     def differences(self, other: Fingerprint) -> list[str]:
         """Returns what differs, for example "obs_size is 64 there and 128 here"; self is there, `other` here."""
@@ -106,8 +116,18 @@ class Fingerprint:
         ]
 
 
-def fingerprint(env: EnvConfig, policy: PolicyConfig) -> Fingerprint:
-    """Returns what an evaluation must share with the training for its number to mean anything."""
+def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> Fingerprint:
+    """Returns what an evaluation must share with the training for its number to mean anything.
+
+    The CPU's routes are one backend, with equal bits.  A GPU is another: its inverse kinematics takes one step along
+    the Jacobian, a reset draws for all rows at once, and images have the original meshes.  Frequencies, gains and
+    solver settings are the task's and the robot's own, alike on both: task, robot, control mode and versions tell them.
+
+    Args:
+        env: section of the config.
+        policy: section of the config.
+        kind: of the devices, torch's name: "cuda", "cpu", ...
+    """
     libraries = {k: v for k, v in library_versions().items() if k in ("torch", "mani_skill", "sapien", "transformers")}
     return Fingerprint(
         task=env.task,
@@ -122,24 +142,67 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig) -> Fingerprint:
         action_head=policy.name,
         libraries=libraries,
         observations=OBSERVATION_VERSION,
+        **_simulation(env, kind),
     )
 
 
-def require_conditions(path: str, folder: Path, env: EnvConfig, policy: PolicyConfig, free: Sequence[str]) -> None:
-    """Checks that training can go on from a folder; `path` is the config path to name, `free` fields may differ.
+def _simulation(env: EnvConfig, kind: str) -> dict[str, Any]:
+    """Returns the fields of a fingerprint that tell simulators of one task apart, and what they show of the goal."""
+    maniskill, on_gpu = env._target_ == MANISKILL, env.runs_on_gpu(kind)
+    return {
+        "backend": ("physx_cuda" if on_gpu else "physx_cpu") if maniskill else "own",
+        "decimate": maniskill and bool(env.cameras) and not on_gpu and env.decimate is not False,
+        "show_goal": bool(env.cameras) and env.show_goal,
+        "goal_in_proprio": env.goal_in_proprio,
+    }
+
+
+def require_conditions(
+    path: str,
+    folder: Path,
+    env: EnvConfig,
+    policy: PolicyConfig,
+    kind: str,
+    free: Sequence[str] = (),
+    told: Sequence[str] = (),
+) -> None:
+    """Checks that training can go on from a folder.
 
     Versions of libraries may differ: what was learned stays useful.
+
+    Args:
+        path: the config path to name.
+        folder: of the policy.
+        env: section of the config.
+        policy: section of the config.
+        kind: of the devices, torch's name.
+        free: fields of the fingerprint that may differ.
+        told: fields that may differ, and the log says so.
 
     Raises:
         CheckpointError: the folder is missing, foreign or damaged, or was made under other conditions.
     """
-    differences = trained_under(str(folder)).fingerprint.differences(fingerprint(env, policy))
-    hard = [text for text in differences if not text.startswith(("version of", *(f"{name} is" for name in free)))]
+    differences = trained_under(str(folder)).fingerprint.differences(fingerprint(env, policy, kind))
+    differences = _without(differences, "version of", *(f"{name} is" for name in free))
+    hard = _without(differences, *(f"{name} is" for name in told))
+    if soft := [text for text in differences if text not in hard]:
+        _LOG.warning("%s is %s, made in another simulation: %s", path, folder, "; ".join(soft))
     if hard:
         raise CheckpointError(
             f"{path} is {str(folder)!r}, but that policy was trained under other conditions: {'; '.join(hard)}. "
-            "Use its own settings, or another checkpoint"
+            f"{which_backend(hard)}Use its own settings, or another checkpoint"
         )
+
+
+def which_backend(differences: Sequence[str]) -> str:
+    """Returns which setting brings a simulation back, where differences name it; "" where they do not."""
+    if not any(text.startswith("backend is") for text in differences):
+        return ""
+    return "env.backend=batched is physx_cpu, env.backend=gpu is physx_cuda. "
+
+
+def _without(texts: Sequence[str], *beginnings: str) -> list[str]:
+    return [text for text in texts if not text.startswith(beginnings)]
 
 
 def _views(env: EnvConfig) -> tuple[str, ...]:
@@ -179,7 +242,9 @@ def trained_under(folder: str) -> TrainedUnder:
         saved = dict(content["fingerprint"])
         saved["cameras"] = tuple(saved["cameras"])
         saved["observations"] = saved.pop("pictures", saved.get("observations", 1))  # its name until version 2
-        return TrainedUnder(EnvConfig(**env), PolicyConfig(**policy), Fingerprint(**saved))
+        section = EnvConfig(**env)
+        saved = _simulation(section, "cpu") | saved  # folders that do not say which simulation are of a CPU
+        return TrainedUnder(section, PolicyConfig(**policy), Fingerprint(**saved))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}): it is damaged, or was written by another version of this project; "

@@ -30,8 +30,11 @@ _SCALE = ("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_o
 _REWARD = ("hold_steps", "reward", "success_bonus")
 
 
-def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
-    """Returns where the clone of this configuration is cached: keyed by all that it is a function of."""
+def cache_folder(config: WarmStartStageConfig, kind: str) -> Path:
+    """Returns where the clone of this configuration is cached: keyed by all that it is a function of.
+
+    `kind` is torch's name of the devices: on other kinds than "cpu" bits differ, on some the simulation too.
+    """
     key = {
         "version": _VERSION,
         "observations": OBSERVATION_VERSION,
@@ -40,7 +43,8 @@ def cache_folder(config: WarmStartStageConfig, exact_cpu: bool) -> Path:
         "warm_start": {k: v for k, v in asdict(config.warm_start).items() if k not in _PLACES},
         "source": config.source and (config.source.kind, config.source.digest),
         "seed": config.seed,
-        "cpu": exact_cpu,
+        "cpu": kind == "cpu",
+        **({"backend": "physx_cuda"} if any(env.runs_on_gpu(kind) for env in config.envs) else {}),
         **_own_code(config),
         **_published(config),
     }
@@ -95,7 +99,7 @@ def starting_policy(
 def new_policy(config: WarmStartStageConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
     """Returns the folder of a policy that has learned nothing here; what standardises its inputs is measured."""
     stage = StageSpec(_STAGE, f"{NewPolicyStage.__module__}.NewPolicyStage", config)
-    cached = cache_folder(config, cluster.kind == "cpu")
+    cached = cache_folder(config, cluster.kind)
     return common.made_once(cached, stage, 1, session, cluster, lambda executor: None, spare)
 
 
@@ -119,7 +123,7 @@ def warm_start(
         ConfigError: the cache cannot be written, and there is no `spare`.
     """
     stage = StageSpec(_STAGE, f"{WarmStartStage.__module__}.WarmStartStage", config, collective=True)
-    cached = cache_folder(config, cluster.kind == "cpu")
+    cached = cache_folder(config, cluster.kind)
     teach = lambda executor: _clone(executor, config, progress)  # noqa: E731
     return common.made_once(cached, stage, NUM_DATA_BLOCKS, session, cluster, teach, spare)
 

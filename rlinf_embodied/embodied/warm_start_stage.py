@@ -235,7 +235,7 @@ class WarmStartStage:
     def save(self, step_context: StepContext, folder: str) -> None:
         """Writes the clone (the first worker does)."""
         if 0 in self._blocks:
-            save_policy(self._policy, Path(folder), self._config.envs[0], self._config.policy)
+            save_policy(self._policy, Path(folder), self._config.envs[0], self._config.policy, self._device)
 
 
 def for_demonstrations(env: EnvConfig) -> EnvConfig:

@@ -16,7 +16,8 @@ from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.runtime.session import SerialSession
 
-pytestmark = [pytest.mark.accelerator, pytest.mark.sim]
+_FORKS = pytest.mark.filterwarnings("ignore:SIM reports that you have")  # ManiSkill's resets, of all generators
+pytestmark = [pytest.mark.accelerator, pytest.mark.sim, _FORKS]
 
 PICK = ["env=maniskill_pick", "env.num_envs=4", "env.block_size=2", "env.obs_size=32", "env.chunk=5"]
 SHORT = ["env.horizon=10", "env.chunks_per_rollout=3", "algorithm.critic_warmup_iterations=0"]
@@ -59,9 +60,13 @@ def test_the_gpu_simulator_shows_films_and_answers_on_the_device() -> None:
     assert seen.images is not None
     where = torch.device("sim:1")
     assert {seen.images.device, seen.proprio.device, env.expert_actions().device} == {where}
+    physx, controller = env._sim._task.scene.px, env._sim._task.agent.controller.controllers["arm"]
+    assert {physx.cuda_rigid_body_data.torch().device, physx.cuda_articulation_qpos.torch().device} == {where}
+    assert controller.kinematics.use_gpu_ik
     assert torch.equal(seen.proprio[1].cpu(), seen.proprio[2].cpu())  # rows with one seed start from one state
     result = env.step_chunk(lambda _: env.expert_actions(), next_seeds=[5, 6, 7, 8])
     assert {result.rewards.device, result.valid.device, result.observation.proprio.device} == {where}
+    assert controller._target_qpos.device == where
     (frames,) = env.take_frames().values()
     assert [tuple(frame.shape) for frame in frames] == [(32, 32, 3)] * 5
     env.close()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from runs import tiny
 
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import Reward
+from rlinf_embodied.embodied import job
 from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.errors import ConfigError
 
 GIVEN = {
     "dense": "what the task gives for each step",
@@ -33,3 +36,23 @@ def test_a_run_never_says_that_its_reward_is_chosen_automatically() -> None:
     (said,) = EmbodiedJob(tiny("env.reward=auto")).launch_notes()
     assert GIVEN[chosen.value] in said
     assert f"env.reward={chosen.value}," in said
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        (["env.carry_over=true"], True),
+        (["env.carry_over=true", "env.backend=batched"], False),
+        (["env.carry_over=false"], False),
+    ],
+)
+def test_what_a_gpu_could_not_restore_is_not_carried_over(monkeypatch, given: list[str], refused: bool) -> None:
+    gpus = Cluster("local", "cuda", num_devices=1, num_cores=2, memory_bytes=1 << 30)
+    monkeypatch.setattr(job, "cluster_at_hand", lambda config: gpus)
+    start = ["env=maniskill_pick", "warm_start.from_nothing=true"]
+    run = EmbodiedJob(tiny(*start, *given))
+    if not refused:
+        run.require_checkpoint(None)
+        return
+    with pytest.raises(ConfigError, match=r"env.carry_over is True.*set env.carry_over=false or env.backend=batched"):
+        run.require_checkpoint(None)

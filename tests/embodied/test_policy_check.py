@@ -283,7 +283,7 @@ def test_an_edited_file_is_another_policy(tmp_path, monkeypatch) -> None:
     config = tiny("policy=state", "policy._target_=edited_policy.Mine")
 
     def place() -> Path:
-        return cache_folder(WarmStartStageConfig((config.env,), config.policy, config.warm_start, 0), True)
+        return cache_folder(WarmStartStageConfig((config.env,), config.policy, config.warm_start, 0), "cpu")
 
     before = place()
     assert place() == before

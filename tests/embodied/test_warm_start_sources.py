@@ -106,16 +106,23 @@ def test_a_clone_of_files_has_the_same_bytes_for_every_number_of_workers(recordi
 
 def test_the_cache_knows_a_file_by_what_it_holds(recording: Path, tmp_path: Path) -> None:
     def where(path: Path) -> Path:
-        return cache_folder(stage_config(from_files(path)), exact_cpu=True)
+        return cache_folder(stage_config(from_files(path)), kind="cpu")
 
     other = write_recording(tmp_path / "elsewhere/other name.h5", point_episodes(tiny().env, 20))
     before = where(recording)
-    assert before not in (cache_folder(stage_config(tiny()), exact_cpu=True), where(other))
+    assert before not in (cache_folder(stage_config(tiny()), kind="cpu"), where(other))
     write_recording(other, [*point_episodes(tiny().env, 20), (500, np.full((6, 2), 0.01, np.float32))])
     other.write_bytes(recording.read_bytes())
     assert where(other) == before
     recording.with_suffix(".json").write_text(recording.with_suffix(".json").read_text() + "\n")
     assert where(recording) != before
+
+
+def test_clones_of_a_gpus_simulation_and_of_a_cpus_are_kept_apart() -> None:
+    pick, batched = tiny("env=maniskill_pick"), tiny("env=maniskill_pick", "env.backend=batched")
+    on_gpu, elsewhere = (cache_folder(stage_config(pick), kind) for kind in ("cuda", "npu"))
+    assert on_gpu != elsewhere  # on a device that PhysX does not run on a CPU simulates
+    assert cache_folder(stage_config(batched), "cuda") == cache_folder(stage_config(batched), "npu")
 
 
 def test_a_whole_training_starts_from_a_recording(recording: Path, tmp_path: Path) -> None:

@@ -186,31 +186,6 @@ def test_without_a_vulkan_device_the_fix_is_named(monkeypatch: pytest.MonkeyPatc
         make(SMALL)
 
 
-def test_the_cuda_simulator_s_code_runs_on_a_batch_of_cpu_scenes() -> None:
-    """No CUDA device is at hand in CI: the adapter is run on the batched CPU task, which has the same interface."""
-    from envs.batched.build import make_batched_task
-    from envs.episodes import EpisodeEnv
-    from envs.simulators import GpuSimulator, SimulatorOptions
-
-    kwargs = {"control_mode": "pd_ee_delta_pose", "reward_mode": "normalized_dense", "robot_uids": "panda_wristcam"}
-    task = make_batched_task("PickCube-v1", 4, True, sensor_configs={"width": 16, "height": 16}, **kwargs)
-    options = SimulatorOptions(("base_camera", "hand_camera"), decimate=False, show_goal=False, goal_in_proprio=True)
-    simulator = GpuSimulator("PickCube-v1", task, options)
-    config = replace(SMALL, cameras=["base_camera", "hand_camera"])
-    env = EpisodeEnv(config, simulator, "pick up the cube", render_final=False)
-    seen = env.reset([1, 2, 3, 4])
-    assert seen.images is not None
-    assert seen.images.shape == (4, 2, 16, 16, 3)
-    for _ in range(6):
-        result = env.step_chunk(lambda _: env.expert_actions(), next_seeds=[5, 6, 7, 8])
-    assert result.valid.any()
-    grouped = env.reset([9, 9, 8, 8])  # rows with one seed start from one state
-    assert torch.equal(grouped.proprio[0], grouped.proprio[1])
-    assert torch.equal(grouped.proprio[2], grouped.proprio[3])
-    assert not torch.equal(grouped.proprio[0], grouped.proprio[2])
-    env.close()
-
-
 @pytest.mark.gpu
 def test_the_expert_solves_the_task_on_a_cuda_simulator() -> None:
     env = make(replace(SMALL, backend=Backend.gpu), 8, device="cuda:0")

@@ -89,3 +89,24 @@ def test_a_report_in_a_pipe_is_not_cut(doctor, capsys):
     first, second = capsys.readouterr().out.splitlines()
     assert first == "Libraries  slow     " + "x" * 150
     assert second.strip() == "->  " + ("y " * 60).strip()
+
+
+def test_a_gpu_without_physx_s_library_says_how_to_place_it(doctor, monkeypatch):
+    monkeypatch.setattr(doctor.Path, "glob", lambda path, pattern: iter(()))
+    assert doctor.check_gpu_physics() == []  # no GPU is here, so nothing is missing
+    monkeypatch.setattr(doctor.Path, "glob", lambda path, pattern: iter(["/dev/nvidia0"]))
+    seen = {"library": "/home/x/libPhysXGpu_64.so", "exists": False, "by_hand": "unzip it into /home/x"}
+    monkeypatch.setattr(doctor, "ask", lambda code: (seen, ""))
+    (found,) = doctor.check_gpu_physics()
+    assert found.state is doctor.State.limited
+    assert found.found == "/home/x/libPhysXGpu_64.so is missing"
+    assert "without network: unzip it into /home/x" in found.fix
+    monkeypatch.setattr(doctor, "ask", lambda code: (seen | {"exists": True}, ""))
+    assert [found.state for found in doctor.check_gpu_physics()] == [doctor.State.ok]
+
+
+def test_the_place_of_physx_s_library_is_asked_of_sapien(doctor):
+    seen, error = doctor.ask(doctor.PHYSX_PROBE)
+    assert error == ""
+    assert seen["library"].endswith("libPhysXGpu_64.so")
+    assert seen["by_hand"].startswith("on a machine with network take linux")

@@ -158,7 +158,13 @@ def physics(config: TrainConfig) -> dict[str, object]:
         for _ in range(env.spec.horizon // env.spec.chunk):
             env.step_chunk(torch.zeros(rows, env.spec.chunk, env.spec.action_dim, device="cuda:0"))
         frozen = all(episode is None for episode in env.running())
-        results[f"{rows} rows"] = {"env_steps_per_s": steps / seconds, "all_rows_froze_at_the_horizon": frozen}
+        seen = env.reset(range(rows // 2), rows=range(rows // 2)).proprio[rows // 2 :]
+        shown = env.step_chunk(torch.ones(rows, env.spec.chunk, env.spec.action_dim, device="cuda:0")).observation
+        results[f"{rows} rows"] = {
+            "env_steps_per_s": steps / seconds,
+            "all_rows_froze_at_the_horizon": frozen,
+            "rows_at_rest_show_where_they_came_to_rest": torch.equal(seen, shown.proprio[rows // 2 :]),
+        }
         env.close()
     return results
 

@@ -1,0 +1,174 @@
+"""What the rows of one stock GPU env lack to begin and end their episodes one by one.
+
+ManiSkill steps all rows together, and a reset of some of them touches the others (line numbers: ManiSkill 3.0.1).
+
+    RowResets    controllers and contacts: a stock reset of some rows resets the controllers of all (envs/sapien_env.py
+                 953-968: the mask of the rows is taken back before), and contacts stay those of the last simulation
+                 step, of episodes that are over (envs/scene.py 757-780)
+    ResetValues  what an episode's start consists of beside bodies and joints, which `set_state_dict` leaves as it is
+                 (envs/sapien_env.py 1293-1305): the targets of controllers, what the task has drawn
+    RestStates   where bodies and joints of rows at rest were, which the physics goes on to move, and their targets
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+from mani_skill.agents.multi_agent import MultiAgent
+from mani_skill.envs.sapien_env import BaseEnv
+from mani_skill.utils.structs import Actor, Articulation, Pose
+from mani_skill.utils.structs.base import BaseStruct
+from torch import Tensor
+
+from envs.batched.adoption import structs_of
+from envs.batched.controllers import controllers_of, leaf_controllers
+from rlinf_embodied.errors import SimulatorError
+
+
+class RowResets:
+    """Keeps what a reset does to the rows that are reset."""
+
+    def __init__(self, task: BaseEnv) -> None:
+        """Changes methods of the task's controllers, scene and bodies; its classes stay stock."""
+        self._scene = task.scene
+        self._being_reset = torch.ones(task.num_envs, dtype=torch.bool, device=task.device)
+        self._without_contacts = torch.zeros_like(self._being_reset)
+        for controller in controllers_of(task.agent):
+            controller.reset = partial(self._reset_controller, controller.reset)
+        self._scene.get_pairwise_contact_impulses = partial(
+            self._pairwise_impulses, self._scene.get_pairwise_contact_impulses
+        )
+        for struct in structs_of(task):
+            if hasattr(struct, "get_net_contact_impulses"):
+                struct.get_net_contact_impulses = partial(self._impulses, struct.get_net_contact_impulses, struct)
+
+    def begin(self, rows: Tensor) -> None:
+        """Says that these rows [B] are reset now: until they are stepped nothing touches anything there."""
+        self._being_reset[:] = False
+        self._being_reset[rows] = True
+        self._without_contacts[rows] = True
+
+    def stepped(self) -> None:
+        """Says that the physics was stepped."""
+        self._without_contacts[:] = False
+
+    def _reset_controller(self, stock_reset: Callable[[], None]) -> None:
+        everywhere, self._scene._reset_mask = self._scene._reset_mask, self._being_reset
+        stock_reset()
+        self._scene._reset_mask = everywhere
+
+    def _pairwise_impulses(self, stock: Callable[..., Tensor], first: BaseStruct, second: BaseStruct) -> Tensor:
+        return self._impulses(stock, first, first, second)
+
+    def _impulses(self, stock: Callable[..., Tensor], struct: BaseStruct, *args: object) -> Tensor:
+        """Returns what the stock method does [objects, ..., 3], zeros in rows that have not been stepped."""
+        impulses = stock(*args)
+        unknown = self._without_contacts[struct._scene_idxs.long()]
+        return impulses.masked_fill(unknown.view(-1, *[1] * (impulses.ndim - 1)), 0.0)
+
+
+class ResetValues:
+    """The tensors with one entry per row that a reset writes into the task, its robots and their controllers.
+
+    What a reset does not write belongs to the scene, such as the sizes of what was built.
+    """
+
+    def __init__(self, task: BaseEnv) -> None:
+        """Notes what there is before the reset."""
+        agents = task.agent.agents if isinstance(task.agent, MultiAgent) else [task.agent]
+        robots = [agent for agent in agents if agent is not None]
+        self._num_rows, self._owners = task.num_envs, [task, *robots, *leaf_controllers(task.agent)]
+        self._before = {key: (value, value._version) for key, value in _rowwise(self._owners, self._num_rows)}
+
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Gives rows `targets` [B] what the reset has written for rows `sources` [B]."""
+        for key, value in _rowwise(self._owners, self._num_rows):
+            before, version = self._before.get(key, (None, 0))
+            written = before is not value or version != value._version
+            if written and value.stride(0):  # a stride of 0: all rows share one entry
+                value[targets] = value[sources]
+
+
+def _rowwise(owners: Sequence[object], num_rows: int) -> Iterator[tuple[tuple[int, str], Tensor]]:
+    """Yields the fields with one entry per row: ((number of the owner, name), tensor [N, ...])."""
+    for number, owner in enumerate(owners):
+        for name, value in vars(owner).items():
+            tensor = value.raw_pose if isinstance(value, Pose) else value
+            if isinstance(tensor, Tensor) and tensor.shape[:1] == (num_rows,):
+                yield (number, name), tensor
+
+
+class RestStates:
+    """The state of bodies, joints and controllers in rows at rest."""
+
+    def __init__(self, task: BaseEnv) -> None:
+        """Takes the task whose rows they are."""
+        self._task = task
+        self._states: dict[str, dict[str, Tensor]] = {}
+        self._targets: dict[tuple[int, str], Tensor] = {}
+
+    def keep(self, rows: Collection[int]) -> None:
+        """Remembers where these rows are."""
+        mask, fresh = self._mask(rows), self._task.scene.get_sim_state()
+        for kind, name, struct in self._structs():
+            kept, now = self._states.setdefault(kind, {}), fresh[kind][name]
+            kept[name] = torch.where(_of(struct, mask)[:, None], now, kept.get(name, now))
+        for key, now in self._controlled():
+            self._targets[key] = torch.where(mask[:, None], now, self._targets.get(key, now))
+
+    def put_back(self, rows: Collection[int]) -> None:
+        """Brings these rows to where they were."""
+        if not rows:
+            return
+        mask, states = self._mask(rows), {}
+        for kind, name, struct in self._structs():
+            chosen = _of(struct, mask)
+            if chosen.any():
+                states.setdefault(kind, {})[name] = self._states[kind][name][chosen]
+        self._task.set_state_dict(states, mask.nonzero()[:, 0])
+        for key, now in self._controlled():
+            if key in self._targets:
+                now[mask] = self._targets[key][mask]
+
+    def _controlled(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
+        """Yields what controllers keep from step to step: values of joints and poses, float32 [N, D]."""
+        leaves = leaf_controllers(self._task.agent)
+        return ((key, value) for key, value in _rowwise(leaves, self._task.num_envs) if value.ndim == 2)
+
+    def _mask(self, rows: Iterable[int]) -> Tensor:
+        mask = torch.zeros(self._task.num_envs, dtype=torch.bool, device=self._task.device)
+        mask[torch.as_tensor(sorted(rows), device=mask.device)] = True
+        return mask
+
+    def _structs(self) -> Iterator[tuple[str, str, BaseStruct]]:
+        """Yields what ManiSkill's states hold: (kind, name, struct)."""
+        registry = self._task.scene.state_dict_registry
+        by_kind: Mapping[str, Mapping[str, BaseStruct]] = {
+            "actors": {name: actor for name, actor in registry.actors.items() if actor.px_body_type != "static"},
+            "articulations": registry.articulations,
+        }
+        return ((kind, name, struct) for kind, structs in by_kind.items() for name, struct in structs.items())
+
+
+def _of(struct: BaseStruct, mask: Tensor) -> Tensor:
+    """Returns the entries of a mask of rows [N] for each object of a struct."""
+    return mask[struct._scene_idxs.long()]
+
+
+def require_alike(task: BaseEnv) -> None:
+    """Checks that the rows of a task are built alike, so that a row can take the state of another one.
+
+    Raises:
+        SimulatorError: they have objects of their own.
+    """
+    robots = {id(getattr(agent, "robot", None)) for agent in getattr(task.agent, "agents", [task.agent])}
+    registry = task.scene.state_dict_registry
+    structs: list[Actor | Articulation] = [*registry.actors.values(), *registry.articulations.values()]
+    own = [s.name for s in structs if len(s._objs) != task.num_envs or (s.merged and id(s) not in robots)]
+    if own:
+        raise SimulatorError(
+            f"the rows of {type(task).__name__} differ in {', '.join(str(name) for name in own[:3])}, so that those of "
+            "a group cannot start from one state on env.backend=gpu: use env.backend=batched, or algorithm=ppo"
+        )
