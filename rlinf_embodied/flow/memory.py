@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 FLOAT32 = 4  # bytes of what a learner steps: see learning/optimizer.py, which refuses less
 _SUMS_HELD = 1  # gradients of a worker's earlier blocks while another one is computed: see reduce.py `_RunningSum`
+_STEP_VECTORS = 5  # see `replicated_work`
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,16 +211,16 @@ def replicated_work(policy: PolicyShape, checkpointing: bool) -> Envelope:
     """What ReplicatedLearner allocates for passes and a step, beside weights, masters and moments.
 
         pass   D (1 + earlier sums) + max(activations and gradients, gradients + D)
-        step   4 D
+        step   5 D
 
     with D = 4 P.  In a pass `block_sums` holds its total while `autograd.grad` makes gradients, which are then joined
-    to one more vector; `_RunningSum` holds the sum of earlier blocks.  A step holds the total, the mean gradient, and
-    in `FlatOptimizer._direction` the scale and the direction.
+    to one more vector; `_RunningSum` holds the sum of earlier blocks.  A step that clips holds the total, the mean
+    gradient, the clipped one, and in `FlatOptimizer._direction` the scale and the direction.
     """
     flat = gradient(policy)
     joined = policy.value_bytes * policy.num_trained + flat
     held = flat * (1 + _SUMS_HELD)
-    return policy.work(checkpointing).with_gradients.or_at_least(joined).plus(held).or_at_least(4 * flat)
+    return policy.work(checkpointing).with_gradients.or_at_least(joined).plus(held).or_at_least(_STEP_VECTORS * flat)
 
 
 def sharded_work(policy: PolicyShape, num_devices: int, checkpointing: bool) -> Envelope:

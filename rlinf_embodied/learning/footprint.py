@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -105,20 +105,20 @@ class ByteCounter(TorchDispatchMode):
         self._events.append((self._numbers.pop(key), -size))
 
 
-class FusedAttention(TorchFunctionMode):
-    """Attends by a kernel that keeps its output and one number per query, as GPUs do, not the matrix of all pairs.
+@contextmanager
+def fused_attention() -> Iterator[None]:
+    """Within the block attention keeps its output and one number per query, as on GPUs, not the matrix of all pairs.
 
     torch takes the slow way on the meta device.  The kernel here has the memory of the one that a GPU uses with a mask:
-    queries, keys, values, output, log-sum-exp in float32, and a boolean mask as numbers.
+    queries, keys, values, output, log-sum-exp in float32, and a boolean mask as numbers.  It takes the function's place
+    for all callers, since a mode would not be on while a backward pass computes blocks again.
     """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> object:
-        """Replaces scaled_dot_product_attention."""
-        if func is F.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+    own = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = _attention
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = own
 
 
 def _attention(
@@ -151,7 +151,7 @@ def checkpoint_blocks(blocks: Iterable[nn.Module]) -> None:
 def count(run: Callable[[], Sequence[Tensor]], kind: str = _META) -> tuple[list[int], list[int]]:
     """Returns the bytes after each allocation of `run`, (in all, without the tensors that it returns)."""
     gc.collect()
-    with ByteCounter(kind) as counter, FusedAttention():
+    with ByteCounter(kind) as counter, fused_attention():
         kept = run()
     return counter.history(), counter.history(without=kept)
 
