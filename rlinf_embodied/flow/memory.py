@@ -228,15 +228,17 @@ def sharded_work(policy: PolicyShape, num_devices: int, checkpointing: bool) -> 
 
         pass             b (root + 2 layers) + 4 P + activations
         last pass, end   b root + 4 P + 4 root (1 + 1 / N)
+        step             8 ceil(P / N)
 
     Gathered are all that lies in no layer, which stays until the backward pass is over, the layer at hand and the one
     that is fetched ahead; gradients stay whole until the last pass, then travel unit by unit through a buffer into
     slices (learning/sharded.py; torch.distributed.fsdp.fully_shard, `reshard_after_forward` and
-    `set_requires_gradient_sync`).  AdamW's step needs less: slices of gradients and of one temporary.
+    `set_requires_gradient_sync`).  In AdamW's step there are slices of gradients and of the moments' roots
+    (torch.optim.adamw `_multi_tensor_adam`).
     """
     root, layer = units(policy)
     width = policy.value_bytes
     trained_root = sum(p.size for p in policy.parameters if p.trained and not p.unit)
     sent = width * root + gradient(policy) + FLOAT32 * trained_root * (1 + 1 / num_devices)
     passes = policy.work(checkpointing).into_gradients.plus(width * (root + 2 * layer) + gradient(policy))
-    return passes.or_at_least(sent)
+    return passes.or_at_least(sent).or_at_least(moment_slices(policy, num_devices))

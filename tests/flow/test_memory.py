@@ -85,6 +85,7 @@ def test_a_sharded_pass_gathers_two_layers_and_what_is_in_none():
     work = memory.sharded_work(POLICY, 2, checkpointing=False)
     assert work.at(100) == 2 * (40 + 2 * 30) + 360 + 10 * 100
     assert work.at(0) == 2 * 40 + 360 + 4 * 30 * 1.5
+    assert memory.sharded_work(POLICY, 1, checkpointing=False).at(0) == 8 * 90  # the step
 
 
 def by(found: list[Fit], **wanted: object) -> Fit:
