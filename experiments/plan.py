@@ -74,7 +74,7 @@ def write(folder: Path, ranked: list[Ranked], impossible: list[Infeasible], pric
 
 
 def plan_memory(name: str, config: PlanningConfig) -> None:
-    path, memory = find_model(name), config.memory
+    path, memory = find_model(name).resolve(), config.memory
     shapes = memory_shapes(path, memory)
     arranged = {method: fits(shape, memory.num_devices, memory.rollout_rows) for method, shape in shapes.items()}
     room = memory.room_bytes
