@@ -79,9 +79,9 @@ class Envelope:
         return envelope_of([(peak, 0.0), *self.lines])
 
     def most_rows(self, room: float) -> int:
-        """The largest number of rows whose peak is at most `room`; 0 if there is none."""
-        most = min((room - fixed) / per_row if per_row else math.inf * (room - fixed) for fixed, per_row in self.lines)
-        return 0 if math.isnan(most) else max(0, math.floor(most))
+        """The largest number of rows whose peak is at most `room`; 0 if there is none, or the work knows no rows."""
+        rising = [(room - fixed) / per_row for fixed, per_row in self.lines if per_row]
+        return math.floor(min(rising)) if rising and self.at(0) <= room else 0
 
 
 def envelope_of(lines: Iterable[tuple[float, float]]) -> Envelope:
