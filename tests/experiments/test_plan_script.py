@@ -8,6 +8,9 @@ from pathlib import Path
 import openvla_folders as toys
 import pytest
 
+from experiments.plan import plan
+from rlinf_embodied.compose import compose_planning
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.measured import workflow_for
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.flow.profile_file import load_profile
@@ -64,9 +67,12 @@ def toy(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_models_memory_is_planned_from_its_config_alone(toy: Path, tmp_path: Path) -> None:
-    done = run(f"model={toy}", "memory.num_devices=[1,2]", "memory.lora_rank=2", f"run.dir={tmp_path}")
-    assert done.returncode == 0, done.stderr
+def test_a_models_memory_is_planned_from_its_config_alone(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [f"model={toy}", "memory.num_devices=[1,2]", "memory.lora_rank=2", f"run.dir={tmp_path}"]
+    plan(compose_planning(overrides))
+    printed = capsys.readouterr().out
     terms, arranged = json.loads((tmp_path / "memory.json").read_text()).values()
     sizes = {row["term"]: row for row in terms}
     count = sum(p.numel() for p in toys.network().parameters())
@@ -77,10 +83,11 @@ def test_a_models_memory_is_planned_from_its_config_alone(toy: Path, tmp_path: P
     assert ("full", "sharded", "2", "apart") in found
     page = (tmp_path / "memory.md").read_text()
     for row in (*terms, *arranged):
-        assert [text for text in row.values() if text not in done.stdout or text not in page] == []
+        assert [text for text in row.values() if text not in printed or text not in page] == []
 
 
 def test_adapters_that_lie_nowhere_are_refused(toy: Path, tmp_path: Path) -> None:
-    done = run(f"model={toy}", "memory.lora_targets=[q_prj]", f"run.dir={tmp_path}")
-    assert done.returncode == 2
-    assert "memory.lora_targets has 'q_prj', but no linear layer or convolution of the model" in done.stderr
+    config = compose_planning([f"model={toy}", "memory.lora_targets=[q_prj]", f"run.dir={tmp_path}"])
+    with pytest.raises(ConfigError, match=r"memory.lora_targets has 'q_prj', but no linear layer or convolution"):
+        plan(config)
+    assert not (tmp_path / "memory.json").exists()
