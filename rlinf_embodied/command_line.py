@@ -141,7 +141,11 @@ MAIN_OVERRIDES = {
         "cluster=h100x8": "local, h100x64, mixed, or a path to a .yaml file of the form of configs/cluster/emulated_*",
         "num_items=512": "more or less work than in the profile",
         "num_ranked=8": "plans that are shown",
-        "run.dir=runs/plan": "where plan.json, plan.png and trace.json go",
+        "model=openvla_7b": "plan this model's memory instead: configs/models, a config.json or its folder",
+        "memory.num_devices=[1,2,4,8]": "with model: devices that it is spread over",
+        "memory.device_gb=80": "with model: the memory of each of them",
+        "memory.lora_rank=32": "with model: of the adapters; 0: full fine-tuning only",
+        "run.dir=runs/plan": "where plan.json, plan.png and trace.json go; with model: memory.json and memory.md",
     },
     EmulationConfig: {
         "profile=maniskill_openvla": "what the stages cost: a file under configs/profiles, or a path to a .json file",

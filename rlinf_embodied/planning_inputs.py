@@ -1,4 +1,4 @@
-"""What planning commands are given: a profile, a cluster and plans, by name or path."""
+"""What planning commands are given: a profile, a cluster, a model and plans, by name or path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster, described_cluster, local_cluster
 from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, read_mapping, stored_tree
-from rlinf_embodied.config import PlanningConfig
+from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.explain import rank
 from rlinf_embodied.flow.plan import Plan, resolve
@@ -17,7 +17,7 @@ from rlinf_embodied.flow.profile import Profile
 from rlinf_embodied.flow.profile_file import load_profile
 
 
-def find_profile(config: PlanningConfig) -> Profile:
+def find_profile(config: ProfiledConfig) -> Profile:
     """Returns the profile that a planning command names, with `num_items` in the place of its own where given.
 
     Raises:
@@ -36,6 +36,23 @@ def find_profile(config: PlanningConfig) -> Profile:
     if config.num_items and profile.workload:
         return replace(profile, workload=replace(profile.workload, num_items=config.num_items))
     return profile
+
+
+def find_model(name: str) -> Path:
+    """Returns the config.json of a model: one under configs/models, a path to one, or to a folder that has one.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    path = Path(name).expanduser()
+    known = {file.stem: file for file in sorted((CONFIG_DIR / "models").glob("*.json"))}
+    found = known.get(name) or (path / "config.json" if path.is_dir() else path)
+    if not found.is_file():
+        raise ConfigError(
+            f"model is {name!r}, but it must be one of configs/models ({', '.join(known)}), or a path to a config.json "
+            "or to its folder: mend it"
+        )
+    return found
 
 
 def find_cluster(name: str) -> Cluster:

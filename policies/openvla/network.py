@@ -83,7 +83,7 @@ class OpenVLA(nn.Module):
             pixel_values: see `VisionBackbone.forward`.
             language: the mean embedding of the instruction [B, D], where the towers have FiLM.
         """
-        dtype = self.projector.fc1.weight.dtype
+        dtype = next(self.projector.parameters()).dtype  # adapters may lie around its layers
         return self.projector(self.vision_backbone(pixel_values.to(dtype), language))
 
     def sequence(self, rows: TokenRows, visual: Tensor, tail: Tensor | None = None) -> Sequence:

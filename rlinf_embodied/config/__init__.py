@@ -5,6 +5,7 @@
     language.py   the sections `data`, `policy` of the reasoning workflow
     reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval`, `samples` of that workflow
     machine.py    the sections `plan`, `cluster`
+    memory.py     the section `memory` of experiments/plan.py
     run.py        the sections `run`, `wandb`, `eval`, `checkpoint`
     commands.py   what each command reads, section by section; the checks that span several
     checks.py     the form of every check
@@ -23,6 +24,7 @@ from rlinf_embodied.config.commands import (
     ImitationConfig,
     MathConfig,
     PlanningConfig,
+    ProfiledConfig,
     TrainConfig,
 )
 from rlinf_embodied.config.env import Backend, EnvConfig, Reward
@@ -40,6 +42,7 @@ from rlinf_embodied.config.learning import (
     WarmStartConfig,
 )
 from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, TransportMode
+from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
     Engine,
@@ -83,10 +86,12 @@ __all__ = [
     "LoraSettings",
     "LossLevel",
     "MathConfig",
+    "MemoryConfig",
     "PlanConfig",
     "PlanningConfig",
     "PolicyConfig",
     "Precision",
+    "ProfiledConfig",
     "ReasoningAlgorithmConfig",
     "ReasoningName",
     "Reduction",

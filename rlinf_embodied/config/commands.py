@@ -17,6 +17,7 @@ from rlinf_embodied.config.learning import (
     WarmStartConfig,
 )
 from rlinf_embodied.config.machine import ClusterConfig, PlanConfig
+from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
     Engine,
@@ -330,8 +331,8 @@ class EvaluateAnswersConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class PlanningConfig:
-    """Everything that experiments/plan.py reads."""
+class ProfiledConfig:
+    """What experiments/plan.py and experiments/emulate.py both read."""
 
     profile: str = "maniskill_openvla"  # a file under configs/profiles, or a path to a .json file
     workflow: str | None = None  # refuse profiles of others, for example embodied; None: whatever the profile is of
@@ -347,7 +348,15 @@ class PlanningConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class EmulationConfig(PlanningConfig):
+class PlanningConfig(ProfiledConfig):
+    """Everything that experiments/plan.py reads."""
+
+    model: str | None = None  # plan its memory instead: a file under configs/models, a config.json or its folder
+    memory: MemoryConfig = field(default_factory=MemoryConfig)  # with model only
+
+
+@dataclass(kw_only=True, slots=True)
+class EmulationConfig(ProfiledConfig):
     """Everything that experiments/emulate.py reads."""
 
     plan: str = "auto"  # auto, all (what plan.py ranks), temporal, hybrid, spatial, or a path to a plan file
@@ -356,7 +365,7 @@ class EmulationConfig(PlanningConfig):
     run: RunConfig = field(default_factory=lambda: RunConfig(num_iterations=3))
 
     def __post_init__(self) -> None:
-        PlanningConfig.__post_init__(self)
+        ProfiledConfig.__post_init__(self)
         scale = self.time_scale
         require(scale is None or scale > 0, "time_scale", scale, "it must be positive", "use 0.02, or leave it out")
         number = self.run.num_iterations

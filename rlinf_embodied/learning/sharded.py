@@ -72,14 +72,19 @@ def device_mesh(group: Group, device: str) -> DeviceMesh:
     return DeviceMesh.from_group(cast(dist.ProcessGroup, dist.group.WORLD), kind_of(device))
 
 
+def sharding_units(module: nn.Module) -> list[nn.Module]:
+    """Returns what is gathered at once: each entry of the largest ModuleList (the layers), then all the rest."""
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    layers = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=())
+    return [*layers, module]
+
+
 def shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Shards a module in place: a unit per entry of its largest ModuleList (its layers), and one of all the rest.
+    """Shards a module in place, in its `sharding_units`.
 
     Gradients are summed over workers, not averaged.
     """
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    layers = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=())
-    for unit in (*layers, module):
+    for unit in sharding_units(module):
         fully_shard(unit, mesh=mesh)
         sharded = cast(FSDPModule, unit)
         # by unit, as these two do not reach into children; gloo knows neither AVG nor scaled sums

@@ -1,12 +1,16 @@
-"""experiments/plan.py: from a profile to a table, a plan file that runs, a picture and a trace."""
+"""experiments/plan.py: from a profile to a table, a plan file that runs, a picture and a trace; a model's memory."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import openvla_folders as toys
 import pytest
 
+from experiments.plan import plan
+from rlinf_embodied.compose import compose_planning
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.measured import workflow_for
 from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.flow.profile_file import load_profile
@@ -43,9 +47,47 @@ def test_it_ranks_plans_and_writes_what_the_executor_and_people_read(tmp_path: P
         ("cluster=h100x9", "cluster is 'h100x9', but it must be local, one of configs/cluster"),
         ("workflow=reasoning", "of embodied, but workflow=reasoning is asked for"),
         ("clustr=local", "clustr is unknown"),
+        ("model=nothing", "model is 'nothing', but it must be one of configs/models (openvla_7b), or a path"),
+        ("memory.num_devices=[2,0]", "memory.num_devices is [2, 0], but it lists at least one number, and each is at"),
+        ("memory.reserved_gb=80", "memory.device_gb is 80.0, but there is memory, and more than what is reserved"),
     ],
 )
 def test_wrong_input_ends_with_two_and_says_why(override: str, message: str) -> None:
     done = run(override)
     assert done.returncode == 2
     assert message in done.stderr.replace("\n", " ")
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    """A folder with the shapes of a model, and no weights."""
+    folder = tmp_path / "toy"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(toys.RAW))
+    return folder
+
+
+def test_a_models_memory_is_planned_from_its_config_alone(
+    toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [f"model={toy}", "memory.num_devices=[1,2]", "memory.lora_rank=2", f"run.dir={tmp_path}"]
+    plan(compose_planning(overrides))
+    printed = capsys.readouterr().out
+    terms, arranged = json.loads((tmp_path / "memory.json").read_text()).values()
+    sizes = {row["term"]: row for row in terms}
+    count = sum(p.numel() for p in toys.network().parameters())
+    assert sizes["of them trained"]["full"] == f"{count:,}"
+    assert 0 < int(sizes["of them trained"]["LoRA, rank 2"].replace(",", "")) < count / 2
+    found = {(row["method"], row["learner"], row["devices"], row["placement"]) for row in arranged}
+    assert len(found) == len(arranged) == 2 * (3 + 2 + 3)
+    assert ("full", "sharded", "2", "apart") in found
+    page = (tmp_path / "memory.md").read_text()
+    for row in (*terms, *arranged):
+        assert [text for text in row.values() if text not in printed or text not in page] == []
+
+
+def test_adapters_that_lie_nowhere_are_refused(toy: Path, tmp_path: Path) -> None:
+    config = compose_planning([f"model={toy}", "memory.lora_targets=[q_prj]", f"run.dir={tmp_path}"])
+    with pytest.raises(ConfigError, match=r"memory.lora_targets has 'q_prj', but no linear layer or convolution"):
+        plan(config)
+    assert not (tmp_path / "memory.json").exists()
