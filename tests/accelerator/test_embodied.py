@@ -10,6 +10,7 @@ import json
 import shutil
 from pathlib import Path
 
+import openvla_folders
 import pytest
 import torch
 from accelerated_runs import accelerators, clone_on_sim, executor_on_sim, overrides
@@ -43,12 +44,14 @@ VARIANTS = {
     "grpo": GRPO,
     "critic from images": ["policy.critic=observation", "algorithm.bootstrap_at_timeout=true"],
     "carried over": ["env.carry_over=true", "policy.freeze_stem=false"],
+    "flow": ["policy=flow_vla", "policy.temperature=0.5", "policy.options.expert_size=32"],
 }
 CASES = [
     *(("ppo", plan) for plan in PLANS),
     ("grpo", "disaggregated"),
     ("critic from images", "disaggregated"),
     ("carried over", "collocated"),
+    ("flow", "disaggregated"),
 ]
 
 
@@ -108,6 +111,20 @@ class _Watched(SerialSession):
 def test_a_policy_that_has_learned_nothing_is_made_on_an_accelerator(tmp_path) -> None:
     config = tiny(*overrides(), "warm_start.from_nothing=true", f"run.dir={tmp_path}", "run.num_iterations=1")
     assert train(config)["iterations"] == 1
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_an_openvla_folder_is_trained_on_accelerators_as_on_a_cpu(tmp_path, lora: int) -> None:
+    folder = openvla_folders.write_published(tmp_path / "published", action=2)
+    own = ["policy=openvla_oft", "policy.options.prompt_length=24", f"policy.options.lora.rank={lora}"]
+    own += [f"warm_start.checkpoint={folder}", "run.num_iterations=2", "algorithm.critic_warmup_iterations=0"]
+    small = [text for text in tiny_overrides(EXACT) if not text.startswith(("policy.", "warm_start."))]
+    digests = set()
+    for name, where in (("cpu", []), ("sim", overrides(2))):
+        given = dict(text.split("=", 1) for text in [*small, *own, *where, f"run.dir={tmp_path / name}"])
+        config = compose_train([f"{key}={value}" for key, value in given.items()])
+        digests.add(train(config)["weights_sha256"])
+    assert len(digests) == 1
 
 
 def test_a_policy_of_ones_own_is_checked_and_trained_on_an_accelerator(tmp_path, monkeypatch) -> None:
