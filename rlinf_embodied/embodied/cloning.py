@@ -136,7 +136,7 @@ class Cloning:
             features = self._policy.encode_trainable(observation)
         else:
             features = {name: value[index] for name, value in self._features[block].items()}
-            features = features | {"proprio": features["proprio"] + jitter}
+            features |= {"proprio": features["proprio"] + jitter} if "proprio" in features else {}
         actions = data.actions[index].to(self._device)
         helped = (targets if self._whole else {}) | self._noise("flow", epoch, block, index.numpy())
         value = self._policy.imitation_loss(features, actions, helped)

@@ -15,15 +15,15 @@ from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import ImitationConfig
+from rlinf_embodied.config import ImitationConfig, WarmStartConfig
 from rlinf_embodied.embodied.cloning import HeldOut
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, held_out, policy_stage
 from rlinf_embodied.embodied.file_checks import require_episodes, require_file
 from rlinf_embodied.embodied.held_out import HeldOutCheck, held_out_metrics
 from rlinf_embodied.embodied.imitation_stage import EpochReport, ImitationStage, ImitationStageConfig
-from rlinf_embodied.embodied.new_policy_stage import UntrainedPolicyStage
+from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage, UntrainedPolicyStage
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import PHYSICS, require_conditions, require_policy_folder
+from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.sizes import require_sizes
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.embodied.warm_start_source import Source, file_source
@@ -112,7 +112,8 @@ class ImitationJob:
         elif config.sft.checkpoint is not None:
             require_policy_folder("sft.checkpoint", config.sft.checkpoint)
             start, free = Path(config.sft.checkpoint), ("task", "camera_fov")
-            require_conditions("sft.checkpoint", start, config.env, config.policy, kind, free, told=PHYSICS)
+            if not is_published(start, config.policy):
+                require_conditions("sft.checkpoint", start, config.env, config.policy, kind, free, told=PHYSICS)
 
     def _digests(self) -> list[str]:
         return [source.digest for source in self.sources]
@@ -137,19 +138,21 @@ class ImitationJob:
     def starting_policy(
         self, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
     ) -> Path:
-        """Returns sft.checkpoint, or the folder of a policy with random weights, which lies in the run's folder.
+        """Returns sft.checkpoint, or the folder of a policy with random or published weights, in the run's folder.
 
         Raises:
             CheckpointError: the given one is for observations or actions of other sizes.
         """
-        config = self.config
-        if config.sft.checkpoint is not None:
-            folder = Path(config.sft.checkpoint)
-            require_sizes("sft.checkpoint", folder, config.env, session, cluster)
-            return folder
+        config, given = self.config, self.config.sft.checkpoint
+        published = given is not None and is_published(given, config.policy)
+        if given is not None and not published:
+            require_sizes("sft.checkpoint", Path(given), config.env, session, cluster)
+            return Path(given)
         assert spare is not None, "a run has a folder"
-        plain = WarmStartStageConfig((config.env,), config.policy, seed=config.run.seed)
-        stage = StageSpec("new policy", f"{UntrainedPolicyStage.__module__}.UntrainedPolicyStage", plain)
+        start = WarmStartConfig(checkpoint=given)
+        plain = WarmStartStageConfig((config.env,), config.policy, start, seed=config.run.seed)
+        kind = NewPolicyStage if published else UntrainedPolicyStage
+        stage = StageSpec("new policy", f"{kind.__module__}.{kind.__name__}", plain)
         return made_once(spare / "start", stage, 1, session, cluster, lambda executor: None)
 
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:

@@ -30,6 +30,8 @@ _LEAST_STD = 0.1  # random actions see little of what training will see: an obje
 class NewPolicyStage:
     """Makes a policy, looks at a few episodes of random actions, and saves it."""
 
+    _rows, _measures = ROWS, True
+
     def __init__(self, config: WarmStartStageConfig) -> None:
         """Takes plain data."""
         self._config = config
@@ -41,12 +43,12 @@ class NewPolicyStage:
     def save(self, step_context: StepContext, folder: str) -> None:
         """Writes the new policy."""
         config = self._config
-        env = make_env(for_demonstrations(config.envs[0]), ROWS, self._device)
+        env = make_env(for_demonstrations(config.envs[0]), self._rows, self._device)
         try:
             policy = self._policy(env.spec)
             if is_own(config.policy):
-                check_policy(policy, config.policy, env.spec, env.reset(range(ROWS)).to(self._device))
-            if isinstance(policy, ImitationPolicy):
+                check_policy(policy, config.policy, env.spec, env.reset(range(self._rows)).to(self._device))
+            if self._measures and isinstance(policy, ImitationPolicy):
                 self._set_statistics(env, policy)
             save_policy(policy, Path(folder), config.envs[0], config.policy, self._device)
         finally:
@@ -83,25 +85,7 @@ class NewPolicyStage:
         return {name: column for name, column in joined.items() if column.shape[1] > 0}
 
 
-class UntrainedPolicyStage:
-    """Makes a policy of random weights for data that will tell what its inputs are standardised with, and saves it."""
+class UntrainedPolicyStage(NewPolicyStage):
+    """Makes a policy for data that will tell what its inputs are standardised with, and saves it."""
 
-    def __init__(self, config: WarmStartStageConfig) -> None:
-        """Takes plain data."""
-        self._config = config
-
-    def setup(self, context: StageContext) -> None:
-        """Notes where to work."""
-        self._device = context.device
-
-    def save(self, step_context: StepContext, folder: str) -> None:
-        """Writes the policy; the env is asked for its sizes."""
-        config = self._config
-        env = make_env(for_demonstrations(config.envs[0]), 1, self._device)
-        try:
-            policy = new_policy(config.policy, env.spec, config.seed, self._device)
-            if is_own(config.policy):
-                check_policy(policy, config.policy, env.spec, env.reset([0]).to(self._device))
-            save_policy(policy, Path(folder), config.envs[0], config.policy, self._device)
-        finally:
-            env.close()
+    _rows, _measures = 1, False

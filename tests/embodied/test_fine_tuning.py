@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import openvla_folders
 import pytest
 from recordings import point_episodes, write_recording
-from runs import TINY, cluster, metric_rows
+from runs import TINY, cluster, metric_rows, tiny_overrides, train
 
-from rlinf_embodied.compose import compose_export, compose_sft
+from policies.openvla.policy import OpenVLAPolicy
+from rlinf_embodied.compose import compose_export, compose_sft, compose_train
 from rlinf_embodied.config import ImitationConfig
 from rlinf_embodied.embodied.cloning import HeldOut
 from rlinf_embodied.embodied.export import export_dataset
@@ -26,14 +28,20 @@ from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
 
 OF_TRAINING = ("algorithm.", "warm_start.", "run.num_iterations", "env.num_envs", "env.block_size")
+SHAPES = tuple(key for key in TINY if key.startswith("policy."))  # of the tiny VLA
 SHORT = {"sft.epochs": 1, "sft.head_epochs": 3, "sft.head_lr": 5e-3, "sft.head_batch_size": 16, "checkpoint.every": 1}
 
 
 def small(data: object, *overrides: str) -> ImitationConfig:
     """Returns the config of a run of four epochs."""
+    return compose_sft(overrides_of(data, *overrides))
+
+
+def overrides_of(data: object, *overrides: str) -> list[str]:
+    """Returns its command line; each key is given once, so `overrides` win."""
     given = dict(text.split("=", 1) for text in overrides)
     shared = {key: value for key, value in TINY.items() if not key.startswith(OF_TRAINING)}
-    return compose_sft([f"{key}={value}" for key, value in (shared | SHORT | {"data": data} | given).items()])
+    return [f"{key}={value}" for key, value in (shared | SHORT | {"data": data} | given).items()]
 
 
 @pytest.fixture
@@ -66,6 +74,20 @@ def test_a_share_of_all_episodes_is_held_out_and_something_of_every_block_is_lea
 
 
 # ------------------------------------------------------------------------------------------------------------- a run
+def test_a_published_openvla_folder_is_fine_tuned_and_then_trained(recording: Path, tmp_path: Path) -> None:
+    published = openvla_folders.write_published(tmp_path / "published", action=2)
+    openvla = ["policy=openvla_oft", "policy.options.prompt_length=24", "policy.options.lora.rank=4"]
+    own = [*openvla, f"sft.checkpoint={published}", f"run.dir={tmp_path / 'sft'}", "sft.head_epochs=1"]
+    given = [text for text in overrides_of(recording, *own) if not text.startswith(SHAPES)]
+    assert fine_tune(compose_sft(given))["best_check"]["iteration"] >= 1
+    latest = tmp_path / "sft/checkpoints/latest"
+    scale = OpenVLAPolicy.from_folder(latest).module.privileged_scale
+    assert scale.std.std() > 0  # of what random actions see
+    follow = [f"warm_start.checkpoint={latest}", f"run.dir={tmp_path / 'rl'}", "run.num_iterations=1"]
+    small_run = [text for text in tiny_overrides() if not text.startswith(("policy.", "warm_start.", "run.num"))]
+    assert train(compose_train([*small_run, *openvla, *follow, "algorithm.ratio_tolerance=1e-3"]))["iterations"] == 1
+
+
 def test_a_run_learns_and_leaves_a_policy_with_the_lowest_held_out_loss(recording: Path, tmp_path: Path) -> None:
     summary = fine_tune(small(recording, f"run.dir={tmp_path / 'run'}"))
     rows = metric_rows(tmp_path / "run")

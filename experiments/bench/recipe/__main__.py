@@ -39,7 +39,7 @@ from rlinf_embodied.errors import ConfigError
 
 TRAIN = Path(__file__).resolve().parents[2] / "train_vla.py"
 _CLONE = ["warm_start.num_demos=240", "warm_start.epochs=14", "warm_start.head_epochs=76"]
-_STRIP = ["warm_start.region=[-1,1,0.04,1]"]
+_STRIP = ["warm_start.region=[-1,1,0.07,1]"]
 RECIPES: dict[str, list[str]] = {
     "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo", *_CLONE],
     "region": [
