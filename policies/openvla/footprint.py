@@ -47,9 +47,7 @@ class OpenVLAFootprint:
 
     def blocks(self) -> list[nn.Module]:
         """Returns the layers of both towers and of the language model."""
-        backbone = self._network.vision_backbone
-        towers = [*backbone.featurizer.blocks, *backbone.fused_featurizer.blocks]
-        return [*cast("list[nn.Module]", towers), *self._network.language_model.model.layers]
+        return self._network.blocks()
 
     def loss(self, rows: int) -> Tensor:
         """Makes the pass of a policy update: log-probs and entropies of given action tokens."""

@@ -118,6 +118,12 @@ class OpenVLA(nn.Module):
         """Returns logits [.., V] of hidden states [.., D]."""
         return self.output_layer(hidden)
 
+    def blocks(self) -> list[nn.Module]:
+        """Returns the layers of both towers and of the language model."""
+        backbone = self.vision_backbone
+        towers = [*backbone.featurizer.blocks, *backbone.fused_featurizer.blocks]
+        return [*cast("list[nn.Module]", towers), *self.language_model.model.layers]
+
     def renew_buffers(self) -> None:
         """Computes what is no parameter, after the network was built on the meta device and its weights put in."""
         self.language_model.model.rotary_emb = LlamaRotaryEmbedding(self.language_model.config)

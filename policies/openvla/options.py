@@ -46,6 +46,7 @@ class OpenVLAOptions:
     top_k: int = 0  # of so many likeliest tokens is drawn; 0: of all
     freeze_vision: bool = True  # in RL and cloning; adapters of LoRA train beside it
     lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))
+    checkpoint_activations: bool = False  # compute those of a pass again in its backward pass, block by block
     precision: Precision = Precision.float32  # of the weights
 
     def __post_init__(self) -> None:

@@ -44,6 +44,7 @@ from rlinf_embodied.interfaces.policies import (
     PolicySpec,
     Record,
 )
+from rlinf_embodied.learning.activation_checkpointing import checkpoint_blocks
 from rlinf_embodied.randomness import words
 from rlinf_embodied.typed_options import typed
 
@@ -129,6 +130,8 @@ class OpenVLAPolicy(ImitationPolicy):
             inject_adapters(model, options.lora, 0, f"{OPTIONS}.lora")
         if options.freeze_vision:
             model.network.vision_backbone.requires_grad_(False)
+        if options.checkpoint_activations:
+            checkpoint_blocks(model.network.blocks())
         self.module: OpenVLAModule = OpenVLAModule(model, self._critic(model), env.privileged_dim).eval()
 
     def _critic(self, model: OpenVLAOFT) -> nn.Module:

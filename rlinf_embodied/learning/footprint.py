@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 from rlinf_embodied.flow.memory import Envelope, KeyValueShape, Parameter, PassWork, PolicyShape, envelope_of
+from rlinf_embodied.learning.activation_checkpointing import checkpoint_blocks
 from rlinf_embodied.learning.sharded import sharding_units
 
 _ROWS = (2, 3)  # many operations return views where there is a single row
@@ -142,12 +142,6 @@ def _attention(
 
 
 # ------------------------------------------------------------------------------------------------------------ counted
-def checkpoint_blocks(blocks: Iterable[nn.Module]) -> None:
-    """Lets blocks forget their activations and compute them again in the backward pass."""
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
-
-
 def count(run: Callable[[], Sequence[Tensor]], kind: str = _META) -> tuple[list[int], list[int]]:
     """Returns the bytes after each allocation of `run`, (in all, without the tensors that it returns)."""
     gc.collect()

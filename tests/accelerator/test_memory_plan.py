@@ -16,7 +16,8 @@ from policies.openvla.network import OpenVLA, causal_mask
 from policies.openvla.settings import OpenVLAConfig, config_of
 from rlinf_embodied.flow import memory
 from rlinf_embodied.flow.memory import PolicyShape
-from rlinf_embodied.learning.footprint import checkpoint_blocks, policy_shape
+from rlinf_embodied.learning.activation_checkpointing import checkpoint_blocks
+from rlinf_embodied.learning.footprint import policy_shape
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner

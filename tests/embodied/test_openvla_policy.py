@@ -11,7 +11,6 @@ import openvla_folders as toys
 import pytest
 import torch
 import torch.distributed as dist
-from runs import GRPO, tiny, tiny_overrides, train
 
 from policies.openvla.policy import OpenVLAPolicy
 from policies.openvla.predictor import OpenVLAPredictor
@@ -22,6 +21,7 @@ from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.learning.checkpoint import weights_sha256
+from runs import GRPO, tiny, tiny_overrides, train
 
 ROWS = 3
 ENV = EnvSpec("PointReach-v0", ROWS, 4, 12, 2, 5, 9, 16, ("base_camera",), "a toy")
@@ -153,6 +153,15 @@ def test_a_published_folder_is_trained_saved_and_goes_on(published, tmp_path, na
     assert one["weights_sha256"] != summary["weights_sha256"]
     more = train(run(published, tmp_path / "stopped", options, "resume=auto"))
     assert more["weights_sha256"] == summary["weights_sha256"]
+
+
+def test_activations_that_are_computed_again_change_no_bit(published, tmp_path) -> None:
+    lora = ["policy.options.lora.rank=4"]
+    kept = train(run(published, tmp_path / "kept", lora))
+    again = train(run(published, tmp_path / "again", [*lora, "policy.options.checkpoint_activations=true"]))
+    assert again["weights_sha256"] == kept["weights_sha256"]
+    policy = OpenVLAPolicy.from_folder(published, ENV, config_of({**PARALLEL, "checkpoint_activations": True}))
+    assert len([b for b in policy.module.model.network.blocks() if "forward" in vars(b)]) == 3 + 3 + 2
 
 
 def test_adapters_leave_the_base_as_it_was_and_link_to_it(published, tmp_path) -> None:
