@@ -83,6 +83,7 @@ class ActorStage:
         """Takes plain data; `setup` loads the policy."""
         self._config = config
         self._algorithm = config.algorithm
+        self._any_row: tuple[Features, Record] | None = None  # of a sharded update
 
     def setup(self, context: StageContext) -> None:
         """Loads the policy (or takes its worker's copy) and makes the learners.
@@ -108,6 +109,7 @@ class ActorStage:
 
     def _zero_loss(self, scored: Scored) -> Tensor:
         """Returns 0 from a forward pass over a row of this rollout."""
+        assert self._any_row is not None, "a pass is made within an update"
         features, record = self._any_row
         temperature = self._config.model.policy.temperature
         return scored(features, record, temperature, False).log_probs.sum() * 0.0
@@ -124,7 +126,8 @@ class ActorStage:
             for block, payloads in inputs.items()
         }
         self._require_version(rollouts)
-        self._any_row = _first_row(next(iter(rollouts.values()))[0][0])
+        if self._algorithm.sharding is not Sharding.none:
+            self._any_row = _first_row(next(iter(rollouts.values()))[0][0])
         metrics: dict[str, float] = {}
         if self._algorithm.name is AlgorithmName.ppo:
             critic = self._config.model.policy.critic
@@ -139,6 +142,7 @@ class ActorStage:
         metrics |= self._fit_policy(step_context, blocks)
         for learner in self._learners.values():
             learner.publish()
+        self._any_row = None
         self._shared.version = step_context.iteration + 1
         return Output(dict.fromkeys(inputs), ActorReport(metrics, self._shared.version))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import clone, cluster, tiny
 from torch import Tensor
 
 from envs.point_reach import STEP
@@ -22,6 +21,7 @@ from rlinf_embodied.embodied.warm_start_stage import (
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
+from runs import clone, cluster, tiny
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_cached_clone_starts_no_worker() -> None:
 
 def test_the_cache_knows_what_a_clone_is_a_function_of(fresh_cache) -> None:
     def where(*overrides: str) -> Path:
-        return cache_folder(stage_config(tiny(*overrides)), exact_cpu=True)
+        return cache_folder(stage_config(tiny(*overrides)), "cpu")
 
     same = [
         "policy.temperature=1.0",
