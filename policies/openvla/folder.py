@@ -99,9 +99,16 @@ def write_checkpoint(checkpoint: Checkpoint, folder: Path, shard_bytes: int = _S
         folder: is made where it does not exist; weights that it holds are replaced once the new ones are written.
         shard_bytes: no weight file is larger, unless one tensor is.
     """
+    write_weights(checkpoint, checkpoint.network.state_dict(), folder, shard_bytes)
+
+
+def write_weights(
+    checkpoint: Checkpoint, state: Mapping[str, Tensor], folder: Path, shard_bytes: int = _SHARD_BYTES
+) -> None:
+    """Writes a checkpoint with other weights than its network's; see `write_checkpoint`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_described(checkpoint, folder)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.network.state_dict().items()}
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as aside:
         _write_shards(Path(aside), weights, shard_bytes)

@@ -90,21 +90,24 @@ def write_oft(checkpoint: Checkpoint, model: OpenVLAOFT, folder: Path, num_steps
     if model.network.has_film:
         kept = {name: t for name, t in model.network.state_dict().items() if not name.startswith(_TOWERS)}
         base.network.load_state_dict(kept, strict=False)
-        _write_side_file(folder, "vision_backbone", num_steps, model.network.vision_backbone, _TOWERS)
+        write_side_file(folder, "vision_backbone", num_steps, model.network.vision_backbone.state_dict(), _TOWERS)
     write_checkpoint(base, folder)
     if model.l1_head is not None:
-        _write_side_file(folder, "action_head", num_steps, model.l1_head, _PARALLEL)
+        write_side_file(folder, "action_head", num_steps, model.l1_head.state_dict())
     if model.proprio_projector is not None:
-        _write_side_file(folder, "proprio_projector", num_steps, model.proprio_projector, _PARALLEL)
+        write_side_file(folder, "proprio_projector", num_steps, model.proprio_projector.state_dict())
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
     return next(model.parameters()).dtype
 
 
-def _write_side_file(folder: Path, part: str, num_steps: int, module: nn.Module, prefix: str) -> None:
+def write_side_file(
+    folder: Path, part: str, num_steps: int, state: Mapping[str, Tensor], prefix: str = _PARALLEL
+) -> None:
+    """Writes the tensors of a part, as write_side_file(folder, "action_head", 0, head.state_dict())."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {prefix + name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
+    tensors = {prefix + name: tensor.detach().cpu().clone() for name, tensor in state.items()}
     for stale in _side_files(folder, part):
         stale.unlink()
     torch.save(tensors, folder / f"{part}--{num_steps}_checkpoint.pt")

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from policies.checkpoint_folder import read_json, write_json
-from policies.openvla.folder import Checkpoint, write_described
+from policies.openvla.folder import Checkpoint, write_described, write_weights
 from policies.openvla.oft import OpenVLAOFT
-from policies.openvla.oft_folder import write_oft
+from policies.openvla.oft_folder import write_oft, write_side_file
 from policies.openvla.options import OPTIONS, OpenVLAOptions
 from policies.openvla.settings import WHOLE
 from rlinf_embodied.config import Critic, PolicyConfig
@@ -35,7 +35,7 @@ FILE, CRITIC, ADAPTERS, ADAPTER_CONFIG = (
     "adapter_config.json",
 )
 _SHAPE = ("decoding", "head", "proprio", "film", "lora")  # options that decide which tensors there are
-_LORA, _PEFT = ".lora_", "base_model.model."
+_LORA, _BASE, _PEFT = ".lora_", ".base_layer.", "base_model.model."
 _WEIGHTS = (".safetensors", ".pt", ".index.json")
 _OWN = {FILE, CRITIC, ADAPTERS, ADAPTER_CONFIG, "evaluation.json"}
 
@@ -136,7 +136,7 @@ def write_policy(
     """
     folder.mkdir(parents=True, exist_ok=True)
     if options.lora.rank:
-        _write_base(checkpoint, folder)
+        _write_base(checkpoint, model, folder)
         state = module.state_dict()
         _save({_there(name): state[name] for name in state if _is_adapter(name)}, folder / ADAPTERS)
         lora = options.lora
@@ -148,8 +148,11 @@ def write_policy(
     write_json(folder / FILE, {"policy": asdict(described.config), "env": asdict(described.env)})
 
 
-def _write_base(checkpoint: Checkpoint, folder: Path) -> None:
-    """Links, or copies where that cannot be, the weights of the folder that was read, and writes its other files."""
+def _write_base(checkpoint: Checkpoint, model: OpenVLAOFT, folder: Path) -> None:
+    """Writes the weights below the adapters: links to the files that were read, or copies, or what is in memory."""
+    if not checkpoint.folder.is_dir():  # an earlier checkpoint of the run that was not kept
+        _write_from_memory(checkpoint, model, folder)
+        return
     write_described(checkpoint, folder)
     for path in checkpoint.folder.iterdir():
         if path.name.endswith(_WEIGHTS) and path.name not in _OWN:
@@ -158,6 +161,20 @@ def _write_base(checkpoint: Checkpoint, folder: Path) -> None:
                 os.link(path, folder / path.name)
             except OSError:
                 shutil.copyfile(path, folder / path.name)
+
+
+def _write_from_memory(checkpoint: Checkpoint, model: OpenVLAOFT, folder: Path) -> None:
+    if model.network.has_film:
+        raise CheckpointError(
+            f"{checkpoint.folder}, whose towers belong into every checkpoint, is gone: keep more checkpoints "
+            "(checkpoint.keep), and start again from one that is there"
+        )
+    plain = {name.replace(_BASE, "."): value for name, value in model.state_dict().items() if not _is_adapter(name)}
+    of = lambda part: {n.removeprefix(part): value for n, value in plain.items() if n.startswith(part)}  # noqa: E731
+    write_weights(checkpoint, of("network."), folder)
+    for part, name in (("l1_head.", "action_head"), ("proprio_projector.", "proprio_projector")):
+        if found := of(part):
+            write_side_file(folder, name, 0, found)
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path) -> None:

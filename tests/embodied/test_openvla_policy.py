@@ -177,6 +177,15 @@ def test_adapters_leave_the_base_as_it_was_and_link_to_it(published, tmp_path) -
     assert not any("vision_backbone" in name for name in peft_names)
 
 
+def test_adapters_are_saved_when_the_folder_that_they_came_from_is_gone(published, tmp_path) -> None:
+    options = ["policy.options.lora.rank=4", "checkpoint.every=1", "checkpoint.keep=1", "algorithm.lr_end_fraction=1.0"]
+    train(run(published, tmp_path / "run", options, "run.num_iterations=1"))
+    train(run(published, tmp_path / "run", options, "run.num_iterations=3"))
+    (kept,) = (tmp_path / "run/checkpoints").glob("step_*")
+    straight = train(run(published, tmp_path / "straight", options, "run.num_iterations=3"))
+    assert weights_sha256(state_of(kept)) == straight["weights_sha256"]
+
+
 def test_a_plan_of_two_workers_gives_the_same_weights(published, tmp_path) -> None:
     options = ["policy.options.lora.rank=4"]
     one = train(run(published, tmp_path / "one", options))
