@@ -114,6 +114,8 @@ def _open_to_all(folder: Path) -> None:
     allowed = stat.S_IMODE(probe.stat().st_mode)
     probe.rmdir()
     for path in folder.rglob("*"):
+        if path.is_file() and path.stat().st_nlink > 1:  # a link to a file that is another's, too
+            continue
         path.chmod(allowed if path.is_dir() else allowed & 0o666)
 
 

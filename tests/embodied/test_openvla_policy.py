@@ -11,6 +11,7 @@ import openvla_folders as toys
 import pytest
 import torch
 import torch.distributed as dist
+from runs import GRPO, tiny, tiny_overrides, train
 
 from policies.openvla.policy import OpenVLAPolicy
 from policies.openvla.predictor import OpenVLAPredictor
@@ -21,7 +22,6 @@ from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.learning.checkpoint import weights_sha256
-from runs import GRPO, tiny, tiny_overrides, train
 
 ROWS = 3
 ENV = EnvSpec("PointReach-v0", ROWS, 4, 12, 2, 5, 9, 16, ("base_camera",), "a toy")
@@ -175,6 +175,19 @@ def test_adapters_leave_the_base_as_it_was_and_link_to_it(published, tmp_path) -
     assert all(".lora_" in name or name.startswith(("critic.", "privileged_scale.")) for name in changed)
     peft_names = {name.rpartition(".lora_")[0] for name in changed if ".lora_" in name}
     assert not any("vision_backbone" in name for name in peft_names)
+
+
+def test_a_critic_on_the_network_is_refused_where_the_network_is_in_slices(published, tmp_path) -> None:
+    options = ["policy.critic=observation", "algorithm.sharding=fsdp2", "run.exact=false"]
+    with pytest.raises(ConfigError, match=r"algorithm.sharding is 'fsdp2', but the critic shares parameters"):
+        train(run(published, tmp_path / "run", options))
+
+
+def test_a_published_files_mode_stays_as_it_was(tmp_path) -> None:
+    folder = toys.write_published(tmp_path / "published", action=2)
+    (folder / "model.safetensors").chmod(0o600)
+    train(run(folder, tmp_path / "run", ["policy.options.lora.rank=4"], "run.num_iterations=1"))
+    assert (folder / "model.safetensors").stat().st_mode & 0o777 == 0o600
 
 
 def test_adapters_are_saved_when_the_folder_that_they_came_from_is_gone(published, tmp_path) -> None:

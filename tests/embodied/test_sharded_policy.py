@@ -96,6 +96,7 @@ def test_exact_runs_refuse_more_than_one_worker() -> None:
         executor_for(config, TOGETHER, 2, SerialSession(), clone(config))
 
 
-def test_a_critic_on_the_policys_own_weights_is_refused() -> None:
+def test_a_critic_on_features_has_weights_of_its_own_and_is_trained_whole() -> None:
     config = config_of(*SHARDED, "policy.critic=observation")
-    executor_for(config, TOGETHER, 1, SerialSession(), clone(config))  # TinyVLA's has weights of its own
+    metrics = iterate(executor_for(config, TOGETHER, 1, SerialSession(), clone(config)), 1)
+    assert metrics[0]["losses/value_loss"] > 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import clone, cluster, tiny
 from torch import Tensor
 
 from envs.point_reach import STEP
@@ -21,7 +22,6 @@ from rlinf_embodied.embodied.warm_start_stage import (
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
-from runs import clone, cluster, tiny
 
 
 @pytest.fixture
