@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -32,6 +31,7 @@ from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.own_folder import OwnFolder
+from rlinf_embodied.runtime.rendezvous import MeetingPlace, Rendezvous, use_interface_of
 from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.socket_group import SocketGroup
 
@@ -59,12 +59,20 @@ class _Worker:
         if spec.device != EMULATED:  # a worker that only sleeps does without torch
             portable.verify()
         self._host = WorkerHost(spec)
+        self._meeting: MeetingPlace | None = None  # of the next group in which this worker is rank 0
 
-    def add_stage(self, spec: StageSpec, context: StageContext, rendezvous: str | None, timeout_s: float) -> object:
+    def meeting_place(self) -> Rendezvous:
+        self._meeting = MeetingPlace(ray.util.get_node_ip_address())
+        return self._meeting.rendezvous
+
+    def add_stage(
+        self, spec: StageSpec, context: StageContext, rendezvous: Rendezvous | None, timeout_s: float
+    ) -> object:
         if rendezvous is None:
             context.group = SoloGroup()
         else:
-            context.group = _group(context, rendezvous, timeout_s)
+            meeting, self._meeting = self._meeting, None
+            context.group = _group(context, rendezvous, meeting, timeout_s)
         return self._host.add_stage(spec, context)
 
     def clear(self) -> None:
@@ -90,14 +98,16 @@ def _unpacked(value: object) -> object:
     return tensor_wire.unpack(value)
 
 
-def _group(context: StageContext, rendezvous: str, timeout_s: float) -> Group:
+def _group(context: StageContext, rendezvous: Rendezvous, meeting: MeetingPlace | None, timeout_s: float) -> Group:
     """Returns this worker's member of a new group; torch.distributed is imported only where tensors are exchanged."""
     rank, size = context.owners[context.blocks[0]], len(set(context.owners))
     if context.device == EMULATED:
-        return cast(Group, SocketGroup(rank, size, rendezvous, timeout_s))
+        return cast(Group, SocketGroup(rank, size, meeting or rendezvous, timeout_s))
     from rlinf_embodied.runtime.process_group import TorchGroup
 
-    return TorchGroup(rank, size, rendezvous, timeout_s=timeout_s, device=context.device)
+    use_interface_of(ray.util.get_node_ip_address())
+    listener = None if meeting is None else meeting.socket
+    return TorchGroup(rank, size, rendezvous.url, timeout_s, context.device, listener)
 
 
 class RaySession:
@@ -134,7 +144,7 @@ class RaySession:
         """See Session; a collective stage gets a process group with a rendezvous of its own."""
         rendezvous = None
         if spec.collective and len(contexts) > 1:
-            rendezvous = f"file://{self._folder.path}/{spec.name}-{uuid.uuid4().hex}"
+            rendezvous = self._actors[contexts[0].worker].meeting_place.remote()  # goes to the members unread
         refs = []
         for context in contexts:
             context.shared = {}
