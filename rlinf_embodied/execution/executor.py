@@ -274,12 +274,26 @@ class Executor:
             state.result.spans.extend(receipt.spans)
         state.receipts, state.timings = [], []
 
-    def call(self, stage: str, method: str, step_context: StepContext, argument: object = None) -> list[object]:
-        """Calls a method on every worker of a stage at once and returns their answers in order of rank."""
-        calls = [(worker, Call(stage, method, step_context, argument=argument), []) for worker in self.workers(stage)]
+    def call(
+        self, stage: str, method: str, step_context: StepContext, argument: object = None, payloads: Sequence[Ref] = ()
+    ) -> list[object]:
+        """Calls a method on every worker of a stage at once and returns their answers in order of rank.
+
+        `payloads` follow the argument: what other stages published, which the driver does not read.
+        """
+        call = Call(stage, method, step_context, argument=argument)
+        calls = [(worker, call, payloads) for worker in self.workers(stage)]
         answers = self._session.submit(calls, collective=self.workflow.stages[stage].collective)
         receipts = self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
         return [receipt.report for receipt in of_type(receipts, Receipt)]
+
+    def publish(self, stage: str, method: str, step_context: StepContext) -> list[Ref]:
+        """Calls a method on every worker of a stage at once and returns references to their answers, by rank."""
+        call = Call(stage, method, step_context, publishes=True)
+        calls = [(worker, call, []) for worker in self.workers(stage)]
+        answers = self._session.submit(calls, collective=self.workflow.stages[stage].collective)
+        self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
+        return [refs[0] for refs in answers]
 
     def sync_weights(self, source: str, target: str, state: Iteration | None = None) -> None:
         """Sends the weights of `source` to those workers of `target` that do not share them already."""
@@ -297,12 +311,12 @@ class Executor:
     ) -> list[Receipt]:
         """Exports weights at one stage and installs them at others, each of which verifies version and checksum.
 
+        The driver hands on a reference: it never holds the weights, and a node gets one copy for all of its workers.
         Returns the receipt of the export, then those of the installs.
         """
         worker, stage = source
-        export = Call(stage, "export_weights", step_context)
-        ((receipt,),) = session.submit([(worker, export, [])])
-        (exported,) = of_type(session.fetch([receipt], f"{stage}.export_weights"), Receipt)
-        calls = [(w, Call(s, "install_weights", step_context, argument=exported.report), []) for w, s in targets]
-        installed = session.fetch([refs[-1] for refs in session.submit(calls)], "install_weights")
-        return of_type([exported, *installed], Receipt)
+        export = Call(stage, "export_weights", step_context, publishes=True)
+        ((weights, exported),) = session.submit([(worker, export, [])])
+        calls = [(w, Call(s, "install_weights", step_context), [weights]) for w, s in targets]
+        installed = [refs[-1] for refs in session.submit(calls)]
+        return of_type(session.fetch([exported, *installed], f"weights of {stage}"), Receipt)

@@ -65,6 +65,10 @@ class Meter:
         used = float(psutil.Process().memory_info().rss)
         return Reading(used, max(used, _high_water_bytes()), cpu)
 
+    def count(self, step_context: StepContext, payload: object) -> float:
+        """Returns the bytes of a payload."""
+        return payload_bytes(payload)
+
 
 def _high_water_bytes() -> float:
     lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
@@ -166,12 +170,23 @@ class MeteredSession:
 
     # -------------------------------------------------------------------------------------------------------- readings
     def ask(
-        self, worker: int, stage: str, method: str, step_context: StepContext | None = None, argument: object = None
+        self,
+        worker: int,
+        stage: str,
+        method: str,
+        step_context: StepContext | None = None,
+        payloads: Sequence[Ref] = (),
     ) -> object:
         """Returns what a stage of one worker answers."""
-        call = Call(stage, method, step_context or StepContext(0), argument=argument)
-        ((receipt,),) = self._inner.submit([(worker, call, [])])
+        call = Call(stage, method, step_context or StepContext(0))
+        ((receipt,),) = self._inner.submit([(worker, call, payloads)])
         return of_type(self._inner.fetch([receipt], f"{stage}.{method}"), Receipt)[0].report
+
+    def publish(self, worker: int, stage: str, method: str, step_context: StepContext) -> Ref:
+        """Returns a reference to what a stage of one worker answers, as soon as it is there."""
+        ((value, receipt),) = self._inner.submit([(worker, Call(stage, method, step_context, publishes=True), [])])
+        self._inner.fetch([receipt], f"{stage}.{method}")
+        return value
 
     def readings(self) -> dict[int, Reading]:
         """Returns the memory of every worker."""

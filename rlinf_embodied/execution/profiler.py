@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster, processor
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.iteration import Finishes
-from rlinf_embodied.execution.meter import MeteredSession, Reading, measure_links, payload_bytes
+from rlinf_embodied.execution.meter import METER, MeteredSession, Reading, measure_links
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measurement import Measurements, Memory, cell_of, loop_of, profile_dict, samples
 from rlinf_embodied.flow.probes import Probe, probes, shortened, warm_up
@@ -266,25 +267,27 @@ def _switches(
 
 
 def _weights(executor: Executor, probe: Probe, metered: MeteredSession, measured: Measurements) -> None:
-    """Times one export and one install along each weight edge, the wire to the driver and back included."""
+    """Times one export and one install along each weight edge, the wire between the two included."""
     for edge in probe.workflow.weight_edges:
         ends = edge.source, edge.target
         if ends in measured.weights:
             continue
         step_context = _step_context(probe, 0)
-        exports, installs, message = [], [], None
+        exports, installs, size = [], [], 0.0
+        giver, taker = executor.workers(edge.source)[0], executor.workers(edge.target)[-1]
         for _ in range(3):
             start = time.perf_counter()
-            message = metered.ask(executor.workers(edge.source)[0], edge.source, "export_weights", step_context)
+            weights = metered.publish(giver, edge.source, "export_weights", step_context)
             exports.append(time.perf_counter() - start)
             start = time.perf_counter()
-            metered.ask(executor.workers(edge.target)[-1], edge.target, "install_weights", step_context, message)
+            metered.ask(taker, edge.target, "install_weights", step_context, payloads=[weights])
             installs.append(time.perf_counter() - start)
+            size = cast(float, metered.ask(taker, METER.name, "count", payloads=[weights]))
         # both times hold the wire, so no bytes are left for the planner to send
         seconds = {"export_s": statistics.median(exports), "install_s": statistics.median(installs)}
         measured.weights[ends] = {"bytes": 0.0, **seconds}
         measured.sources[f"weights.{edge.source}->{edge.target}"] = (
-            f"measured with the wire, {payload_bytes(message):.0f} bytes by way of the driver"
+            f"measured with the wire, {size:.0f} bytes from worker to worker"
         )
 
 

@@ -249,13 +249,13 @@ class ReasoningJob:
         """Writes weights and optimizers of actor and critic."""
         step_context = StepContext(progress.iteration)
         critic = "critic" in executor.workflow.stages
-        tensors = executor.call("critic", "export_state", step_context)[0] if critic else {}
+        added = executor.publish("critic", "export_state", step_context)[:1] if critic else []
         reference, own = Path(self._reference), root.resolve().parent
         if reference.is_relative_to(own):
             reference = reference.relative_to(own)
         state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": str(reference)}
         keep = self.config.checkpoint.keep
-        executor.call("actor", "save", step_context, (str(root), progress.iteration, keep, state, tensors))
+        executor.call("actor", "save", step_context, (str(root), progress.iteration, keep, state), added)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""
