@@ -61,3 +61,23 @@ class Reader:
         assert (message["weights"] == message["version"]).all()
         self.version = message["version"]
         return self.version
+
+
+class Where:
+    """Says at its set-up on which of Ray's nodes it is; reads a file and writes one, where it is told to."""
+
+    def __init__(self, config: dict[str, str] | None) -> None:
+        self.config = config
+
+    def setup(self, context: StageContext) -> str:
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        if self.config is not None:
+            out = Path(self.config["out"])
+            out.mkdir(parents=True, exist_ok=True)
+            (out / node).write_text(Path(self.config["path"]).read_text())
+        return node
+
+    def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
+        return Output(dict.fromkeys(inputs))

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import ImitationConfig, WarmStartConfig
 from rlinf_embodied.embodied.cloning import HeldOut
@@ -32,12 +32,14 @@ from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
-from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.learning.checkpoint import load_state, step_folder
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.training.checkpoints import bring_checkpoint
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.training.warm_start import made_once
@@ -97,7 +99,7 @@ class ImitationJob:
             DataError: a file cannot be used.
         """
         config = self.config
-        kind = cluster_at_hand(config.cluster).kind
+        kind = find_cluster(config.cluster).kind
         require_env_target(config.env)
         require_policy_class(config.policy, cloned=True)
         number = sum(require_file(place, config.env, _DATA) for place in config.files)
@@ -225,6 +227,7 @@ class ImitationJob:
         state = {"progress": asdict(progress), "config": to_yaml(self.config), _DATA: self._digests()}
         keep = self.config.checkpoint.keep
         executor.call(_STAGE, "save", StepContext(progress.iteration), (str(root), progress.iteration, keep, state))
+        bring_checkpoint(executor, _STAGE, step_folder(root, progress.iteration), keep)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""

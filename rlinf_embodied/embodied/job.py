@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Reward, TrainConfig
 from rlinf_embodied.config.checks import require
@@ -29,11 +29,14 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.learning.checkpoint import step_folder
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.training.checkpoints import bring_checkpoint
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 
@@ -77,7 +80,7 @@ class EmbodiedJob:
         Raises:
             ConfigError: episodes are to be carried over where they cannot be replayed.
         """
-        config, kind = self.config, cluster_at_hand(self.config.cluster).kind
+        config, kind = self.config, find_cluster(self.config.cluster).kind
         require_env_target(config.env)
         require(
             not (config.env.carry_over and config.env.runs_on_gpu(kind)),
@@ -168,6 +171,7 @@ class EmbodiedJob:
         state = {"progress": asdict(progress), "config": to_yaml(self.config)}
         keep = self.config.checkpoint.keep
         executor.call(ACTOR, "save", step_context, (str(root), progress.iteration, keep, state, carry_over))
+        bring_checkpoint(executor, ACTOR, step_folder(root, progress.iteration), keep)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""

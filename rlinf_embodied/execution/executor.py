@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
@@ -29,6 +30,7 @@ from rlinf_embodied.flow.probes import collocated
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
+from rlinf_embodied.runtime.node_files import paths_in
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
 
 _LOG = logging.getLogger(__name__)
@@ -48,8 +50,12 @@ class Executor:
         self._repeated, self._steps = parts(schedule(plan, workflow), workflow)
         self._repeats = repeats(workflow)
         self._exclusive = plan.exclusive()
+        module = cluster.device_module
         session.start(
-            [WorkerSpec(k, cluster.torch_device(k), device_module=cluster.device_module) for k in plan.devices()]
+            [
+                WorkerSpec(k, cluster.torch_device(k), device_module=module, node=cluster.node_id(k))
+                for k in plan.devices()
+            ]
         )
         self.facts: dict[str, list[object]] = {}
         self.setup_s: dict[str, float] = {}  # by stage; the first one waits for the workers to start
@@ -82,7 +88,10 @@ class Executor:
             device = cluster.torch_device(worker)
             contexts.append(StageContext(worker, device, blocks, shards, num_blocks, owners, SoloGroup(), {}))
             contexts[-1].exclusive = self._exclusive[name] & self._hosted(worker)
-        return self._session.add_stage(self.workflow.stages[name], contexts)
+        spec = self.workflow.stages[name]
+        for path in paths_in(spec.config) if cluster.nodes else ():
+            self._session.provide(workers, path)
+        return self._session.add_stage(spec, contexts)
 
     def _hosted(self, worker: int) -> frozenset[str]:
         return frozenset(stage for stage, owners in self._owners.items() if worker in owners)
@@ -294,6 +303,10 @@ class Executor:
         answers = self._session.submit(calls, collective=self.workflow.stages[stage].collective)
         self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
         return [refs[0] for refs in answers]
+
+    def collect(self, stage: str, path: Path, *, of_first: bool = False) -> int:
+        """Brings what the workers of a stage (or its first one) wrote to the driver's node; returns how many files."""
+        return self._session.collect(self.workers(stage)[: 1 if of_first else None], path)
 
     def sync_weights(self, source: str, target: str, state: Iteration | None = None) -> None:
         """Sends the weights of `source` to those workers of `target` that do not share them already."""

@@ -159,6 +159,14 @@ class MeteredSession:
         """See Session."""
         return self._inner.fetch(refs, waiting)
 
+    def provide(self, workers: Sequence[int], path: Path) -> None:
+        """See Session."""
+        self._inner.provide(workers, path)
+
+    def collect(self, workers: Sequence[int], path: Path) -> int:
+        """See Session."""
+        return self._inner.collect(workers, path)
+
     def clear(self) -> None:
         """See Session."""
         self.answers = []
@@ -205,8 +213,8 @@ class MeteredSession:
         return max((payload_bytes(value) for value in values), default=None)
 
 
-def measure_links(session: Session, devices: Mapping[int, str], num_blocks: int) -> dict[str, float]:
-    """Returns latency_s of a hop with that many blocks, and the bytes per second beyond, between two workers.
+def measure_links(session: Session, devices: Mapping[int, str], num_blocks: int) -> tuple[float, float]:
+    """Returns the seconds of a hop with that many blocks, and the bytes per second beyond, between two workers.
 
     A payload goes back and forth; nobody computes.
     """
@@ -218,7 +226,7 @@ def measure_links(session: Session, devices: Mapping[int, str], num_blocks: int)
     small = min(_bounce(session, (first, second), num_blocks, _SMALL, _HOPS) for _ in range(_ROUNDS))
     large = min(_bounce(session, (first, second), num_blocks, _LARGE, _HOPS) for _ in range(_ROUNDS))
     extra_bytes = num_blocks * (_LARGE - _SMALL)
-    return {"latency_s": max(small, 1e-6), "within_node_bytes_per_s": extra_bytes / max(large - small, 1e-6)}
+    return max(small, 1e-6), extra_bytes / max(large - small, 1e-6)
 
 
 def _bounce(session: Session, workers: tuple[int, int], num_blocks: int, num_bytes: int, hops: int) -> float:

@@ -135,14 +135,33 @@ def measure(
         _switches(executor, probe, metered, measured, cluster)
         _weights(executor, probe, metered, measured)
     metered.clear()
-    if min(cluster.num_devices, workflow.num_blocks) > 1:
-        devices = {worker: cluster.torch_device(worker) for worker in (0, 1)}
-        measured.links = measure_links(session, devices, max(1, workflow.num_blocks // 2))
+    measured.links = _links(session, cluster, workflow.num_blocks)
     session.clear()
     measured.sources |= _sources(workflow, measured)
     progress("profile", total, total, f"{time.time() - start:.0f} s")
     data = profile_dict(name, workflow, cluster.node_groups()[0].kind, measured, key)
     return parse_profile(data, f"the profile of {name}"), data
+
+
+def _links(session: Session, cluster: Cluster, num_blocks: int) -> dict[str, float]:
+    """Measures the wire within the first node, and to the next one, between workers that the probes have started."""
+    links: dict[str, float] = {}
+    for name, worker in link_ends(cluster, num_blocks).items():
+        devices = {k: cluster.torch_device(k) for k in (0, worker)}
+        latency_s, bytes_per_s = measure_links(session, devices, max(1, num_blocks // 2))
+        links[name] = bytes_per_s
+        links["latency_s"] = max(latency_s, links.get("latency_s", 0.0))
+    return links
+
+
+def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:
+    """Returns the worker with which worker 0 measures each kind of link that the devices in use have."""
+    first = cluster.place_of(0).node
+    ends: dict[str, int] = {}
+    for worker in range(1, min(cluster.num_devices, num_blocks)):
+        near = cluster.place_of(worker).node == first
+        ends.setdefault("within_node_bytes_per_s" if near else "across_nodes_bytes_per_s", worker)
+    return ends
 
 
 def _step_context(probe: Probe, repetition: int) -> StepContext:

@@ -86,12 +86,17 @@ def save(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    arrived(target, keep)
+    return target
+
+
+def arrived(target: Path, keep: int) -> None:
+    """Points `latest` at a checkpoint that is complete, written here or brought from another node; drops old ones."""
     try:  # the checkpoint is safe, and `find_latest` does without the link
         _point_latest(target)
-        _prune(root, keep)
+        _prune(target.parent, keep)
     except OSError as error:
         _LOG.warning("checkpoint %s is written, but latest or old checkpoints are not up to date: %s", target, error)
-    return target
 
 
 def write_whole(folder: Path, write: Callable[[Path], object]) -> None:

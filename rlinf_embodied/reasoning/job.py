@@ -18,7 +18,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.language import LanguagePolicy
-from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.learning.checkpoint import load_state, step_folder
 from rlinf_embodied.reasoning.batch import Prompt, RewardReport, SamplingParams
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation import require_context
@@ -33,6 +33,7 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.training.checkpoints import bring_checkpoint
 from rlinf_embodied.training.job import Checking, Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 
@@ -256,6 +257,7 @@ class ReasoningJob:
         state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": str(reference)}
         keep = self.config.checkpoint.keep
         executor.call("actor", "save", step_context, (str(root), progress.iteration, keep, state), added)
+        bring_checkpoint(executor, "actor", step_folder(root, progress.iteration), keep)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""

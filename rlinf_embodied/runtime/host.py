@@ -151,6 +151,7 @@ class WorkerSpec:
     device: str
     threads: int = 1
     device_module: str | None = None  # imported first, see device.py
+    node: str | None = None  # Ray's id of the node that it runs on; None: the driver's
 
 
 class WorkerHost:

@@ -18,7 +18,7 @@ from typing import cast
 
 from rlinf_embodied import portable
 from rlinf_embodied.cache import cache_root
-from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Exactness
 from rlinf_embodied.errors import DataError
@@ -26,6 +26,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.learning.checkpoint import find_latest, step_folder, verify
 from rlinf_embodied.runtime import transport
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
@@ -79,7 +80,7 @@ class Trainer:
             self._resumption = checkpoint_to_resume(self._config)
             self._resumed = None if self._resumption is None else self._resumption.path
             job.require_checkpoint(self._resumed)
-            self._cluster: Cluster = cluster_at_hand(self._config.cluster)
+            self._cluster: Cluster = find_cluster(self._config.cluster)
             self._planning = Planning(job, self._cluster, job.workflow(""))
             self._folder = folder or RunFolder(path, locked=True)
         except BaseException:
