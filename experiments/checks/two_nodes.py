@@ -98,6 +98,7 @@ def _variables() -> list[str]:
         f"PYTHONPATH={CODE}",
         "RAY_USAGE_STATS_ENABLED=0",
         "OMP_NUM_THREADS=1",
+        "RAY_worker_niceness=0",
     ]
 
 

@@ -24,7 +24,6 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime.worker_process import prepare_driver, task_variables
 from rlinf_embodied.telemetry.run_folder import library_versions
 
-_EXAMINE_S = 120.0  # a node starts a process and imports the package
 _KNOCK_S = 5.0
 _PACKAGES = ("rlinf_embodied", "envs", "policies")
 _FACTS: dict[str, NodeFacts] = {}  # by node id
@@ -63,7 +62,7 @@ def _knock(address: str) -> None:
         ) from error
 
 
-def ray_nodes(address: str) -> list[RayNode]:
+def ray_nodes(address: str, timeout_s: float) -> list[RayNode]:
     """Returns the living nodes of a cluster, this process joined to it.
 
     Raises:
@@ -72,7 +71,7 @@ def ray_nodes(address: str) -> list[RayNode]:
     join(address)
     here = ray.get_runtime_context().get_node_id()
     alive = [node for node in ray.nodes() if node["Alive"]]
-    _ask([node for node in alive if node["NodeID"] not in _FACTS])
+    _ask([node for node in alive if node["NodeID"] not in _FACTS], timeout_s)
     nodes = [
         RayNode(
             node_id=node["NodeID"],
@@ -108,7 +107,7 @@ def examine() -> NodeFacts:
     )
 
 
-def _ask(nodes: list[dict]) -> None:
+def _ask(nodes: list[dict], timeout_s: float) -> None:
     """Has nodes examine themselves, all at the same time."""
     asked = {}
     # Ray hides the GPUs of a node from tasks that ask for none, which this one is to see
@@ -123,11 +122,11 @@ def _ask(nodes: list[dict]) -> None:
         asked[node["NodeID"]] = node["NodeManagerAddress"], task.remote()
     for node_id, (place, ref) in asked.items():
         try:
-            _FACTS[node_id] = cast(NodeFacts, ray.get(ref, timeout=_EXAMINE_S))
+            _FACTS[node_id] = cast(NodeFacts, ray.get(ref, timeout=timeout_s))
         except GetTimeoutError as error:
             raise ConfigError(
-                f"cluster.address: node {place} said nothing for {_EXAMINE_S:.0f} s: look at its logs in /tmp/ray, or "
-                "take it out of the cluster with `ray stop` there"
+                f"cluster.address: node {place} said nothing for {timeout_s:.0f} s (cluster.call_timeout_s): look at "
+                "its logs in /tmp/ray, or take it out of the cluster with `ray stop` there"
             ) from error
         except RayError as error:
             cause = str(getattr(error, "cause", error)).strip().splitlines()[-1]

@@ -28,10 +28,11 @@ from rlinf_embodied.cluster.hardware import EMULATED, store_bytes
 from rlinf_embodied.errors import HangError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
-from rlinf_embodied.runtime import node_files, ray_files, tensor_wire
+from rlinf_embodied.runtime import node_files, tensor_wire
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.own_folder import OwnFolder
 from rlinf_embodied.runtime.placement import Placement
+from rlinf_embodied.runtime.ray_files import RayFiles
 from rlinf_embodied.runtime.rendezvous import MeetingPlace, Rendezvous, use_interface_of
 from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.socket_group import SocketGroup
@@ -111,6 +112,7 @@ class RaySession:
         self._waiting: dict[object, str] = {}
         self._owns_ray = not ray.is_initialized()
         self._placement = Placement()
+        self._files = RayFiles()
         self._nodes: dict[int, str] = {}  # of workers that have one, see WorkerSpec
         self._folder = OwnFolder()
         if self._owns_ray:
@@ -122,7 +124,7 @@ class RaySession:
         """See Session."""
         new = [spec for spec in workers if spec.worker not in self._actors]
         self._placement.reserve(new)
-        ray_files.prepare({spec.node for spec in new if spec.node is not None}, portable.library_path())
+        self._files.prepare({spec.node for spec in new if spec.node is not None}, portable.library_path())
         for spec in new:
             remote = ray.remote(_Worker).options(
                 **self._placement.options(spec),
@@ -190,11 +192,11 @@ class RaySession:
 
     def provide(self, workers: Sequence[int], path: Path) -> None:
         """See Session."""
-        ray_files.provide(path, {self._nodes[worker] for worker in workers if worker in self._nodes})
+        self._files.provide(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
 
     def collect(self, workers: Sequence[int], path: Path) -> int:
         """See Session."""
-        return ray_files.collect(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
+        return self._files.collect(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
 
     def clear(self) -> None:
         """See Session."""
@@ -208,6 +210,7 @@ class RaySession:
             ray.kill(actor, no_restart=True)
         self._actors.clear()
         self._nodes.clear()
+        self._files.close()
         self._placement.release()
         self._folder.cleanup()
         if self._owns_ray and ray.is_initialized():
