@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import ray
-from ray._private import ray_constants
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
@@ -226,29 +224,17 @@ def start_ray(object_store_bytes: int | None = None) -> str | None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     for attempt in range(_START_ATTEMPTS):
         try:
-            with _on_loopback():
-                started = ray.init(
-                    num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
-                    include_dashboard=False,
-                    object_store_memory=object_store_bytes or store_bytes(),
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    configure_logging=True,
-                )
+            started = ray.init(
+                num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
+                include_dashboard=False,
+                object_store_memory=object_store_bytes or store_bytes(),
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=True,
+            )
             return str(cast(Any, started).address_info["session_dir"])
         except Exception as error:  # Ray has no class for it
             ray.shutdown()
             if _SLOW_START not in str(error) or attempt + 1 == _START_ATTEMPTS:
                 raise
             _LOG.warning("Ray did not start within its 30 s, as it happens on busy machines: trying again")
-
-
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Within it Ray starts for this machine alone: whoever reaches its ports may run any code as this user."""
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False  # what it is on other systems; Ray has no setting for it on Linux
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
