@@ -13,6 +13,9 @@ import torch
 import torch.distributed as dist
 from runs import GRPO, tiny, tiny_overrides, train
 
+from experiments.examples.small_openvla import Options as Small
+from experiments.examples.small_openvla import write_small
+from policies.checkpoint_folder import write_json
 from policies.openvla.policy import OpenVLAPolicy
 from policies.openvla.predictor import OpenVLAPredictor
 from rlinf_embodied.compose import compose_train
@@ -104,6 +107,29 @@ def test_grippers_are_turned_into_what_the_env_takes(published) -> None:
     assert torch.equal(ones[..., :-1], raw[..., :-1])
     assert torch.equal(ones[..., -1], torch.where(raw[..., -1] > 0.5, 1.0, -1.0))
     assert torch.equal(others[..., -1], -ones[..., -1])
+
+
+def test_the_small_one_can_have_the_ranges_and_the_proprioception_of_a_data_set(tmp_path) -> None:
+    kinds = {"action": ([-2.0, 0.0], [2.0, 0.5]), "observation.state": ([-3.0] * 5, [1.0] * 5)}
+    told = {name: {"min": low, "max": high} for name, (low, high) in kinds.items()}
+    (tmp_path / "data" / "meta").mkdir(parents=True)
+    write_json(tmp_path / "data" / "meta" / "stats.json", told)
+    small = Small(out=str(tmp_path / "small"), data=str(tmp_path / "data"), hidden_size=32, image_size=28)
+    policy, _ = policy_of(write_small(small), {**PARALLEL, "proprio": True})
+    assert policy.range.low.tolist() == [-2.0, 0.0]
+    assert policy.range.high.tolist() == [2.0, 0.5]
+    assert policy.encode(shown())["proprio"].abs().max() == 1.0  # beyond the range of the data: clipped
+    check_policy(policy, policy.config, ENV, shown())
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_it_is_cloned_on_the_tokens_that_it_may_draw(published, whole: bool) -> None:
+    policy, env = policy_of(published, {**PARALLEL, "whole_vocabulary": whole})
+    features = policy.encode_trainable(shown())
+    actions = torch.full((ROWS, env.chunk, 2), 0.1)
+    tokens = torch.from_numpy(policy._tokens.encode(policy._normalised(actions.numpy())))
+    log_probs = policy.evaluate(features, {"tokens": tokens}, 1.0).log_probs
+    torch.testing.assert_close(-policy.imitation_loss(features, actions, {}), log_probs.mean((1, 2)).sum())
 
 
 def test_cloning_draws_it_to_what_is_demonstrated(published) -> None:
