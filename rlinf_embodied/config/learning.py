@@ -79,7 +79,9 @@ class Sharding(StrEnum):
     fsdp2 = "fsdp2"  # in slices over its workers, see docs/reasoning.md and docs/openvla.md
 
 
-def require_ratio_bounds(clip_high: float, dual_clip: float | None, max_log_ratio: float) -> None:
+def require_ratio_bounds(
+    clip_high: float, dual_clip: float | None, max_log_ratio: float, tis_cap: float | None
+) -> None:
     """Checks what bounds importance ratios beside the clip range.
 
     Raises:
@@ -90,6 +92,8 @@ def require_ratio_bounds(clip_high: float, dual_clip: float | None, max_log_rati
     require(above, "algorithm.dual_clip", dual_clip, rule, "use 3.0, or null for no bound")
     rule = "beyond 80 a float32 overflows, and at 0 nothing is learned"
     require(0 < max_log_ratio <= 80, "algorithm.max_log_ratio", max_log_ratio, rule, "use 20.0")
+    capped = tis_cap is None or tis_cap > 0
+    require(capped, "algorithm.tis_cap", tis_cap, "it must be positive", "use 2.0, or null")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -113,6 +117,9 @@ class AlgorithmConfig:
     sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded
     rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
     ratio_tolerance: float | None = None  # of |log ratio| before the first step; None: 1e-5, on accelerators any
+    tis_cap: float | None = (
+        None  # truncated importance sampling: largest pi_training / pi_rollout of a ratio's entry; None: none
+    )
     target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it
     reduction: Reduction = Reduction.auto
     # PPO
@@ -140,7 +147,7 @@ class AlgorithmConfig:
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm"):
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
-        require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio)
+        require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
         for name in ("rows_per_microbatch", "ratio_tolerance"):
             value = getattr(self, name)
             require(value is None or value > 0, f"algorithm.{name}", value, "it must be positive", "use null")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.losses import policy_loss, reference_kl
-from rlinf_embodied.algorithms.off_policy import mismatch, truncated_token_weights
+from rlinf_embodied.algorithms.off_policy import mismatch, truncated_importance_weights
 from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -73,13 +73,14 @@ class Objective:
         # with one step per iteration the weights are those that sampled: the ratio is 1, and this pass says pi_old
         old = log_probs.detach() if rows.old_log_probs is None else cut(rows.old_log_probs)
         weights = self._weights(batch, mask, [row < rows.num_trained for row in index])
-        corrected = weights
+        importance = None
         if algorithm.tis_cap is not None:
-            corrected = weights * truncated_token_weights(old, rollout_log_probs, mask, algorithm.tis_cap)
+            importance = truncated_importance_weights(old, rollout_log_probs, mask, algorithm.tis_cap)
         terms = policy_loss(
-            *(log_probs, old, cut(rows.advantages), mask, algorithm.clip_low, algorithm.clip_high, corrected),
+            *(log_probs, old, cut(rows.advantages), mask, algorithm.clip_low, algorithm.clip_high, weights),
             dual_clip=algorithm.dual_clip,
             max_log_ratio=algorithm.max_log_ratio,
+            importance=importance,
         )
         loss = terms.loss
         if algorithm.entropy_coef:
