@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.language import Precision
 
 
 class Critic(StrEnum):
@@ -115,8 +116,11 @@ class AlgorithmConfig:
     max_grad_norm: float = 0.5
     entropy_coef: float = 0.0
     sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded
+    precision: Precision = Precision.float32  # of rollouts and passes, a critic on privileged state excepted
     rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
-    ratio_tolerance: float | None = None  # of |log ratio| before the first step; None: 1e-5, on accelerators any
+    ratio_tolerance: float | None = (
+        None  # of |log ratio| before the first step; None: 1e-5, or any off a CPU and in bfloat16
+    )
     tis_cap: float | None = (
         None  # truncated importance sampling: largest pi_training / pi_rollout of a ratio's entry; None: none
     )

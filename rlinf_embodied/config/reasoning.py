@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.language import Precision
 from rlinf_embodied.config.learning import Reduction, Sharding, require_ratio_bounds
 
 
@@ -160,6 +161,7 @@ class ReasoningAlgorithmConfig:
     tokens_per_microbatch: int = 1024  # padding included; what a core's cache holds of a small model, more for GPUs
     reduction: Reduction = Reduction.auto
     sharding: Sharding = Sharding.none  # of the actor; a critic is never sharded
+    precision: Precision = Precision.float32  # of the actor's passes and what is compared with them, not of generation
     # PPO
     gamma: float = 1.0
     gae_lambda: float = 0.95

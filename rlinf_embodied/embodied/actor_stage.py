@@ -25,8 +25,8 @@ from rlinf_embodied.algorithms.losses import (
     require_unit_ratio,
 )
 from rlinf_embodied.algorithms.off_policy import Mismatch
-from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Sharding
-from rlinf_embodied.device import is_accelerator
+from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Precision, Sharding
+from rlinf_embodied.device import is_accelerator, require_autocast
 from rlinf_embodied.embodied.advantages import Rollouts, grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
@@ -39,6 +39,7 @@ from rlinf_embodied.embodied.old_log_probs import (
     with_old_log_probs,
 )
 from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
+from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import RunningEpisode
@@ -96,24 +97,30 @@ class ActorStage:
 
         Raises:
             ObjectiveError: the policy has nothing to train.
-            ConfigError: PPO has no critic to train.
+            ConfigError: PPO has no critic to train, or the device does not compute in algorithm.precision.
         """
         model, algorithm = self._config.model, self._algorithm
+        if algorithm.precision is Precision.bfloat16:
+            require_autocast(context.device)
         shared = context.share("policy", lambda: load_policy(model.policy, model.folder, context.device))
         self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter("actor")
-        self._policy = self._shared.policy
+        self._policy = computed_in(algorithm.precision, self._shared.policy, model.policy, context.device)
         self._rank, self._device = context.group.rank, context.device
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         if algorithm.sharding is Sharding.none:
             learners = Learners.replicated(self._policy, algorithm, self._reducer)
         else:
-            copy = lambda: load_policy(model.policy, model.folder, "cpu").policy  # noqa: E731
             settings = (algorithm, self._reducer, context, self._config.exact)
-            learners = Learners.sharded(self._policy, copy, self._zero_loss, *settings)
+            learners = Learners.sharded(self._policy, self._copy, self._zero_loss, *settings)
         self._learners, self._joint = learners.by_name, learners.joint
         temperature = model.policy.temperature
         self._objective = Objective(algorithm, temperature, learners.evaluate, self._policy.value, learners.joint)
+
+    def _copy(self) -> Policy:
+        model = self._config.model
+        policy = load_policy(model.policy, model.folder, "cpu").policy
+        return computed_in(self._algorithm.precision, policy, model.policy, self._device)
 
     def _zero_loss(self, scored: Scored) -> Tensor:
         """Returns 0 from a forward pass over a row of this rollout."""
@@ -204,8 +211,8 @@ class ActorStage:
         found = self._policy.evaluate(features, record, self._config.model.policy.temperature)
         if found.entropy is None and self._algorithm.entropy_coef:
             raise ConfigError(
-                f"algorithm.entropy_coef is {self._algorithm.entropy_coef:g}, but {type(self._policy).__name__} has no "
-                "entropy in closed form: use 0"
+                f"algorithm.entropy_coef is {self._algorithm.entropy_coef:g}, but "
+                f"{type(self._shared.policy).__name__} has no entropy in closed form: use 0"
             )
         return found.log_probs
 
@@ -228,7 +235,8 @@ class ActorStage:
         stacked = self._reducer.gather_blocks({b: apart.stacked() for b, apart in found.items()})
         apart = reduce(add, (Mismatch.of(part) for part in stacked.values()))
         largest, tolerance = float(apart.abs_max), self._algorithm.ratio_tolerance
-        if tolerance is not None or not is_accelerator(self._device):
+        exact = self._algorithm.precision is Precision.float32 and not is_accelerator(self._device)
+        if tolerance is not None or exact:
             require_unit_ratio(largest, _RATIO_TOLERANCE if tolerance is None else tolerance)
         metrics = {"losses/initial_log_ratio": largest}
         if cap is not None:
@@ -284,7 +292,7 @@ class ActorStage:
         if carry_over:
             tensors["carry_over"] = flatten_carry_over(carry_over)
         state = state | {"version": self._shared.version, "blocks": sorted(carry_over)}
-        policy, config = self._policy, self._config
+        policy, config = self._shared.policy, self._config
 
         def write_policy(folder: Path) -> None:
             save_policy(policy, folder, config.env, config.model.policy, self._device)

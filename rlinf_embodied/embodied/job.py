@@ -29,6 +29,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
@@ -75,10 +76,13 @@ class EmbodiedJob:
         """See Job; a policy that training goes on from was trained under the same conditions.
 
         Raises:
-            ConfigError: episodes are to be carried over where they cannot be replayed.
+            ConfigError: episodes are to be carried over where they cannot be replayed, or the devices do not compute
+                in algorithm.precision.
         """
-        config, kind = self.config, cluster_at_hand(self.config.cluster).kind
+        config, cluster = self.config, cluster_at_hand(self.config.cluster)
+        kind = cluster.kind
         require_env_target(config.env)
+        require_precision(config.algorithm.precision, cluster)
         require(
             not (config.env.carry_over and config.env.runs_on_gpu(kind)),
             "env.carry_over",

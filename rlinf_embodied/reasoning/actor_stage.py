@@ -21,6 +21,7 @@ from torch import Tensor
 from rlinf_embodied.algorithms.losses import require_unit_ratio
 from rlinf_embodied.config import Engine, MathConfig, Precision, ReasoningName, Sharding
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.device import require_autocast
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
@@ -74,7 +75,13 @@ class ActorStage(LanguageStage):
         self._updated = False  # since the weights were loaded
 
     def setup(self, context: StageContext) -> None:
-        """Loads the policy (or takes its worker's copy) and makes the learner."""
+        """Loads the policy (or takes its worker's copy) and makes the learner.
+
+        Raises:
+            ConfigError: the device does not compute in algorithm.precision.
+        """
+        if self._algorithm.precision is Precision.bfloat16:
+            require_autocast(context.device)
         super().setup(context)
         algorithm = self._algorithm
         self._rank = context.group.rank
@@ -100,9 +107,10 @@ class ActorStage(LanguageStage):
         policy = load_policy(model.policy, model.folder, model.seed, "cpu").policy
         learner = ShardedLearner(
             *(policy.module, policy.parameters, view, self._settings(), STATISTICS),
-            zero_loss=lambda: zero_loss(policy, context.device),
+            zero_loss=lambda: zero_loss(policy, context.device, self._algorithm.precision),
             group=context.group,
             device=context.device,
+            precision=self._algorithm.precision,
         )
         self._shared.leave(self._user)  # it is on the device while another stage works with it
         return policy, learner
@@ -211,7 +219,8 @@ class ActorStage(LanguageStage):
         own = {block: self._objective.largest.get(block, torch.zeros(2)) for block in self._rows}
         found = torch.stack(list(self._reducer.gather_blocks(own).values())).amax(0)
         self._differences = (float(found[0]), float(found[1]))
-        if self._device == "cpu" and self._config.policy.precision is Precision.float32:
+        precisions = {self._config.policy.precision, self._algorithm.precision}
+        if self._device == "cpu" and precisions == {Precision.float32}:
             if self._config.generation.engine is Engine.transformers:  # others round as they like
                 require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
             require_unit_ratio(self._differences[1], _LARGEST_RATIO)

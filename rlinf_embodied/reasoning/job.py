@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
-from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Engine, MathConfig, ReasoningName
 from rlinf_embodied.data.problems import Problem, Split
@@ -19,6 +19,7 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.reasoning.batch import Prompt, RewardReport, SamplingParams
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation import require_context
@@ -89,10 +90,12 @@ class ReasoningJob:
         """See Job; also checks that problems can be had, and that their prompts fit the model's context.
 
         Raises:
-            ConfigError: they do not fit, there is no such level, or what a _target_ names cannot be used.
+            ConfigError: they do not fit, there is no such level, what a _target_ names cannot be used, or the devices
+                do not compute in algorithm.precision.
             DataError: a file cannot be used.
         """
         config = self.config
+        require_precision(config.algorithm.precision, cluster_at_hand(config.cluster))
         if checkpoint is not None:
             self._reference = self._reference_of(checkpoint)
             self._require_reference()

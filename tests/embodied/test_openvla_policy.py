@@ -30,6 +30,7 @@ ROWS = 3
 ENV = EnvSpec("PointReach-v0", ROWS, 4, 12, 2, 5, 9, 16, ("base_camera",), "a toy")
 LORA = {"rank": 4, "alpha": 8.0}
 PARALLEL = {"decoding": "parallel", "prompt_length": 24}
+LOW = ["algorithm.precision=bfloat16", "algorithm.ratio_tolerance=0.5"]
 ONE_BY_ONE = {"decoding": "autoregressive", "prompt_length": 24}
 
 
@@ -167,6 +168,8 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
         ("grpo", [*GRPO, "policy.options.lora.rank=4"]),
         ("all weights", ["algorithm.rows_per_microbatch=2"]),
         ("in slices", ["policy.options.lora.rank=4", "algorithm.sharding=fsdp2", "run.exact=false"]),
+        ("in bfloat16", ["policy.options.lora.rank=4", *LOW]),
+        ("in slices, in bfloat16", ["algorithm.sharding=fsdp2", "run.exact=false", *LOW]),
     ],
 )
 def test_a_published_folder_is_trained_saved_and_goes_on(published, tmp_path, name: str, options: list[str]) -> None:
