@@ -81,6 +81,7 @@ class OpenVLAPolicy(ImitationPolicy):
         )
 
     reads_published = True
+    options_type = OpenVLAOptions
 
     @classmethod
     def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> OpenVLAPolicy:

@@ -17,6 +17,12 @@ class Critic(StrEnum):
     observation = "observation"  # the policy's own features
 
 
+_SIZES = (
+    *("stem_width", "keypoints", "instruction_length", "hidden_size", "num_layers", "num_heads"),
+    "critic_hidden_size",
+)  # of a policy
+
+
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:
     """A policy and its size."""
@@ -38,6 +44,9 @@ class PolicyConfig:
     options: dict[str, Any] = field(default_factory=dict)  # a policy's own, see docs/openvla.md, docs/own_policy.md
 
     def __post_init__(self) -> None:
+        for name in _SIZES:
+            value = getattr(self, name)
+            require(value >= 1, f"policy.{name}", value, "it must be at least 1", "use a positive number")
         require(self.num_bins >= 2, "policy.num_bins", self.num_bins, "a token needs at least two values", "use 33")
         require(self.temperature > 0, "policy.temperature", self.temperature, "it must be positive", "use 0.6 or 1.0")
         require(self.initial_std > 0, "policy.initial_std", self.initial_std, "it must be positive", "use 0.5")

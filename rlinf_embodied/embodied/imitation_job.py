@@ -22,7 +22,7 @@ from rlinf_embodied.embodied.file_checks import require_episodes, require_file
 from rlinf_embodied.embodied.held_out import HeldOutCheck, held_out_metrics
 from rlinf_embodied.embodied.imitation_stage import EpochReport, ImitationStage, ImitationStageConfig
 from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage, UntrainedPolicyStage
-from rlinf_embodied.embodied.policy_check import require_policy_class
+from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.sizes import require_sizes
 from rlinf_embodied.embodied.starting_point import require_env_target
@@ -100,6 +100,7 @@ class ImitationJob:
         kind = cluster_at_hand(config.cluster).kind
         require_env_target(config.env)
         require_policy_class(config.policy, cloned=True)
+        require_options(config.policy)
         number = sum(require_file(place, config.env, _DATA) for place in config.files)
         require_episodes(number, config.data, _DATA)
         if checkpoint is not None:

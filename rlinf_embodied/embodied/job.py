@@ -17,7 +17,7 @@ from rlinf_embodied.embodied.evaluation import (
     policy_stage,
 )
 from rlinf_embodied.embodied.graph import ACTOR, ENV
-from rlinf_embodied.embodied.policy_check import require_policy_class
+from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.sizes import require_sizes
@@ -93,6 +93,7 @@ class EmbodiedJob:
         )
         start = config.warm_start
         require_policy_class(config.policy, not (checkpoint or start.checkpoint or start.from_nothing))
+        require_options(config.policy)
         if checkpoint is not None:
             require_conditions("resume", checkpoint, config.env, config.policy, kind)
         elif config.warm_start.checkpoint is not None:
