@@ -29,12 +29,12 @@ from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.stop_signals import StopRequest, ends_when_asked
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import MetricsWriter
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.startup import StartupClock
 from rlinf_embodied.telemetry.trace import Span, stage_seconds, write_trace
-from rlinf_embodied.training.interrupt import INTERRUPTED, StopRequest, stop_on_interrupt
 from rlinf_embodied.training.job import Checking, Evaluated, Evaluating, Job, Progress
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.resume import checkpoint_to_resume, require_unused, saved_progress
@@ -92,7 +92,7 @@ class Trainer:
 
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
-        """Runs the training and returns the exit code: 0, or 130 after Ctrl-C."""
+        """Runs the training and returns the exit code: 0; after Ctrl-C, SIGTERM or SIGHUP 130, 143 or 129."""
         try:
             return self._run_locked()
         finally:
@@ -125,7 +125,7 @@ class Trainer:
         self._startup.mark("warm start")
         plan = self._choose_plan(session, policy_folder, view)
         running = self._start(session, plan, policy_folder, self._resumed, view)
-        with stop_on_interrupt() as stop:
+        with ends_when_asked() as stop:
             after = None
             if self._progress.before is None:
                 after = self._evaluate(running, 0, view, "before")
@@ -134,7 +134,7 @@ class Trainer:
         if stop.asked:
             self._planning.report(self._folder)
             view.note(f"stopped after iteration {self._progress.iteration}; resume with the same command")
-            return INTERRUPTED
+            return stop.exit_code
         if after is None or self._progress.iteration > 0:  # otherwise nothing was trained since
             after = self._evaluate(running, self._progress.iteration, view, "after")
         self._finish(running.executor, after, view)
