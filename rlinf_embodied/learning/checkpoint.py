@@ -7,7 +7,8 @@
            latest -> step_000010
 
 What fails on the way (a full disk, a killed process) leaves older checkpoints and `latest` as they were.  One process
-writes below a root at a time; any number may read.
+writes below a root at a time; any number may read.  `save` is `begin` and `finish` in one; checkpoint_writer.py runs the
+second half beside training.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -66,26 +67,52 @@ def save(
     Raises:
         CheckpointError: it could not be written, and was removed again; older ones are untouched.
     """
+    draft = begin(root, step, policy_writer)
+    return finish(draft, {name: copied(group) for name, group in tensors.items()}, state, keep)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint that is being written: what is there of it is nobody's until it is sealed and renamed."""
+
+    target: Path
+    partial: Path
+    step: int
+
+
+def begin(root: Path, step: int, policy_writer: Callable[[Path], None]) -> Draft:
+    """Clears what a killed writer left, and writes the policy's own files; the first half of `save`.
+
+    Raises:
+        CheckpointError: they could not be written.
+    """
     target = step_folder(root, step)
-    partial = root / f".{target.name}.partial"
-    try:
+    draft = Draft(target, root / f".{target.name}.partial", step)
+    with _all_or_nothing(draft):
+        is_new = not root.exists()
         root.mkdir(parents=True, exist_ok=True)
+        if is_new:
+            _sync(root.parent)
         _tidy(root)
-        partial.mkdir()
-        policy_writer(partial)
-        _write_state(partial, tensors, state)
-        _open_to_all(partial)
-        _seal(partial, step, 1 + max((manifest.sequence for _, manifest in _complete(root)), default=0))
-        _install(partial, target)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(
-            f"checkpoint {target} could not be written ({error}) and was removed; older ones are untouched: free space "
-            "on the disk or use another run.dir, then resume"
-        ) from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        draft.partial.mkdir()
+        policy_writer(draft.partial)
+    return draft
+
+
+def finish(
+    draft: Draft, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, object], keep: int = 3
+) -> Path:
+    """Adds tensors (on the CPU, see `copied`) and state, seals and installs; the second half of `save`.
+
+    Raises:
+        CheckpointError: it could not be written, and was removed again; older ones are untouched.
+    """
+    target, root = draft.target, draft.target.parent
+    with _all_or_nothing(draft):
+        _write_state(draft.partial, tensors, state)
+        _open_to_all(draft.partial)
+        _seal(draft.partial, draft.step, 1 + max((manifest.sequence for _, manifest in _complete(root)), default=0))
+        _install(draft.partial, target)
     try:  # the checkpoint is safe, and `find_latest` does without the link
         _point_latest(target)
         _prune(root, keep)
@@ -94,15 +121,39 @@ def save(
     return target
 
 
+@contextlib.contextmanager
+def _all_or_nothing(draft: Draft) -> Iterator[None]:
+    """Removes what there is of a checkpoint when it fails within."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(draft.partial, ignore_errors=True)
+        raise CheckpointError(
+            f"checkpoint {draft.target} could not be written ({error}) and was removed; older ones are untouched: free "
+            "space on the disk or use another run.dir, then resume"
+        ) from error
+    except BaseException:
+        shutil.rmtree(draft.partial, ignore_errors=True)
+        raise
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns copies in the CPU's memory, which no later training step changes."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
 def write_whole(folder: Path, write: Callable[[Path], object]) -> None:
     """Has `write` fill a folder aside and renames it, so that others see all of it or nothing; replaces an old one."""
     partial = folder.with_name(folder.name + f".partial-{os.getpid()}")
     try:
         write(partial)
         _open_to_all(partial)
+        for path in (*partial.rglob("*"), partial):  # a name must not reach the disk before what it stands for
+            _sync(path)
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
+        _sync(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -122,8 +173,7 @@ def _open_to_all(folder: Path) -> None:
 def _write_state(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, object]) -> None:
     (folder / _TENSORS).mkdir()
     for name, group in tensors.items():
-        copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in group.items()}
-        save_file(copies, folder / _TENSORS / f"{name}.safetensors")
+        save_file(dict(group), folder / _TENSORS / f"{name}.safetensors")
     (folder / _STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
 
@@ -139,8 +189,12 @@ def _seal(folder: Path, step: int, sequence: int) -> None:
     _sync(manifest)
     (folder / _COMPLETE).write_text(_sha256(manifest) + "\n", encoding="utf-8")
     _sync(folder / _COMPLETE)
-    for path in (folder / _TENSORS, folder):
+    for path in (*_folders(folder), folder):
         _sync(path)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_dir()]
 
 
 def _install(partial: Path, target: Path) -> None:
