@@ -7,8 +7,8 @@
            latest -> step_000010
 
 What fails on the way (a full disk, a killed process) leaves older checkpoints and `latest` as they were.  One process
-writes below a root at a time; any number may read.  `save` is `begin` and `finish` in one; checkpoint_writer.py runs the
-second half beside training.
+writes below a root at a time; any number may read.  `save` is `begin` and `finish` in one; checkpoint_writer.py runs
+the second half beside training.
 """
 
 from __future__ import annotations
@@ -142,20 +142,34 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
-def write_whole(folder: Path, write: Callable[[Path], object]) -> None:
-    """Has `write` fill a folder aside and renames it, so that others see all of it or nothing; replaces an old one."""
+def write_whole(folder: Path, write: Callable[[Path], object], marker: str) -> None:
+    """Has `write` fill a folder aside and renames it, so that others see all of it or nothing.
+
+    A folder of that name that holds the file `marker` stays: another process made the same meanwhile, and may read it.
+    """
     partial = folder.with_name(folder.name + f".partial-{os.getpid()}")
     try:
         write(partial)
         _open_to_all(partial)
         for path in (*partial.rglob("*"), partial):  # a name must not reach the disk before what it stands for
             _sync(path)
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-        _sync(folder.parent)
+        if not (folder / marker).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            with _unless_made(folder / marker):
+                partial.rename(folder)
+            _sync(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _unless_made(file: Path) -> Iterator[None]:
+    """Passes over a folder that cannot be renamed, where another process was faster by a moment."""
+    try:
+        yield
+    except OSError:
+        if not file.exists():
+            raise
 
 
 def _open_to_all(folder: Path) -> None:

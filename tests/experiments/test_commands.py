@@ -257,6 +257,20 @@ def test_sigterm_while_ray_workers_start_is_an_end_without_noise(tmp_path) -> No
     assert "***" not in printed
 
 
+@pytest.mark.parametrize("cluster", ["serial", pytest.param("local", marks=pytest.mark.ray)])
+def test_two_runs_at_once_on_one_machine_do_not_disturb_each_other(tmp_path, finished, cluster: str) -> None:
+    """They even make the same clone at the same time."""
+    environment = {"RLINF_EMBODIED_CACHE": str(tmp_path / "cache")}
+    names = ("a", "b")
+    chosen = [f"cluster={cluster}", "cluster.num_devices=2", "plan=collocated", "eval.num_episodes=4"]
+    runs = [start("train_vla", *tiny_overrides(f"run.dir={tmp_path / n}", *chosen), **environment) for n in names]
+    printed = [process.communicate(timeout=PATIENCE_S)[0] for process in runs]
+    assert [process.returncode for process in runs] == [0, 0], "".join(printed)
+    digests = {json.loads((tmp_path / n / "summary.json").read_text())["weights_sha256"] for n in names}
+    assert digests == {json.loads((finished / "summary.json").read_text())["weights_sha256"]}
+    assert len(list((tmp_path / "cache/warm_start").iterdir())) == 1
+
+
 def test_a_simulator_that_fails_ends_the_run_with_its_reason(monkeypatch, capsys, tmp_path) -> None:
     crash = ["env.options.crash_at_step=20", f"warm_start.checkpoint={clone(tiny())}", f"run.dir={tmp_path}"]
     code, _, err = call(monkeypatch, capsys, "train_vla", *tiny_overrides(*crash))
