@@ -114,7 +114,7 @@ def finish(
         _seal(draft.partial, draft.step, 1 + max((manifest.sequence for _, manifest in _complete(root)), default=0))
         _install(draft.partial, target)
     try:  # the checkpoint is safe, and `find_latest` does without the link
-        _point_latest(target)
+        point_latest(target)
         _prune(root, keep)
     except OSError as error:
         _LOG.warning("checkpoint %s is written, but latest or old checkpoints are not up to date: %s", target, error)
@@ -221,7 +221,12 @@ def _install(partial: Path, target: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _point_latest(target: Path) -> None:
+def point_latest(target: Path) -> None:
+    """Has `latest` beside a checkpoint point to it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     link = target.with_name("latest")
     fresh = target.with_name(".latest.partial")
     fresh.unlink(missing_ok=True)

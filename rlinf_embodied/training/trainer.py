@@ -26,7 +26,7 @@ from rlinf_embodied.config import Exactness
 from rlinf_embodied.errors import DataError, HangError, RlinfError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.learning.checkpoint import find_latest, step_folder, verify
+from rlinf_embodied.learning.checkpoint import find_latest, point_latest, step_folder, verify
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
@@ -105,6 +105,8 @@ class Trainer:
         config = self._config
         self._folder.write_text("config.yaml", to_yaml(config))
         self._folder.write_manifest(config.run.seed, self._cluster)
+        if self._resumed is not None and self._resumed.parent == self._folder.checkpoints:
+            point_latest(self._resumed)  # the run that wrote it may have been killed before, or newer ones be damaged
         self._startup.mark("command line and imports")
         session = make_session(config.cluster)
         self._startup.mark("session")
