@@ -57,12 +57,8 @@ def test_a_run_whose_driver_was_killed_ends_as_an_undisturbed_one(straight, tmp_
 
 @pytest.mark.ray
 def test_a_driver_with_ray_workers_that_is_killed_takes_them_along_and_its_run_goes_on(straight, tmp_path) -> None:
-    shown = [
-        "cluster=local",
-        "cluster.num_devices=2",
-        "plan=disaggregated",
-        f"warm_start.checkpoint={clone(four(tmp_path))}",
-    ]
+    start = f"warm_start.checkpoint={clone(four(tmp_path))}"
+    shown = ["cluster=local", "cluster.num_devices=2", "plan=disaggregated", start]
     given = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]
     words = tiny_overrides(f"run.dir={tmp_path}", *given, *shown)
     script = str(REPOSITORY / "experiments/train_vla.py")
