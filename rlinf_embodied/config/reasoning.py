@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -181,7 +182,7 @@ class ReasoningAlgorithmConfig:
         require(cap is None or cap > 0, "algorithm.tis_cap", cap, "it must be positive", "use 2.0, or null")
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
-            require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+            require(0 < value < math.inf, f"algorithm.{name}", value, "it must be positive", "use a positive number")
         require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio)
         for name in (
             "kl_coef",

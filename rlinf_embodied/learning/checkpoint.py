@@ -22,7 +22,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import cast
 
 import torch
@@ -334,18 +334,32 @@ def load_state(path: Path) -> dict[str, object]:
     Raises:
         CheckpointError: the checkpoint is not complete, or these values are damaged.
     """
-    _verify_file(path, _read_manifest(path), _STATE)
-    return json.loads((path / _STATE).read_text(encoding="utf-8"))
+    manifest = _read_manifest(path)
+    if _STATE not in manifest.files:
+        raise CheckpointError(f"checkpoint {path} is damaged ({_MANIFEST} has no {_STATE}): {_instead(path)}")
+    _verify_file(path, manifest, _STATE)
+    try:
+        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        state = None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"checkpoint {path} is damaged ({_STATE} holds no JSON object): {_instead(path)}")
+    return state
 
 
 def load_tensors(path: Path, name: str) -> dict[str, Tensor]:
     """Returns a group of tensors of a checkpoint that was verified, on CPU; {} if it has no such group.
 
     Raises:
-        CheckpointError: the checkpoint is not complete.
+        CheckpointError: the checkpoint is not complete, or the file holds no tensors.
     """
     relative = f"{_TENSORS}/{name}.safetensors"
-    return load_file(path / relative) if relative in _read_manifest(path).files else {}
+    if relative not in _read_manifest(path).files:
+        return {}
+    try:
+        return load_file(path / relative)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {path} is damaged ({relative}: {error}): {_instead(path)}") from error
 
 
 def _complete(root: Path) -> list[tuple[Path, Manifest]]:
@@ -375,12 +389,40 @@ def _manifest_of(path: Path) -> Manifest | str:
         return f"{'is incomplete' if ours else 'is not a training checkpoint of this project'} ({missing})"
     if hashlib.sha256(data).hexdigest() != seal:
         return f"is damaged ({_MANIFEST} was changed)"
-    content = cast(dict, json.loads(data))
+    return _parsed(data)
+
+
+def _parsed(data: bytes) -> Manifest | str:
+    """Returns what the bytes of a manifest say, or what is wrong with them."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        return f"is damaged ({_MANIFEST} holds no JSON object)"
     if content.get("format") != _FORMAT:
         return (
             f"has the format {content.get('format')!r}, but {_FORMAT!r} is needed (that of the version that wrote it)"
         )
-    return Manifest(content["step"], content["sequence"], content["files"])
+    step, sequence, files = (content.get(name) for name in ("step", "sequence", "files"))
+    if not (_is_count(step) and _is_count(sequence) and isinstance(files, dict)):
+        return f"is damaged ({_MANIFEST} has not its step, sequence and files)"
+    for name, entry in files.items():
+        if not _stays_inside(name):
+            return f"is damaged ({_MANIFEST} names {name!r}, which leads out of the checkpoint)"
+        if not (isinstance(entry, dict) and _is_count(entry.get("bytes")) and isinstance(entry.get("sha256"), str)):
+            return f"is damaged ({_MANIFEST} has not the size and checksum of {name})"
+    return Manifest(cast(int, step), cast(int, sequence), files)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _stays_inside(name: str) -> bool:
+    """Whether a file's name, relative to its folder, is in its plain form and leads nowhere else."""
+    path = PurePosixPath(name)
+    return name == str(path) and not path.is_absolute() and not {"..", "."} & set(path.parts) and "\0" not in name
 
 
 def _verify_file(path: Path, manifest: Manifest, name: str) -> None:
@@ -392,6 +434,8 @@ def _verify_file(path: Path, manifest: Manifest, name: str) -> None:
 def _damage(path: Path, manifest: Manifest, name: str) -> str:
     """Returns what is wrong with a file, "" if nothing is."""
     file, expected = path / name, manifest.files[name]
+    if file.resolve() != path.resolve() / name:
+        return f"is damaged ({name} is a link that leads elsewhere)"
     if not file.is_file():
         return f"is damaged ({name} is missing)"
     if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
