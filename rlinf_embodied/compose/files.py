@@ -44,7 +44,8 @@ def read_mapping(path: Path) -> dict[str, object]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): give the path of an existing YAML file") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date like 2001-13-01
-        raise ConfigError(f"{path} is no valid YAML: mend the file ({error})") from error
+        where = " ".join(str(error).split())
+        raise ConfigError(f"{path} is no valid YAML: mend the file ({where})") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds a {type(data).__name__}, but keys with values are needed: mend the file")
     return data
