@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -157,14 +158,17 @@ class AlgorithmConfig:
         for name in ("epochs", "num_minibatches", "group_size", "min_groups"):
             value = getattr(self, name)
             require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
-        for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm"):
+        for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
-            require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+            require(0 < value < math.inf, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+        for name in ("value_epochs", "critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"algorithm.{name}", value, "it must not be negative", "use 0")
         require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
-        for name in ("rows_per_microbatch", "ratio_tolerance"):
+        for name in ("rows_per_microbatch", "ratio_tolerance", "target_kl", "value_clip"):
             value = getattr(self, name)
             require(value is None or value > 0, f"algorithm.{name}", value, "it must be positive", "use null")
-        for name in ("gamma", "gae_lambda"):
+        for name in ("gamma", "gae_lambda", "lr_end_fraction"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 0.97 or so")
         require(
@@ -208,10 +212,17 @@ class WarmStartConfig:
         for name in ("batch_size", "head_batch_size"):
             value = getattr(self, name)
             require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use 32")
+        for name in ("epochs", "head_epochs", "noise_steps"):
+            value = getattr(self, name)
+            require(value >= 0, f"warm_start.{name}", value, "it must not be negative", "use 0 for none")
+        for name in ("lr", "head_lr"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, f"warm_start.{name}", value, "it must be positive", "use 1e-3")
         region, rule = self.region, "it is a rectangle on the table: x from, x to, y from, y to, in metres"
         known = region is None or (len(region) == 4 and region[0] < region[1] and region[2] < region[3])
         require(known, "warm_start.region", region, rule, "use [-0.1,0.1,0,0.1], or null for the whole table")
-        require(bool(self.noise), "warm_start.noise", self.noise, "it holds at least one level", "use [0.0]")
+        holds, rule = self.noise and min(self.noise) >= 0, "it holds at least one level, and none is negative"
+        require(bool(holds), "warm_start.noise", self.noise, rule, "use [0.0]")
 
 
 @dataclass(kw_only=True, slots=True)

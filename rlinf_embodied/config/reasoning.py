@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -181,7 +182,7 @@ class ReasoningAlgorithmConfig:
         require(0 <= self.beta2 < 1, "algorithm.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
-            require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+            require(0 < value < math.inf, f"algorithm.{name}", value, "it must be positive", "use a positive number")
         require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
         for name in (
             "kl_coef",

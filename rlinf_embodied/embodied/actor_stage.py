@@ -44,7 +44,8 @@ from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import RunningEpisode
 from rlinf_embodied.interfaces.policies import Features, Policy, Record
-from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
+from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
+from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
@@ -107,6 +108,7 @@ class ActorStage:
         self._shared.enter("actor")
         self._policy = computed_in(algorithm.precision, self._shared.policy, model.policy, context.device)
         self._rank, self._device = context.group.rank, context.device
+        self._writer = CheckpointWriter()
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         if algorithm.sharding is Sharding.none:
             learners = Learners.replicated(self._policy, algorithm, self._reducer)
@@ -284,7 +286,7 @@ class ActorStage:
     def save(
         self, step_context: StepContext, argument: tuple[str, int, int, dict[str, object], dict[int, list]]
     ) -> None:
-        """Writes a checkpoint (the first worker does): (root, step, keep, JSON state, what the env carries over)."""
+        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state, what the env carries over)."""
         tensors = {name: learner.export_state() for name, learner in self._learners.items()}  # all take part
         if self._rank != 0:
             return
@@ -297,7 +299,11 @@ class ActorStage:
         def write_policy(folder: Path) -> None:
             save_policy(policy, folder, config.env, config.model.policy, self._device)
 
-        save(Path(root), step, policy_writer=write_policy, tensors=tensors, state=state, keep=keep)
+        self._writer.save(Path(root), step, policy_writer=write_policy, tensors=tensors, state=state, keep=keep)
+
+    def wait_saved(self, step_context: StepContext) -> None:
+        """Returns when the checkpoint that was begun last is on the disk."""
+        self._writer.wait()
 
     def load(self, step_context: StepContext, folder: str) -> None:
         """Restores learners and version; the weights were loaded with the policy."""

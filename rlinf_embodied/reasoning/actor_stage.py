@@ -24,7 +24,8 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import require_autocast
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces.language import LanguagePolicy
-from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
+from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
+from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner, Step
 from rlinf_embodied.learning.optimizer import linear_decay
@@ -85,6 +86,7 @@ class ActorStage(LanguageStage):
         super().setup(context)
         algorithm = self._algorithm
         self._rank = context.group.rank
+        self._writer = CheckpointWriter()
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         self._policy, self._learner = (
             self._replicated() if algorithm.sharding is Sharding.none else self._sharded(context)
@@ -275,7 +277,7 @@ class ActorStage(LanguageStage):
     def save(
         self, step_context: StepContext, argument: tuple[str, int, int, dict[str, object], dict[str, dict[str, Tensor]]]
     ) -> None:
-        """Writes a checkpoint (the first worker does): (root, step, keep, JSON state, what other stages add)."""
+        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state, what other stages add)."""
         own = {"policy_optimizer": self._learner.export_state()}  # all take part
         if self._rank != 0:
             return
@@ -283,13 +285,17 @@ class ActorStage(LanguageStage):
         if self._config.policy.lora.rank:  # the folder holds merged weights, from which adapters cannot be had back
             own["policy_module"] = self._shared.policy.module.state_dict()
         policy, config = self._shared.policy, self._config
-        save(
+        self._writer.save(
             *(Path(root), step),
             policy_writer=lambda folder: save_policy(policy, folder, config),
             tensors=own | tensors,
             state=state | {"version": self._shared.version},
             keep=keep,
         )
+
+    def wait_saved(self, step_context: StepContext) -> None:
+        """Returns when the checkpoint that was begun last is on the disk."""
+        self._writer.wait()
 
     def load(self, step_context: StepContext, folder: str) -> None:
         """Restores optimizer, adapters and version; the weights were loaded with the policy."""

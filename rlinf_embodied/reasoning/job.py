@@ -99,12 +99,21 @@ class ReasoningJob:
         if checkpoint is not None:
             self._reference = self._reference_of(checkpoint)
             self._require_reference()
+        elif config.policy.folder is not None:
+            self._require_folder(config.policy.folder)
         given = checkpoint or config.policy.folder or config.warm_start.checkpoint
         if config.warm_start.checkpoint is not None and checkpoint is None:
             trained_on(Path(config.warm_start.checkpoint).expanduser())
         reward_function(config.reward)
         self._require_problems()
         self._require_context(None if given is None else str(Path(given).expanduser()))
+
+    def _require_folder(self, folder: str) -> None:
+        if not Path(folder).expanduser().is_dir():
+            raise ConfigError(
+                f"policy.folder is {folder!r}, but there is no such folder: give one that save_pretrained wrote (with "
+                "config.json, model.safetensors and tokenizer.json)"
+            )
 
     def _reference_of(self, checkpoint: Path) -> str:
         """Returns where the policy is that a run started from: inside its folder it moves with that."""

@@ -67,7 +67,7 @@ def made_once(
         return folder
     executor = Executor.on_all_devices(Workflow("warm start", num_blocks, {stage.name: stage}), session, cluster)
     teach(executor)
-    write_whole(folder, lambda partial: executor.call(stage.name, "save", StepContext(0), str(partial)))
+    write_whole(folder, lambda partial: executor.call(stage.name, "save", StepContext(0), str(partial)), _MARKER)
     session.clear()
     return folder
 
