@@ -12,6 +12,10 @@ python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=policy,physics
     language  three iterations of GRPO on a small language model: largest difference of any weight between CPU and CUDA,
               between FSDP2 (one process, nccl) and none, log-probs of generation against training's, in float32 and
               with adapters on bfloat16 weights; tokens/s of PPO with 0.15 billion parameters and as many of a critic
+    rollout   OpenVLA's 7.5 billion random weights in bfloat16: actions/s and MFU, token by token and a chunk at once
+    lora      the same network, adapters of rank 32 on all layers: samples/s and MFU of an update
+    plans     PPO on the devices there are: seconds of an iteration under each plan, predicted and measured
+    demo      the demo's whole command: its summary
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -32,10 +36,13 @@ from torch import Tensor
 
 from experiments.bench.gpu.language import ADAPTERS, LARGE, SHARDED, fine_tuned, random_model, trained
 from experiments.bench.gpu.member import member
+from experiments.bench.gpu.openvla import Work, rollouts, training
+from experiments.bench.gpu.whole import DEMO, PPO, demo, plans
 from experiments.bench.harness import Benchmark, Report, Run, chosen, seconds_of
 from experiments.bench.harness.trainings import in_this_process, iterations, job_of, weights_of
+from policies.openvla.footprint import read_shapes
 from policies.tiny_vla import TinyVLA
-from rlinf_embodied.compose import compose_train
+from rlinf_embodied.compose import CONFIG_DIR, compose_train
 from rlinf_embodied.config import Backend, TrainConfig
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
@@ -244,6 +251,18 @@ def language_on(kind: str) -> dict[str, object]:
     return {**runs, **differences}
 
 
+def seven_billion(measure: Callable[[Work, str], dict[str, object]]) -> dict[str, object]:
+    """Returns what work with OpenVLA's published sizes takes on a GPU."""
+    need_gpus(1)
+    return measure(Work(config=read_shapes(CONFIG_DIR / "models" / "openvla_7b.json")), "cuda:0")
+
+
+def whole(run: Callable[[Sequence[str]], dict[str, object]], words: Sequence[str]) -> dict[str, object]:
+    """Returns what whole runs on GPUs give; plans that place stages apart need two."""
+    need_gpus(1)
+    return run([*words, "cluster.torch_device=cuda"])
+
+
 CHECKS = {
     "policy": policy,
     "agrees": agrees,
@@ -252,6 +271,10 @@ CHECKS = {
     "train": train,
     "same": same,
     "language": language,
+    "rollout": lambda config: seven_billion(rollouts),
+    "lora": lambda config: seven_billion(training),
+    "plans": lambda config: whole(plans, PPO),
+    "demo": lambda config: whole(demo, DEMO),
 }
 
 
