@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, rotate_half
 from transformers.models.smolvlm.configuration_smolvlm import SmolVLMConfig
-from transformers.models.smolvlm.modeling_smolvlm import SmolVLMForConditionalGeneration
+from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMForConditionalGeneration
 
 from policies.smolvla.shape import SmolVLAOptions
 from policies.tokenizer import PAD
@@ -130,20 +130,21 @@ class SmolVLANet(nn.Module):
     def _text(self) -> LlamaModel:
         return self.vlm_with_expert.vlm.model.text_model
 
+    @property
+    def _eyes(self) -> tuple[Any, SmolVLMConnector]:  # torch does not type the modules of a module
+        return self.vlm_with_expert.vlm.model.vision_model, self.vlm_with_expert.vlm.model.connector
+
     def see(self, images: Tensor) -> Tensor:
         """Returns the tokens [B, K * T, d] of images, uint8 [B, K, S, S, 3]."""
-        model = self.vlm_with_expert.vlm.model
-        vision = model.vision_model
-        side = vision.config.image_size
-        pixels = images.flatten(0, 1).permute(0, 3, 1, 2).to(self.state_proj.weight.dtype) / 127.5 - 1.0
+        vision, connector = self._eyes
+        weight, side = vision.embeddings.position_embedding.weight, vision.embeddings.image_size
+        pixels = images.flatten(0, 1).permute(0, 3, 1, 2).to(weight.dtype) / 127.5 - 1.0
         if pixels.shape[-1] != side:
             pixels = F.interpolate(pixels, size=(side, side), mode="bilinear", align_corners=False)
-        patches = vision.embeddings.patch_embedding(pixels).flatten(2).transpose(1, 2)
-        hidden = patches + vision.embeddings.position_embedding.weight
+        hidden = vision.embeddings.patch_embedding(pixels).flatten(2).transpose(1, 2) + weight
         for layer in vision.encoder.layers:
             hidden = layer(hidden, None)
-        tokens = model.connector(vision.post_layernorm(hidden))
-        return tokens.unflatten(0, images.shape[:2]).flatten(1, 2)
+        return connector(vision.post_layernorm(hidden)).unflatten(0, images.shape[:2]).flatten(1, 2)
 
     def context(self, vision: Tensor, words: Tensor) -> Prefix:
         """Returns what the language model makes of images' tokens [B, K * T, d] and of words' numbers int64 [B, L]."""

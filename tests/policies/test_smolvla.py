@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from policies.smolvla.network import CrossLayer, SmolVLANet
 from policies.smolvla.policy import SmolVLA
 from policies.smolvla.shape import SmolVLAOptions, read_shapes
 from rlinf_embodied.compose import CONFIG_DIR, compose_train
-from rlinf_embodied.config import PolicyConfig
+from rlinf_embodied.config import Critic
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.runtime.session import SerialSession
@@ -145,13 +146,9 @@ def joint_pass(net: SmolVLANet, before: Tensor, actions: Tensor, valid: Tensor, 
     return parts.lm_expert.norm(actions)
 
 
-def policy_of(**options: object) -> SmolVLA:
+def policy_of(critic: Critic = Critic.privileged, **options: object) -> SmolVLA:
     section = compose_train([f"policy={TOY}", "warm_start.from_nothing=true"]).policy
-    return SmolVLA(PolicyConfig(**{**vars_of(section), "options": {**section.options, **options}}), ENV, seed=3)
-
-
-def vars_of(section: PolicyConfig) -> dict[str, object]:
-    return {name: getattr(section, name) for name in section.__dataclass_fields__}
+    return SmolVLA(replace(section, critic=critic, options={**section.options, **options}), ENV, seed=3)
 
 
 def seen(rows: int = ROWS) -> Observation:
@@ -213,6 +210,19 @@ def test_log_probs_of_a_record_are_those_of_the_steps_noise():
     torch.testing.assert_close(found, output.log_probs, atol=1e-4, rtol=0)
     other = policy.evaluate(features, {"chain": output.record["chain"] + 0.01}, 0.7).log_probs
     assert (other - found).abs().max() > 1e-3
+
+
+def test_a_critic_on_observations_reads_the_expert_and_trains_its_head_alone() -> None:
+    policy = policy_of(Critic.observation)
+    features = policy.encode(seen())
+    assert torch.equal(policy.value(features, None), torch.zeros(ROWS, CHUNK))  # its last layer begins at 0
+    torch.nn.init.ones_(policy.value_parameters()[-2])
+    values = policy.value(features, None)
+    assert values.std() > 0
+    assert not torch.equal(values[0], values[1])
+    values.sum().backward()
+    reached = {name for name, p in policy.module.named_parameters() if p.grad is not None}
+    assert reached == {name for name, _ in policy.module.named_parameters() if name.startswith("value.")}
 
 
 @pytest.mark.parametrize("expert_only", [True, False])

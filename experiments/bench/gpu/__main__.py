@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -36,13 +36,12 @@ from torch import Tensor
 
 from experiments.bench.gpu.language import ADAPTERS, LARGE, SHARDED, fine_tuned, random_model, trained
 from experiments.bench.gpu.member import member
-from experiments.bench.gpu.openvla import Work, rollouts, training
+from experiments.bench.gpu.openvla import published, rollouts, training
 from experiments.bench.gpu.whole import DEMO, PPO, demo, plans
 from experiments.bench.harness import Benchmark, Report, Run, chosen, seconds_of
 from experiments.bench.harness.trainings import in_this_process, iterations, job_of, weights_of
-from policies.openvla.footprint import read_shapes
 from policies.tiny_vla import TinyVLA
-from rlinf_embodied.compose import CONFIG_DIR, compose_train
+from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import Backend, TrainConfig
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
@@ -251,16 +250,10 @@ def language_on(kind: str) -> dict[str, object]:
     return {**runs, **differences}
 
 
-def seven_billion(measure: Callable[[Work, str], dict[str, object]]) -> dict[str, object]:
-    """Returns what work with OpenVLA's published sizes takes on a GPU."""
+def on_gpu(run: Callable[..., dict[str, object]], *given: object) -> dict[str, object]:
+    """Returns what work gives that needs one GPU at least."""
     need_gpus(1)
-    return measure(Work(config=read_shapes(CONFIG_DIR / "models" / "openvla_7b.json")), "cuda:0")
-
-
-def whole(run: Callable[[Sequence[str]], dict[str, object]], words: Sequence[str]) -> dict[str, object]:
-    """Returns what whole runs on GPUs give; plans that place stages apart need two."""
-    need_gpus(1)
-    return run([*words, "cluster.torch_device=cuda"])
+    return run(*given)
 
 
 CHECKS = {
@@ -271,10 +264,10 @@ CHECKS = {
     "train": train,
     "same": same,
     "language": language,
-    "rollout": lambda config: seven_billion(rollouts),
-    "lora": lambda config: seven_billion(training),
-    "plans": lambda config: whole(plans, PPO),
-    "demo": lambda config: whole(demo, DEMO),
+    "rollout": lambda config: on_gpu(rollouts, published(), "cuda:0"),
+    "lora": lambda config: on_gpu(training, published(), "cuda:0"),
+    "plans": lambda config: on_gpu(plans, [*PPO, "cluster.torch_device=cuda"]),
+    "demo": lambda config: on_gpu(demo, [*DEMO, "cluster.torch_device=cuda"]),
 }
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from experiments.bench.harness import seconds_of
 from policies.openvla.autoregressive import decode
-from policies.openvla.footprint import OpenVLAFootprint, meta_network
+from policies.openvla.footprint import OpenVLAFootprint, meta_network, read_shapes
 from policies.openvla.images import CHANNELS_PER_IMAGE
 from policies.openvla.log_probs import TokenDistribution
 from policies.openvla.network import OpenVLA
@@ -30,6 +30,7 @@ from policies.openvla.oft import OpenVLAOFT
 from policies.openvla.prompt import TokenRows
 from policies.openvla.settings import OpenVLAConfig
 from rlinf_embodied import device
+from rlinf_embodied.compose import CONFIG_DIR
 
 ADAPTER = ".lora_"  # in the names of their parameters
 PEAKS = {  # dense bfloat16 FLOP/s by part of the device's name (NVIDIA's data sheets), the more exact names first
@@ -54,6 +55,11 @@ class Work:
     chunk: int = 8  # of OpenVLA-OFT
     lora_rank: int = 32
     repeat: int = 5
+
+
+def published() -> Work:
+    """Returns work with the published network of seven billion parameters."""
+    return Work(config=read_shapes(CONFIG_DIR / "models" / "openvla_7b.json"))
 
 
 def random_network(work: Work, place: str, lora_rank: int = 0) -> OpenVLA:
@@ -83,9 +89,14 @@ def forward_flops(network: OpenVLA, tokens: int, predicted: int) -> tuple[float,
         "language_model.model.layers.": tokens,
         "language_model.lm_head.": predicted,
     }
+    towers = (network.vision_backbone.featurizer, network.vision_backbone.fused_featurizer)
+    # what comes after the block before a tower's last one is not computed, see policies/openvla/vision.py
+    rest = [part for tower in towers for part in (tower.blocks[-1], tower.norm, tower.attn_pool) if part is not None]
+    unused = {id(parameter) for part in rest for parameter in part.parameters()}
     found = {True: 0.0, False: 0.0}
     for name, parameter in network.named_parameters():
         count = next((number for prefix, number in passed.items() if name.startswith(prefix)), 0)
+        count = 0 if id(parameter) in unused else count
         found[ADAPTER in name] += 2.0 * parameter.numel() * count
     return found[False], found[True]
 
@@ -113,8 +124,8 @@ def seconds_per_call(run: Callable[[], object], place: str, repeat: int) -> floa
 def rates(what: str, number: float, flops: float, seconds: float, place: str) -> dict[str, object]:
     """Returns `number` of something per second, TFLOP/s, and MFU where the device's peak is known."""
     peak = peak_of(place)
-    mfu = {} if peak is None else {"mfu": flops / seconds / peak}
-    return {"seconds": seconds, f"{what}_per_s": number / seconds, "tflop_per_s": flops / seconds / 1e12} | mfu
+    found = {"seconds": seconds, f"{what}_per_s": number / seconds, "tflop_per_s": flops / seconds / 1e12}
+    return {**found, **({} if peak is None else {"mfu": flops / seconds / peak})}
 
 
 # ------------------------------------------------------------------------------------------------------------- measured
@@ -158,4 +169,4 @@ def training(work: Work, place: str) -> dict[str, object]:
 
     seconds = seconds_per_call(step, place, work.repeat)
     frozen, adapters = forward_flops(network, policy.rollout_tokens, work.action_dim)
-    return {"rows": rows} | rates("samples", rows, rows * (2 * frozen + 3 * adapters), seconds, place)
+    return {"rows": rows, **rates("samples", rows, rows * (2 * frozen + 3 * adapters), seconds, place)}
