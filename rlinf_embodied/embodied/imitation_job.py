@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import ImitationConfig, WarmStartConfig
 from rlinf_embodied.embodied.cloning import HeldOut
@@ -33,6 +33,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
@@ -97,7 +98,7 @@ class ImitationJob:
             DataError: a file cannot be used.
         """
         config = self.config
-        kind = cluster_at_hand(config.cluster).kind
+        kind = find_cluster(config.cluster).kind
         require_env_target(config.env)
         require_policy_class(config.policy, cloned=True)
         require_options(config.policy)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Reward, TrainConfig
 from rlinf_embodied.config.checks import require
@@ -30,6 +30,7 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.precision import require_precision
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
@@ -79,7 +80,7 @@ class EmbodiedJob:
             ConfigError: episodes are to be carried over where they cannot be replayed, or the devices do not compute
                 in algorithm.precision.
         """
-        config, cluster = self.config, cluster_at_hand(self.config.cluster)
+        config, cluster = self.config, find_cluster(self.config.cluster)
         kind = cluster.kind
         require_env_target(config.env)
         require_precision(config.algorithm.precision, cluster)

@@ -107,18 +107,24 @@ def finish(
     Raises:
         CheckpointError: it could not be written, and was removed again; older ones are untouched.
     """
-    target, root = draft.target, draft.target.parent
+    target = draft.target
     with _all_or_nothing(draft):
         _write_state(draft.partial, tensors, state)
         _open_to_all(draft.partial)
-        _seal(draft.partial, draft.step, 1 + max((manifest.sequence for _, manifest in _complete(root)), default=0))
+        newest = max((manifest.sequence for _, manifest in _complete(target.parent)), default=0)
+        _seal(draft.partial, draft.step, newest + 1)
         _install(draft.partial, target)
+    arrived(target, keep)
+    return target
+
+
+def arrived(target: Path, keep: int) -> None:
+    """Points `latest` at a checkpoint that is complete, written here or brought from another node; drops old ones."""
     try:  # the checkpoint is safe, and `find_latest` does without the link
         point_latest(target)
-        _prune(root, keep)
+        _prune(target.parent, keep)
     except OSError as error:
         _LOG.warning("checkpoint %s is written, but latest or old checkpoints are not up to date: %s", target, error)
-    return target
 
 
 @contextlib.contextmanager

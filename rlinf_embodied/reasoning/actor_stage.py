@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -275,20 +276,23 @@ class ActorStage(LanguageStage):
         return weights_sha256(self._shared.policy.module.state_dict())
 
     def save(
-        self, step_context: StepContext, argument: tuple[str, int, int, dict[str, object], dict[str, dict[str, Tensor]]]
+        self,
+        step_context: StepContext,
+        argument: tuple[str, int, int, dict[str, object]],
+        added: Mapping[str, dict[str, Tensor]] = MappingProxyType({}),
     ) -> None:
-        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state, what other stages add)."""
+        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state), and what another stage adds."""
         own = {"policy_optimizer": self._learner.export_state()}  # all take part
         if self._rank != 0:
             return
-        root, step, keep, state, tensors = argument
+        root, step, keep, state = argument
         if self._config.policy.lora.rank:  # the folder holds merged weights, from which adapters cannot be had back
             own["policy_module"] = self._shared.policy.module.state_dict()
         policy, config = self._shared.policy, self._config
         self._writer.save(
             *(Path(root), step),
             policy_writer=lambda folder: save_policy(policy, folder, config),
-            tensors=own | tensors,
+            tensors=own | dict(added),
             state=state | {"version": self._shared.version},
             keep=keep,
         )

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
-from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Engine, MathConfig, ReasoningName
 from rlinf_embodied.data.problems import Problem, Split
@@ -29,6 +29,7 @@ from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.reasoning.verifier import reward_function
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
@@ -95,7 +96,7 @@ class ReasoningJob:
             DataError: a file cannot be used.
         """
         config = self.config
-        require_precision(config.algorithm.precision, cluster_at_hand(config.cluster))
+        require_precision(config.algorithm.precision, find_cluster(config.cluster))
         if checkpoint is not None:
             self._reference = self._reference_of(checkpoint)
             self._require_reference()
@@ -261,13 +262,13 @@ class ReasoningJob:
         """Writes weights and optimizers of actor and critic."""
         step_context = StepContext(progress.iteration)
         critic = "critic" in executor.workflow.stages
-        tensors = executor.call("critic", "export_state", step_context)[0] if critic else {}
+        added = executor.publish("critic", "export_state", step_context)[:1] if critic else []
         reference, own = Path(self._reference), root.resolve().parent
         if reference.is_relative_to(own):
             reference = reference.relative_to(own)
         state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": str(reference)}
         keep = self.config.checkpoint.keep
-        executor.call("actor", "save", step_context, (str(root), progress.iteration, keep, state, tensors))
+        executor.call("actor", "save", step_context, (str(root), progress.iteration, keep, state), added)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""

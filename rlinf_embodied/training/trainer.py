@@ -20,7 +20,7 @@ from typing import cast
 
 from rlinf_embodied import portable
 from rlinf_embodied.cache import cache_root
-from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Exactness
 from rlinf_embodied.errors import DataError, HangError, RlinfError
@@ -28,6 +28,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.learning.checkpoint import find_latest, point_latest, step_folder, verify
 from rlinf_embodied.runtime import transport
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
@@ -37,6 +38,7 @@ from rlinf_embodied.telemetry.metrics import MetricsWriter
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.startup import StartupClock
 from rlinf_embodied.telemetry.trace import Span, stage_seconds, write_trace
+from rlinf_embodied.training.checkpoints import bring_checkpoint
 from rlinf_embodied.training.job import Checking, Evaluated, Evaluating, Job, Progress
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.resume import checkpoint_to_resume, require_unused, saved_progress
@@ -82,7 +84,7 @@ class Trainer:
             self._resumption = checkpoint_to_resume(self._config)
             self._resumed = None if self._resumption is None else self._resumption.path
             job.require_checkpoint(self._resumed)
-            self._cluster: Cluster = cluster_at_hand(self._config.cluster)
+            self._cluster: Cluster = find_cluster(self._config.cluster)
             self._planning = Planning(job, self._cluster, job.workflow(""))
             self._folder = folder or RunFolder(path, locked=True)
         except BaseException:
@@ -92,6 +94,7 @@ class Trainer:
         self._spans: list[Span] = []
         self._progress = Progress()
         self._saved: int | None = None  # the iteration of the newest checkpoint
+        self._being_written: Path | None = None  # the checkpoint that a worker writes at this moment
 
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
@@ -220,7 +223,7 @@ class Trainer:
         result = checking.run(progress.iteration, None if best is None else best["score"])
         if result.score is not None and (best is None or result.score >= best["score"]):
             progress.best = {"score": result.score, "iteration": progress.iteration}
-            self._job.save(running.executor, self._folder.best, progress)
+            self._begin_checkpoint(running.executor, self._folder.best)
         progress.checks_s += time.time() - start
         progress.reached = self._job.goal if result.reached and progress.iteration > 0 else None
         said = "; the goal is reached" if progress.reached else ""
@@ -238,7 +241,7 @@ class Trainer:
             return
         if best is None or found.score >= best["score"]:
             progress.best_evaluation = {"score": found.score, "iteration": progress.iteration}
-            self._job.save(running.executor, self._folder.best, progress)
+            self._begin_checkpoint(running.executor, self._folder.best)
             view.note(f"the best so far is kept: {self._best_folder(progress.best_evaluation)}")
 
     def _best_folder(self, best: Mapping[str, float]) -> Path:
@@ -359,12 +362,20 @@ class Trainer:
         metrics |= stage_seconds(result.spans)
 
     def _save(self, executor: Executor) -> None:
-        self._job.save(executor, self._folder.checkpoints, self._progress)
+        self._begin_checkpoint(executor, self._folder.checkpoints)
         self._saved = self._progress.iteration
 
+    def _begin_checkpoint(self, executor: Executor, root: Path) -> None:
+        self._wait_saved(executor)
+        self._job.save(executor, root, self._progress)
+        self._being_written = step_folder(root, self._progress.iteration)
+
     def _wait_saved(self, executor: Executor) -> None:
-        """Returns when the checkpoint under way is on the disk; a worker writes it while training goes on."""
+        """Returns when the checkpoint under way is on the driver's disk; a worker writes it while training goes on."""
         executor.call(self._job.learner, "wait_saved", StepContext(self._progress.iteration))
+        if self._being_written is not None:
+            bring_checkpoint(executor, self._job.learner, self._being_written, self._config.checkpoint.keep)
+            self._being_written = None
 
     @contextmanager
     def _saved_at_last(self, running: _Running) -> Iterator[None]:
