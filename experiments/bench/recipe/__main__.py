@@ -11,8 +11,8 @@ of demonstrations, with as many optimizer steps as with the default one, and dra
 
 Printed and written: success_once and success_at_end before and after with 95 % intervals, env steps, minutes of warm
 start and RL, core-minutes of the whole; worst, median and best over the seeds; the processor.  `table=<an earlier out>`
-prints the tables of earlier results and runs nothing; of several, `table=a.json,b.json`, the outcomes are joined and the
-picture is drawn beside `out`.
+prints the tables of earlier results and runs nothing; of several, `table=a.json,b.json`, the outcomes are joined and
+the picture is drawn beside `out`.
 """
 
 from __future__ import annotations
