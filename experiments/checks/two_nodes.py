@@ -30,7 +30,7 @@ from experiments.bench.harness import parse_all
 from rlinf_embodied.errors import ConfigError, RlinfError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CODE = "/mnt"  # where the repository lies in both nodes
+CODE = "/srv"  # where the repository lies in both nodes
 PORT = 6379
 _LOOK_S = 2.0
 NAMES = ("rlinf-node-0", "rlinf-node-1")

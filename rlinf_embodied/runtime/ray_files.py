@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf_embodied.errors import DataError, RlinfError
@@ -96,7 +96,13 @@ class RayFiles:
             return cast(_Result, ray.get(self._clerk(node).do.remote(function, *arguments)))
         except RayTaskError as error:
             cause = error.cause
-            raise (cause if isinstance(cause, RlinfError) else DataError(f"node {_address(node)}: {cause}")) from None
+            told = f"a file on its way to or from node {_address(node)} is lost ({cause}): start the run again"
+            raise (cause if isinstance(cause, RlinfError) else DataError(told)) from None
+        except RayError as error:
+            raise DataError(
+                f"node {_address(node)} runs no process that reads or writes files ({str(error).splitlines()[0]}): "
+                "look at its logs in /tmp/ray, or take it out of the cluster"
+            ) from error
 
     def _clerk(self, node: str) -> ActorHandle:
         if node not in self._clerks:
