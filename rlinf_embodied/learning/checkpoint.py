@@ -113,7 +113,9 @@ def finish(
         _open_to_all(draft.partial)
         _seal(draft.partial, draft.step, 1 + max((manifest.sequence for _, manifest in _complete(root)), default=0))
         _install(draft.partial, target)
-    try:  # the checkpoint is safe, and `find_latest` does without the link
+    try:  # the checkpoint is there under its name, and `find_latest` does without the link
+        _sync(root)
+        shutil.rmtree(_aside(target), ignore_errors=True)
         point_latest(target)
         _prune(root, keep)
     except OSError as error:
@@ -213,12 +215,13 @@ def _folders(folder: Path) -> list[Path]:
 
 def _install(partial: Path, target: Path) -> None:
     """Renames; a folder cannot be replaced in one step, so an old one of that name waits aside (see `_tidy`)."""
-    aside = target.with_name(f".{target.name}.replaced")
     if target.exists():
-        target.rename(aside)
+        target.rename(_aside(target))
     partial.rename(target)
-    _sync(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.replaced")
 
 
 def point_latest(target: Path) -> None:
