@@ -120,7 +120,9 @@ def finish(
 
 def arrived(target: Path, keep: int) -> None:
     """Points `latest` at a checkpoint that is complete, written here or brought from another node; drops old ones."""
-    try:  # the checkpoint is safe, and `find_latest` does without the link
+    try:  # it is there under its name, and `find_latest` does without the link
+        _sync(target.parent)
+        shutil.rmtree(_aside(target), ignore_errors=True)
         point_latest(target)
         _prune(target.parent, keep)
     except OSError as error:
@@ -219,12 +221,13 @@ def _folders(folder: Path) -> list[Path]:
 
 def _install(partial: Path, target: Path) -> None:
     """Renames; a folder cannot be replaced in one step, so an old one of that name waits aside (see `_tidy`)."""
-    aside = target.with_name(f".{target.name}.replaced")
     if target.exists():
-        target.rename(aside)
+        target.rename(_aside(target))
     partial.rename(target)
-    _sync(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.replaced")
 
 
 def point_latest(target: Path) -> None:
