@@ -76,6 +76,7 @@ class FlowVLA(TinyVLA):
     """Records: "chain" float32 [B, K + 1, C, A]; policy.temperature is the size of the noise of a step."""
 
     _net = FlowVLANet
+    options_type = FlowOptions
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """See TinyVLA."""

@@ -149,6 +149,17 @@ def test_two_iterations_give_the_weights_of_the_cpu(of_the_cpu, sim, variant: st
     assert digest(executor) == on_the_cpu(of_the_cpu, variant)
 
 
+def test_passes_in_bfloat16_are_close_to_those_in_float32(sim) -> None:
+    rows = []
+    for precision in ("float32", "bfloat16"):
+        config = tiny(EXACT, f"algorithm.precision={precision}", "algorithm.critic_warmup_iterations=0")
+        executor = executor_on_sim(config, PLANS["collocated"][1], 1, clone(config))
+        rows += iterate(executor, 1)
+    assert rows[1]["losses/initial_log_ratio"] <= 1e-5
+    assert rows[1]["losses/grad_norm"] != rows[0]["losses/grad_norm"]
+    assert rows[1]["losses/grad_norm"] == pytest.approx(rows[0]["losses/grad_norm"], rel=0.2)
+
+
 def test_sums_of_two_accelerators_are_close_where_they_are_all_reduced(of_the_cpu) -> None:
     config = tiny("run.exact=false")
     devices, tree = 2, trees("all", "all", "all")
