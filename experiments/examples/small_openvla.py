@@ -1,14 +1,18 @@
 """A small OpenVLA with random weights in the published layout, to try `policy=openvla` and `policy=openvla_oft` with.
 
-python -m experiments.examples.small_openvla out=runs/small_openvla [action_dim=7] [proprio_dim=0] [image_size=56]
-    [hidden_size=64] [layers=2] [seed=0] [instruction="pick up the red cube and move it to the green goal"]
+python -m experiments.examples.small_openvla out=runs/small_openvla [data=runs/pick_lerobot] [action_dim=7]
+    [proprio_dim=0] [image_size=56] [hidden_size=64] [layers=2] [seed=0]
+    [instruction="pick up the red cube and move it to the green goal"]
 
 Every tensor has the name and the axes of the published files, of about 5 million parameters most embed the 32,064
-tokens of the vocabulary.  Its actions lie in [-1, 1], its tokenizer knows the words of one instruction.
+tokens of the vocabulary.  Its tokenizer knows the words of one instruction.  Actions lie in [-1, 1]; with `data`, a
+LeRobot folder, actions and proprioception have the sizes and the ranges of what it holds, and there is OFT's projector
+of proprioception (`policy.options.proprio=true`).
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +23,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from policies.checkpoint_folder import write_json
 from policies.openvla.folder import Checkpoint, write_checkpoint
+from policies.openvla.heads import ProprioProjector
 from policies.openvla.images import PREPROCESSOR
 from policies.openvla.network import OpenVLA
+from policies.openvla.oft_folder import write_side_file
 from policies.openvla.prompt import BOS_TOKEN, STOP_TOKEN, TOKENIZER, prompt_for
 from policies.openvla.settings import config_of
 
@@ -34,8 +40,9 @@ class Options:
     """The arguments."""
 
     out: str = "runs/small_openvla"
+    data: str = ""  # a LeRobot folder, whose ranges are those of actions and proprioception; "": [-1, 1]
     action_dim: int = 7
-    proprio_dim: int = 0  # of the statistics; the network has no projector for it
+    proprio_dim: int = 0  # of the robot's own state; 0: the network has no projector for it
     image_size: int = 56  # a multiple of 14
     hidden_size: int = 64
     layers: int = 2
@@ -56,10 +63,23 @@ def write_small(own: Options) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(own.seed)
         network = OpenVLA(config_of(_shapes(own)))
-    told = {"action": own.action_dim} | ({"proprio": own.proprio_dim} if own.proprio_dim else {})
-    ranges = {name: {"q01": [-1.0] * dim, "q99": [1.0] * dim, "mask": [True] * dim} for name, dim in told.items()}
+        ranges = _ranges(own)
+        projector = ProprioProjector(own.hidden_size, len(ranges["proprio"]["q01"])) if "proprio" in ranges else None
     write_checkpoint(Checkpoint(folder, network.config, {"small": ranges}, network), folder)
+    if projector is not None:
+        write_side_file(folder, "proprio_projector", 0, projector.state_dict())
     return folder
+
+
+def _ranges(own: Options) -> dict[str, dict[str, list]]:
+    """Returns what -1 and 1 stand for, by what it is said of."""
+    told = {"action": own.action_dim} | ({"proprio": own.proprio_dim} if own.proprio_dim else {})
+    bounds = {name: ([-1.0] * dim, [1.0] * dim) for name, dim in told.items()}
+    if own.data:
+        recorded = json.loads((Path(own.data) / "meta" / "stats.json").read_text())
+        kinds = {"action": recorded["action"], "proprio": recorded["observation.state"]}
+        bounds = {name: (stats["min"], stats["max"]) for name, stats in kinds.items()}
+    return {name: {"q01": low, "q99": high, "mask": [True] * len(low)} for name, (low, high) in bounds.items()}
 
 
 def _shapes(own: Options) -> dict[str, object]:

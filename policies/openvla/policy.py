@@ -12,6 +12,7 @@ token, and shares the network with the policy.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -80,6 +81,7 @@ class OpenVLAPolicy(ImitationPolicy):
         )
 
     reads_published = True
+    options_type = OpenVLAOptions
 
     @classmethod
     def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> OpenVLAPolicy:
@@ -127,7 +129,9 @@ class OpenVLAPolicy(ImitationPolicy):
         self._tokenizer = PromptTokenizer(checkpoint.folder, checkpoint.config.pad_token_id)
         self._prompts: dict[str, TokenRows] = {}
         if options.lora.rank:
-            inject_adapters(model, options.lora, 0, f"{OPTIONS}.lora")
+            towers = model.network.vision_backbone
+            still = [towers] if options.freeze_vision else towers.unread()
+            inject_adapters(model, options.lora, 0, f"{OPTIONS}.lora", without_gradient=still)
         if options.freeze_vision:
             model.network.vision_backbone.requires_grad_(False)
         if options.checkpoint_activations:
@@ -269,11 +273,15 @@ class OpenVLAPolicy(ImitationPolicy):
             self.module.privileged_scale.set(mean, std, _STATE_FLOOR)
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns the summed cross-entropy of the demonstrated tokens, a mean over the C * A of a row."""
+        """Returns the summed cross-entropy of the demonstrated tokens, a mean over the C * A of a row.
+
+        It is over the tokens that can be drawn, see `whole_vocabulary`: the reference's is over the whole vocabulary.
+        """
         ids = self._tokens.encode(self._normalised(actions.cpu().numpy()))
         tokens = torch.from_numpy(ids).flatten(1).to(actions.device)
         output_layer = self.module.model.network.output_layer
-        found, _ = action_log_probs(self._hidden(features, tokens), output_layer, tokens, TokenDistribution())
+        drawn_from = replace(self._distribution(1.0), top_k=0)
+        found, _ = action_log_probs(self._hidden(features, tokens), output_layer, tokens, drawn_from)
         return -found.mean(1).sum()
 
     def _normalised(self, actions: np.ndarray) -> np.ndarray:

@@ -17,6 +17,8 @@ from rlinf_embodied.errors import ConfigError
 
 EMULATED = "emulated"  # the name of a device that is only described
 RAY_GPUS = ("cuda",)  # kinds that Ray counts as GPUs: a worker sees its own device only, as number 0
+_LARGEST = 1e30  # beyond any bytes and rates; products of such numbers stay finite
+_COUNTS = ("num_nodes", "devices_per_node", "cores_per_node")
 _MEMORY_LIMITS = tuple(Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
 _SHARED_MEMORY = Path("/dev/shm")
 _STORE_SHARE, _SHARED_SHARE = 0.3, 0.9  # of the host's memory, and of what is free of its shared memory
@@ -260,13 +262,16 @@ def _record(schema: type[_Schema], data: object, path: str) -> _Schema:
     """Returns a dataclass of positive numbers (and texts) from plain data."""
     names = [entry.name for entry in fields(schema)]
     body = dict(data) if isinstance(data, Mapping) else {}
-    unknown = sorted(set(body) - set(names))
+    unknown = sorted(str(name) for name in body if name not in names)
     missing = [name for name in names if name not in body] if schema is NodeGroup else []
     if unknown or missing or not isinstance(data, Mapping):
         raise ConfigError(f"{path} has unknown keys {unknown} and lacks {missing}: its keys are {', '.join(names)}")
     for name, value in body.items():
-        if name == "kind":
+        if name == "kind" and isinstance(value, str):
             continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise ConfigError(f"{path}.{name} is {value!r}, but it is a positive number: mend the file")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LARGEST:
+            what = "the name of a kind of device" if name == "kind" else "a positive number"
+            raise ConfigError(f"{path}.{name} is {value!r}, but it is {what}: mend the file")
+        if name in _COUNTS and value != int(value):
+            raise ConfigError(f"{path}.{name} is {value!r}, but it is a whole number: mend the file")
     return schema(**body)

@@ -22,7 +22,7 @@ from rlinf_embodied.embodied.file_checks import require_episodes, require_file
 from rlinf_embodied.embodied.held_out import HeldOutCheck, held_out_metrics
 from rlinf_embodied.embodied.imitation_stage import EpochReport, ImitationStage, ImitationStageConfig
 from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage, UntrainedPolicyStage
-from rlinf_embodied.embodied.policy_check import require_policy_class
+from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.sizes import require_sizes
 from rlinf_embodied.embodied.starting_point import require_env_target
@@ -32,14 +32,13 @@ from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
-from rlinf_embodied.learning.checkpoint import load_state, step_folder
+from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.checkpoints import bring_checkpoint
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.training.warm_start import made_once
@@ -102,6 +101,7 @@ class ImitationJob:
         kind = find_cluster(config.cluster).kind
         require_env_target(config.env)
         require_policy_class(config.policy, cloned=True)
+        require_options(config.policy)
         number = sum(require_file(place, config.env, _DATA) for place in config.files)
         require_episodes(number, config.data, _DATA)
         if checkpoint is not None:
@@ -227,7 +227,6 @@ class ImitationJob:
         state = {"progress": asdict(progress), "config": to_yaml(self.config), _DATA: self._digests()}
         keep = self.config.checkpoint.keep
         executor.call(_STAGE, "save", StepContext(progress.iteration), (str(root), progress.iteration, keep, state))
-        bring_checkpoint(executor, _STAGE, step_folder(root, progress.iteration), keep)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""

@@ -10,14 +10,17 @@ actor would be empty and still take later calls.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import ray
+from ray._private import services
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
@@ -35,6 +38,7 @@ from rlinf_embodied.runtime.rendezvous import MeetingPlace, Rendezvous, use_inte
 from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.socket_group import SocketGroup
 from rlinf_embodied.runtime.worker_process import prepare_driver, worker_variables
+from rlinf_embodied.stop_signals import kept_from_others
 
 _LOG = logging.getLogger(__name__)
 _START_ATTEMPTS = 3
@@ -219,22 +223,39 @@ def start_ray(object_store_bytes: int | None = None) -> str | None:
     """Starts Ray in this process, quietly, and returns its folder; or joins the cluster that RAY_ADDRESS names."""
     prepare_driver()
     if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        with kept_from_others():
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
         return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     for attempt in range(_START_ATTEMPTS):
         try:
-            started = ray.init(
-                num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
-                include_dashboard=False,
-                object_store_memory=object_store_bytes or store_bytes(),
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=True,
-            )
+            with kept_from_others(), _in_groups_of_their_own():
+                started = ray.init(
+                    num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
+                    include_dashboard=False,
+                    object_store_memory=object_store_bytes or store_bytes(),
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=True,
+                )
             return str(cast(Any, started).address_info["session_dir"])
         except Exception as error:  # Ray has no class for it
             ray.shutdown()
             if _SLOW_START not in str(error) or attempt + 1 == _START_ATTEMPTS:
                 raise
             _LOG.warning("Ray did not start within its 30 s, as it happens on busy machines: trying again")
+
+
+@contextmanager
+def _in_groups_of_their_own() -> Iterator[None]:
+    """Within it every process that Ray starts leads a process group, to which belongs what it starts itself.
+
+    A terminal that closes, `timeout` and some schedulers signal the driver's whole group, and the driver needs its
+    workers to finish an iteration.
+    """
+    starts = services.ConsolePopen  # Ray has no setting for it
+    services.ConsolePopen = functools.partial(starts, process_group=0)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        services.ConsolePopen = starts

@@ -72,7 +72,7 @@ def made_once(
         executor.call(stage.name, "save", StepContext(0), str(partial.absolute()))
         executor.collect(stage.name, partial, of_first=True)
 
-    write_whole(folder, write)
+    write_whole(folder, write, _MARKER)
     session.clear()
     return folder
 
