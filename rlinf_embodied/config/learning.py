@@ -160,7 +160,9 @@ class AlgorithmConfig:
             require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
-            require(0 < value < math.inf, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+            bounded = name in ("lr", "value_lr")  # an infinite bound is none
+            holds = 0 < value < math.inf if bounded else value > 0
+            require(holds, f"algorithm.{name}", value, "it must be positive", "use a positive number")
         for name in ("value_epochs", "critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"algorithm.{name}", value, "it must not be negative", "use 0")

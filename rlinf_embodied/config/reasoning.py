@@ -182,7 +182,9 @@ class ReasoningAlgorithmConfig:
         require(0 <= self.beta2 < 1, "algorithm.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
-            require(0 < value < math.inf, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+            bounded = name in ("lr", "value_lr")  # an infinite bound is none
+            holds = 0 < value < math.inf if bounded else value > 0
+            require(holds, f"algorithm.{name}", value, "it must be positive", "use a positive number")
         require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
         for name in (
             "kl_coef",
