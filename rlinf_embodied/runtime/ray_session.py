@@ -10,17 +10,14 @@ actor would be empty and still take later calls.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import ray
-from ray._private import services
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
@@ -229,7 +226,7 @@ def start_ray(object_store_bytes: int | None = None) -> str | None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     for attempt in range(_START_ATTEMPTS):
         try:
-            with kept_from_others(), _in_groups_of_their_own():
+            with kept_from_others():
                 started = ray.init(
                     num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
                     include_dashboard=False,
@@ -244,18 +241,3 @@ def start_ray(object_store_bytes: int | None = None) -> str | None:
             if _SLOW_START not in str(error) or attempt + 1 == _START_ATTEMPTS:
                 raise
             _LOG.warning("Ray did not start within its 30 s, as it happens on busy machines: trying again")
-
-
-@contextmanager
-def _in_groups_of_their_own() -> Iterator[None]:
-    """Within it every process that Ray starts leads a process group, to which belongs what it starts itself.
-
-    A terminal that closes, `timeout` and some schedulers signal the driver's whole group, and the driver needs its
-    workers to finish an iteration.
-    """
-    starts = services.ConsolePopen  # Ray has no setting for it
-    services.ConsolePopen = functools.partial(starts, process_group=0)  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        yield
-    finally:
-        services.ConsolePopen = starts

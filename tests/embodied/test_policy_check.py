@@ -286,7 +286,7 @@ def test_what_raises_in_the_middle_is_shown_by_its_own_line(tmp_path) -> None:
 
 def test_ppo_without_a_critic_says_so(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Right, "value_parameters", lambda self: [])
-    with pytest.raises(ConfigError, match=r"Right.value_parameters\(\) is empty: .* algorithm=grpo"):
+    with pytest.raises(ConfigError, match=r"value_parameters\(\) of the policy \w+ is empty: .* algorithm=grpo"):
         run(tmp_path, f"{__name__}.Right")
 
 

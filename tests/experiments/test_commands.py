@@ -229,14 +229,12 @@ def test_a_signal_during_the_warm_start_leaves_nothing_half_written(
 
 @pytest.mark.ray
 @pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
-def test_with_ray_workers_a_signal_to_the_whole_process_group_stops_as_cleanly(
-    tmp_path, number: int, name: str, code: int
-) -> None:
+def test_with_ray_workers_a_signal_stops_as_cleanly(tmp_path, number: int, name: str, code: int) -> None:
     chosen = ["cluster=local", "cluster.num_devices=2", "env.options.slow_s=0.1", "run.num_iterations=50"]
     chosen += [f"run.dir={tmp_path}", f"warm_start.checkpoint={clone(tiny())}", "eval.num_episodes=4"]
     process = start("train_vla", *tiny_overrides(*chosen))
     read_until(process, "iteration 1/50")
-    os.killpg(process.pid, number)
+    process.send_signal(number)
     printed, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code, printed
     assert f"{name}: finishing this iteration" in printed

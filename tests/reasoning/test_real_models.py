@@ -183,7 +183,7 @@ def test_a_folder_without_all_of_its_shards(files, tmp_path, nothing_starts) -> 
 
 def test_a_folder_that_is_none(files, tmp_path, nothing_starts) -> None:
     config = config_of(tmp_path / "nowhere", files, tmp_path / "run")
-    refused(CheckpointError, "nowhere has no config.json", "give a folder", config=config)
+    refused(ConfigError, "policy.folder is", "nowhere", "there is no such folder", "give one", config=config)
 
 
 def test_microbatches_smaller_than_a_sequence(folders, files, tmp_path, nothing_starts) -> None:
