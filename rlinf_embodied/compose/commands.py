@@ -135,7 +135,7 @@ def compose_config(
         for override in map(parsed, plain):
             OmegaConf.update(merged, override.key_or_group, override.value())
         return typing.cast(_Config, OmegaConf.to_object(merged))
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, OverflowError) as error:
         raise explained(error, schema, "the command line") from error
 
 
