@@ -37,7 +37,9 @@ print(json.dumps({
 RAY_PROBE = """
 import json, logging, time, ray
 start = time.perf_counter()
-ray.init(num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+ray.init(
+    address="local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+)
 assert ray.get(ray.remote(lambda: 42).remote(), timeout=60) == 42
 print(json.dumps({"version": ray.__version__, "seconds": time.perf_counter() - start}))
 ray.shutdown()

@@ -101,7 +101,7 @@ def _require_targets(linear: Sequence[str], trained: Sequence[str], targets: Seq
             if there
             else f"no linear layer of the model has the name {target!r}"
         )
-        raise ConfigError(f"{path}.targets is {list(targets)}, but {rule} : use [all-linear], or some of {known}")
+        raise ConfigError(f"{path}.targets is {list(targets)}, but {rule}: use [all-linear], or some of {known}")
 
 
 def _is_target(name: str, targets: Sequence[str]) -> bool:

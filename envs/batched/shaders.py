@@ -60,7 +60,8 @@ def shader_folder(pack: Pack) -> str:
 def current_pack() -> str:
     """Returns the name of the stock pack that cameras get now, "" if it is none of SAPIEN's."""
     folder = Path(sapien.render.get_camera_shader_dir())
-    return folder.name if folder.parent in (Path(), STOCK_FOLDER) else ""
+    known = folder.parent == Path() or folder.parent.resolve() == STOCK_FOLDER.resolve()  # an environment may be a link
+    return folder.name if known else ""
 
 
 def pack_of(camera: Camera) -> Pack:

@@ -60,6 +60,8 @@ def explained(error: Exception, schema: type, source: str) -> ConfigError:
         reason = reason.__cause__ or reason.__context__
     if reason is None:
         first_lines = " ".join(line.strip() for line in str(error).splitlines()[:3])
+        if isinstance(error, OverflowError):  # of a key for numbers that may have a fraction
+            first_lines += ": use a number that a float holds, such as 1e6"
         return ConfigError(f"{source} cannot be composed: {first_lines}")
     path = str(reason.full_key or source)
     known = keys(schema)

@@ -65,7 +65,7 @@ def load(path: Path, schema: type[_Config]) -> _Config:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), _switched(with_current_keys(read_mapping(path))))
         return typing.cast(_Config, OmegaConf.to_object(merged))
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, OverflowError) as error:
         raise explained(error, schema, str(path)) from error
 
 

@@ -5,6 +5,8 @@
     thread                 writes the copies, waits for the disk, hashes, seals, renames, drops old checkpoints
     caller   wait()        before anybody reads the checkpoint, and at the end; raises what failed
 
+A process that is told to end meanwhile ends when the thread is done, so what was to be saved is saved.
+
 Memory: until the thread is done the process holds one copy of the optimizer's state and of what else a checkpoint has
 beside the policy, on the CPU; the policy's files are in the system's cache.
 """
@@ -48,7 +50,7 @@ class CheckpointWriter:
         draft = checkpoint.begin(root, step, policy_writer)
         copies = {name: checkpoint.copied(group) for name, group in tensors.items()}
         self._thread = threading.Thread(
-            target=self._finish, args=(draft, copies, dict(state), keep), name=f"checkpoint {step}", daemon=True
+            target=self._finish, args=(draft, copies, dict(state), keep), name=f"checkpoint {step}", daemon=False
         )
         self._thread.start()
 

@@ -228,6 +228,7 @@ def start_ray(object_store_bytes: int | None = None) -> str | None:
         try:
             with kept_from_others():
                 started = ray.init(
+                    address="local",  # never one that somebody started here, or that a killed run left a note of
                     num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
                     include_dashboard=False,
                     object_store_memory=object_store_bytes or store_bytes(),

@@ -113,6 +113,17 @@ def test_colours_are_those_of_the_stock_shaders(task: object) -> None:
     assert np.array_equal(drawn.numpy(), _stock_images(task, "Color")[..., :3])
 
 
+def test_shaders_are_known_in_an_environment_behind_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sapien
+
+    from envs.batched import shaders
+
+    (tmp_path / "link").symlink_to(shaders.STOCK_FOLDER.parent)
+    monkeypatch.setattr(shaders, "STOCK_FOLDER", tmp_path / "link" / shaders.STOCK_FOLDER.name)
+    with shaders.camera_shaders(sapien.Scene(), shaders.Pack.default):
+        assert shaders.current_pack() == "default"
+
+
 def test_the_packs_are_those_of_sapien_less_some_lines() -> None:
     from envs.batched.shader_packs import STOCK_FOLDER, made_packs
     from envs.batched.shaders import STOCK, Pack, shader_folder

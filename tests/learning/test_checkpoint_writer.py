@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -144,3 +146,22 @@ def test_a_disk_that_is_full_from_any_moment_on_costs_the_checkpoint_under_way_o
         if tried() <= number:
             break
     assert number > 15  # there were as many moments
+
+
+INTERRUPTED = """
+import sys, time
+from pathlib import Path
+from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
+
+seal = checkpoint._seal
+checkpoint._seal = lambda *arguments: (time.sleep(1), seal(*arguments))
+CheckpointWriter().save(Path(sys.argv[1]), 1, policy_writer=lambda folder: None, tensors={}, state={"iteration": 1})
+raise KeyboardInterrupt
+"""
+
+
+def test_a_process_that_is_interrupted_ends_when_its_checkpoint_is_on_the_disk(tmp_path) -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED, str(tmp_path)], capture_output=True, check=False)
+    assert ended.stderr.splitlines()[-1] == b"KeyboardInterrupt"
+    assert C.verify(tmp_path / "step_000001").step == 1

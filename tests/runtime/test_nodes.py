@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,13 +40,35 @@ def test_an_address_has_a_host_and_a_port(address: str) -> None:
         ClusterConfig(address="auto", session="serial")
 
 
-@pytest.mark.ray
-def test_workers_run_on_the_nodes_of_their_devices_which_are_held_for_them() -> None:
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder in place of /tmp/ray, so that neither this machine's other runs nor the test see each other's notes."""
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:  # short: Ray's sockets lie in it
+        yield Path(folder)
+
+
+def _run(temporary: Path, *arguments: str) -> str:
     variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, str(TESTS / "two_node_session.py"), os.environ.get("RLINF_TEST_TIMEOUT_S", "60")]
+    variables["RAY_TMPDIR"] = str(temporary)
+    command = [sys.executable, *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, env=variables, cwd=TESTS.parent, check=False)
     assert answer.returncode == 0, answer.stderr[-3000:]
-    found = json.loads(answer.stdout.splitlines()[-1])
+    return answer.stdout
+
+
+@pytest.mark.ray
+def test_a_run_on_this_machine_joins_no_cluster_that_is_noted_there(temporary: Path) -> None:
+    note = temporary / "ray/ray_current_cluster"
+    note.parent.mkdir()
+    note.write_text("127.0.0.1:9")  # what a killed Ray leaves; nothing answers there
+    start = "import ray; from rlinf_embodied.runtime.ray_session import start_ray; start_ray(128 << 20); "
+    assert _run(temporary, "-c", start + "print(ray.get(ray.remote(lambda: 42).remote()))") == "42\n"
+
+
+@pytest.mark.ray
+def test_workers_run_on_the_nodes_of_their_devices_which_are_held_for_them(temporary: Path) -> None:
+    said = _run(temporary, str(TESTS / "two_node_session.py"), os.environ.get("RLINF_TEST_TIMEOUT_S", "60"))
+    found = json.loads(said.splitlines()[-1])
     assert found["versions"] == [[0], [1]]
     assert found["real"] == found["planned"]
     assert len(set(found["planned"])) == 2
