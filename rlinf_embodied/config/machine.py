@@ -60,7 +60,8 @@ class ClusterConfig:
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
     device_module: str | None = None  # imported in every process first: makes that kind known to torch
     session: str = "ray"  # ray, or serial: one process, for debuggers
-    call_timeout_s: float = 600.0  # a call that takes longer is reported as a hang
+    call_timeout_s: float = 600.0  # a single call that takes longer is reported as a hang
+    hang_after_s: float = 30.0  # so is a worker without progress for this much longer than its stage ever took
     object_store_bytes: int = STORE_BYTES  # of shared memory on this machine, where this process starts Ray
     transport: TransportMode = TransportMode.adaptive
     emulated: bool = False  # described by the two below; for planning and for stages that only sleep
@@ -97,5 +98,6 @@ class ClusterConfig:
             f"Ray starts with {_LEAST_STORE_BYTES} bytes or more",
             f"use {STORE_BYTES}",
         )
-        limit = self.call_timeout_s
-        require(limit > 0, "cluster.call_timeout_s", limit, "it must be positive", "use 600")
+        for key, default in (("call_timeout_s", 600), ("hang_after_s", 30)):
+            limit = getattr(self, key)
+            require(limit > 0, f"cluster.{key}", limit, "it must be positive", f"use {default}")

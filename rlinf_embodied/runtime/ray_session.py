@@ -12,31 +12,49 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import socket
 import sys
+import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED, RAY_GPUS
 from rlinf_embodied.config.machine import STORE_BYTES
 from rlinf_embodied.device import kind_of
-from rlinf_embodied.errors import HangError, RlinfError, WorkerError
+from rlinf_embodied.errors import HangError, LostWorkerError, PeerError, RlinfError, StaleCallError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import tensor_wire
+from rlinf_embodied.runtime.heartbeat import Line, Pulse
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.own_folder import OwnFolder
-from rlinf_embodied.runtime.session import Ref
+from rlinf_embodied.runtime.session import Ref, of_attempt
 from rlinf_embodied.runtime.socket_group import SocketGroup
+from rlinf_embodied.runtime.switchboard import Caller, Switchboard, is_stopped
+from rlinf_embodied.runtime.watch import History, Limits, Pending, diagnose
 
 _LOG = logging.getLogger(__name__)
 _START_ATTEMPTS = 3
+_TICK_S = 1.0  # between two looks at the workers while the driver waits
+_ANSWER_S = 1.0  # within which a worker answers
+_EVIDENCE_S = 3.0  # within which the cause of an error shows, after its first consequence
+_LET_GO_S = 20.0  # within which a worker gives up the calls of an old attempt
 _SLOW_START = "timed out during startup"
 
 
@@ -55,10 +73,11 @@ def _variables(threads: int) -> dict[str, str]:
 class _Worker:
     """The Ray actor: a WorkerHost behind the wire's codec."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, line: Line) -> None:
         if spec.device != EMULATED:  # a worker that only sleeps does without torch
             portable.verify()
         self._host = WorkerHost(spec)
+        self._pulse = Pulse(line, self._host.activity, socket.gethostname(), self._host.abandon)
 
     def add_stage(self, spec: StageSpec, context: StageContext, rendezvous: str | None, timeout_s: float) -> object:
         if rendezvous is None:
@@ -69,6 +88,9 @@ class _Worker:
 
     def clear(self) -> None:
         self._host.clear()
+
+    def let_go(self) -> None:
+        """Answers when all calls before it are over."""
 
     def invoke(self, call: Call, argument: object, *payloads: object) -> object:
         call = replace(call, argument=tensor_wire.unpack(argument))
@@ -103,18 +125,30 @@ def _group(context: StageContext, rendezvous: str, timeout_s: float) -> Group:
 class RaySession:
     """Workers as Ray actors on this machine or cluster; see Session for the protocol."""
 
-    def __init__(self, timeout_s: float = 600.0, object_store_bytes: int = STORE_BYTES) -> None:
+    def __init__(
+        self, timeout_s: float = 600.0, object_store_bytes: int = STORE_BYTES, hang_after_s: float = 30.0
+    ) -> None:
         """Connects to the running Ray of this process, or starts one."""
-        self._timeout_s = timeout_s
+        self.attempt = 0
+        self._limits = Limits(hang_after_s, timeout_s)
         self._actors: dict[int, ActorHandle] = {}
-        self._waiting: dict[object, str] = {}
+        self._specs: dict[int, WorkerSpec] = {}
+        self._waiting: dict[Ref, Pending] = {}  # by receipt
+        self._makers: dict[Ref, int] = {}  # the number of the call that makes a result
+        self._submitted = 0
+        self._failed: dict[int, RlinfError] = {}  # by number of call: what has been seen of it already
+        self._looked: set[Ref] = set()
+        self._history = History()
         self._owns_ray = not ray.is_initialized()
         self._folder = OwnFolder()
         if self._owns_ray:
             session_folder = start_ray(object_store_bytes)
             if session_folder is not None:
                 self._folder.owns_ray(session_folder)
+        own = "127.0.0.1" if self._owns_ray and not os.environ.get("RAY_ADDRESS") else ray.util.get_node_ip_address()
+        self._switchboard = Switchboard(socket.gethostname(), own)
 
+    # --------------------------------------------------------------------------------------------------------- workers
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         """See Session."""
         for spec in workers:
@@ -128,7 +162,8 @@ class RaySession:
                 runtime_env={"env_vars": _variables(spec.threads)},
                 name=None,
             )
-            self._actors[spec.worker] = cast(ActorHandle, remote.remote(spec))
+            self._specs[spec.worker] = spec
+            self._actors[spec.worker] = cast(ActorHandle, remote.remote(spec, self._switchboard.line(spec.worker)))
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """See Session; a collective stage gets a process group with a rendezvous of its own."""
@@ -139,10 +174,41 @@ class RaySession:
         for context in contexts:
             context.shared = {}
             actor = self._actors[context.worker]
-            refs.append(actor.add_stage.remote(spec, context, rendezvous, self._timeout_s))
-            self._waiting[refs[-1]] = f"worker {context.worker} ({spec.name}.setup)"
+            refs.append(actor.add_stage.remote(spec, context, rendezvous, self._limits.call_timeout_s))
+            self._note(refs[-1], context.worker, f"{spec.name}.setup")
         return self.fetch(refs, f"{spec.name}.setup")
 
+    def replace(self, workers: Sequence[int]) -> None:
+        """See Session."""
+        self.attempt += 1
+        for forgotten in (self._waiting, self._makers, self._failed, self._looked):
+            forgotten.clear()
+        gone = {caller.worker for caller in self._switchboard.gone()}
+        lost = {worker for worker in (*workers, *gone) if worker in self._actors}
+        for worker in lost:
+            self._end(worker)
+        self._switchboard.abandon(self.attempt)
+        waits = {actor.let_go.remote(): worker for worker, actor in self._actors.items()}
+        _, stuck = ray.wait(list(waits), num_returns=len(waits), timeout=_LET_GO_S) if waits else ([], [])
+        for ref in stuck:
+            _LOG.warning("worker %d does not let go of what it does: it is started anew, too", waits[ref])
+            lost.add(waits[ref])
+            self._end(waits[ref])
+        self.start([self._specs[worker] for worker in sorted(lost)])
+
+    def _end(self, worker: int) -> None:
+        """Kills a worker, also one that is stopped."""
+        caller = self._switchboard.callers.get(worker)
+        if caller is not None and not caller.gone and self._is_here(caller):
+            with suppress(ProcessLookupError):
+                os.kill(caller.pid, signal.SIGKILL)
+        self._switchboard.forget(worker)
+        ray.kill(self._actors.pop(worker), no_restart=True)
+
+    def _is_here(self, caller: Caller) -> bool:
+        return caller.node == self._switchboard.node
+
+    # ----------------------------------------------------------------------------------------------------------- calls
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         """See Session; collective calls need only be submitted in one go: each actor takes calls in order."""
         answers = []
@@ -151,52 +217,160 @@ class RaySession:
             if call.argument is not None and id(call.argument) not in stored:
                 stored[id(call.argument)] = ray.put(tensor_wire.pack(call.argument))
             method = self._actors[worker].invoke.options(num_returns=call.num_results + 1)
-            refs = method.remote(replace(call, argument=None), stored.get(id(call.argument)), *payloads)
+            sent = of_attempt(replace(call, argument=None), self.attempt)
+            refs = method.remote(sent, stored.get(id(call.argument)), *payloads)
             refs = refs if isinstance(refs, list) else [refs]
-            self._waiting[refs[-1]] = f"worker {worker} ({call})"
+            inputs = tuple({self._makers[ref] for ref in payloads if ref in self._makers})
+            self._note(refs[-1], worker, str(call), inputs)
+            self._makers |= dict.fromkeys(refs[:-1], self._submitted)
             answers.append(refs)
         return answers
 
+    def _note(self, receipt: Ref, worker: int, call: str, inputs: tuple[int, ...] = ()) -> None:
+        self._submitted += 1
+        self._waiting[receipt] = Pending(self._submitted, worker, call, time.monotonic(), inputs)
+
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
         """See Session."""
+        given = cast("list[ray.ObjectRef]", list(refs))
+        self._await(given, waiting)
         try:
-            values = ray.get(cast("list[ray.ObjectRef]", list(refs)), timeout=self._timeout_s)
-        except GetTimeoutError:
-            raise HangError(f"the driver waited {self._timeout_s:.0f} s for {waiting}; {self._oldest()}") from None
-        except RayTaskError as error:
-            cause = error.cause
-            raise (cause if isinstance(cause, RlinfError) else WorkerError(f"{waiting}: {cause}")) from None
-        except RayActorError as error:
-            who = ", ".join(sorted({self._waiting.get(ref, "a worker") for ref in refs}))
-            raise WorkerError(f"a worker died while the driver waited for {waiting} from {who}: {error}") from None
+            values = ray.get(given)
+        except RayError as error:
+            self._look(given)
+            if not self._failed:  # of a value that is no receipt
+                self._failed[0] = self._ours(error, Pending(0, -1, waiting, time.monotonic()))
+            raise self._cause(waiting) from None
         for ref in refs:
             self._waiting.pop(ref, None)
+            self._looked.discard(ref)
+        if not self._waiting:
+            self._makers.clear()
         return [_unpacked(value) for value in values]
 
-    def _oldest(self) -> str:
-        """Says which call is the oldest without an answer: whatever else is late waits for it."""
-        pending = list(self._waiting)
-        answered, _ = ray.wait(pending, num_returns=len(pending), timeout=0) if pending else ([], [])
-        late = [self._waiting[ref] for ref in pending if ref not in set(answered)]
-        if not late:
-            return "its answer came just then: raise cluster.call_timeout_s"
-        behind = f", {len(late) - 1} calls wait behind it (the next: {late[1]})" if len(late) > 1 else ""
-        return f"no answer from {late[0]}{behind}: look at that worker, or raise cluster.call_timeout_s"
+    def secure(self, refs: Sequence[Ref]) -> None:
+        """See Session: a copy of each comes to the store of the driver's node."""
+        self._await(cast("list[ray.ObjectRef]", list(refs)), "a snapshot")
 
+    def _await(self, refs: list[ray.ObjectRef], waiting: str) -> None:
+        """Waits until all are there, and meanwhile looks after the workers."""
+        while refs and ray.wait(refs, num_returns=len(refs), timeout=_TICK_S)[1]:
+            self._look(list(self._waiting))
+            if self._failed or self._switchboard.gone():
+                raise self._cause(waiting)
+            self._diagnose(waiting)
+
+    def _look(self, refs: list) -> None:
+        """Notes the errors among those receipts that have come."""
+        fresh = [ref for ref in refs if ref not in self._looked and ref in self._waiting]
+        answered, _ = ray.wait(fresh, num_returns=len(fresh), timeout=0) if fresh else ([], [])
+        for ref in answered:
+            self._looked.add(ref)
+            call = self._waiting[ref]
+            try:
+                ray.get(ref)
+            except RayError as error:
+                self._failed[call.number] = self._ours(error, call)
+
+    def _ours(self, error: BaseException, call: Pending) -> RlinfError:
+        """Returns an error of Ray's as one of ours."""
+        while isinstance(error, RayTaskError):
+            error = cast(BaseException, error.cause)
+        if isinstance(error, RlinfError):
+            return error
+        who = f"worker {call.worker}, in {call.call}"
+        if isinstance(error, ActorDiedError | NodeDiedError | OutOfMemoryError):
+            return LostWorkerError(f"{who}: {_first_line(error)}", self._dead(error, call))
+        if isinstance(error, RayActorError):
+            return LostWorkerError(f"{who}: cannot be reached ({_first_line(error)})", (call.worker,))
+        if isinstance(error, RayError):  # an object was lost with whoever held it
+            return PeerError(f"{who}: what it needs is lost ({_first_line(error)})")
+        return WorkerError(f"{who}: {type(error).__name__}: {error}", (call.worker,))
+
+    def _dead(self, error: BaseException, call: Pending) -> tuple[int, ...]:
+        """Returns the worker that an error of Ray's is about: not always the one whose call failed."""
+        told = getattr(error, "actor_id", None)
+        by_id = {actor._actor_id.hex(): worker for worker, actor in self._actors.items()}
+        return (by_id.get(told, call.worker),) if told else (call.worker,)
+
+    # --------------------------------------------------------------------------------------------------------- trouble
+    def _cause(self, waiting: str) -> RlinfError:
+        """Returns the error that all others are consequences of; what has failed is forgotten with it."""
+        cause = self._first_cause(waiting)
+        for ref in [ref for ref, call in self._waiting.items() if call.number in self._failed]:
+            del self._waiting[ref]
+            self._looked.discard(ref)
+        self._failed.clear()
+        return cause
+
+    def _first_cause(self, waiting: str) -> RlinfError:
+        """Gives the cause of what has been seen a moment to show."""
+        deadline = time.monotonic() + _EVIDENCE_S
+        while True:
+            self._look(list(self._waiting))
+            gone = self._switchboard.gone()
+            errors = [self._failed[number] for number in sorted(self._failed)]
+            own = [e for e in errors if not isinstance(e, LostWorkerError | PeerError | HangError | StaleCallError)]
+            if gone or own or time.monotonic() > deadline:
+                break
+            pending = [ref for ref in self._waiting if ref not in self._looked]
+            ray.wait(pending, timeout=0.2) if pending else time.sleep(0.2)
+        if own:
+            return own[0]
+        if gone:
+            return LostWorkerError(self._obituary(gone, waiting, errors), tuple(caller.worker for caller in gone))
+        rank = {LostWorkerError: 0, HangError: 1}
+        return min(errors, key=lambda error: rank.get(type(error), 2))
+
+    def _obituary(self, gone: Sequence[Caller], waiting: str, errors: Sequence[RlinfError]) -> str:
+        said = []
+        for caller in gone:
+            calls = [call.call for ref, call in self._waiting.items() if call.worker == caller.worker]
+            told = [str(e) for e in errors if isinstance(e, LostWorkerError) and caller.worker in e.workers]
+            why = f" ({told[0]})" if told else ""
+            said.append(
+                f"{caller} died: its process ended while it was asked for {calls[0] if calls else 'nothing'}{why}"
+            )
+        return "; ".join(said) + f". The driver waited for {waiting}. Look for its last words in Ray's logs"
+
+    def _diagnose(self, waiting: str) -> None:
+        """Looks what the workers do.
+
+        Raises:
+            HangError: one makes no progress.
+        """
+        callers = self._switchboard.ask(_ANSWER_S)
+        self._history.learn([caller.beat for caller in callers.values() if caller.beat is not None])
+        pending = [call for ref, call in self._waiting.items() if ref not in self._looked]
+        stopped = lambda caller: self._is_here(caller) and is_stopped(caller.pid)  # noqa: E731
+        found = diagnose(pending, callers, self._history, self._limits, time.monotonic(), stopped)
+        if found is None:
+            return
+        callers = self._switchboard.ask(_ANSWER_S, stacks=found.culprits)
+        beats = [(callers[w], callers[w].beat) for w in found.culprits if w in callers]
+        stacks = [f"{caller} is at\n{beat.stack}" for caller, beat in beats if beat is not None and beat.stack]
+        raise HangError("\n".join([f"the driver waits for {waiting}", found.told, *stacks]), found.culprits)
+
+    # ------------------------------------------------------------------------------------------------------------- end
     def clear(self) -> None:
         """See Session."""
         refs = [actor.clear.remote() for actor in self._actors.values()]
-        self._waiting |= {ref: f"worker {worker} (clear)" for worker, ref in zip(self._actors, refs, strict=True)}
+        for worker, ref in zip(self._actors, refs, strict=True):
+            self._note(ref, worker, "clear")
         self.fetch(refs, "clear")
 
     def close(self) -> None:
         """See Session; ends Ray too if this session started it."""
-        for actor in self._actors.values():
-            ray.kill(actor, no_restart=True)
-        self._actors.clear()
+        for worker in tuple(self._actors):
+            self._end(worker)
+        self._switchboard.close()
         self._folder.cleanup()
         if self._owns_ray and ray.is_initialized():
             ray.shutdown()
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def start_ray(object_store_bytes: int = STORE_BYTES) -> str | None:

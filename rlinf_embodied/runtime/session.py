@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
 from rlinf_embodied.errors import HangError
@@ -27,8 +28,17 @@ def of_type(values: Iterable[object], kind: type[_Kind]) -> list[_Kind]:
     return cast("list[_Kind]", found)
 
 
+def of_attempt(call: Call, attempt: int) -> Call:
+    """Returns a call that bears the token of an attempt."""
+    if call.step_context.attempt == attempt:
+        return call
+    return replace(call, step_context=replace(call.step_context, attempt=attempt))
+
+
 class Session(Protocol):
     """Workers, numbered by their device, and the calls to them."""
+
+    attempt: int  # the token of every call: of calls of an older attempt nobody waits for an answer
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         """Starts these workers where they do not run yet."""
@@ -52,8 +62,21 @@ class Session(Protocol):
         """Waits for values.
 
         Raises:
-            HangError: the limit passed; says who waits for whom.
-            RlinfError: what the worker raised.
+            LostWorkerError: a worker's process is gone; names it and what it did.
+            HangError: a worker makes no progress; says who waits for whom.
+            RlinfError: what a worker raised: the one that failed, not one that waited for it.
+        """
+        ...
+
+    def secure(self, refs: Sequence[Ref]) -> None:
+        """Sees to it that these values outlive the workers that made them; raises as `fetch`."""
+        ...
+
+    def replace(self, workers: Sequence[int]) -> None:
+        """Begins a new attempt after an error: these workers are ended and started anew, and have no stages.
+
+        Calls under way in the others are given up, and their collectives are closed; a worker that cannot let go in
+        time is started anew as well.
         """
         ...
 
@@ -71,6 +94,7 @@ class SerialSession:
 
     def __init__(self, timeout_s: float = 600.0) -> None:
         """Takes the limit after which collective calls stop waiting for each other."""
+        self.attempt = 0
         self._timeout_s = timeout_s
         self._hosts: dict[int, WorkerHost] = {}
         self._groups: dict[str, list[ThreadGroup]] = {}  # by stage
@@ -92,6 +116,7 @@ class SerialSession:
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         """See Session; collective calls run in threads of their own, all others at once, here."""
+        calls = [(worker, of_attempt(call, self.attempt), payloads) for worker, call, payloads in calls]
         if not collective or len(calls) == 1:
             return [self._hosts[worker].invoke(call, payloads) for worker, call, payloads in calls]
         results: list[list[Ref]] = [[] for _ in calls]
@@ -120,6 +145,17 @@ class SerialSession:
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
         """See Session; everything has run already."""
         return list(refs)
+
+    def secure(self, refs: Sequence[Ref]) -> None:
+        """See Session; they are here."""
+
+    def replace(self, workers: Sequence[int]) -> None:
+        """See Session; a thread that hangs is left to itself."""
+        self.attempt += 1
+        for worker, host in self._hosts.items():
+            host.abandon(self.attempt)
+            if worker in workers:
+                self._hosts[worker] = WorkerHost(host.spec)
 
     def clear(self) -> None:
         """See Session."""

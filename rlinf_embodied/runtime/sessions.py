@@ -16,7 +16,7 @@ def make_session(config: ClusterConfig) -> Session:
     # ray takes half a second to import: only where it is used
     from rlinf_embodied.runtime.ray_session import RaySession
 
-    return RaySession(config.call_timeout_s, config.object_store_bytes)
+    return RaySession(config.call_timeout_s, config.object_store_bytes, config.hang_after_s)
 
 
 @contextmanager
