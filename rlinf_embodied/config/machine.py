@@ -52,6 +52,19 @@ class PlanConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class RecoveryConfig:
+    """How often a run goes on when workers die, hang or fail: from the iteration's start, with new ones."""
+
+    max_restarts: int = 5  # within the window; 0: the first fault ends the run, and no snapshots are kept
+    window_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        number, window_s = self.max_restarts, self.window_s
+        require(number >= 0, "recovery.max_restarts", number, "it counts restarts", "use 0 to go without")
+        require(window_s > 0, "recovery.window_s", window_s, "it must be positive", "use 3600")
+
+
+@dataclass(kw_only=True, slots=True)
 class ClusterConfig:
     """The machines at hand."""
 

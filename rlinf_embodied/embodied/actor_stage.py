@@ -7,7 +7,7 @@ columns of every block -> advantages -> global mean and deviation -> critic epoc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.learning.snapshot import StageState, kept
 from rlinf_embodied.learning.update import (
     Fitted,
     Shuffle,
@@ -324,6 +325,20 @@ class ActorStage:
         for name, learner in self._learners.items():
             learner.import_state(load_tensors(Path(folder), name))
         self._shared.version = step_context.iteration
+
+    def export_snapshot(self, step_context: StepContext) -> StageState | None:
+        """Returns weights and moments of all learners (the first worker does)."""
+        moments = {name: learner.export_state() for name, learner in self._learners.items()}  # all take part
+        return StageState.of(self._policy.module, self._shared.version, moments) if self._rank == 0 else None
+
+    def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
+        """Goes on from there."""
+        state = kept(parts)
+        moments = state.install(self._policy.module)
+        for name, learner in self._learners.items():
+            learner.adopt()
+            learner.import_state(moments[name])
+        self._shared.version = state.weights.version
 
     def load_carry_over(self, step_context: StepContext, folder: str) -> dict[int, list[RunningEpisode | None]]:
         """Returns what the env carried over, {} if nothing."""

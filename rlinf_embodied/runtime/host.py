@@ -88,6 +88,8 @@ class Stage(Protocol):
     `close(step_context, {block: None}) -> Output`.
     Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
     Weight edge: `export_weights(step_context) -> object`, `install_weights(step_context, object)`.
+    State: `export_snapshot(step_context) -> object` (None where another worker's is that of all), and
+    `import_snapshot(step_context, [what each worker gave])`; a stage without them has none between iterations.
     Context switch: `offload(step_context)` leaves the device's memory and `onload(step_context)` comes back; a stage
     without them is always resident, and so is one on an accelerator whose class has `stays_on_accelerators`.
     """
@@ -248,7 +250,7 @@ class WorkerHost:
         self._spans = []
         try:
             for name in (call.stage, call.partner):
-                if name is not None:
+                if name is not None and call.method != "export_snapshot":  # copies from wherever it is
                     self._residents.enter(name, lambda n, m: self._switch(n, m, call.step_context))
             values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
             count = call.payloads_per_block
@@ -283,6 +285,12 @@ class WorkerHost:
         stage = self.stages[call.stage]
         if call.method == "enter":
             return [], None
+        if call.method == "export_snapshot":  # a result, so that it stays where it is until it is needed
+            has = hasattr(stage, call.method)
+            return [self._timed(call, stage) if has else None], has
+        if call.method == "import_snapshot":
+            self._timed(call, stage, *inputs.values())
+            return [None], None
         if call.method == "open":
             output = self._timed(call, stage, inputs if call.payloads_per_block else call.blocks)
         elif call.method in ("step", "close"):

@@ -53,7 +53,8 @@ _LOG = logging.getLogger(__name__)
 _START_ATTEMPTS = 3
 _TICK_S = 1.0  # between two looks at the workers while the driver waits
 _ANSWER_S = 1.0  # within which a worker answers
-_EVIDENCE_S = 3.0  # within which the cause of an error shows, after its first consequence
+_EVIDENCE_S = 3.0  # within which the cause of an error shows, after its first consequence ...
+_SETTLE_S = 0.3  # ... and a worker's end, after an error that may come of it
 _LET_GO_S = 20.0  # within which a worker gives up the calls of an old attempt
 _SLOW_START = "timed out during startup"
 
@@ -80,10 +81,12 @@ class _Worker:
         self._pulse = Pulse(line, self._host.activity, socket.gethostname(), self._host.abandon)
 
     def add_stage(self, spec: StageSpec, context: StageContext, rendezvous: str | None, timeout_s: float) -> object:
-        if rendezvous is None:
-            context.group = SoloGroup()
-        else:
-            context.group = _group(context, rendezvous, timeout_s)
+        context.group = SoloGroup()
+        if rendezvous is not None:
+            activity, rank = self._host.activity, context.owners[context.blocks[0]]
+            activity.join(spec.name, rank, len(set(context.owners)))
+            with activity.calling(f"{spec.name}.setup"), activity.meeting(spec.name, "rendezvous"):
+                context.group = _group(context, rendezvous, timeout_s)
         return self._host.add_stage(spec, context)
 
     def clear(self) -> None:
@@ -188,18 +191,29 @@ class RaySession:
         for worker in lost:
             self._end(worker)
         self._switchboard.abandon(self.attempt)
-        waits = {actor.let_go.remote(): worker for worker, actor in self._actors.items()}
-        _, stuck = ray.wait(list(waits), num_returns=len(waits), timeout=_LET_GO_S) if waits else ([], [])
-        for ref in stuck:
-            _LOG.warning("worker %d does not let go of what it does: it is started anew, too", waits[ref])
-            lost.add(waits[ref])
-            self._end(waits[ref])
+        for worker in self._stuck():
+            _LOG.warning("worker %d does not let go of what it does: it is started anew, too", worker)
+            lost.add(worker)
+            self._end(worker)
         self.start([self._specs[worker] for worker in sorted(lost)])
 
+    def _stuck(self) -> list[int]:
+        """Returns the workers that run calls of the old attempt still, or are dead; those that only start are not."""
+        up = [worker for worker in self._actors if worker in self._switchboard.callers]
+        waits = {self._actors[worker].let_go.remote(): worker for worker in up}
+        done, late = ray.wait(list(waits), num_returns=len(waits), timeout=_LET_GO_S) if waits else ([], [])
+        stuck = [waits[ref] for ref in late]
+        for ref in done:
+            try:
+                ray.get(ref)
+            except RayError:
+                stuck.append(waits[ref])
+        return stuck
+
     def _end(self, worker: int) -> None:
-        """Kills a worker, also one that is stopped."""
+        """Kills a worker, also one that is stopped: Ray alone would wait for it."""
         caller = self._switchboard.callers.get(worker)
-        if caller is not None and not caller.gone and self._is_here(caller):
+        if caller is not None and not caller.gone and self._is_here(caller) and is_stopped(caller.pid):
             with suppress(ProcessLookupError):
                 os.kill(caller.pid, signal.SIGKILL)
         self._switchboard.forget(worker)
@@ -279,6 +293,8 @@ class RaySession:
         if isinstance(error, RlinfError):
             return error
         who = f"worker {call.worker}, in {call.call}"
+        if isinstance(error, ActorDiedError) and error.actor_init_failed:  # it raised, and would again
+            return WorkerError(f"{who}: it could not be started: {str(error).splitlines()[-1]}", (call.worker,))
         if isinstance(error, ActorDiedError | NodeDiedError | OutOfMemoryError):
             return LostWorkerError(f"{who}: {_first_line(error)}", self._dead(error, call))
         if isinstance(error, RayActorError):
@@ -311,14 +327,16 @@ class RaySession:
             gone = self._switchboard.gone()
             errors = [self._failed[number] for number in sorted(self._failed)]
             own = [e for e in errors if not isinstance(e, LostWorkerError | PeerError | HangError | StaleCallError)]
-            if gone or own or time.monotonic() > deadline:
+            if gone or time.monotonic() > deadline:
                 break
+            if own:  # of the work itself, unless a worker's end was behind it
+                deadline = min(deadline, time.monotonic() + _SETTLE_S)
             pending = [ref for ref in self._waiting if ref not in self._looked]
             ray.wait(pending, timeout=0.2) if pending else time.sleep(0.2)
-        if own:
-            return own[0]
         if gone:
             return LostWorkerError(self._obituary(gone, waiting, errors), tuple(caller.worker for caller in gone))
+        if own:
+            return own[0]
         rank = {LostWorkerError: 0, HangError: 1}
         return min(errors, key=lambda error: rank.get(type(error), 2))
 

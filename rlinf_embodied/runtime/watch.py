@@ -48,11 +48,14 @@ class History:
             if beat.longest_s is not None:
                 self.longest_s[beat.step] = max(self.longest_s.get(beat.step, 0.0), beat.longest_s)
 
-    def limit(self, step: str, limits: Limits) -> float:
-        """Returns how long a method may take without progress; one that never ended, as long as a call."""
-        longest = self.longest_s.get(step)
-        if longest is None:
+    def limit(self, beat: Beat, limits: Limits) -> float:
+        """Returns how long a worker's method may take without progress.
+
+        One that has not ended in its process yet, as long as a call: the first time it may have to import and compile.
+        """
+        if beat.longest_s is None:
             return limits.call_timeout_s
+        longest = max(beat.longest_s, self.longest_s.get(beat.step, 0.0))
         return min(limits.call_timeout_s, limits.hang_after_s + _SLOWER * longest)
 
 
@@ -123,7 +126,7 @@ def _fault(
         return f"has not begun {call.call} within {waited:.0f} s (cluster.call_timeout_s)" if late else ""
     if beat.call_s > limits.call_timeout_s:
         return f"is in {beat.call} for {beat.call_s:.0f} s (cluster.call_timeout_s={limits.call_timeout_s:g})"
-    limit = history.limit(beat.step, limits)
+    limit = history.limit(beat, limits)
     if beat.step and beat.step_s > limit:
         longest = history.longest_s.get(beat.step, 0.0)
         return (
@@ -144,8 +147,7 @@ def _silence(
     if is_stopped(caller):
         late = silent_s > min(_STOPPED_S, limits.hang_after_s)
         return f"is stopped (SIGSTOP) for {silent_s:.0f} s, asked for {call.call}" if late else ""
-    step = caller.beat.step if caller.beat is not None else ""
-    limit = max(history.limit(step, limits), limits.hang_after_s) if step else limits.call_timeout_s
+    limit = limits.call_timeout_s if caller.beat is None else history.limit(caller.beat, limits)
     if silent_s <= limit:
         return ""
     return f"answers nothing for {silent_s:.0f} s, asked for {call.call}: C code in it keeps the interpreter's lock"

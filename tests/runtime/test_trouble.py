@@ -26,7 +26,7 @@ HANG_S = 2.0
 @pytest.fixture
 def session(ray_cluster) -> Iterator[RaySession]:
     """Two workers; one without progress for two seconds more than ever hangs."""
-    made = RaySession(timeout_s=120, hang_after_s=HANG_S)
+    made = RaySession(timeout_s=300, hang_after_s=HANG_S)
     made.start([WorkerSpec(k, "cpu") for k in range(2)])
     yield made
     made.close()
