@@ -146,7 +146,7 @@ def chaos_session(config: ClusterConfig, chaos: Chaos):
                 self._strike(fault, [context.worker for context in contexts], f"{spec.name}.setup")
             elif fault is not None:
                 chaos.happens(fault, self.attempt, f"worker {contexts[0].worker}, {spec.name}.setup")
-                spec = replace(spec, target=f"{__name__}.no_such_stage_{len(chaos.come)}")
+                spec = replace(spec, config=None)  # no stage can do without
             return super().add_stage(spec, contexts)
 
         def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:

@@ -33,17 +33,16 @@ def take(session: Session, executor: Executor, iteration: int, stages: Collectio
         RlinfError: what a worker raised, or that it was lost.
     """
     names = [name for name in executor.workflow.order() if stages is None or name in stages]
-    calls = [
-        (worker, Call(name, "export_snapshot", StepContext(iteration), _WHOLE), [])
-        for name in names
-        for worker in executor.workers(name)
-    ]
-    answers = session.submit(calls)
-    receipts = of_type(session.fetch([refs[-1] for refs in answers], "a snapshot"), Receipt)
+    answers = {}
+    for name in names:
+        call = Call(name, "export_snapshot", StepContext(iteration), _WHOLE)
+        calls = [(worker, call, []) for worker in executor.workers(name)]
+        answers[name] = session.submit(calls, executor.workflow.stages[name].collective)
     states: dict[str, tuple[Ref, ...]] = {}
-    for (_, call, _), (state, _), receipt in zip(calls, answers, receipts, strict=True):
-        if receipt.report:
-            states[call.stage] = (*states.get(call.stage, ()), state)
+    for name, answer in answers.items():
+        receipts = of_type(session.fetch([refs[-1] for refs in answer], f"a snapshot of {name}"), Receipt)
+        if any(receipt.report for receipt in receipts):
+            states[name] = tuple(refs[0] for refs in answer)
     session.secure([ref for refs in states.values() for ref in refs])
     return Snapshot(iteration, states)
 
@@ -55,12 +54,10 @@ def restore(session: Session, executor: Executor, snapshot: Snapshot) -> None:
         ObjectiveError: a state arrived damaged.
         RlinfError: what a worker raised, or that it was lost.
     """
-    context = StepContext(snapshot.iteration)
-    calls = [
-        (worker, Call(name, "import_snapshot", context, _WHOLE, len(states)), list(states))
-        for name, states in snapshot.states.items()
-        for worker in executor.workers(name)
-    ]
-    session.fetch([refs[-1] for refs in session.submit(calls)], "restoring a snapshot")
+    for name, states in snapshot.states.items():
+        call = Call(name, "import_snapshot", StepContext(snapshot.iteration), _WHOLE, len(states))
+        calls = [(worker, call, list(states)) for worker in executor.workers(name)]
+        answers = session.submit(calls, executor.workflow.stages[name].collective)
+        session.fetch([refs[-1] for refs in answers], f"the snapshot of {name}")
     for edge in executor.workflow.weight_edges:
         executor.sync_weights(edge.source, edge.target)

@@ -88,6 +88,8 @@ class Activity:
     def progress(self) -> None:
         """Notes that the method gets on."""
         step, since = self._step
+        if not step:
+            return
         now = time.monotonic()
         self._longest[step] = max(self._longest.get(step, 0.0), now - since)
         self._step = (step, now)
@@ -107,11 +109,6 @@ class Activity:
             self.progress()
         finally:
             self._meetings = self._meetings | {stage: Meeting(held.rank, held.size, entered)}
-
-    @property
-    def is_meeting(self) -> bool:
-        """Whether the worker waits in a collective."""
-        return any(meeting.waits for meeting in self._meetings.values())
 
     def forget(self) -> None:
         """Leaves all groups."""

@@ -137,7 +137,7 @@ class RaySession:
         self._actors: dict[int, ActorHandle] = {}
         self._specs: dict[int, WorkerSpec] = {}
         self._waiting: dict[Ref, Pending] = {}  # by receipt
-        self._makers: dict[Ref, int] = {}  # the number of the call that makes a result
+        self._makers: dict[bytes, int] = {}  # by the id of a result: the reference itself would keep it in the store
         self._submitted = 0
         self._failed: dict[int, RlinfError] = {}  # by number of call: what has been seen of it already
         self._looked: set[Ref] = set()
@@ -189,12 +189,12 @@ class RaySession:
         gone = {caller.worker for caller in self._switchboard.gone()}
         lost = {worker for worker in (*workers, *gone) if worker in self._actors}
         for worker in lost:
-            self._end(worker)
+            self._end(worker, at_once=True)
         self._switchboard.abandon(self.attempt)
         for worker in self._stuck():
             _LOG.warning("worker %d does not let go of what it does: it is started anew, too", worker)
             lost.add(worker)
-            self._end(worker)
+            self._end(worker, at_once=True)
         self.start([self._specs[worker] for worker in sorted(lost)])
 
     def _stuck(self) -> list[int]:
@@ -210,10 +210,11 @@ class RaySession:
                 stuck.append(waits[ref])
         return stuck
 
-    def _end(self, worker: int) -> None:
-        """Kills a worker, also one that is stopped: Ray alone would wait for it."""
+    def _end(self, worker: int, at_once: bool = False) -> None:
+        """Ends a worker; one that is stopped, or that hangs (`at_once`), by the system: Ray would wait for it."""
         caller = self._switchboard.callers.get(worker)
-        if caller is not None and not caller.gone and self._is_here(caller) and is_stopped(caller.pid):
+        here = caller is not None and not caller.gone and self._is_here(caller)
+        if caller is not None and here and (at_once or is_stopped(caller.pid)):
             with suppress(ProcessLookupError):
                 os.kill(caller.pid, signal.SIGKILL)
         self._switchboard.forget(worker)
@@ -234,9 +235,9 @@ class RaySession:
             sent = of_attempt(replace(call, argument=None), self.attempt)
             refs = method.remote(sent, stored.get(id(call.argument)), *payloads)
             refs = refs if isinstance(refs, list) else [refs]
-            inputs = tuple({self._makers[ref] for ref in payloads if ref in self._makers})
-            self._note(refs[-1], worker, str(call), inputs)
-            self._makers |= dict.fromkeys(refs[:-1], self._submitted)
+            ids = {cast(ray.ObjectRef, ref).binary() for ref in payloads}
+            self._note(refs[-1], worker, str(call), tuple({self._makers[made] for made in ids & self._makers.keys()}))
+            self._makers |= dict.fromkeys((ref.binary() for ref in refs[:-1]), self._submitted)
             answers.append(refs)
         return answers
 

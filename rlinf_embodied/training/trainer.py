@@ -243,8 +243,10 @@ class Trainer:
         running.session.clear()
         origin = (running.folder, running.checkpoint)
         plan, snapshot = running.executor.plan, running.snapshot
-        running.become(self._start(running.session, plan, *origin, view, snapshot))
-        self._progress, self._saved = progress, saved
+        try:
+            running.become(self._start(running.session, plan, *origin, view, snapshot))
+        finally:  # the checkpoint's progress is not that of the snapshot
+            self._progress, self._saved = progress, saved
 
     def _transaction(self, running: _Running) -> tuple[IterationResult, dict[str, float], float]:
         """Runs an iteration; returns what came of it, and its seconds.  Until its end is kept it has not happened."""

@@ -19,7 +19,7 @@ from rlinf_embodied.errors import HangError, LostWorkerError, ObjectiveError, Rl
 CARRIED = "env.carry_over=true"
 SHORT = [
     *("run.num_iterations=3", "checkpoint.every=2", "env.num_envs=8", "algorithm.epochs=1", "algorithm.value_epochs=1"),
-    *("eval.num_episodes=2", "eval.num_envs=2"),
+    *("eval.num_episodes=2", "eval.num_envs=2", "warm_start.from_nothing=true"),
 ]
 
 
@@ -63,11 +63,14 @@ def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, phase
     assert metric_rows(tmp_path) == metric_rows(folder)
 
 
-def test_a_warm_start_is_made_again(tmp_path, monkeypatch, straight) -> None:
-    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "cache"))
+def test_a_warm_start_is_made_again(tmp_path, monkeypatch) -> None:
+    cloned = ["warm_start.from_nothing=false", "run.num_iterations=1"]
     calls = once(monkeypatch, WarmStartStage, "fit", 2, lost())
-    assert train(three(tmp_path / "run", CARRIED))["weights_sha256"] == straight[1]["weights_sha256"]
+    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "disturbed cache"))
+    found = train(three(tmp_path / "disturbed", *cloned))
     assert len(calls) > 3
+    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "cache"))
+    assert train(three(tmp_path / "straight", *cloned))["weights_sha256"] == found["weights_sha256"]
 
 
 def test_a_resumed_run_recovers_though_its_checkpoint_is_dropped(tmp_path, monkeypatch, straight) -> None:

@@ -116,13 +116,13 @@ def test_a_member_that_waits_says_how_far_it_is() -> None:
     thread = threading.Thread(target=lambda: waiting.all_reduce(torch.ones(1)))
     thread.start()
     deadline = time.monotonic() + 10
-    while not activity.is_meeting and time.monotonic() < deadline:
+    while not activity.beat().meetings["actor"].waits and time.monotonic() < deadline:
         time.sleep(0.01)
     meeting = activity.beat().meetings["actor"]
     assert (meeting.rank, meeting.size, meeting.entered, meeting.waits) == (0, 2, 1, "all_reduce")
     WatchedGroup(groups[1], "actor", Activity()).all_reduce(torch.ones(1))
     thread.join()
-    assert not activity.is_meeting
+    assert activity.beat().meetings["actor"].waits == ""
 
 
 def test_a_member_that_leaves_ends_the_wait_of_the_others_and_comes_to_nothing_more() -> None:
