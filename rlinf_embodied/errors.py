@@ -31,13 +31,34 @@ class ObjectiveError(RlinfError):
     """Training would compute something else than was asked for, for example a ratio that is not 1 at the start."""
 
 
-class WorkerError(RlinfError):
+class _FaultError(RlinfError):
+    """Tells whose fault it is."""
+
+    def __init__(self, message: str, workers: tuple[int, ...] = ()) -> None:
+        """Takes the numbers of the workers at fault, as far as they are known."""
+        super().__init__(message)
+        self.workers = workers
+
+
+class WorkerError(_FaultError):
     """A worker died or raised; the message names the worker, its stage and the call."""
+
+
+class LostWorkerError(WorkerError):
+    """The process of a worker is gone, or its node; the message names them and says what it did."""
+
+
+class PeerError(WorkerError):
+    """A worker could not go on because another one was gone: look for the other's error."""
+
+
+class StaleCallError(WorkerError):
+    """A call of an attempt that was given up; nobody waits for its answer."""
 
 
 class PlugInError(WorkerError):
     """Code of the user's (an env, a policy, a reward, a source of problems) raised; the message shows where in it."""
 
 
-class HangError(RlinfError):
-    """A wait ran into its limit; the message says who waits for whom."""
+class HangError(_FaultError):
+    """A wait ran into its limit, or a worker makes no progress; the message says who waits for whom."""

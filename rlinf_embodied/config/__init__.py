@@ -4,7 +4,7 @@
     learning.py   the sections `policy`, `algorithm`, `warm_start`, `sft`
     language.py   the sections `data`, `policy` of the reasoning workflow
     reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval`, `samples` of that workflow
-    machine.py    the sections `plan`, `cluster`
+    machine.py    the sections `plan`, `cluster`, `recovery`
     memory.py     the section `memory` of experiments/plan.py
     run.py        the sections `run`, `wandb`, `eval`, `checkpoint`
     commands.py   what each command reads, section by section; the checks that span several
@@ -41,7 +41,7 @@ from rlinf_embodied.config.learning import (
     StartConfig,
     WarmStartConfig,
 )
-from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, TransportMode
+from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig, TransportMode
 from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
@@ -94,6 +94,7 @@ __all__ = [
     "ProfiledConfig",
     "ReasoningAlgorithmConfig",
     "ReasoningName",
+    "RecoveryConfig",
     "Reduction",
     "Reward",
     "RewardConfig",

@@ -16,7 +16,7 @@ from rlinf_embodied.config.learning import (
     StartConfig,
     WarmStartConfig,
 )
-from rlinf_embodied.config.machine import ClusterConfig, PlanConfig
+from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig
 from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
@@ -33,7 +33,7 @@ from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig, W
 # looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
 # algorithm, generation, reward and warm start are those of its first iteration.
 FREE_ON_RESUME = (
-    *("resume", "plan.", "cluster.", "checkpoint.", "eval.", "wandb.", "samples."),
+    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "wandb.", "samples."),
     *("run.dir", "run.num_iterations", "run.until_success", "run.dry", "run.wandb"),
     *("warm_start.cache_dir", "reward.num_workers", "generation.vllm.gpu_memory_utilization"),
     *("generation.vllm.tensor_parallel_size", "generation.vllm.max_model_len", "generation.vllm.update"),
@@ -55,6 +55,7 @@ class TrainConfig:
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
     resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
 
@@ -121,6 +122,7 @@ class ImitationConfig:
     sft: CloningConfig = field(default_factory=CloningConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
     resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
     warm_start: StartConfig = field(default_factory=StartConfig)
@@ -182,6 +184,7 @@ class MathConfig:
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
     samples: SamplesConfig = field(default_factory=SamplesConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
     resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
 

@@ -9,7 +9,7 @@ With algorithm.tis_cap the ratio's denominator is training's own: all that was s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -49,6 +49,7 @@ from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.learning.snapshot import StageState, kept
 from rlinf_embodied.learning.update import (
     Fitted,
     Shuffle,
@@ -305,11 +306,29 @@ class ActorStage:
         """Returns when the checkpoint that was begun last is on the disk."""
         self._writer.wait()
 
+    def leave(self) -> None:
+        """Returns when nothing is being written."""
+        self._writer.leave()
+
     def load(self, step_context: StepContext, folder: str) -> None:
         """Restores learners and version; the weights were loaded with the policy."""
         for name, learner in self._learners.items():
             learner.import_state(load_tensors(Path(folder), name))
         self._shared.version = step_context.iteration
+
+    def export_snapshot(self, step_context: StepContext) -> StageState | None:
+        """Returns weights and moments of all learners (the first worker does)."""
+        moments = {name: learner.export_state() for name, learner in self._learners.items()}  # all take part
+        return StageState.of(self._policy.module, self._shared.version, moments) if self._rank == 0 else None
+
+    def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
+        """Goes on from there."""
+        state = kept(parts)
+        moments = state.install(self._policy.module)
+        for name, learner in self._learners.items():
+            learner.adopt()
+            learner.import_state(moments[name])
+        self._shared.version = state.weights.version
 
     def load_carry_over(self, step_context: StepContext, folder: str) -> dict[int, list[RunningEpisode | None]]:
         """Returns what the env carried over, {} if nothing."""

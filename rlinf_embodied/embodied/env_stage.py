@@ -253,12 +253,26 @@ class EnvStage:
         return state
 
     def import_state(self, step_context: StepContext, state: Mapping[int, list[RunningEpisode | None]]) -> None:
-        """Brings every row to where `export_state` found it, by reset and replay."""
+        """Brings every row to where `export_state` found it, by reset and replay; before the first rollout, nowhere."""
         for shard in self._shards.values():
-            if all(block in state for block in shard.blocks):
-                episodes = [episode for block in shard.blocks for episode in state[block]]
+            there = all(block in state for block in shard.blocks)
+            episodes = [episode for block in shard.blocks for episode in state[block]] if there else []
+            if any(episode is not None for episode in episodes):
                 shard.observation = shard.env.restore(episodes)
                 shard.running[:] = [episode is not None for episode in episodes]
+
+    # ---------------------------------------------------------------------------------------------------- snapshots
+    def export_snapshot(self, step_context: StepContext) -> dict[int, list[RunningEpisode | None]]:
+        """Returns what `export_state` does."""
+        return self.export_state(step_context)
+
+    def import_snapshot(
+        self, step_context: StepContext, parts: Sequence[Mapping[int, list[RunningEpisode | None]]]
+    ) -> None:
+        """Brings every row to where it was."""
+        state = {block: episodes for part in parts for block, episodes in part.items()}
+        if state:
+            self.import_state(step_context, state)
 
 
 def _without_images(observation: Observation) -> Observation:

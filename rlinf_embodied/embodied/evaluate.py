@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rlinf_embodied.config import EvaluateConfig, PolicyConfig
+from rlinf_embodied.config import EvaluateConfig, PolicyConfig, RecoveryConfig
 from rlinf_embodied.embodied.evaluation import (
     Acting,
     Evaluation,
@@ -27,6 +27,7 @@ from rlinf_embodied.runtime.sessions import open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.telemetry.tables import text_table
+from rlinf_embodied.training.recovery import Recovery
 
 
 def evaluate_command(config: EvaluateConfig) -> int:
@@ -53,11 +54,16 @@ def evaluate_command(config: EvaluateConfig) -> int:
         stage = policy_stage("eval_policy", policy, str(config.checkpoint), asked)
     with open_session(config.cluster) as session:
         with LiveView(1, config.env.task) as view:
-            evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
-            if policy is not None:
-                require_acting(Path(str(config.checkpoint)), evaluation.env_spec)
-            result = evaluation.run(_step_of(config.checkpoint))
-        _write(folder, config, result, evaluation.env_spec.backend)
+
+            def evaluated() -> tuple[EvaluationResult, str]:
+                evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
+                if policy is not None:
+                    require_acting(Path(str(config.checkpoint)), evaluation.env_spec)
+                return evaluation.run(_step_of(config.checkpoint)), evaluation.env_spec.backend
+
+            recovery = Recovery(session, RecoveryConfig(), view.note)
+            result, backend = recovery.repeat("evaluation", evaluated, session.clear)
+        _write(folder, config, result, backend)
     print(f"{config.env.task}: {result}")
     if tasks := result.by_task():
         print(text_table([{"task": name, "success_once": f"{rate} of {rate.number}"} for name, rate in tasks.items()]))

@@ -190,16 +190,21 @@ class ImitationJob:
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
         """See Job; the global step counts chunks that were learned from."""
-        if self._filled is not executor:
-            self._collect(executor)
+        self._fill(executor)
         result = executor.run(StepContext(progress.iteration))
         report = result.all_of(_STAGE, EpochReport)[0]
         progress.global_step += report.num_chunks
         metrics = {"sft/loss": report.loss, "charts/learning_rate": report.lr}
         return result, metrics | held_out_metrics(self._measure(executor, progress.iteration))
 
+    def _fill(self, executor: Executor) -> None:
+        """Has stages that were built anew read the files."""
+        if self._filled is not executor:
+            self._collect(executor)
+
     def _measure(self, executor: Executor, step: int) -> HeldOut | None:
         """Returns how well the policy imitates held-out episodes now, and keeps the answer."""
+        self._fill(executor)
         self._found = cast("HeldOut | None", executor.call(_STAGE, "held_out", StepContext(step))[0])
         return self._found
 

@@ -8,12 +8,13 @@ Episodes lie in the data blocks of the warm start, in the order of the files; so
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from rlinf_embodied.config import CloningConfig, EnvConfig, PolicyConfig
 from rlinf_embodied.embodied.cloning import Cloning, HeldOut, Phase
@@ -30,6 +31,7 @@ from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
 from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.learning.snapshot import StageState, kept
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.randomness import permutation
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
@@ -75,7 +77,7 @@ class ImitationStage:
         """Takes plain data."""
         self._config = config
         self._shown: dict[tuple[int, bool], list[Demonstrations]] = {}
-        self._folder: Path | None = None  # of the checkpoint whose optimizer is taken up
+        self._optimizer: dict[str, Tensor] = {}  # of a checkpoint or snapshot, to be taken up
         self._whole: bool | None = None  # the phase that is under way
 
     def setup(self, context: StageContext) -> None:
@@ -186,9 +188,9 @@ class ImitationStage:
         first = epoch == 0 and sft.checkpoint is None  # later on pooling has learned, and its scale stays
         self._cloning.begin(whole, Phase(epochs, size, lr, sft.schedule, sft.warmup), measure=first)
         self._whole = whole
-        if self._folder is not None and epoch > 0:
-            self._cloning.learner.import_state(load_tensors(self._folder, _OPTIMIZER))
-        self._folder = None
+        if self._optimizer and epoch > 0:
+            self._cloning.learner.import_state(self._optimizer)
+        self._optimizer = {}
 
     def held_out(self, step_context: StepContext) -> HeldOut | None:
         """Returns how well the policy imitates the episodes that are held out; None if there are none."""
@@ -224,5 +226,19 @@ class ImitationStage:
         self._writer.wait()
 
     def load(self, step_context: StepContext, folder: str) -> None:
-        """Notes where the optimizer's state lies; the weights were loaded with the policy."""
-        self._folder, self._shared.version = Path(folder), step_context.iteration
+        """Reads the optimizer's state; the weights were loaded with the policy."""
+        self._optimizer, self._shared.version = load_tensors(Path(folder), _OPTIMIZER), step_context.iteration
+
+    def export_snapshot(self, step_context: StepContext) -> StageState | None:
+        """Returns weights and moments (the first worker does)."""
+        moments = self._optimizer if self._whole is None else self._cloning.learner.export_state()  # all take part
+        if self._rank != 0:
+            return None
+        # all weights: what is frozen in one phase has been trained in the other
+        return StageState.of(self._policy.module, self._shared.version, {_OPTIMIZER: moments}, whole=True)
+
+    def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
+        """Goes on from there, with the phase that it is in."""
+        state = kept(parts)
+        self._optimizer, self._whole = state.install(self._policy.module)[_OPTIMIZER], None
+        self._shared.version = state.weights.version

@@ -159,6 +159,14 @@ class MeteredSession:
         """See Session."""
         return self._inner.fetch(refs, waiting)
 
+    def secure(self, refs: Sequence[Ref]) -> None:
+        """See Session."""
+        self._inner.secure(refs)
+
+    def replace(self, workers: Sequence[int]) -> None:
+        """See Session."""
+        self._inner.replace(workers)
+
     def provide(self, workers: Sequence[int], path: Path) -> None:
         """See Session."""
         self._inner.provide(workers, path)

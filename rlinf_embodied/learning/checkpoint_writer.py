@@ -13,6 +13,7 @@ beside the policy, on the CPU; the policy's files are in the system's cache.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.learning.checkpoint import Draft
+
+_LOG = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
@@ -66,6 +69,13 @@ class CheckpointWriter:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+    def leave(self) -> None:
+        """Returns when nothing is being written; whoever lost interest in it does not hear of errors."""
+        try:
+            self.wait()
+        except BaseException as error:  # noqa: BLE001 - whatever the thread raised
+            _LOG.warning("a checkpoint that nobody waits for any more was not written: %s", error)
 
     def _finish(
         self, draft: Draft, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, object], keep: int

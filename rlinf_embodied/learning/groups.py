@@ -82,6 +82,10 @@ class ThreadGroup:
         """Ends the wait of every member, now and later: one of them failed."""
         self._barrier.abort()
 
+    def close(self) -> None:
+        """Leaves, which ends the group."""
+        self.abort()
+
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
         """See Group."""
         assert counts[self.rank] == len(tensors), (

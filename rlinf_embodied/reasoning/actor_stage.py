@@ -32,6 +32,7 @@ from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLea
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.sharded import ShardedLearner
+from rlinf_embodied.learning.snapshot import StageState, kept
 from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
@@ -42,6 +43,7 @@ from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
 # differences of log-probs at the same weights, in float32 on a CPU
+_OPTIMIZER = "policy_optimizer"
 _LARGEST_MISMATCH = 1e-3  # of generation and training: other kernels
 _LARGEST_RATIO = 1e-4  # of two passes of training over the same completions in other batches
 
@@ -282,7 +284,7 @@ class ActorStage(LanguageStage):
         added: Mapping[str, dict[str, Tensor]] = MappingProxyType({}),
     ) -> None:
         """Begins a checkpoint (the first worker does): (root, step, keep, JSON state), and what another stage adds."""
-        own = {"policy_optimizer": self._learner.export_state()}  # all take part
+        own = {_OPTIMIZER: self._learner.export_state()}  # all take part
         if self._rank != 0:
             return
         root, step, keep, state = argument
@@ -301,14 +303,31 @@ class ActorStage(LanguageStage):
         """Returns when the checkpoint that was begun last is on the disk."""
         self._writer.wait()
 
+    def leave(self) -> None:
+        """Returns when nothing is being written."""
+        self._writer.leave()
+
     def load(self, step_context: StepContext, folder: str) -> None:
         """Restores optimizer, adapters and version; the weights were loaded with the policy."""
-        self._learner.import_state(load_tensors(Path(folder), "policy_optimizer"))
+        self._learner.import_state(load_tensors(Path(folder), _OPTIMIZER))
         module = load_tensors(Path(folder), "policy_module")
         if module:
             self._shared.policy.module.load_state_dict(module)
             self._learner.adopt()
         self._shared.version, self._updated = step_context.iteration, False
+
+    def export_snapshot(self, step_context: StepContext) -> StageState | None:
+        """Returns weights and moments (the first worker does)."""
+        moments = {_OPTIMIZER: self._learner.export_state()}  # all take part
+        return StageState.of(self._shared.policy.module, self._shared.version, moments) if self._rank == 0 else None
+
+    def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
+        """Goes on from there."""
+        state = kept(parts)
+        moments = state.install(self._shared.policy.module)
+        self._learner.adopt()
+        self._learner.import_state(moments[_OPTIMIZER])
+        self._shared.version, self._updated = state.weights.version, False
 
 
 def _rounds(payloads: Sequence[object], inputs: Sequence[str]) -> list[Round]:

@@ -28,6 +28,7 @@ from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import move
+from rlinf_embodied.learning.snapshot import StageState, kept
 from rlinf_embodied.learning.update import VALUE_STATISTICS, Shuffle, fit, minibatches, value_metrics
 from rlinf_embodied.reasoning.batch import Completions, Rewards, TokenAdvantages
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, dynamic_batches, microbatches
@@ -174,6 +175,16 @@ class CriticStage:
             return {}
         module = {name: tensor.detach().cpu() for name, tensor in self._critic.module.state_dict().items()}
         return {OPTIMIZER: self._learner.export_state(), MODULE: module}
+
+    def export_snapshot(self, step_context: StepContext) -> StageState | None:
+        """Returns weights and moments (the first worker does)."""
+        moments = {OPTIMIZER: self._learner.export_state()}
+        version = step_context.iteration
+        return StageState.of(self._critic.module, version, moments) if self._rank == 0 else None
+
+    def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
+        """Goes on from there."""
+        self._learner.import_state(kept(parts).install(self._critic.module)[OPTIMIZER])
 
     def load(self, step_context: StepContext, folder: str) -> None:
         """Restores weights and learner."""

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from rlinf_embodied.config import EvaluateAnswersConfig
+from rlinf_embodied.config import EvaluateAnswersConfig, RecoveryConfig
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
@@ -16,6 +16,7 @@ from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.sessions import open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
+from rlinf_embodied.training.recovery import Recovery
 
 
 def evaluate_command(config: EvaluateAnswersConfig) -> int:
@@ -35,8 +36,9 @@ def evaluate_command(config: EvaluateAnswersConfig) -> int:
     model = LanguageStageConfig(config.policy, str(folder_of_policy), config.run.seed)
     sections = (config.data, config.generation, config.reward, config.eval)
     with open_session(config.cluster) as session, LiveView(1, str(folder_of_policy)) as view:
-        evaluation = AnswerEvaluation(model, *sections, session, cluster, last_step=0, progress=view.progress)
-        result = evaluation.run(0)
+        made = lambda: AnswerEvaluation(model, *sections, session, cluster, last_step=0, progress=view.progress)  # noqa: E731
+        recovery = Recovery(session, RecoveryConfig(), view.note)
+        result = recovery.repeat("evaluation", lambda: made().run(0), session.clear)
     _write(folder, config, result)
     source = config.data._target_ or ", ".join(config.data.files.values()) or config.data.level
     print(f"{source}: greedy {result}")

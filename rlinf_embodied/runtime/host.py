@@ -24,8 +24,10 @@ from rlinf_embodied import device as devices
 from rlinf_embodied.errors import PlugInError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
+from rlinf_embodied.runtime.heartbeat import Activity
 from rlinf_embodied.runtime.residents import Residents
 from rlinf_embodied.runtime.tensor_wire import to_device
+from rlinf_embodied.runtime.watched_group import WatchedGroup
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.user_code import raised_by_user
@@ -86,12 +88,24 @@ class Stage(Protocol):
     `close(step_context, {block: None}) -> Output`.
     Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
     Weight edge: `export_weights(step_context) -> object`, `install_weights(step_context, object)`.
+    State: `export_snapshot(step_context) -> object` (None where another worker's is that of all), and
+    `import_snapshot(step_context, [what each worker gave])`; a stage without them has none between iterations.
+    End: `leave()` returns when the stage does nothing behind its calls any more.
     Context switch: `offload(step_context)` leaves the device's memory and `onload(step_context)` comes back; a stage
     without them is always resident, and so is one on an accelerator whose class has `stays_on_accelerators`.
     """
 
     def setup(self, context: StageContext) -> object:
         """Builds what the stage needs and returns plain facts about it for the driver."""
+        ...
+
+
+@runtime_checkable
+class Leaving(Protocol):
+    """A stage that may be at work when its worker forgets it."""
+
+    def leave(self) -> None:
+        """Returns when it is not."""
         ...
 
 
@@ -168,6 +182,8 @@ class WorkerHost:
             devices.require(spec.device)
             devices.use(spec.device)
         self.spec = spec
+        self.activity = Activity()
+        self._groups: dict[str, WatchedGroup] = {}  # by stage
         self.stages: dict[str, Stage] = {}
         self.shared: dict[str, object] = {}
         self._store: dict[tuple[object, ...], object] = {}
@@ -182,14 +198,33 @@ class WorkerHost:
             self._pin_threads()
             stage = make(spec.config)
             assert isinstance(stage, Stage)
+            self.watch(spec.name, context)
             device, switch = self.spec.device, lambda n, m: self._switch(n, m, StepContext(0))
             self._residents.admit(spec.name, type(stage), device, context.exclusive, switch)
             self.stages[spec.name] = stage
-            return stage.setup(context)
+            with self.activity.calling(f"{spec.name}.setup"), self.activity.stepping(f"{spec.name}.setup"):
+                return stage.setup(context)
         except RlinfError:
+            self.leave_group(spec.name)
             raise
         except Exception as error:
+            self.leave_group(spec.name)
             raise self._failure(f"{spec.name}.setup", error) from error
+
+    def watch(self, stage: str, context: StageContext) -> None:
+        """Has the waits of a stage's group noted."""
+        context.group = self._groups[stage] = WatchedGroup(context.group, stage, self.activity)
+
+    def leave_group(self, stage: str) -> None:
+        """Lets the others of a stage's group know that this member will not come."""
+        if stage in self._groups:
+            self._groups[stage].close()
+
+    def abandon(self, attempt: int) -> None:
+        """Ends the calls of attempts before this one as soon as they can be; called from another thread."""
+        self.activity.attempt = attempt
+        for stage in tuple(self._groups):
+            self.leave_group(stage)
 
     def _pin_threads(self) -> None:
         """Limits torch's threads, if a stage brought torch with it: a worker without it stays small."""
@@ -199,7 +234,12 @@ class WorkerHost:
 
     def clear(self) -> None:
         """Forgets all stages, what they share and what they stored: the worker is as it was started."""
+        for stage in self.stages.values():
+            if isinstance(stage, Leaving):
+                stage.leave()
         self.stages.clear()
+        self._groups.clear()
+        self.activity.forget()
         self._residents = Residents()
         self.shared = {}  # not cleared in place: contexts of the old stages hold it
         self._store.clear()
@@ -211,12 +251,22 @@ class WorkerHost:
 
         Raises:
             WorkerError: the stage raised something else than an RlinfError; says where.
+            StaleCallError: the call is of an attempt that was given up.
         """
+        with self.activity.calling(str(call)):
+            try:
+                return self._invoke(call, payloads)
+            except BaseException:
+                self.leave_group(call.stage)
+                raise
+
+    def _invoke(self, call: Call, payloads: Sequence[object]) -> list[object]:
+        self.activity.require_current(call.step_context.attempt)
         self._forget_before(call.step_context)
         self._spans = []
         try:
             for name in (call.stage, call.partner):
-                if name is not None:
+                if name is not None and call.method != "export_snapshot":  # copies from wherever it is
                     self._residents.enter(name, lambda n, m: self._switch(n, m, call.step_context))
             values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
             count = call.payloads_per_block
@@ -268,8 +318,14 @@ class WorkerHost:
         """Runs a call that is no block's."""
         if call.method == "enter":
             return [], None
+        stage = self.stages[call.stage]
+        if call.method == "export_snapshot":  # the report tells whether there is one
+            has = hasattr(stage, call.method)
+            return [self._timed(call, stage) if has else None], has
+        if call.method == "import_snapshot":
+            return [], self._timed(call, stage, payloads)
         given = [] if call.argument is None else [call.argument]
-        answer = self._timed(call, self.stages[call.stage], *given, *payloads)
+        answer = self._timed(call, stage, *given, *payloads)
         return ([answer], None) if call.publishes else ([], answer)
 
     def _loop(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
@@ -300,8 +356,10 @@ class WorkerHost:
         step_context: StepContext | None = None,
     ):
         method, step_context = method or call.method, step_context or call.step_context
+        self.activity.require_current(step_context.attempt)
         start = time.time()
-        result = getattr(stage, method)(step_context, *arguments)
+        with self.activity.stepping(f"{stage_name or call.stage}.{method}"):
+            result = getattr(stage, method)(step_context, *arguments)
         self._note_span(stage_name or call.stage, method, step_context, start)
         return result
 
@@ -326,19 +384,21 @@ class WorkerHost:
             del self._store[key]
 
     def _failure(self, where: str, error: Exception) -> WorkerError:
+        own = (self.spec.worker,)
         failed = f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
         told = raised_by_user(error)
         if told is not None:
-            return PlugInError(f"{failed}{told}\nMend it there, then give the same command again")
+            return PlugInError(f"{failed}{told}\nMend it there, then give the same command again", own)
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         path = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
         if devices.is_out_of_memory(error):
             return WorkerError(
                 f"worker {self.spec.worker} ({self.spec.device}) has no room for {where}: {error} (at {path}). "
                 f"Its stages are {', '.join(self.stages)}: let them take turns (a plan with resident: false, or "
-                "plan=auto), give them more devices, or make blocks, microbatches or the model smaller"
+                "plan=auto), give them more devices, or make blocks, microbatches or the model smaller",
+                own,
             )
-        return WorkerError(f"{failed}{type(error).__name__}: {error} (at {path})")
+        return WorkerError(f"{failed}{type(error).__name__}: {error} (at {path})", own)
 
 
 def solo_context(blocks: Sequence[int], device: str = "cpu", shared: dict[str, object] | None = None) -> StageContext:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from rlinf_embodied.device import has_nccl, synchronize, use
-from rlinf_embodied.errors import ConfigError, HangError, WorkerError
+from rlinf_embodied.errors import ConfigError, HangError, PeerError
 
 _Result = TypeVar("_Result")
 _SLACK = 0.9  # a failure this close to the limit is a timeout, whatever the backend calls it
@@ -28,7 +28,7 @@ _SLACK = 0.9  # a failure this close to the limit is a timeout, whatever the bac
 class TorchGroup:
     """One member of a group of processes; see learning/reduce.py for the protocol.
 
-    Others may use `store`, under a prefix of their own.  After a HangError or WorkerError the group is spent: close it
+    Others may use `store`, under a prefix of their own.  After a HangError or PeerError the group is spent: close it
     and build a new one with another rendezvous.
     """
 
@@ -107,7 +107,7 @@ class TorchGroup:
         self._guarded(operation, complete)
 
     def _guarded(self, operation: str, action: Callable[[], _Result]) -> _Result:
-        """Runs `action`; a timeout becomes a HangError, a lost connection a WorkerError."""
+        """Runs `action`; a timeout becomes a HangError, a lost connection a PeerError."""
         start = time.monotonic()
         try:
             return action()
@@ -119,7 +119,7 @@ class TorchGroup:
                     f"{who} waited {self.timeout_s:g} s for the others in {operation}: one of them hangs, died, or "
                     f"makes other calls; look at its log, or raise cluster.call_timeout_s ({reason})"
                 ) from error
-            raise WorkerError(
+            raise PeerError(
                 f"{who} lost the others in {operation}: one of them died; close this group and build a new one "
                 f"({reason})"
             ) from error

@@ -12,45 +12,65 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import socket
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED, store_bytes
-from rlinf_embodied.errors import HangError, RlinfError, WorkerError
+from rlinf_embodied.errors import HangError, LostWorkerError, PeerError, RlinfError, StaleCallError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import node_files, tensor_wire
+from rlinf_embodied.runtime.heartbeat import Line, Pulse
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.own_folder import OwnFolder
 from rlinf_embodied.runtime.placement import Placement
 from rlinf_embodied.runtime.ray_files import RayFiles
 from rlinf_embodied.runtime.rendezvous import MeetingPlace, Rendezvous, use_interface_of
-from rlinf_embodied.runtime.session import Ref
+from rlinf_embodied.runtime.session import Ref, of_attempt
 from rlinf_embodied.runtime.socket_group import SocketGroup
+from rlinf_embodied.runtime.switchboard import Caller, Switchboard, is_stopped
+from rlinf_embodied.runtime.watch import History, Limits, Pending, diagnose
 from rlinf_embodied.runtime.worker_process import prepare_driver, worker_variables
 from rlinf_embodied.stop_signals import kept_from_others
 
 _LOG = logging.getLogger(__name__)
 _START_ATTEMPTS = 3
+_TICK_S = 1.0  # between two looks at the workers while the driver waits
+_ANSWER_S = 1.0  # within which a worker answers
+_EVIDENCE_S = 3.0  # within which the cause of an error shows, after its first consequence ...
+_SETTLE_S = 0.3  # ... and a worker's end, after an error that may come of it
+_LET_GO_S = 20.0  # within which a worker gives up the calls of an old attempt
 _SLOW_START = "timed out during startup"
 
 
 class _Worker:
     """The Ray actor: a WorkerHost behind the wire's codec."""
 
-    def __init__(self, spec: WorkerSpec, folder: str) -> None:
+    def __init__(self, spec: WorkerSpec, folder: str, line: Line) -> None:
         node_files.work_in(folder)
         if spec.device != EMULATED:  # a worker that only sleeps does without torch
             portable.verify()
         self._host = WorkerHost(spec)
         self._meeting: MeetingPlace | None = None  # of the next group in which this worker is rank 0
+        self._pulse = Pulse(line, self._host.activity, socket.gethostname(), self._host.abandon)
 
     def meeting_place(self) -> Rendezvous:
         self._meeting = MeetingPlace(ray.util.get_node_ip_address())
@@ -59,15 +79,20 @@ class _Worker:
     def add_stage(
         self, spec: StageSpec, context: StageContext, rendezvous: Rendezvous | None, timeout_s: float
     ) -> object:
-        if rendezvous is None:
-            context.group = SoloGroup()
-        else:
+        context.group = SoloGroup()
+        if rendezvous is not None:
             meeting, self._meeting = self._meeting, None
-            context.group = _group(context, rendezvous, meeting, timeout_s)
+            activity, rank = self._host.activity, context.owners[context.blocks[0]]
+            activity.join(spec.name, rank, len(set(context.owners)))
+            with activity.calling(f"{spec.name}.setup"), activity.meeting(spec.name, "rendezvous"):
+                context.group = _group(context, rendezvous, meeting, timeout_s)
         return self._host.add_stage(spec, context)
 
     def clear(self) -> None:
         self._host.clear()
+
+    def let_go(self) -> None:
+        """Answers when all calls before it are over."""
 
     def invoke(self, call: Call, argument: object, *payloads: object) -> object:
         call = replace(call, argument=tensor_wire.unpack(argument))
@@ -104,11 +129,20 @@ def _group(context: StageContext, rendezvous: Rendezvous, meeting: MeetingPlace 
 class RaySession:
     """Workers as Ray actors on this machine or cluster; see Session for the protocol."""
 
-    def __init__(self, timeout_s: float = 600.0, object_store_bytes: int | None = None) -> None:
+    def __init__(
+        self, timeout_s: float = 600.0, object_store_bytes: int | None = None, hang_after_s: float = 30.0
+    ) -> None:
         """Connects to the running Ray of this process, or starts one."""
-        self._timeout_s = timeout_s
+        self.attempt = 0
+        self._limits = Limits(hang_after_s, timeout_s)
         self._actors: dict[int, ActorHandle] = {}
-        self._waiting: dict[object, str] = {}
+        self._specs: dict[int, WorkerSpec] = {}
+        self._waiting: dict[Ref, Pending] = {}  # by receipt
+        self._makers: dict[bytes, int] = {}  # by the id of a result: the reference itself would keep it in the store
+        self._submitted = 0
+        self._failed: dict[int, RlinfError] = {}  # by number of call: what has been seen of it already
+        self._looked: set[Ref] = set()
+        self._history = History()
         self._owns_ray = not ray.is_initialized()
         self._placement = Placement()
         self._files = RayFiles()
@@ -118,7 +152,10 @@ class RaySession:
             session_folder = start_ray(object_store_bytes)
             if session_folder is not None:
                 self._folder.owns_ray(session_folder)
+        own = "127.0.0.1" if self._owns_ray and not os.environ.get("RAY_ADDRESS") else ray.util.get_node_ip_address()
+        self._switchboard = Switchboard(socket.gethostname(), own)
 
+    # --------------------------------------------------------------------------------------------------------- workers
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         """See Session."""
         new = [spec for spec in workers if spec.worker not in self._actors]
@@ -132,7 +169,10 @@ class RaySession:
                 runtime_env={"env_vars": worker_variables(spec.threads)},
                 name=None,
             )
-            self._actors[spec.worker] = cast(ActorHandle, remote.remote(spec, os.getcwd()))
+            self._specs[spec.worker] = spec
+            self._actors[spec.worker] = cast(
+                ActorHandle, remote.remote(spec, os.getcwd(), self._switchboard.line(spec.worker))
+            )
             if spec.node is not None:
                 self._nodes[spec.worker] = spec.node
 
@@ -145,10 +185,54 @@ class RaySession:
         for context in contexts:
             context.shared = {}
             actor = self._actors[context.worker]
-            refs.append(actor.add_stage.remote(spec, context, rendezvous, self._timeout_s))
-            self._waiting[refs[-1]] = f"worker {context.worker} ({spec.name}.setup)"
+            refs.append(actor.add_stage.remote(spec, context, rendezvous, self._limits.call_timeout_s))
+            self._note(refs[-1], context.worker, f"{spec.name}.setup")
         return self.fetch(refs, f"{spec.name}.setup")
 
+    def replace(self, workers: Sequence[int]) -> None:
+        """See Session."""
+        self.attempt += 1
+        for forgotten in (self._waiting, self._makers, self._failed, self._looked):
+            forgotten.clear()
+        gone = {caller.worker for caller in self._switchboard.gone()}
+        lost = {worker for worker in (*workers, *gone) if worker in self._actors}
+        for worker in lost:
+            self._end(worker, at_once=True)
+        self._switchboard.abandon(self.attempt)
+        for worker in self._stuck():
+            _LOG.warning("worker %d does not let go of what it does: it is started anew, too", worker)
+            lost.add(worker)
+            self._end(worker, at_once=True)
+        self.start([self._specs[worker] for worker in sorted(lost)])
+
+    def _stuck(self) -> list[int]:
+        """Returns the workers that run calls of the old attempt still, or are dead; those that only start are not."""
+        up = [worker for worker in self._actors if worker in self._switchboard.callers]
+        waits: dict[Ref, int] = {self._actors[worker].let_go.remote(): worker for worker in up}
+        refs = cast("list[ray.ObjectRef]", list(waits))
+        done, late = ray.wait(refs, num_returns=len(refs), timeout=_LET_GO_S) if refs else ([], [])
+        stuck = [waits[ref] for ref in late]
+        for ref in done:
+            try:
+                ray.get(ref)
+            except RayError:
+                stuck.append(waits[ref])
+        return stuck
+
+    def _end(self, worker: int, at_once: bool = False) -> None:
+        """Ends a worker; one that is stopped, or that hangs (`at_once`), by the system: Ray would wait for it."""
+        caller = self._switchboard.callers.get(worker)
+        here = caller is not None and not caller.gone and self._is_here(caller)
+        if caller is not None and here and (at_once or is_stopped(caller.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(caller.pid, signal.SIGKILL)
+        self._switchboard.forget(worker)
+        ray.kill(self._actors.pop(worker), no_restart=True)
+
+    def _is_here(self, caller: Caller) -> bool:
+        return caller.node == self._switchboard.node
+
+    # ----------------------------------------------------------------------------------------------------------- calls
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         """See Session; collective calls need only be submitted in one go: each actor takes calls in order."""
         answers = []
@@ -157,37 +241,40 @@ class RaySession:
             if call.argument is not None and id(call.argument) not in stored:
                 stored[id(call.argument)] = ray.put(tensor_wire.pack(call.argument))
             method = self._actors[worker].invoke.options(num_returns=call.num_results + 1)
-            refs = method.remote(replace(call, argument=None), stored.get(id(call.argument)), *payloads)
+            sent = of_attempt(replace(call, argument=None), self.attempt)
+            refs = method.remote(sent, stored.get(id(call.argument)), *payloads)
             refs = refs if isinstance(refs, list) else [refs]
-            self._waiting[refs[-1]] = f"worker {worker} ({call})"
+            ids = {cast(ray.ObjectRef, ref).binary() for ref in payloads}
+            self._note(refs[-1], worker, str(call), tuple({self._makers[made] for made in ids & self._makers.keys()}))
+            self._makers |= dict.fromkeys((ref.binary() for ref in refs[:-1]), self._submitted)
             answers.append(refs)
         return answers
 
+    def _note(self, receipt: Ref, worker: int, call: str, inputs: tuple[int, ...] = ()) -> None:
+        self._submitted += 1
+        self._waiting[receipt] = Pending(self._submitted, worker, call, time.monotonic(), inputs)
+
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
         """See Session."""
+        given = cast("list[ray.ObjectRef]", list(refs))
+        self._await(given, waiting)
         try:
-            values = ray.get(cast("list[ray.ObjectRef]", list(refs)), timeout=self._timeout_s)
-        except GetTimeoutError:
-            raise HangError(f"the driver waited {self._timeout_s:.0f} s for {waiting}; {self._oldest()}") from None
-        except RayTaskError as error:
-            cause = error.cause
-            raise (cause if isinstance(cause, RlinfError) else WorkerError(f"{waiting}: {cause}")) from None
-        except RayActorError as error:
-            who = ", ".join(sorted({self._waiting.get(ref, "a worker") for ref in refs}))
-            raise WorkerError(f"a worker died while the driver waited for {waiting} from {who}: {error}") from None
+            values = ray.get(given)
+        except RayError as error:
+            self._look(given)
+            if not self._failed:  # of a value that is no receipt
+                self._failed[0] = self._ours(error, Pending(0, -1, waiting, time.monotonic()))
+            raise self._cause(waiting) from None
         for ref in refs:
             self._waiting.pop(ref, None)
+            self._looked.discard(ref)
+        if not self._waiting:
+            self._makers.clear()
         return [_unpacked(value) for value in values]
 
-    def _oldest(self) -> str:
-        """Says which call is the oldest without an answer: whatever else is late waits for it."""
-        pending = list(self._waiting)
-        answered, _ = ray.wait(pending, num_returns=len(pending), timeout=0) if pending else ([], [])
-        late = [self._waiting[ref] for ref in pending if ref not in set(answered)]
-        if not late:
-            return "its answer came just then: raise cluster.call_timeout_s"
-        behind = f", {len(late) - 1} calls wait behind it (the next: {late[1]})" if len(late) > 1 else ""
-        return f"no answer from {late[0]}{behind}: look at that worker, or raise cluster.call_timeout_s"
+    def secure(self, refs: Sequence[Ref]) -> None:
+        """See Session: a copy of each comes to the store of the driver's node."""
+        self._await(cast("list[ray.ObjectRef]", list(refs)), "a snapshot")
 
     def provide(self, workers: Sequence[int], path: Path) -> None:
         """See Session."""
@@ -197,23 +284,132 @@ class RaySession:
         """See Session."""
         return self._files.collect(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
 
+    def _await(self, refs: list[ray.ObjectRef], waiting: str) -> None:
+        """Waits until all are there, and meanwhile looks after the workers."""
+        while refs and ray.wait(refs, num_returns=len(refs), timeout=_TICK_S)[1]:
+            self._look(list(self._waiting))
+            if self._failed or self._switchboard.gone():
+                raise self._cause(waiting)
+            self._diagnose(waiting)
+
+    def _look(self, refs: list) -> None:
+        """Notes the errors among those receipts that have come."""
+        fresh = [ref for ref in refs if ref not in self._looked and ref in self._waiting]
+        answered, _ = ray.wait(fresh, num_returns=len(fresh), timeout=0) if fresh else ([], [])
+        for ref in answered:
+            self._looked.add(ref)
+            call = self._waiting[ref]
+            try:
+                ray.get(ref)
+            except RayError as error:
+                self._failed[call.number] = self._ours(error, call)
+
+    def _ours(self, error: BaseException, call: Pending) -> RlinfError:
+        """Returns an error of Ray's as one of ours."""
+        while isinstance(error, RayTaskError):
+            error = cast(BaseException, error.cause)
+        if isinstance(error, RlinfError):
+            return error
+        who = f"worker {call.worker}, in {call.call}"
+        if isinstance(error, ActorDiedError) and error.actor_init_failed:  # it raised, and would again
+            return WorkerError(f"{who}: it could not be started: {str(error).splitlines()[-1]}", (call.worker,))
+        if isinstance(error, ActorDiedError | NodeDiedError | OutOfMemoryError):
+            return LostWorkerError(f"{who}: {_first_line(error)}", self._dead(error, call))
+        if isinstance(error, RayActorError):
+            return LostWorkerError(f"{who}: cannot be reached ({_first_line(error)})", (call.worker,))
+        if isinstance(error, RayError):  # an object was lost with whoever held it
+            return PeerError(f"{who}: what it needs is lost ({_first_line(error)})")
+        return WorkerError(f"{who}: {type(error).__name__}: {error}", (call.worker,))
+
+    def _dead(self, error: BaseException, call: Pending) -> tuple[int, ...]:
+        """Returns the worker that an error of Ray's is about: not always the one whose call failed."""
+        told = getattr(error, "actor_id", None)
+        by_id = {actor._actor_id.hex(): worker for worker, actor in self._actors.items()}
+        return (by_id.get(told, call.worker),) if told else (call.worker,)
+
+    # --------------------------------------------------------------------------------------------------------- trouble
+    def _cause(self, waiting: str) -> RlinfError:
+        """Returns the error that all others are consequences of; what has failed is forgotten with it."""
+        cause = self._first_cause(waiting)
+        for ref in [ref for ref, call in self._waiting.items() if call.number in self._failed]:
+            del self._waiting[ref]
+            self._looked.discard(ref)
+        self._failed.clear()
+        return cause
+
+    def _first_cause(self, waiting: str) -> RlinfError:
+        """Gives the cause of what has been seen a moment to show."""
+        deadline = time.monotonic() + _EVIDENCE_S
+        while True:
+            self._look(list(self._waiting))
+            gone = self._switchboard.gone()
+            errors = [self._failed[number] for number in sorted(self._failed)]
+            own = [e for e in errors if not isinstance(e, LostWorkerError | PeerError | HangError | StaleCallError)]
+            if gone or time.monotonic() > deadline:
+                break
+            if own:  # of the work itself, unless a worker's end was behind it
+                deadline = min(deadline, time.monotonic() + _SETTLE_S)
+            pending = [ref for ref in self._waiting if ref not in self._looked]
+            ray.wait(pending, timeout=0.2) if pending else time.sleep(0.2)
+        if gone:
+            return LostWorkerError(self._obituary(gone, waiting, errors), tuple(caller.worker for caller in gone))
+        if own:
+            return own[0]
+        rank = {LostWorkerError: 0, HangError: 1}
+        return min(errors, key=lambda error: rank.get(type(error), 2))
+
+    def _obituary(self, gone: Sequence[Caller], waiting: str, errors: Sequence[RlinfError]) -> str:
+        said = []
+        for caller in gone:
+            calls = [call.call for ref, call in self._waiting.items() if call.worker == caller.worker]
+            told = [str(e) for e in errors if isinstance(e, LostWorkerError) and caller.worker in e.workers]
+            why = f" ({told[0]})" if told else ""
+            said.append(
+                f"{caller} died: its process ended while it was asked for {calls[0] if calls else 'nothing'}{why}"
+            )
+        return "; ".join(said) + f". The driver waited for {waiting}. Look for its last words in Ray's logs"
+
+    def _diagnose(self, waiting: str) -> None:
+        """Looks what the workers do.
+
+        Raises:
+            HangError: one makes no progress.
+        """
+        callers = self._switchboard.ask(_ANSWER_S)
+        self._history.learn([caller.beat for caller in callers.values() if caller.beat is not None])
+        pending = [call for ref, call in self._waiting.items() if ref not in self._looked]
+        stopped = lambda caller: self._is_here(caller) and is_stopped(caller.pid)  # noqa: E731
+        found = diagnose(pending, callers, self._history, self._limits, time.monotonic(), stopped)
+        if found is None:
+            return
+        callers = self._switchboard.ask(_ANSWER_S, stacks=found.culprits)
+        beats = [(callers[w], callers[w].beat) for w in found.culprits if w in callers]
+        stacks = [f"{caller} is at\n{beat.stack}" for caller, beat in beats if beat is not None and beat.stack]
+        raise HangError("\n".join([f"the driver waits for {waiting}", found.told, *stacks]), found.culprits)
+
+    # ------------------------------------------------------------------------------------------------------------- end
     def clear(self) -> None:
         """See Session."""
         refs = [actor.clear.remote() for actor in self._actors.values()]
-        self._waiting |= {ref: f"worker {worker} (clear)" for worker, ref in zip(self._actors, refs, strict=True)}
+        for worker, ref in zip(self._actors, refs, strict=True):
+            self._note(ref, worker, "clear")
         self.fetch(refs, "clear")
 
     def close(self) -> None:
         """See Session; ends Ray too if this session started it."""
-        for actor in self._actors.values():
-            ray.kill(actor, no_restart=True)
-        self._actors.clear()
+        for worker in tuple(self._actors):
+            self._end(worker)
+        self._switchboard.close()
         self._nodes.clear()
         self._files.close()
         self._placement.release()
         self._folder.cleanup()
         if self._owns_ray and ray.is_initialized():
             ray.shutdown()
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def start_ray(object_store_bytes: int | None = None) -> str | None:

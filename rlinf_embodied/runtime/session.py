@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
@@ -26,6 +27,13 @@ def of_type(values: Iterable[object], kind: type[_Kind]) -> list[_Kind]:
     for value in found:
         assert isinstance(value, kind), f"a worker answered with a {type(value).__name__}, not a {kind.__name__}"
     return cast("list[_Kind]", found)
+
+
+def of_attempt(call: Call, attempt: int) -> Call:
+    """Returns a call that bears the token of an attempt."""
+    if call.step_context.attempt == attempt:
+        return call
+    return replace(call, step_context=replace(call.step_context, attempt=attempt))
 
 
 class Session(Protocol):
@@ -53,8 +61,21 @@ class Session(Protocol):
         """Waits for values.
 
         Raises:
-            HangError: the limit passed; says who waits for whom.
-            RlinfError: what the worker raised.
+            LostWorkerError: a worker's process is gone; names it and what it did.
+            HangError: a worker makes no progress; says who waits for whom.
+            RlinfError: what a worker raised: the one that failed, not one that waited for it.
+        """
+        ...
+
+    def secure(self, refs: Sequence[Ref]) -> None:
+        """Sees to it that these values outlive the workers that made them; raises as `fetch`."""
+        ...
+
+    def replace(self, workers: Sequence[int]) -> None:
+        """Begins a new attempt after an error: these workers are ended and started anew, and have no stages.
+
+        Calls under way in the others are given up, and their collectives are closed; a worker that cannot let go in
+        time is started anew as well.
         """
         ...
 
@@ -90,6 +111,7 @@ class SerialSession:
 
     def __init__(self, timeout_s: float = 600.0) -> None:
         """Takes the limit after which collective calls stop waiting for each other."""
+        self.attempt = 0
         self._timeout_s = timeout_s
         self._hosts: dict[int, WorkerHost] = {}
         self._groups: dict[str, list[ThreadGroup]] = {}  # by stage
@@ -111,6 +133,7 @@ class SerialSession:
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         """See Session; collective calls run in threads of their own, all others at once, here."""
+        calls = [(worker, of_attempt(call, self.attempt), payloads) for worker, call, payloads in calls]
         if not collective or len(calls) == 1:
             return [self._hosts[worker].invoke(call, payloads) for worker, call, payloads in calls]
         results: list[list[Ref]] = [[] for _ in calls]
@@ -146,6 +169,17 @@ class SerialSession:
     def collect(self, workers: Sequence[int], path: Path) -> int:
         """See Session; it is here."""
         return 0
+
+    def secure(self, refs: Sequence[Ref]) -> None:
+        """See Session; they are here."""
+
+    def replace(self, workers: Sequence[int]) -> None:
+        """See Session; a thread that hangs is left to itself."""
+        self.attempt += 1
+        for worker, host in self._hosts.items():
+            host.abandon(self.attempt)
+            if worker in workers:
+                self._hosts[worker] = WorkerHost(host.spec)
 
     def clear(self) -> None:
         """See Session."""

@@ -20,7 +20,7 @@ def make_session(config: ClusterConfig) -> Session:
         from rlinf_embodied.runtime.ray_nodes import join
 
         join(config.address)
-    return RaySession(config.call_timeout_s, config.object_store_bytes)
+    return RaySession(config.call_timeout_s, config.object_store_bytes, config.hang_after_s)
 
 
 @contextmanager

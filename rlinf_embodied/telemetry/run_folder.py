@@ -114,6 +114,11 @@ class RunFolder:
         """Writes JSON, indented."""
         return self.write_text(name, json.dumps(content, indent=2) + "\n")
 
+    def append_json(self, name: str, content: object) -> None:
+        """Adds a line of JSON."""
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(content) + "\n")
+
     def write_manifest(self, seed: int, cluster: Cluster) -> None:
         """Writes what the run ran on: versions, seed, git revision, hardware, command, what is pinned."""
         hardware = {

@@ -2,28 +2,31 @@
 
 prepare   run folder, cluster, session                    nothing expensive has started
 start     starting policy or resume -> a policy folder; the plan (planning.py); workers with all stages; evaluation
-iterate   the job's iteration -> metrics -> checkpoint    an iteration is the transaction: what dies in it is lost
+iterate   the job's iteration -> snapshot -> metrics -> checkpoint
+          whoever dies in it is replaced, and what was lost is done again from the snapshot (recovery.py)
           times that drift from the prediction -> another plan, from a checkpoint, at the iteration's border
 finish    evaluation after; summary, trace, curve
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from rlinf_embodied import portable
 from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import Exactness
-from rlinf_embodied.errors import DataError, HangError, RlinfError
+from rlinf_embodied.config import ClusterConfig, Exactness
+from rlinf_embodied.errors import DataError, HangError, RlinfError, WorkerError
+from rlinf_embodied.execution import recovery as snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.learning.checkpoint import find_latest, point_latest, step_folder, verify
@@ -40,12 +43,16 @@ from rlinf_embodied.telemetry.startup import StartupClock
 from rlinf_embodied.telemetry.trace import Span, stage_seconds, write_trace
 from rlinf_embodied.training.checkpoints import bring_checkpoint
 from rlinf_embodied.training.job import Checking, Evaluated, Evaluating, Job, Progress
+from rlinf_embodied.training.origin import outliving
 from rlinf_embodied.training.planning import Planning
+from rlinf_embodied.training.recovery import Recovery, is_fault
 from rlinf_embodied.training.resume import checkpoint_to_resume, require_unused, saved_progress
 
 _LOG = logging.getLogger(__name__)
 # what a stage does beside its calls; plans price it apart from them
 _NOT_COMPUTING = (".export_weights", ".install_weights", ".offload", ".onload")
+_RECOVERIES = "recoveries.jsonl"  # what each fault cost
+_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
@@ -56,13 +63,28 @@ class _Running:
     executor: Executor
     evaluation: Evaluating
     checking: Checking | None  # where the run has a goal
+    folder: Path  # what every copy of the policy was loaded from
+    checkpoint: Path | None  # what the other state was loaded from
+    snapshot: snapshots.Snapshot | None = None  # of the iteration that is to come; None: none are kept
+
+    def become(self, other: _Running) -> None:
+        """Takes over the stages of another."""
+        self.executor, self.evaluation, self.checking = other.executor, other.evaluation, other.checking
+        self.folder, self.checkpoint, self.snapshot = other.folder, other.checkpoint, other.snapshot
 
 
 class Trainer:
     """Runs one training; `run` is the whole story."""
 
-    def __init__(self, job: Job, started: float | None = None) -> None:
+    def __init__(
+        self, job: Job, started: float | None = None, sessions: Callable[[ClusterConfig], Session] | None = None
+    ) -> None:
         """Checks what can be checked before anything expensive starts.
+
+        Args:
+            job: what is trained.
+            started: when the command was given, seconds since the epoch.
+            sessions: makes the session that it runs in, where that is not the config's.
 
         Raises:
             ConfigError: the run folder cannot be written, is another run's at this moment, is in use and resume=never,
@@ -70,7 +92,7 @@ class Trainer:
             PlanError: the plan does not fit the cluster.
             CheckpointError: the checkpoint to resume from, or to start from, is missing, damaged or foreign.
         """
-        self._job, self._config = job, job.config
+        self._job, self._config, self._sessions = job, job.config, sessions
         if self._config.run.exact is Exactness.portable:
             portable.require()
             portable.verify()
@@ -111,7 +133,7 @@ class Trainer:
         if self._resumed is not None and self._resumed.parent == self._folder.checkpoints:
             point_latest(self._resumed)  # the run that wrote it may have been killed before, or newer ones be damaged
         self._startup.mark("command line and imports")
-        session = make_session(config.cluster)
+        session = (self._sessions or make_session)(config.cluster)
         self._startup.mark("session")
         assert is_dataclass(config)
         try:
@@ -129,11 +151,23 @@ class Trainer:
             session.close()
 
     def _run(self, session: Session, writer: MetricsWriter, view: LiveView) -> int:
-        policy_folder = self._resumed or self._start_anew(session, view)
+        record = lambda mended: self._folder.append_json(_RECOVERIES, asdict(mended))  # noqa: E731
+        self._recovery = Recovery(session, self._config.recovery, view.note, record)
+        repeat = self._recovery.repeat
+        policy_folder = self._resumed or repeat("warm start", lambda: self._start_anew(session, view), session.clear)
         self._startup.mark("warm start")
-        plan = self._choose_plan(session, policy_folder, view)
-        running = self._start(session, plan, policy_folder, self._resumed, view)
-        with ends_when_asked() as stop, self._saved_at_last(running):
+        plan = repeat("profile and plan", lambda: self._choose_plan(session, policy_folder, view), session.clear)
+        started = lambda: self._start(session, plan, policy_folder, self._resumed, view)  # noqa: E731
+        running = repeat("set-up of the stages", started, session.clear)
+        try:
+            return self._work(running, writer, view)
+        except (WorkerError, HangError) as error:
+            self._rescue(running, error, view)
+            raise
+
+    def _work(self, running: _Running, writer: MetricsWriter, view: LiveView) -> int:
+        """Evaluates, iterates and evaluates; returns the exit code."""
+        with ends_when_asked() as stop, self._saved_at_last(running, view):
             after = None
             if self._progress.before is None:
                 after = self._evaluate(running, 0, view, "before")
@@ -145,9 +179,10 @@ class Trainer:
             return stop.exit_code
         if after is None or self._progress.iteration > 0:  # otherwise nothing was trained since
             after = self._evaluate(running, self._progress.iteration, view, "after")
-            with self._saved_at_last(running):
+            with self._saved_at_last(running, view):
                 self._keep_best(running, after, view)
-        self._finish(running.executor, after, view)
+        digest = self._safely(running, view, "digest", lambda: self._digest(running.executor))
+        self._finish(running.executor, after, digest, view)
         return 0
 
     def _start_anew(self, session: Session, view: LiveView) -> Path:
@@ -162,58 +197,133 @@ class Trainer:
         return plan
 
     def _start(
-        self, session: Session, plan: Plan, policy_folder: Path, checkpoint: Path | None, view: LiveView
+        self,
+        session: Session,
+        plan: Plan,
+        policy_folder: Path,
+        checkpoint: Path | None,
+        view: LiveView,
+        snapshot: snapshots.Snapshot | None = None,
     ) -> _Running:
-        """Builds the stages of training and evaluation from a policy folder, and loads a checkpoint's other state."""
+        """Builds the stages of training and evaluation from a policy folder, and loads a checkpoint's other state.
+
+        With a snapshot, that is what they go on from.
+        """
+        if checkpoint is not None and self._keeps_snapshots:
+            policy_folder = checkpoint = outliving(checkpoint, self._folder.path)
         executor = Executor(self._job.workflow(str(policy_folder)), plan, session, self._cluster)
         routes = transport.with_bytes(executor.routes, self._planning.edge_bytes_per_item)
         self._folder.write_json("transports.json", [route.to_dict() for route in routes])
-        if routes:
+        if routes and snapshot is None:
             view.note(f"transports\n{transport.table(routes)}")
         if checkpoint is not None:
             self._progress = self._job.load(executor, checkpoint)
             self._saved = self._progress.iteration
             self._forget_best_of_others()
         self._job.prepare(executor, view.progress)
+        if snapshot is not None:
+            snapshots.restore(session, executor, snapshot)
         self._startup.mark("stages", executor.setup_s)
         evaluation = self._job.evaluation(session, self._cluster, str(policy_folder), self._folder)
         job, folder = self._job, str(policy_folder)
         checking = None if job.goal is None else job.checking(session, self._cluster, folder)
-        running = _Running(session, executor, evaluation, checking)
+        running = _Running(session, executor, evaluation, checking, policy_folder, checkpoint, snapshot)
         if checkpoint is not None:  # all that the actor holds; later on it may send what changed only
             for stages in (evaluation, checking):
                 if stages is not None:
                     self._update(running, stages, self._progress.iteration)
+        if snapshot is None and self._keeps_snapshots:
+            running.snapshot = snapshots.take(session, executor, self._progress.iteration)
         self._startup.mark("evaluation stages")
         return running
+
+    # ----------------------------------------------------------------------------------------------------- recovery
+    @property
+    def _keeps_snapshots(self) -> bool:
+        return self._config.recovery.max_restarts > 0
+
+    def _safely(self, running: _Running, view: LiveView, what: str, work: Callable[[], _Result]) -> _Result:
+        """Does what works with the stages as they are between iterations; again if workers are lost in it."""
+        return self._recovery.repeat(what, work, lambda: self._restore(running, view))
+
+    def _restore(self, running: _Running, view: LiveView) -> None:
+        """Builds all stages anew, as they were at the start of the iteration that is to come."""
+        progress, saved = self._progress, self._saved
+        running.session.clear()  # workers that are left finish what they write
+        origin = (running.folder, running.checkpoint)
+        plan, snapshot = running.executor.plan, running.snapshot
+        try:
+            running.become(self._start(running.session, plan, *origin, view, snapshot))
+        finally:  # the checkpoint's progress is not that of the snapshot
+            self._progress, self._saved = progress, saved
+        if self._being_written is not None:  # its worker may be among the lost; it is of this very state
+            root, self._being_written = self._being_written.parent, None
+            self._begin_checkpoint(running.executor, root)
+
+    def _transaction(self, running: _Running) -> tuple[IterationResult, dict[str, float], float]:
+        """Runs an iteration; returns what came of it, and its seconds.  Until its end is kept it has not happened."""
+        progress = copy.deepcopy(self._progress)
+        start = time.time()
+        result, metrics = self._job.run_iteration(running.executor, progress)
+        seconds = time.time() - start
+        if running.snapshot is not None:
+            self._wait_saved(running.executor)  # while it can be begun again
+            stages = running.snapshot.states
+            running.snapshot = snapshots.take(running.session, running.executor, progress.iteration + 1, stages)
+        self._progress = progress
+        return result, metrics, seconds
+
+    def _rescue(self, running: _Running, error: WorkerError | HangError, view: LiveView) -> None:
+        """Saves what was learnt before a fault that is one too many."""
+        is_saved = self._saved == self._progress.iteration and self._being_written is None
+        if not is_fault(error) or running.snapshot is None or is_saved:
+            return
+        try:
+            running.session.replace(error.workers)
+            self._restore(running, view)
+            self._begin_checkpoint(running.executor, self._folder.checkpoints)
+            self._wait_saved(running.executor)
+            view.note(f"iteration {self._progress.iteration} is saved: go on from there with the same command")
+        except RlinfError as another:
+            view.note(
+                f"nothing could be saved any more ({another}): the same command goes on from the newest checkpoint"
+            )
 
     def _switch(self, running: _Running, plan: Plan, view: LiveView) -> None:
         """Goes on under another plan: a checkpoint is the snapshot, and the workers build all stages anew from it."""
         if self._saved != self._progress.iteration:
-            self._save(running.executor)
-        self._wait_saved(running.executor)
+            self._save(running, view)
+        self._settle(running, view)
         latest = find_latest(self._folder.checkpoints)
         assert latest is not None
         self._renew(running, plan, latest, view)
 
     def _renew(self, running: _Running, plan: Plan, checkpoint: Path, view: LiveView) -> None:
         """Builds all stages anew from a checkpoint that this run wrote."""
-        self._wait_saved(running.executor)
+        self._settle(running, view)
         verify(checkpoint)
+        self._recovery.repeat("new stages", lambda: self._renewed(running, plan, checkpoint, view), lambda: None)
+
+    def _renewed(self, running: _Running, plan: Plan, checkpoint: Path, view: LiveView) -> None:
         running.session.clear()
-        started = self._start(running.session, plan, checkpoint, checkpoint, view)
-        running.executor, running.evaluation, running.checking = started.executor, started.evaluation, started.checking
+        running.become(self._start(running.session, plan, checkpoint, checkpoint, view))
 
     def _evaluate(self, running: _Running, step: int, view: LiveView, label: str) -> Evaluated:
         """Evaluates the learner's present weights on all devices."""
         view.note(f"evaluating {label} ...")
-        self._update(running, running.evaluation, step)
-        result = running.evaluation.run(step)
+        result = self._safely(running, view, f"evaluation {label}", lambda: self._evaluated(running, step))
         self._note_start(result.spans, view)
         view.note(f"evaluation {label}: {result}")
         return result
 
+    def _evaluated(self, running: _Running, step: int) -> Evaluated:
+        self._update(running, running.evaluation, step)
+        return running.evaluation.run(step)
+
     def _check(self, running: _Running, metrics: dict[str, float], view: LiveView) -> None:
+        self._safely(running, view, "check", lambda: self._checked(running, metrics, view))
+
+    def _checked(self, running: _Running, metrics: dict[str, float], view: LiveView) -> None:
         """Looks whether the run's goal is reached."""
         progress, checking = self._progress, running.checking
         assert checking is not None
@@ -241,7 +351,8 @@ class Trainer:
             return
         if best is None or found.score >= best["score"]:
             progress.best_evaluation = {"score": found.score, "iteration": progress.iteration}
-            self._begin_checkpoint(running.executor, self._folder.best)
+            write = lambda: self._begin_checkpoint(running.executor, self._folder.best)  # noqa: E731
+            self._safely(running, view, "checkpoint", write)
             view.note(f"the best so far is kept: {self._best_folder(progress.best_evaluation)}")
 
     def _best_folder(self, best: Mapping[str, float]) -> Path:
@@ -267,7 +378,7 @@ class Trainer:
             view.note(f"{why}the weights of iteration {number}, the best by checks, are kept")
             self._renew(running, running.executor.plan, self._best_folder(progress.best), view)
             self._progress = progress  # not that of the checkpoint
-        self._save(running.executor)
+        self._save(running, view)
 
     def _update(self, running: _Running, stages: Evaluating | Checking, step: int) -> None:
         """Sends the learner's weights to those workers of the stages that do not share them."""
@@ -289,15 +400,16 @@ class Trainer:
         while self._goes_on() and not stop.asked:
             progress = self._progress  # another one after a switch of plans
             progress.returned = False  # a finished run may go on for more iterations
-            start, before = time.time(), progress.global_step
+            before, what = progress.global_step, f"iteration {progress.iteration + 1}"
             try:
-                result, metrics = self._job.run_iteration(running.executor, progress)
+                result, metrics, seconds = self._safely(running, view, what, lambda: self._transaction(running))
             except DataError:  # there is nothing to learn from any more; what was learnt is kept
                 if self._saved != progress.iteration:
-                    self._save(running.executor)
+                    self._save(running, view)
                 raise
+            progress = self._progress
             self._note_start(result.spans, view)
-            self._account(result, metrics, time.time() - start, before)
+            self._account(result, metrics, seconds, before)
             number = progress.iteration
             if self._job.eval_every and number % self._job.eval_every == 0 and number < config.run.num_iterations:
                 found = self._evaluate(running, number, view, f"at {number}")
@@ -312,14 +424,14 @@ class Trainer:
                 view.note(f"warning: iteration {number}: {warning}")
             due = config.checkpoint.every and number % config.checkpoint.every == 0
             if due or not self._goes_on():
-                self._save(running.executor)
+                self._save(running, view)
             self._replan(running, result, metrics, view, stop)
         if not stop.asked:
             self._return_to_best(running, view)
         elif self._saved != self._progress.iteration:  # before the first iteration too
-            self._save(running.executor)
+            self._save(running, view)
         if self._saved is None:  # a run of no iterations leaves the policy that others can start from
-            self._save(running.executor)
+            self._save(running, view)
 
     def _replan(
         self,
@@ -361,8 +473,9 @@ class Trainer:
         metrics["time/total_s"] = progress.rollout_s
         metrics |= stage_seconds(result.spans)
 
-    def _save(self, executor: Executor) -> None:
-        self._begin_checkpoint(executor, self._folder.checkpoints)
+    def _save(self, running: _Running, view: LiveView) -> None:
+        write = lambda: self._begin_checkpoint(running.executor, self._folder.checkpoints)  # noqa: E731
+        self._safely(running, view, "checkpoint", write)
         self._saved = self._progress.iteration
 
     def _begin_checkpoint(self, executor: Executor, root: Path) -> None:
@@ -377,8 +490,11 @@ class Trainer:
             bring_checkpoint(executor, self._job.learner, self._being_written, self._config.checkpoint.keep)
             self._being_written = None
 
+    def _settle(self, running: _Running, view: LiveView) -> None:
+        self._safely(running, view, "checkpoint", lambda: self._wait_saved(running.executor))
+
     @contextmanager
-    def _saved_at_last(self, running: _Running) -> Iterator[None]:
+    def _saved_at_last(self, running: _Running, view: LiveView) -> Iterator[None]:
         """Behind it nothing is being written, also where training failed: the run goes on from that checkpoint."""
         try:
             yield
@@ -390,12 +506,14 @@ class Trainer:
             except RlinfError as error:  # the worker that writes may be the one that is gone
                 _LOG.warning("the newest checkpoint may be the one before: %s", error)
             raise
-        self._wait_saved(running.executor)
+        self._settle(running, view)
 
     # ----------------------------------------------------------------------------------------------------- finish
-    def _finish(self, executor: Executor, after: Evaluated, view: LiveView) -> None:
+    def _digest(self, executor: Executor) -> object:
+        return executor.call(self._job.learner, "weights_digest", StepContext(self._progress.iteration))[0]
+
+    def _finish(self, executor: Executor, after: Evaluated, digest: object, view: LiveView) -> None:
         progress = self._progress
-        digest = executor.call(self._job.learner, "weights_digest", StepContext(progress.iteration))[0]
         assert progress.before is not None
         self._folder.write_json(
             "summary.json",

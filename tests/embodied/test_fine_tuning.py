@@ -11,6 +11,7 @@ import openvla_folders
 import pytest
 from recordings import point_episodes, write_recording
 from runs import TINY, cluster, metric_rows, tiny_overrides, train
+from training_faults import lost, once
 
 from policies.openvla.policy import OpenVLAPolicy
 from rlinf_embodied.compose import compose_export, compose_sft, compose_train
@@ -18,7 +19,7 @@ from rlinf_embodied.config import ImitationConfig
 from rlinf_embodied.embodied.cloning import HeldOut
 from rlinf_embodied.embodied.export import export_dataset
 from rlinf_embodied.embodied.imitation_job import ImitationJob
-from rlinf_embodied.embodied.imitation_stage import ImitationStageConfig
+from rlinf_embodied.embodied.imitation_stage import ImitationStage, ImitationStageConfig
 from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor
@@ -169,6 +170,16 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights_in_either_phase(
                 Trainer(ImitationJob(config)).run()
         assert fine_tune(config)["weights_sha256"] == straight["weights_sha256"]
         assert untimed(tmp_path / str(died_in)) == untimed(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("call", [0, 2], ids=["whole policy", "head"])
+def test_an_epoch_in_which_a_worker_is_lost_is_made_again(recording: Path, tmp_path: Path, monkeypatch, call) -> None:
+    expected = fine_tune(small(recording, f"run.dir={tmp_path}/straight"))
+    calls = once(monkeypatch, ImitationStage, "run", call, lost(), after=True)
+    found = fine_tune(small(recording, f"run.dir={tmp_path}/disturbed"))
+    assert len(calls) == 5
+    assert found["weights_sha256"] == expected["weights_sha256"]
+    assert found["held_out_loss"] == expected["held_out_loss"]
 
 
 def test_a_run_goes_on_with_its_own_files_and_settings_only(recording: Path, tmp_path: Path) -> None:

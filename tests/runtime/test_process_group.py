@@ -80,7 +80,7 @@ def test_gloo_processes_get_the_bits_of_one_process_and_regroup_when_a_peer_dies
     assert not torch.distributed.is_initialized()
     """
     printed = run_processes(tmp_path, 3, body.replace("PORT", str(_free_port())))
-    assert printed == [f"WorkerError rank {rank} of 3 lost the others in all_reduce True\n" for rank in range(2)] + [""]
+    assert printed == [f"PeerError rank {rank} of 3 lost the others in all_reduce True\n" for rank in range(2)] + [""]
     alone = dict(enumerate(blocks))
     expected = ExactReducer(SoloGroup(), [0] * 7).sum_blocks(alone)
     double = ExactReducer(SoloGroup(), [0] * 7).sum_blocks({b: t.double() for b, t in alone.items()})

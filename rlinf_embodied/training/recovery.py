@@ -1,0 +1,104 @@
+"""What is lost is done again: workers are replaced, a state is restored, and the work is repeated.
+
+work --error--> is it a fault of the machine?  no: it is raised
+                how many in the window?        too many: it is raised, after a checkpoint (trainer.py)
+                Session.replace --> restore --> work again
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rlinf_embodied.config import RecoveryConfig
+from rlinf_embodied.errors import HangError, LostWorkerError, PlugInError, RlinfError, WorkerError
+from rlinf_embodied.runtime.session import Session
+
+_Result = TypeVar("_Result")
+
+
+def is_fault(error: RlinfError) -> bool:
+    """Returns whether an error is of the machine or of unknown cause: not the user's, nor the configuration's."""
+    return isinstance(error, WorkerError | HangError) and not isinstance(error, PlugInError)
+
+
+@dataclass(slots=True)
+class Mended:
+    """What a fault cost, in seconds."""
+
+    at: float  # since the epoch, when the driver knew of it
+    work: str  # what had to be done again: "iteration 3"
+    error: str  # the class of what was raised
+    workers: tuple[int, ...]  # at fault
+    lost_s: float  # of work, the time until it was known included
+    recovery_s: float = 0.0  # until the work could begin again
+
+
+class Recovery:
+    """Counts faults; see the picture above."""
+
+    def __init__(
+        self,
+        session: Session,
+        config: RecoveryConfig,
+        note: Callable[[str], None],
+        record: Callable[[Mended], None] = lambda mended: None,
+    ) -> None:
+        """Takes whose workers are replaced, how often, whom to tell, and who keeps account."""
+        self._session, self._config, self._note, self._record = session, config, note, record
+        self._times: list[float] = []
+        self._last = ""  # what a worker raised last, and in what
+
+    def repeat(self, what: str, work: Callable[[], _Result], restore: Callable[[], object]) -> _Result:
+        """Returns what `work` returns, which is done again after `restore` where a fault got in its way.
+
+        Raises:
+            RlinfError: no fault; one too many; or one that a worker raised again, word for word.
+        """
+        fault: Mended | None = None
+        while True:
+            start = time.time()
+            try:
+                if fault is not None:
+                    restore()
+                    self._close(fault)
+                    start = time.time()
+                return work()
+            except (WorkerError, HangError) as error:
+                now = time.time()
+                if fault is not None and not fault.recovery_s:  # another one came before this was mended
+                    self._close(fault)
+                self._admit(what, error)
+                fault = Mended(now, what, type(error).__name__, error.workers, now - start)
+                self._note(f"{what}: {error}\nworkers are replaced, and it is done again")
+                self._session.replace(error.workers)
+
+    def _close(self, fault: Mended) -> None:
+        fault.recovery_s = time.time() - fault.at
+        self._record(fault)
+        self._note(
+            f"{fault.work}: {fault.lost_s:.1f} s of work lost, replaced and restored in {fault.recovery_s:.1f} s"
+        )
+
+    def _admit(self, what: str, error: WorkerError | HangError) -> None:
+        """Raises an error that is not to be recovered from."""
+        if not is_fault(error):
+            raise error
+        if not isinstance(error, LostWorkerError | HangError):
+            told = f"{what}: {re.sub(r'pid [0-9]+', '', str(error))}"
+            if told == self._last:  # it is no accident
+                raise error
+            self._last = told
+        now = time.monotonic()
+        self._times = [t for t in self._times if now - t < self._config.window_s]
+        if len(self._times) >= self._config.max_restarts:
+            if self._times:
+                error.add_note(
+                    f"{len(self._times)} faults within {self._config.window_s:g} s (recovery.window_s): "
+                    "recovery.max_restarts allows no more"
+                )
+            raise error
+        self._times.append(now)

@@ -1,0 +1,132 @@
+"""A run in which workers are lost ends with the weights and metrics of an undisturbed one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runs import metric_rows, tiny, train
+from training_faults import lost, once
+
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.actor_stage import ActorStage
+from rlinf_embodied.embodied.env_stage import EnvStage
+from rlinf_embodied.embodied.evaluation import EvaluationEnvStage
+from rlinf_embodied.embodied.rollout_stage import RolloutStage
+from rlinf_embodied.embodied.warm_start_stage import WarmStartStage
+from rlinf_embodied.errors import HangError, LostWorkerError, ObjectiveError, RlinfError, WorkerError
+
+CARRIED = "env.carry_over=true"
+SHORT = [
+    *("run.num_iterations=3", "checkpoint.every=2", "env.num_envs=8", "algorithm.epochs=1", "algorithm.value_epochs=1"),
+    *("eval.num_episodes=2", "eval.num_envs=2", "warm_start.from_nothing=true"),
+]
+
+
+def three(folder: Path, *overrides: str) -> TrainConfig:
+    """Three short iterations, a checkpoint after the second."""
+    return tiny(f"run.dir={folder}", *SHORT, *overrides)
+
+
+# the method of a stage in which a worker is lost: at which call, before or after its work
+PHASES = {
+    "the first evaluation": (EvaluationEnvStage, "close", 0, False),
+    "the first rollout": (RolloutStage, "step", 2, False),
+    "a later rollout": (EnvStage, "step", 9, True),
+    "an update, before it": (ActorStage, "run", 1, False),
+    "an update, after it": (ActorStage, "run", 2, True),
+    "the first snapshot": (ActorStage, "export_snapshot", 0, False),
+    "a later snapshot": (ActorStage, "export_snapshot", 2, False),
+    "a checkpoint": (ActorStage, "save", 1, False),
+    "the last evaluation": (EvaluationEnvStage, "open", 1, False),
+    "the digest": (ActorStage, "weights_digest", 0, False),
+    "the set-up": (ActorStage, "setup", 0, True),
+}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The folder and the summary of an undisturbed run."""
+    folder = tmp_path_factory.mktemp("straight")
+    return folder, train(three(folder, CARRIED))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, phase) -> None:
+    folder, summary = straight
+    kind, method, call, after = PHASES[phase]
+    calls = once(monkeypatch, kind, method, call, lost(), after)
+    found = train(three(tmp_path, CARRIED))
+    assert len(calls) > call + 1
+    assert found["weights_sha256"] == summary["weights_sha256"]
+    assert found["after"] == summary["after"]
+    assert metric_rows(tmp_path) == metric_rows(folder)
+
+
+def test_a_warm_start_is_made_again(tmp_path, monkeypatch) -> None:
+    cloned = ["warm_start.from_nothing=false", "run.num_iterations=1"]
+    calls = once(monkeypatch, WarmStartStage, "fit", 2, lost())
+    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "disturbed cache"))
+    found = train(three(tmp_path / "disturbed", *cloned))
+    assert len(calls) > 3
+    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "cache"))
+    assert train(three(tmp_path / "straight", *cloned))["weights_sha256"] == found["weights_sha256"]
+
+
+def test_a_resumed_run_recovers_though_its_checkpoint_is_dropped(tmp_path, monkeypatch, straight) -> None:
+    short = ["run.num_iterations=1", "checkpoint.every=1", "checkpoint.keep=1", CARRIED]
+    train(three(tmp_path, *short))
+    calls = once(monkeypatch, ActorStage, "run", 1, lost())
+    found = train(three(tmp_path, "checkpoint.every=1", "checkpoint.keep=1", CARRIED))
+    assert len(calls) == 3  # two iterations, one of them twice
+    assert found["weights_sha256"] == straight[1]["weights_sha256"]
+
+
+def test_the_same_error_twice_is_no_accident(tmp_path, monkeypatch) -> None:
+    error = WorkerError("worker 0 (pid 7) failed in actor.run: RuntimeError: a bug", (0,))
+    calls: list[int] = []
+
+    def run(*arguments):
+        calls.append(1)
+        raise error
+
+    monkeypatch.setattr(ActorStage, "run", run)
+    with pytest.raises(WorkerError, match="a bug"):
+        train(three(tmp_path))
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("kind", [ObjectiveError, RlinfError])
+def test_what_is_no_fault_of_the_machine_ends_the_run_at_once(tmp_path, monkeypatch, kind) -> None:
+    calls = once(monkeypatch, ActorStage, "run", 1, kind("the ratio is not 1"))
+    with pytest.raises(kind, match="not 1"):
+        train(three(tmp_path))
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("error", [LostWorkerError("worker 0 died", (0,)), HangError("worker 0 hangs", (0,))])
+def test_too_many_faults_end_the_run_with_what_was_learnt(tmp_path, monkeypatch, straight, error) -> None:
+    run, number = ActorStage.run, []
+
+    def failing(stage, step_context, inputs):
+        if step_context.iteration == 1:
+            number.append(1)
+            raise error
+        return run(stage, step_context, inputs)
+
+    monkeypatch.setattr(ActorStage, "run", failing)
+    with pytest.raises(type(error)) as caught:
+        train(three(tmp_path, CARRIED, "recovery.max_restarts=3"))
+    assert len(number) == 4
+    assert "recovery.max_restarts" in caught.value.__notes__[0]
+    assert (tmp_path / "checkpoints" / "step_000001").is_dir()  # checkpoint.every is 2
+    monkeypatch.undo()
+    assert train(three(tmp_path, CARRIED))["weights_sha256"] == straight[1]["weights_sha256"]
+
+
+def test_without_restarts_no_snapshots_are_kept(tmp_path, monkeypatch) -> None:
+    snapshots = once(monkeypatch, ActorStage, "export_snapshot", 99, lost())
+    calls = once(monkeypatch, ActorStage, "run", 1, lost())
+    with pytest.raises(LostWorkerError):
+        train(three(tmp_path, "recovery.max_restarts=0"))
+    assert (len(snapshots), len(calls)) == (0, 2)

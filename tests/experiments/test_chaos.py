@@ -1,0 +1,68 @@
+"""Workers that are killed, stopped and made to fail in every phase change nothing about what is learnt."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from experiments import chaos
+from experiments.chaos import AGAIN, FIRST, KINDS, Chaos, Fault, Options, configure, phase_of, schedule, train
+
+ITERATIONS = ["run.num_iterations=3", "cluster.hang_after_s=5"]
+
+
+def test_a_schedule_is_a_function_of_its_seed_and_has_every_kind_in_every_phase() -> None:
+    faults = schedule(20, 7)
+    assert faults == schedule(20, 7) != schedule(20, 8)
+    assert Counter((f.phase, f.kind) for f in faults[2:]) == {(p, k): 1 for p in AGAIN for k in KINDS}
+    assert tuple(f.phase for f in faults[:2]) == FIRST
+    assert len(schedule(50, 7)) == 50
+
+
+@pytest.mark.parametrize(
+    ("stage", "method", "phase"),
+    [
+        ("fine_tuning", "fit", "warm start"),
+        ("eval_env", "loop", "evaluation"),
+        ("env", "step", "rollout"),
+        ("generation", "run", "rollout"),
+        ("critic", "run", "update"),
+        ("actor", "export_weights", "transfer"),
+        ("actor", "export_snapshot", "snapshot"),
+        ("actor", "save", "checkpoint"),
+    ],
+)
+def test_calls_belong_to_phases(stage: str, method: str, phase: str) -> None:
+    assert phase_of(stage, method) == phase
+
+
+def test_the_next_fault_waits_until_the_one_before_is_mended() -> None:
+    made = Chaos([Fault("rollout", "SIGKILL", 0.0, 0.0), Fault("rollout", "SIGSTOP", 0.0, 0.0)])
+    assert made.due("update", 0) is None
+    first = made.due("rollout", 0)
+    assert first is made.faults[0]
+    made.happens(first, 0, "worker 0")
+    assert made.due("rollout", 0) is None
+    assert made.due("rollout", 1) is made.faults[1]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("workflow", "faults"),
+    [
+        ("embodied", [("rollout", "SIGKILL"), ("update", "SIGKILL"), ("rollout", "SIGSTOP"), ("update", "exception")]),
+        ("reasoning", [("rollout", "SIGKILL"), ("transfer", "SIGKILL")]),
+    ],
+)
+def test_the_weights_of_a_disturbed_run_are_those_of_an_undisturbed_one(tmp_path: Path, workflow, faults) -> None:
+    straight = train(configure(Options(workflow=workflow), ITERATIONS, tmp_path / "straight"), Chaos([]))
+    made = Chaos([Fault(phase, kind, 0.3, 0.05) for phase, kind in faults])
+    assert train(configure(Options(workflow=workflow), ITERATIONS, tmp_path / "chaos"), made) == straight
+    assert len(made.come) == len(faults)
+    lines = (tmp_path / "chaos" / "recoveries.jsonl").read_text().splitlines()
+    assert len(lines) >= len(faults)
+    assert {json.loads(line)["error"] for line in lines} <= {"LostWorkerError", "HangError", "WorkerError"}
+    assert f"{len(faults)} of {len(faults)} faults came" in chaos.report(made, tmp_path / "chaos")

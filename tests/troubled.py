@@ -1,0 +1,63 @@
+"""Stages that get into trouble where they are told to: by worker, what to do in `run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+
+NEVER_S = 300
+
+
+def fall(fate: object) -> None:
+    """Does what it is told."""
+    if fate == "die":
+        os.kill(os.getpid(), 9)
+    if fate == "raise":
+        raise ValueError("a fault")
+    if fate == "stop":
+        os.kill(os.getpid(), 19)
+    if fate == "livelock":
+        spin_until(time.monotonic() + NEVER_S)
+
+
+def spin_until(end: float) -> None:
+    while time.monotonic() < end:
+        pass
+
+
+class Gang:
+    """Sums over its members; in iteration 1 a worker has its fate before it comes to the others."""
+
+    def __init__(self, config: dict[int, str]) -> None:
+        self.fates = config
+
+    def setup(self, context: StageContext) -> int:
+        self.worker, self.group = context.worker, context.group
+        return os.getpid()
+
+    def run(self, step_context: StepContext, inputs: dict[int, list[object]]) -> Output:
+        if step_context.iteration == 1:
+            fall(self.fates.get(self.worker))
+        torch = sys.modules.get("torch")  # a worker that is told to emulate has none
+        value = float(self.worker) if torch is None else torch.tensor([float(self.worker)])
+        parts = self.group.exchange([value], [1] * self.group.size)
+        return Output(dict.fromkeys(inputs), sum(float(value) for part in parts for value in part))
+
+
+class Maker:
+    """Gives a block its number; as Gang, without a group."""
+
+    def __init__(self, config: dict[int, str]) -> None:
+        self.fates = config
+
+    def setup(self, context: StageContext) -> int:
+        self.worker = context.worker
+        return os.getpid()
+
+    def run(self, step_context: StepContext, inputs: dict[int, list[object]]) -> Output:
+        if step_context.iteration == 1:
+            fall(self.fates.get(self.worker))
+        return Output({block: block for block in inputs}, sorted(inputs))
