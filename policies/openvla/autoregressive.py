@@ -11,7 +11,6 @@ from transformers import DynamicCache
 from policies.openvla.log_probs import TokenDistribution, action_log_probs
 from policies.openvla.network import OpenVLA, causal_mask
 from policies.openvla.prompt import TokenRows
-from rlinf_embodied.algorithms.log_probs import token_log_probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +54,9 @@ def decode(
     for step in range(num_tokens):
         mask = causal_mask(present, embeddings.shape[1])
         hidden = network.hidden(embeddings, positions, mask, cache)[:, -1]
-        logits = network.logits(hidden)
-        chosen = distribution.choose(logits, None if uniforms is None else uniforms[:, step])
+        chosen = distribution.choose(hidden, network.output_layer, None if uniforms is None else uniforms[:, step])
         tokens.append(chosen)
-        log_probs.append(token_log_probs(distribution.allowed(logits), chosen, distribution.temperature))
+        log_probs.append(action_log_probs(hidden, network.output_layer, chosen, distribution)[0])
         states.append(hidden)
         embeddings, positions = network.embed(chosen[:, None]), positions[:, -1:] + 1
         present = torch.cat([present, present.new_ones(len(chosen), 1)], dim=1)

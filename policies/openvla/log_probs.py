@@ -40,10 +40,25 @@ class TokenDistribution:
             forbidden |= outside
         return logits.masked_fill(forbidden, -torch.inf)
 
-    def choose(self, logits: Tensor, uniforms: Tensor | None) -> Tensor:
-        """Returns tokens for logits [.., V]: drawn by uniforms [..] in [0, 1), or the likeliest without any."""
-        allowed = self.allowed(logits)
-        return greedy_tokens(allowed) if uniforms is None else sample_tokens(allowed, uniforms, self.temperature)
+    def logits(self, hidden: Tensor, output_layer: nn.Linear) -> tuple[Tensor, int]:
+        """Returns logits [.., n] of a run of tokens that holds all that can be drawn, and the id of its first.
+
+        Args:
+            hidden: final hidden states [.., D].
+            output_layer: makes logits of them.
+        """
+        if self.columns is None or self.top_k:
+            return self.allowed(output_layer(hidden)), 0
+        first, last, _ = self.columns.indices(output_layer.out_features)
+        if type(output_layer) is nn.Linear:  # the other columns would only be forbidden
+            return F.linear(hidden, output_layer.weight[first:last]), first
+        return output_layer(hidden)[..., first:last], first  # it has adapters
+
+    def choose(self, hidden: Tensor, output_layer: nn.Linear, uniforms: Tensor | None) -> Tensor:
+        """Returns tokens [..] for hidden states [.., D]: drawn by uniforms [..] in [0, 1), or the likeliest ones."""
+        logits, first = self.logits(hidden, output_layer)
+        places = greedy_tokens(logits) if uniforms is None else sample_tokens(logits, uniforms, self.temperature)
+        return places + first
 
 
 def action_log_probs(
@@ -78,13 +93,8 @@ def action_log_probs(
 def _piece(
     states: Tensor, output_layer: nn.Linear, ids: Tensor, distribution: TokenDistribution
 ) -> tuple[Tensor, Tensor]:
-    columns = distribution.columns
-    if columns is None or distribution.top_k:
-        logits = distribution.allowed(output_layer(states))
-        return token_log_probs_and_entropy(logits, ids, distribution.temperature)
-    first, last, _ = columns.indices(output_layer.out_features)
-    logits = F.linear(states, output_layer.weight[first:last])  # the other columns would only be forbidden
-    inside = (ids >= first) & (ids < last)
+    logits, first = distribution.logits(states, output_layer)
+    inside = (ids >= first) & (ids < first + logits.shape[-1])
     places = torch.where(inside, ids - first, 0)
     log_probs, entropy = token_log_probs_and_entropy(logits, places, distribution.temperature)
     return log_probs.masked_fill(~inside, -torch.inf), entropy

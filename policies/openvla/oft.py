@@ -150,7 +150,7 @@ class OpenVLAOFT(nn.Module):
         """
         require_log_probs(self.head)
         hidden = self.hidden(rows, pixel_values, proprio, stop_token)
-        tokens = distribution.choose(self.network.logits(hidden), uniforms)
+        tokens = distribution.choose(hidden, self.network.output_layer, uniforms)
         log_probs, _ = action_log_probs(hidden, self.network.output_layer, tokens, distribution)
         return Decoded(tokens, log_probs, hidden)
 

@@ -4,6 +4,7 @@ import numpy as np
 import openvla_folders as toys
 import pytest
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 
 from policies.openvla.action_tokens import ActionTokens
 from policies.openvla.autoregressive import decode, predicting_states, score
@@ -97,6 +98,33 @@ def test_log_probs_in_pieces_equal_naive_ones_with_their_gradients(distribution)
     pieces = with_gradients(lambda hidden: action_log_probs(hidden, layer, tokens, distribution, positions_at_once=3))
     for mine, theirs in zip(pieces, with_gradients(naive), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_tokens_are_chosen_among_those_that_can_be_drawn_as_from_all_logits():
+    generator = torch.Generator().manual_seed(0)
+    layer, states = torch.nn.Linear(8, 60, bias=False), torch.randn(200, 8, generator=generator)
+    uniforms = torch.rand(200, generator=generator)
+    for distribution in (TokenDistribution(), TokenDistribution(columns=slice(30, 50)), TokenDistribution(top_k=4)):
+        every = distribution.allowed(layer(states))
+        assert torch.equal(distribution.choose(states, layer, None), every.argmax(-1))
+        cumulated = every.double().softmax(-1).cumsum(-1)
+        drawn = torch.searchsorted(cumulated, uniforms.double()[:, None], right=True)[:, 0]
+        assert torch.equal(distribution.choose(states, layer, uniforms), drawn)
+
+
+def test_an_output_layer_with_adapters_is_scored_with_them():
+    head = torch.nn.ModuleDict({"lm_head": torch.nn.Linear(8, 60, bias=False)})
+    inject_adapter_in_model(LoraConfig(target_modules=["lm_head"], init_lora_weights=False), head)
+    layer, states = head["lm_head"], torch.randn(4, 8)
+    distribution = TokenDistribution(columns=slice(30, 50))
+    tokens = torch.tensor([30, 35, 41, 49])
+    found, _ = action_log_probs(states, layer, tokens, distribution)
+    wanted = layer(states)[:, 30:50].log_softmax(-1).gather(-1, tokens[:, None] - 30)[:, 0]
+    torch.testing.assert_close(found, wanted)
+    found.sum().backward()
+    adapters = [parameter for name, parameter in layer.named_parameters() if "lora" in name]
+    assert len(adapters) == 2
+    assert all(parameter.grad is not None for parameter in adapters)
 
 
 def test_a_token_that_cannot_be_drawn_has_no_probability(network):
