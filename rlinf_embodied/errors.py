@@ -48,6 +48,10 @@ class LostWorkerError(WorkerError):
     """The process of a worker is gone, or its node; the message names them and says what it did."""
 
 
+class LostNodeError(WorkerError):
+    """A node is gone with its workers: those that are left have to do with what is left."""
+
+
 class PeerError(WorkerError):
     """A worker could not go on because another one was gone: look for the other's error."""
 

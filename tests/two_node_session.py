@@ -8,7 +8,7 @@ import sys
 from ray.cluster_utils import Cluster as RayCluster
 
 from rlinf_embodied.config import ClusterConfig
-from rlinf_embodied.errors import ConfigError, PlanError
+from rlinf_embodied.errors import ConfigError, LostNodeError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.graph import Edge, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import resolve
@@ -20,7 +20,7 @@ from rlinf_embodied.runtime.ray_session import RaySession
 
 def main() -> None:
     nodes = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    nodes.add_node(num_cpus=1)
+    second = nodes.add_node(num_cpus=1)
     found: dict[str, object] = {}
     config = ClusterConfig(name="ray", address=nodes.address)
     cluster = find_cluster(config)
@@ -52,6 +52,20 @@ def main() -> None:
     placement._RESERVE_S = 60.0
     other.start([WorkerSpec(0, "cpu", node=cluster.node_id(0))])
     other.close()
+    last = RaySession(timeout_s=float(sys.argv[1]))
+    specs = [WorkerSpec(k, "cpu", node=cluster.node_id(k)) for k in range(2)]
+    last.start(specs)
+    last.clear()  # both are up
+    nodes.remove_node(second, allow_graceful=False)
+    try:
+        last.replace([])
+    except LostNodeError as error:
+        found["gone"] = error.workers
+    found["was there"] = [k for k in range(2) if cluster.node_id(k) == second.node_id]
+    found["left"] = find_cluster(config).num_devices
+    last.start([spec for spec in specs if spec.node != second.node_id])
+    last.clear()
+    last.close()
     print(json.dumps(found))
 
 

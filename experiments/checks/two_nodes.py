@@ -1,6 +1,6 @@
 """Trains on two Ray nodes that share nothing but read-only code, on this machine, and compares with one process.
 
-python -m experiments.checks.two_nodes                           both workflows, three plans each
+python -m experiments.checks.two_nodes                           both workflows, three plans each, and a lost node
 python -m experiments.checks.two_nodes workflow=embodied plan=disaggregated
 python -m experiments.checks.two_nodes hold=true                 starts the nodes, prints how to enter them, waits
 
@@ -9,6 +9,7 @@ python -m experiments.checks.two_nodes hold=true                 starts the node
     ray start --head; the driver                       ray start --address=10.77.0.1:6379
 
 Each node gives Ray one core, so a plan for two devices has a worker on each; the kernel says which process is where.
+With plan=lost every process of the second node is killed in the middle, and the run has to go on with the first.
 Exit code 1: a digest differs, or a worker is not where the plan has it.  Needs root, ip and unshare; no Ray but these
 two is touched.
 """
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,12 +34,13 @@ from rlinf_embodied.errors import ConfigError, RlinfError
 REPOSITORY = Path(__file__).resolve().parents[2]
 CODE = "/srv"  # where the repository lies in both nodes
 PORT = 6379
-_LOOK_S = 2.0
+_LOOK_S = 0.5
 NAMES = ("rlinf-node-0", "rlinf-node-1")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-PLANS = ("collocated", "disaggregated", "auto")
+LOST = "lost"  # disaggregated, until the second node is killed
+PLANS = ("collocated", "disaggregated", "auto", LOST)
 SCRIPTS = {"embodied": "train_vla.py", "reasoning": "train_llm_math.py"}
-COMMON = ("run.num_iterations=2", "run.seed=3", "checkpoint.every=1", "plan.profile_budget_s=2")
+COMMON = ("run.num_iterations=6", "run.seed=3", "checkpoint.every=1", "plan.profile_budget_s=2")
 SIZES = {
     "embodied": (
         "env=point_reach env.num_envs=16 env.block_size=4 env.obs_size=16 env.chunk=4 env.horizon=12 "
@@ -157,12 +160,19 @@ def _start_ray(node: Node, index: int) -> None:
         raise RlinfError(f"ray start failed in {node.name}:\n{answer.stdout}{answer.stderr}")
 
 
+def _kill(name: str, spared: str = "sleep") -> None:
+    """Kills what runs in a namespace, but for the command that keeps its mounts."""
+    answer = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+    for pid in map(int, answer.stdout.split()):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() != spared:
+                os.kill(pid, signal.SIGKILL)
+
+
 def stop_nodes() -> None:
     """Ends every process in the namespaces and removes them."""
     for name in NAMES:
-        answer = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
-        for pid in map(int, answer.stdout.split()):
-            os.kill(pid, signal.SIGKILL)
+        _kill(name, spared="")
     for name in NAMES:
         subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
@@ -175,26 +185,36 @@ class Outcome:
     digest: str = ""
     tail: str = ""
     seen: dict[str, set[int]] = field(default_factory=dict)  # pids of workers, by node
+    lost_at: str = ""  # the last line before the second node was killed
+    recovery: dict[str, object] = field(default_factory=dict)  # as recoveries.jsonl tells
 
 
 def train(nodes: Sequence[Node], workflow: str, plan: str) -> Outcome:
     """Runs a training on the first node; plan "serial" is the reference, in one process."""
     folder = f"/tmp/runs/{workflow}-{plan}"
     where = ["cluster=serial"] if plan == "serial" else ["cluster=ray", f"plan={plan}"]
+    if plan == LOST:
+        where[1] = "plan=disaggregated"
     script = f"{CODE}/experiments/{SCRIPTS[workflow]}"
     command = [sys.executable, script, *SIZES[workflow].split(), *COMMON, *where, f"run.dir={folder}"]
     seen: dict[str, set[int]] = {node.name: set() for node in nodes}
-    with tempfile.TemporaryFile("w+") as log:
+    lost_at = ""
+    with tempfile.NamedTemporaryFile("w+") as log:
         driver = subprocess.Popen(nodes[0].command(command), stdout=log, stderr=subprocess.STDOUT)
         while driver.poll() is None:
             time.sleep(_LOOK_S)
             for node in nodes:
                 seen[node.name] |= {pid for pid in node.pids() if _is_worker(pid)}
-        log.seek(0)
-        said = log.read()
+            lines = [line for line in Path(log.name).read_text().splitlines() if line.startswith("iteration ")]
+            if plan == LOST and lines and not lost_at:
+                lost_at = lines[-1].split("  ")[0]
+                _kill(nodes[1].name)
+        said = Path(log.name).read_text()
     summary = nodes[0].run(["cat", f"{folder}/summary.json"], capture_output=True)
     digest = json.loads(summary.stdout)["weights_sha256"] if summary.returncode == 0 else ""
-    return Outcome(driver.returncode, digest, said[-3000:], seen)
+    told = nodes[0].run(["cat", f"{folder}/recoveries.jsonl"], capture_output=True)
+    recovery = json.loads(told.stdout.splitlines()[0]) if told.returncode == 0 else {}
+    return Outcome(driver.returncode, digest, said[-3000:], seen, lost_at, recovery)
 
 
 def _is_worker(pid: int) -> bool:
@@ -215,12 +235,16 @@ def check(nodes: Sequence[Node], workflow: str, plans: Sequence[str]) -> bool:
         workers = {name: len(pids) for name, pids in found.seen.items()}
         fine = found.code == 0 and bool(found.digest) and found.digest == reference
         fine = fine and (plan in ("serial", "auto") or all(workers.values()))
+        fine = fine and bool(found.recovery) == (plan == LOST)
         good = good and fine
         print(
             f"{workflow} {plan}: {'ok' if fine else 'FAILED'}, exit {found.code}, weights {found.digest[:12]}, "
             f"workers {found.seen}, {time.time() - start:.0f} s",
             flush=True,
         )
+        if plan == LOST:
+            print(f"    the second node was killed after {found.lost_at}: {found.recovery}", flush=True)
+            _start_ray(nodes[1], 1)
         if not fine:
             print(found.tail, flush=True)
     return good

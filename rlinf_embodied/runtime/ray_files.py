@@ -16,7 +16,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlinf_embodied.errors import DataError, RlinfError
+from rlinf_embodied.errors import DataError, LostWorkerError, RlinfError
 from rlinf_embodied.runtime import node_files
 from rlinf_embodied.runtime.node_files import Entry
 from rlinf_embodied.runtime.worker_process import task_variables
@@ -99,7 +99,8 @@ class RayFiles:
             told = f"a file on its way to or from node {_address(node)} is lost ({cause}): start the run again"
             raise (cause if isinstance(cause, RlinfError) else DataError(told)) from None
         except RayError as error:
-            raise DataError(
+            self._clerks.clear()  # of either node: a new one is started when it is needed
+            raise LostWorkerError(
                 f"node {_address(node)} runs no process that reads or writes files ({str(error).splitlines()[0]}): "
                 "look at its logs in /tmp/ray, or take it out of the cluster"
             ) from error

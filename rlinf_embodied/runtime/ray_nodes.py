@@ -12,8 +12,9 @@ import hashlib
 import logging
 import os
 import socket
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -71,7 +72,7 @@ def ray_nodes(address: str, timeout_s: float) -> list[RayNode]:
     """
     join(address)
     here = ray.get_runtime_context().get_node_id()
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    alive = [node for node in ray.nodes() if is_up(node)]
     _ask([node for node in alive if node["NodeID"] not in _FACTS], timeout_s)
     nodes = [
         RayNode(
@@ -86,6 +87,25 @@ def ray_nodes(address: str, timeout_s: float) -> list[RayNode]:
     ]
     require_alike(nodes, versions())
     return nodes
+
+
+def is_up(node: Mapping[str, Any]) -> bool:
+    """Returns whether a node, one of ray.nodes(), is there: Ray learns of a node's end up to half a minute late."""
+    if not node["Alive"]:
+        return False
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_KNOCK_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def lost_nodes(node_ids: Collection[str]) -> dict[str, str]:
+    """Returns those of these nodes that are gone, with their addresses."""
+    known = {node["NodeID"]: node for node in ray.nodes()} if node_ids else {}
+    gone = {node_id: known.get(node_id) for node_id in node_ids}
+    gone = {node_id: node for node_id, node in gone.items() if node is None or not is_up(node)}
+    return {node_id: "unknown" if node is None else node["NodeManagerAddress"] for node_id, node in gone.items()}
 
 
 def versions() -> dict[str, str]:

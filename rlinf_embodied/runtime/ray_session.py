@@ -34,7 +34,15 @@ from ray.exceptions import (
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED, store_bytes
-from rlinf_embodied.errors import HangError, LostWorkerError, PeerError, RlinfError, StaleCallError, WorkerError
+from rlinf_embodied.errors import (
+    HangError,
+    LostNodeError,
+    LostWorkerError,
+    PeerError,
+    RlinfError,
+    StaleCallError,
+    WorkerError,
+)
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import node_files, tensor_wire
@@ -43,6 +51,7 @@ from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, W
 from rlinf_embodied.runtime.own_folder import OwnFolder
 from rlinf_embodied.runtime.placement import Placement
 from rlinf_embodied.runtime.ray_files import RayFiles
+from rlinf_embodied.runtime.ray_nodes import lost_nodes
 from rlinf_embodied.runtime.rendezvous import MeetingPlace, Rendezvous, use_interface_of
 from rlinf_embodied.runtime.session import Ref, of_attempt
 from rlinf_embodied.runtime.socket_group import SocketGroup
@@ -203,6 +212,11 @@ class RaySession:
             _LOG.warning("worker %d does not let go of what it does: it is started anew, too", worker)
             lost.add(worker)
             self._end(worker, at_once=True)
+        gone = lost_nodes(set(self._nodes.values()))
+        if gone:
+            here = tuple(worker for worker, node in self._nodes.items() if node in gone)
+            self._end_all(at_once=True)
+            raise LostNodeError(f"the nodes {', '.join(gone.values())} are gone, with workers {here}", here)
         self.start([self._specs[worker] for worker in sorted(lost)])
 
     def _stuck(self) -> list[int]:
@@ -228,6 +242,13 @@ class RaySession:
                 os.kill(caller.pid, signal.SIGKILL)
         self._switchboard.forget(worker)
         ray.kill(self._actors.pop(worker), no_restart=True)
+
+    def _end_all(self, at_once: bool = False) -> None:
+        for worker in tuple(self._actors):
+            self._end(worker, at_once)
+        self._nodes.clear()
+        self._files.close()
+        self._placement.release()
 
     def _is_here(self, caller: Caller) -> bool:
         return caller.node == self._switchboard.node
@@ -397,12 +418,8 @@ class RaySession:
 
     def close(self) -> None:
         """See Session; ends Ray too if this session started it."""
-        for worker in tuple(self._actors):
-            self._end(worker)
+        self._end_all()
         self._switchboard.close()
-        self._nodes.clear()
-        self._files.close()
-        self._placement.release()
         self._folder.cleanup()
         if self._owns_ray and ray.is_initialized():
             ray.shutdown()

@@ -76,6 +76,9 @@ class Session(Protocol):
 
         Calls under way in the others are given up, and their collectives are closed; a worker that cannot let go in
         time is started anew as well.
+
+        Raises:
+            LostNodeError: a node is gone; the session has no workers any more, and can start others.
         """
         ...
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rlinf_embodied.cache import writable_place
 from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.profiler import (
     ShowProgress,
     cached_path,
@@ -179,6 +180,30 @@ class Planning:
         lines = [described_table(rows(self._ranked), LONG_COLUMNS, title, terminal_width())]
         lines += [f"{entry.mode}: {entry.reason}" for entry in impossible]
         return replace(best.plan, name=f"auto: {best.shape}"), "\n".join(lines)
+
+    def move(self, cluster: Cluster, iteration: int) -> Plan | None:
+        """Goes over to another cluster, such as the nodes that are left of this one; iteration: the next one.
+
+        A forced plan stays if it fits; otherwise the best by what was measured; otherwise all stages take turns.
+        Returns the plan to go on with, None if none was chosen before.
+        """
+        self._cluster = cluster
+        if self._forced is not None:
+            asked = self._config.plan
+            try:
+                self._forced = resolve(asked.name, asked.trees, cluster.num_devices, self._workflow)
+            except PlanError:
+                self._forced = None
+        if not self.periods:
+            return None
+        plan = self._forced or collocated(self._workflow, cluster.num_devices, "collocated")
+        if self._pricer is not None:
+            self._pricer = Pricer(self._pricer.workflow, self._pricer.profile, linked(cluster, self._pricer.profile))
+            if self._forced is None:
+                self._ranked, _ = rank(self._pricer)
+                plan = replace(self._ranked[0].plan, name=f"auto: {self._ranked[0].shape}")
+        self._begin(plan, None if self._pricer is None else predict(self._pricer, plan), iteration)
+        return plan
 
     def _only_one(self, workflow: Workflow) -> str:
         """Returns why there is but one plan worth running, "" if there are more."""

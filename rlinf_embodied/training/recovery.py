@@ -3,6 +3,7 @@
 work --error--> is it a fault of the machine?  no: it is raised
                 how many in the window?        too many: it is raised, after a checkpoint (trainer.py)
                 Session.replace --> restore --> work again
+                  a node is gone: regroup --> restore --> work again
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rlinf_embodied.config import RecoveryConfig
-from rlinf_embodied.errors import HangError, LostWorkerError, PlugInError, RlinfError, WorkerError
+from rlinf_embodied.errors import HangError, LostNodeError, LostWorkerError, PlugInError, RlinfError, WorkerError
 from rlinf_embodied.runtime.session import Session
 
 _Result = TypeVar("_Result")
@@ -46,8 +47,10 @@ class Recovery:
         config: RecoveryConfig,
         note: Callable[[str], None],
         record: Callable[[Mended], None] = lambda mended: None,
+        regroup: Callable[[], None] = lambda: None,
     ) -> None:
-        """Takes whose workers are replaced, how often, whom to tell, and who keeps account."""
+        """Takes whose workers are replaced, how often, whom to tell, who keeps account, and who plans after a node."""
+        self._regroup = regroup
         self._session, self._config, self._note, self._record = session, config, note, record
         self._times: list[float] = []
         self._last = ""  # what a worker raised last, and in what
@@ -74,7 +77,11 @@ class Recovery:
                 self._admit(what, error)
                 fault = Mended(now, what, type(error).__name__, error.workers, now - start)
                 self._note(f"{what}: {error}\nworkers are replaced, and it is done again")
-                self._session.replace(error.workers)
+                try:
+                    self._session.replace(error.workers)
+                except LostNodeError as lost:
+                    self._note(f"{what}: {lost}")
+                    self._regroup()
 
     def _close(self, fault: Mended) -> None:
         fault.recovery_s = time.time() - fault.at

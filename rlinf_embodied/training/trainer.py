@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -28,7 +28,6 @@ from rlinf_embodied.config import ClusterConfig, Exactness
 from rlinf_embodied.errors import DataError, HangError, RlinfError, WorkerError
 from rlinf_embodied.execution import recovery as snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.learning.checkpoint import find_latest, point_latest, step_folder, verify
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.discovery import find_cluster
@@ -51,6 +50,7 @@ from rlinf_embodied.training.resume import checkpoint_to_resume, require_unused,
 _LOG = logging.getLogger(__name__)
 # what a stage does beside its calls; plans price it apart from them
 _NOT_COMPUTING = (".export_weights", ".install_weights", ".offload", ".onload")
+_MUCH = 0.1  # of an iteration's time, for a snapshot
 _RECOVERIES = "recoveries.jsonl"  # what each fault cost
 _Result = TypeVar("_Result")
 
@@ -116,6 +116,7 @@ class Trainer:
         self._spans: list[Span] = []
         self._progress = Progress()
         self._saved: int | None = None  # the iteration of the newest checkpoint
+        self._snapshot_noted = False
         self._being_written: Path | None = None  # the checkpoint that a worker writes at this moment
 
     # -------------------------------------------------------------------------------------------------------- run
@@ -152,12 +153,13 @@ class Trainer:
 
     def _run(self, session: Session, writer: MetricsWriter, view: LiveView) -> int:
         record = lambda mended: self._folder.append_json(_RECOVERIES, asdict(mended))  # noqa: E731
-        self._recovery = Recovery(session, self._config.recovery, view.note, record)
+        regroup = lambda: self._regroup(view)  # noqa: E731
+        self._recovery = Recovery(session, self._config.recovery, view.note, record, regroup)
         repeat = self._recovery.repeat
         policy_folder = self._resumed or repeat("warm start", lambda: self._start_anew(session, view), session.clear)
         self._startup.mark("warm start")
-        plan = repeat("profile and plan", lambda: self._choose_plan(session, policy_folder, view), session.clear)
-        started = lambda: self._start(session, plan, policy_folder, self._resumed, view)  # noqa: E731
+        repeat("profile and plan", lambda: self._choose_plan(session, policy_folder, view), session.clear)
+        started = lambda: self._start(session, policy_folder, self._resumed, view)  # noqa: E731
         running = repeat("set-up of the stages", started, session.clear)
         try:
             return self._work(running, writer, view)
@@ -188,18 +190,16 @@ class Trainer:
     def _start_anew(self, session: Session, view: LiveView) -> Path:
         return self._job.starting_policy(session, self._cluster, view.progress, self._folder.path)
 
-    def _choose_plan(self, session: Session, policy_folder: Path, view: LiveView) -> Plan:
+    def _choose_plan(self, session: Session, policy_folder: Path, view: LiveView) -> None:
         workflow = self._job.workflow(str(policy_folder))
         first = 0 if self._resumed is None else saved_progress(self._resumed).iteration
-        plan, why = self._planning.choose(workflow, session, self._folder, view.progress, first)
+        _, why = self._planning.choose(workflow, session, self._folder, view.progress, first)
         view.note(why)
         self._startup.mark("profile and plan")
-        return plan
 
     def _start(
         self,
         session: Session,
-        plan: Plan,
         policy_folder: Path,
         checkpoint: Path | None,
         view: LiveView,
@@ -207,11 +207,11 @@ class Trainer:
     ) -> _Running:
         """Builds the stages of training and evaluation from a policy folder, and loads a checkpoint's other state.
 
-        With a snapshot, that is what they go on from.
+        The plan is that of `Planning`; with a snapshot, that is what they go on from.
         """
         if checkpoint is not None and self._keeps_snapshots:
             policy_folder = checkpoint = outliving(checkpoint, self._folder.path)
-        executor = Executor(self._job.workflow(str(policy_folder)), plan, session, self._cluster)
+        executor = Executor(self._job.workflow(str(policy_folder)), self._planning.plan, session, self._cluster)
         routes = transport.with_bytes(executor.routes, self._planning.edge_bytes_per_item)
         self._folder.write_json("transports.json", [route.to_dict() for route in routes])
         if routes and snapshot is None:
@@ -251,14 +251,25 @@ class Trainer:
         progress, saved = self._progress, self._saved
         running.session.clear()  # workers that are left finish what they write
         origin = (running.folder, running.checkpoint)
-        plan, snapshot = running.executor.plan, running.snapshot
+        snapshot = running.snapshot
         try:
-            running.become(self._start(running.session, plan, *origin, view, snapshot))
+            running.become(self._start(running.session, *origin, view, snapshot))
         finally:  # the checkpoint's progress is not that of the snapshot
             self._progress, self._saved = progress, saved
         if self._being_written is not None:  # its worker may be among the lost; it is of this very state
             root, self._being_written = self._being_written.parent, None
             self._begin_checkpoint(running.executor, root)
+
+    def _regroup(self, view: LiveView) -> None:
+        """Plans for what is left of the cluster, after a node was lost.
+
+        Raises:
+            ConfigError: this node is no part of a cluster any more.
+        """
+        self._cluster = find_cluster(replace(self._config.cluster, num_devices=None))
+        plan = self._planning.move(self._cluster, self._progress.iteration)
+        under = "" if plan is None else f", under plan {plan.name}"
+        view.note(f"going on with {self._cluster.num_devices} devices ({self._cluster.description}){under}")
 
     def _transaction(self, running: _Running) -> tuple[IterationResult, dict[str, float], float]:
         """Runs an iteration; returns what came of it, and its seconds.  Until its end is kept it has not happened."""
@@ -268,10 +279,21 @@ class Trainer:
         seconds = time.time() - start
         if running.snapshot is not None:
             self._wait_saved(running.executor)  # while it can be begun again
-            stages = running.snapshot.states
+            stages, start = running.snapshot.states, time.time()
             running.snapshot = snapshots.take(running.session, running.executor, progress.iteration + 1, stages)
+            metrics["time/snapshot_s"] = time.time() - start
         self._progress = progress
         return result, metrics, seconds
+
+    def _note_snapshot(self, metrics: Mapping[str, float], view: LiveView) -> None:
+        """Says once where snapshots cost much: they may be larger than the store, and go to the disk."""
+        snapshot_s, whole_s = metrics.get("time/snapshot_s", 0.0), metrics["time/iteration_s"]
+        if snapshot_s > _MUCH * whole_s and not self._snapshot_noted:
+            self._snapshot_noted = True
+            view.note(
+                f"warning: the snapshot for recovery took {snapshot_s:.1f} s beside {whole_s:.1f} s of an iteration: "
+                "raise cluster.object_store_bytes where there is memory, or go without by recovery.max_restarts=0"
+            )
 
     def _rescue(self, running: _Running, error: WorkerError | HangError, view: LiveView) -> None:
         """Saves what was learnt before a fault that is one too many."""
@@ -289,24 +311,24 @@ class Trainer:
                 f"nothing could be saved any more ({another}): the same command goes on from the newest checkpoint"
             )
 
-    def _switch(self, running: _Running, plan: Plan, view: LiveView) -> None:
+    def _switch(self, running: _Running, view: LiveView) -> None:
         """Goes on under another plan: a checkpoint is the snapshot, and the workers build all stages anew from it."""
         if self._saved != self._progress.iteration:
             self._save(running, view)
         self._settle(running, view)
         latest = find_latest(self._folder.checkpoints)
         assert latest is not None
-        self._renew(running, plan, latest, view)
+        self._renew(running, latest, view)
 
-    def _renew(self, running: _Running, plan: Plan, checkpoint: Path, view: LiveView) -> None:
+    def _renew(self, running: _Running, checkpoint: Path, view: LiveView) -> None:
         """Builds all stages anew from a checkpoint that this run wrote."""
         self._settle(running, view)
         verify(checkpoint)
-        self._recovery.repeat("new stages", lambda: self._renewed(running, plan, checkpoint, view), lambda: None)
+        self._recovery.repeat("new stages", lambda: self._renewed(running, checkpoint, view), lambda: None)
 
-    def _renewed(self, running: _Running, plan: Plan, checkpoint: Path, view: LiveView) -> None:
+    def _renewed(self, running: _Running, checkpoint: Path, view: LiveView) -> None:
         running.session.clear()
-        running.become(self._start(running.session, plan, checkpoint, checkpoint, view))
+        running.become(self._start(running.session, checkpoint, checkpoint, view))
 
     def _evaluate(self, running: _Running, step: int, view: LiveView, label: str) -> Evaluated:
         """Evaluates the learner's present weights on all devices."""
@@ -376,7 +398,7 @@ class Trainer:
         if number != progress.iteration:
             why = "" if self._job.goal == math.inf else "the goal was not reached: "
             view.note(f"{why}the weights of iteration {number}, the best by checks, are kept")
-            self._renew(running, running.executor.plan, self._best_folder(progress.best), view)
+            self._renew(running, self._best_folder(progress.best), view)
             self._progress = progress  # not that of the checkpoint
         self._save(running, view)
 
@@ -420,6 +442,7 @@ class Trainer:
             writer.write(progress.global_step, number, metrics)
             writer.write_samples(progress.global_step, number, self._job.samples(result))
             view.update(number, metrics)
+            self._note_snapshot(metrics, view)
             for warning in self._job.warnings(metrics):
                 view.note(f"warning: iteration {number}: {warning}")
             due = config.checkpoint.every and number % config.checkpoint.every == 0
@@ -453,7 +476,7 @@ class Trainer:
         if plan is not None:
             start = time.time()
             self._planning.write(self._folder)
-            self._switch(running, plan, view)
+            self._switch(running, view)
             view.note(f"switched to {plan.name} in {time.time() - start:.1f} s")
 
     def _goes_on(self) -> bool:

@@ -180,6 +180,26 @@ def test_too_little_memory_for_any_plan_says_what_is_short_by_how_much_and_for_w
         refused(tmp_path, run(tmp_path, f"plan.profile={path}"), memory_bytes=2 * 10**9)
 
 
+# ------------------------------------------------------------------------------------------------------ a lost node
+def test_on_what_is_left_a_plan_stays_if_it_fits_and_is_made_again_otherwise(tmp_path) -> None:
+    def moved(number: int, *overrides: str) -> list[str]:
+        config = run(tmp_path, *overrides)
+        workflow = training_workflow(config, "")
+        planning = Planning(EmbodiedJob(config), Cluster("four", "cpu", 4, 4, 10**12), workflow)
+        assert planning.move(Cluster("four", "cpu", 4, 4, 10**12), 0) is None  # none was chosen
+        plan, _ = planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
+        left = planning.move(Cluster("left", "cpu", number, number, 10**12), 3)
+        assert left is planning.plan
+        assert planning.periods[-1].first_iteration == 3
+        assert max(left.devices()) < number
+        return [plan.name, left.name]
+
+    assert moved(2, "plan=disaggregated") == ["disaggregated", "disaggregated"]
+    assert moved(1, "plan=disaggregated") == ["disaggregated", "collocated"]
+    apart, left = moved(2, f"plan.profile={profile_file(tmp_path)}")
+    assert (apart.startswith("auto: "), left) == (True, APART)
+
+
 # ----------------------------------------------------------------------------------------------------- planned again
 def slower_half_way(folder: Path, slowness: int, *overrides: str) -> TrainConfig:
     """From the third iteration on a row's step costs a millisecond: 256 ms on one device, 128 on each of two.

@@ -74,4 +74,6 @@ def test_workers_run_on_the_nodes_of_their_devices_which_are_held_for_them(tempo
     assert len(set(found["planned"])) == 2
     assert found["routes"] == ["network"]
     assert "num_devices is 3, but the Ray cluster at" in found["too many"]
+    assert found["gone"] == found["was there"]
+    assert (len(found["gone"]), found["left"]) == (1, 1)
     assert "1 of its 1 CPUs, and within 1 s not all of them were free: another run holds them" in found["held"]
