@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
+from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.cost import Price
 from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
+from rlinf_embodied.flow.plan_check import require_runnable
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile import Profile, Workload
 from rlinf_embodied.flow.profile_file import FORMAT, parse_profile
@@ -254,3 +256,45 @@ def with_memory(pricer: Pricer, memory_bytes: float) -> Pricer:
     """The same case on devices with so much memory that every tree fits."""
     groups = tuple(dataclasses.replace(group, memory_bytes=memory_bytes) for group in pricer.cluster.groups)
     return Pricer(pricer.workflow, pricer.profile, dataclasses.replace(pricer.cluster, groups=groups))
+
+
+def wide_tree(pricer: Pricer, draw: random.Random) -> Node:
+    """Any tree that the executor runs: each stage on any of its devices, parts of turns on different ones."""
+    order = _units(pricer)
+    while True:
+        tree = _wide_node(pricer, draw, order, tuple(range(pricer.cluster.num_devices)), WHOLE)
+        try:
+            require_runnable("random", tree, pricer.workflow)
+        except PlanError:
+            continue
+        return tree
+
+
+def _units(pricer: Pricer) -> list[str]:
+    """Stages and loops (by the opener's name) in the order of the edges."""
+    answerers = {loop.answerer for loop in pricer.workflow.loops.values()}
+    return [stage for stage in pricer.workflow.order() if stage not in answerers]
+
+
+def _wide_node(pricer: Pricer, draw: random.Random, units: list[str], devices: Devices, chunk: int) -> Node:
+    if len(units) == 1:
+        loop = next((loop for loop in pricer.workflow.loops.values() if loop.opener == units[0]), None)
+        if loop is None:
+            return Leaf(units[0], _some(draw, devices))
+        sides = tuple(Leaf(stage, _some(draw, devices)) for stage in (loop.opener, loop.answerer))
+        return LoopNode(loop.name, sides, draw.choice(loop.shards))
+    at = draw.randint(1, len(units) - 1)
+    halves = units[:at], units[at:]
+    if len(devices) > 1 and draw.random() < 0.5:
+        sizes = [WHOLE, *(g for g in range(1, pricer.workflow.num_blocks) if pricer.workflow.num_blocks % g == 0)]
+        size, cut = draw.choice(sizes), draw.randint(1, len(devices) - 1)
+        mixed = draw.sample(devices, len(devices))
+        own = sorted(mixed[:cut]), sorted(mixed[cut:])
+        parts = (_wide_node(pricer, draw, half, tuple(o), chunk or size) for half, o in zip(halves, own, strict=True))
+        return Spatial(tuple(parts), size)
+    parts = (_wide_node(pricer, draw, half, devices, chunk) for half in halves)
+    return Temporal(tuple(parts), draw.random() < 0.7)
+
+
+def _some(draw: random.Random, devices: Devices) -> Devices:
+    return tuple(sorted(draw.sample(devices, draw.randint(1, len(devices)))))

@@ -103,7 +103,7 @@ class Emulator:
         return Emulated(
             plan=plan,
             predicted_s=predicted_s,
-            simulated_s=simulate(plan.tree, self._pricer, every_device=False).iteration_s,
+            simulated_s=simulate(plan.tree, self._pricer, traced=False).iteration_s,
             measured_s=tuple(measured for measured, _ in done),
             due_s=tuple(max(finish.end_s for finish in finishes) for _, finishes in done),
             peak_bytes=max(finish.peak_bytes for _, finishes in done for finish in finishes),

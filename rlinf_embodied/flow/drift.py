@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rlinf_embodied.flow import cost
-from rlinf_embodied.flow.explain import busy_by_stage
 from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.flow.planner import find_plans, plan_tree
 from rlinf_embodied.flow.pricing import Pricer
@@ -39,7 +38,7 @@ def predict(pricer: Pricer, plan: Plan) -> Prediction:
     seconds = float(cost.iteration_s(price)[0])
     if seconds == float("inf"):
         return Prediction(seconds, {})
-    return Prediction(seconds, busy_by_stage(simulate(plan.tree, pricer, every_device=False)))
+    return Prediction(seconds, simulate(plan.tree, pricer, traced=False).stages_s)
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.plan import Node, Plan, leaves
+from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.flow.planner import Found, Mode, find_plans, plan_tree
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.simulate import Simulation, simulate
+from rlinf_embodied.flow.simulate import simulate
 
 LONG_COLUMNS = ("plan", "devices", "why not")  # of `rows`: they need lines of their own
 
@@ -23,7 +23,7 @@ class Ranked:
     iteration_s: float  # by the formulas
     simulated_s: float
     devices: dict[str, int]  # of each stage
-    busy_s: dict[str, float]  # of each stage, on a device of its own
+    busy_s: dict[str, float]  # of each stage, on its busiest device
     bottleneck: str
     idle_share: float  # mean over devices
     worst_idle_share: float
@@ -64,10 +64,10 @@ def describe(pricer: Pricer, found: Found, name: str) -> Ranked:
     """Returns a found plan with everything that a report says of it."""
     tree = plan_tree(found, pricer)
     plan = Plan(name, pricer.cluster.num_devices, tree)
-    run = simulate(tree, pricer, every_device=False)
+    run = simulate(tree, pricer, traced=False)
     devices = {stage: len(leaf.devices) for stage, leaf in plan.leaves().items()}
-    busy = busy_by_stage(run)
-    idle = idle_shares(pricer, tree, run)
+    busy = run.stages_s
+    idle = [max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices)]
     return Ranked(
         plan=plan,
         shape=found.draft.shape(),
@@ -80,26 +80,6 @@ def describe(pricer: Pricer, found: Found, name: str) -> Ranked:
         worst_idle_share=max(idle),
         peak_bytes=max(pricer.memory(tree).values()),
     )
-
-
-def busy_by_stage(run: Simulation) -> dict[str, float]:
-    """Returns the seconds that each stage computes, on one of its devices."""
-    first: dict[str, int] = {}
-    busy: dict[str, float] = {}
-    for span in run.spans:
-        if first.setdefault(span.stage, span.worker) == span.worker:
-            busy[span.stage] = busy.get(span.stage, 0.0) + span.end_s - span.start_s
-    return busy
-
-
-def idle_shares(pricer: Pricer, tree: Node, run: Simulation) -> list[float]:
-    """Returns the idle share of every device of the cluster: 1 for those that a plan leaves out."""
-    busy = busy_by_stage(run)
-    on_device = [0.0] * pricer.cluster.num_devices
-    for leaf in leaves(tree):
-        for device in leaf.devices:
-            on_device[device] += busy[leaf.stage]
-    return [max(0.0, 1.0 - seconds / run.iteration_s) for seconds in on_device]
 
 
 def _compared(entry: Ranked, best: Ranked) -> Ranked:

@@ -62,6 +62,12 @@ class Pricer(PartPrices):
 
     def _bytes(self, stage: str, devices: int, shards: int, chunks: int) -> tuple[float, float, float]:
         """Returns a stage's bytes on each of its devices: held, at its peak, offloaded."""
+        key = (stage, devices, shards, chunks)
+        if key not in self._known_bytes:
+            self._known_bytes[key] = self._new_bytes(*key)
+        return self._known_bytes[key]
+
+    def _new_bytes(self, stage: str, devices: int, shards: int, chunks: int) -> tuple[float, float, float]:
         measured, work = self.profile.stages[stage], self.workflow
         size = work.num_blocks // chunks
         devices = min(devices, work.most_devices(stage, size))

@@ -1,0 +1,134 @@
+"""How often, and by how much, the planner misses the best plan of small random cases; every plan of a case is tried.
+
+python -m experiments.bench.planner.brute_force cases=200 seed=0 stages=5 devices=4 [most=4000] [out=<file>]
+
+A case is random_cases.py's for seed, seed + 1, ...; every_plan.py looks for a plan that is faster than the planner's by
+more than 0.1 %, and gives up (the case counts as unfinished, with what was found by then) after `most` simulations.
+Both plans' seconds are those of flow/simulate.py, which is what the executor does, call by call.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+from experiments.bench.harness import Benchmark, Report, Run, Table
+from experiments.bench.planner.every_plan import EveryPlan
+from experiments.bench.planner.random_cases import random_case
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.flow.plan import Plan
+from rlinf_embodied.flow.planner import find_plans, plan_tree
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.simulate import Simulator
+
+SAME = 1e-3  # a smaller difference is none
+HEADER = ("cases", "number", "unfinished", "same", "within 1 %", "median loss", "90th percentile", "worst", "its seed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments."""
+
+    cases: int = 100
+    seed: int = 0
+    stages: int = 5
+    devices: int = 4
+    most: int = 4000
+    out: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One case: the planner's plan and the best one; no seconds where there is no plan."""
+
+    seed: int
+    features: tuple[str, ...]
+    planner_s: float | None
+    best_s: float | None
+    planner: dict[str, object] | None
+    best: dict[str, object] | None  # where it is better than the planner's
+    complete: bool
+    num_simulated: int
+    planning_s: float  # CPU seconds
+    trying_s: float
+
+    @property
+    def loss(self) -> float:
+        """By how much the planner's plan takes longer, as a share of the best one's seconds; inf where it has none."""
+        if self.best_s is None:
+            return 0.0
+        return float("inf") if self.planner_s is None else self.planner_s / self.best_s - 1.0
+
+
+def outcome(seed: int, options: Options) -> Outcome:
+    """Plans a case and tries every plan of it."""
+    pricer = random_case(seed, options.stages, options.devices)
+    start = time.process_time()
+    try:
+        tree = plan_tree(find_plans(pricer)[0], pricer)
+    except PlanError:
+        tree = None
+    planned = time.process_time()
+    seconds = float("inf") if tree is None else Simulator(pricer).run(tree).iteration_s
+    best = EveryPlan(pricer, options.most).best(seconds)
+    named = [None if t is None else Plan("", pricer.cluster.num_devices, t).to_dict() for t in (tree, best.tree)]
+    return Outcome(
+        seed=seed,
+        features=features(pricer),
+        planner_s=None if tree is None else seconds,
+        best_s=best.seconds if best.tree is not None else None if tree is None else seconds,
+        planner=named[0],
+        best=named[1],
+        complete=best.complete,
+        num_simulated=best.num_simulated,
+        planning_s=planned - start,
+        trying_s=time.process_time() - planned,
+    )
+
+
+def features(pricer: Pricer) -> tuple[str, ...]:
+    """Returns the kinds of cases that a case belongs to."""
+    held = sum(max(stage.resident_bytes.flat) for stage in pricer.profile.stages.values())
+    kinds = {
+        "a loop": bool(pricer.workflow.loops),
+        "little memory": held > min(group.memory_bytes for group in pricer.classes),
+        "two kinds of devices": len(pricer.classes) > 1,
+        "two nodes": pricer.classes[0].num_nodes > 1,
+        "a long tail": any(stage.finish_quantiles for stage in pricer.profile.stages.values()),
+    }
+    return tuple(name for name, holds in kinds.items() if holds)
+
+
+def summary(name: str, outcomes: list[Outcome]) -> tuple[str, ...]:
+    """Returns the row of some cases."""
+    losses = sorted(one.loss for one in outcomes)
+    worst = max(outcomes, key=lambda one: one.loss)
+    shares = [sum(loss <= limit for loss in losses) / len(losses) for limit in (SAME, 0.01)]
+    marks = (statistics.median(losses), losses[int(0.9 * (len(losses) - 1))], losses[-1])
+    unfinished = str(sum(not one.complete for one in outcomes))
+    percents = (*(f"{share:.0%}" for share in shares), *(f"{mark:.2%}" for mark in marks))
+    return name, str(len(outcomes)), unfinished, *percents, str(worst.seed)
+
+
+def measure(run: Run[Options]) -> Report:
+    """Goes through all cases; what is there so far is kept."""
+    own, outcomes = run.options, []
+    for seed in range(own.seed, own.seed + own.cases):
+        outcomes.append(outcome(seed, own))
+        if len(outcomes) % 10 == 0:
+            run.keep({"cases": [asdict(one) | {"loss": one.loss} for one in outcomes]})
+            print(*summary(f"{len(outcomes)} so far", outcomes), sep="  ", flush=True)
+    kinds = sorted({kind for one in outcomes for kind in one.features})
+    groups = [("all", outcomes), *((kind, [one for one in outcomes if kind in one.features]) for kind in kinds)]
+    table = Table(HEADER, [summary(name, some) for name, some in groups])
+    spent = [sum(getattr(one, name) for one in outcomes) for name in ("planning_s", "trying_s")]
+    text = f"{table.markdown()}\n\nCPU seconds: planning {spent[0]:.1f}, trying every plan {spent[1]:.1f}"
+    return Report(content={"cases": [asdict(one) | {"loss": one.loss} for one in outcomes]}, text=text)
+
+
+BENCHMARK = Benchmark("planner.brute_force", Options, measure)
+
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main())
