@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.flow.planner import Found, Mode, find_plans, plan_tree
+from rlinf_embodied.flow.planner import Found, Mode, find_plans
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import simulate
 
@@ -45,7 +45,7 @@ def rank(pricer: Pricer, num_ranked: int = 8) -> tuple[list[Ranked], list[Infeas
     Raises:
         PlanError: no plan is possible at all; says what is short.
     """
-    plans = {found.draft: found for found in find_plans(pricer)[:num_ranked]}
+    plans = {found.shape: found for found in find_plans(pricer)[:num_ranked]}
     impossible = []
     for mode in (Mode.temporal, Mode.spatial, Mode.hybrid):
         try:
@@ -53,8 +53,7 @@ def rank(pricer: Pricer, num_ranked: int = 8) -> tuple[list[Ranked], list[Infeas
         except PlanError as error:
             impossible.append(Infeasible(mode, str(error)))
             continue
-        if best.draft.shape() not in {found.draft.shape() for found in plans.values()}:
-            plans[best.draft] = best
+        plans.setdefault(best.shape, best)
     ordered = sorted(plans.values(), key=lambda found: found.iteration_s)
     ranked = [describe(pricer, found, f"{pricer.workflow.name}_{i + 1}") for i, found in enumerate(ordered)]
     return [_compared(entry, ranked[0]) for entry in ranked], impossible
@@ -62,15 +61,14 @@ def rank(pricer: Pricer, num_ranked: int = 8) -> tuple[list[Ranked], list[Infeas
 
 def describe(pricer: Pricer, found: Found, name: str) -> Ranked:
     """Returns a found plan with everything that a report says of it."""
-    tree = plan_tree(found, pricer)
-    plan = Plan(name, pricer.cluster.num_devices, tree)
-    run = simulate(tree, pricer, traced=False)
+    plan = Plan(name, pricer.cluster.num_devices, found.tree)
+    run = simulate(found.tree, pricer, traced=False)
     devices = {stage: len(leaf.devices) for stage, leaf in plan.leaves().items()}
     busy = run.stages_s
     idle = [max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices)]
     return Ranked(
         plan=plan,
-        shape=found.draft.shape(),
+        shape=found.shape,
         iteration_s=found.iteration_s,
         simulated_s=run.iteration_s,
         devices=devices,
@@ -78,7 +76,7 @@ def describe(pricer: Pricer, found: Found, name: str) -> Ranked:
         bottleneck=max(busy, key=lambda stage: busy[stage]),
         idle_share=sum(idle) / len(idle),
         worst_idle_share=max(idle),
-        peak_bytes=max(pricer.memory(tree).values()),
+        peak_bytes=found.peak_bytes,
     )
 
 

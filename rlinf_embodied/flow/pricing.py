@@ -51,6 +51,18 @@ class Pricer(PartPrices):
         known = {tuple(stages): self._on_device(tree, facts, set(stages))[1] for stages in stages_on.values()}
         return {device: known[tuple(stages)] for device, stages in stages_on.items()}
 
+    def least_memory(self, tree: Node) -> dict[int, float]:
+        """Returns the bytes that each device needs for the largest of its stages while the others are offloaded."""
+        shards = {leaf.stage: n.shards for n in nodes(tree) if isinstance(n, LoopNode) for leaf in n.stages}
+        chunks, needs, parked = self._chunks(tree, 1), {}, {}
+        for leaf in leaves(tree):
+            stage = leaf.stage
+            _, peak, offloaded = self._bytes(stage, len(leaf.devices), shards.get(stage, 1), chunks[stage])
+            for device in leaf.devices:
+                needs[device] = max(needs.get(device, 0.0), peak - offloaded)
+                parked[device] = parked.get(device, 0.0) + offloaded
+        return {device: need + parked[device] for device, need in needs.items()}
+
     def _chunks(self, node: Node, chunks: int) -> dict[str, int]:
         """Returns in how many chunks each stage of a tree gets its blocks."""
         if isinstance(node, Leaf):

@@ -132,6 +132,19 @@ class Simulator:
             self._seconds[key] = one * slowdown * self._rounds.get(stage, 1.0)
         return self._seconds[key]
 
+    def busy_s(self, stage: str, devices: Devices, chunks: int) -> dict[int, float]:
+        """Returns how long a stage in so many chunks, or a side of a loop, works on each of its devices at least."""
+        loop = next((o for o in self.work.loops.values() if stage in (o.opener, o.answerer)), None)
+        streams = bool(self.pricer.profile.stages[stage].finish_quantiles)
+        layout = self.layout(stage, devices, 1 if streams or loop else chunks, shards=loop is not None)
+        times = 1.0 if loop is None else loop.chunk_steps * loop.expected_rounds
+        if self.pricer.overlap_in_worker and loop is not None:
+            return dict.fromkeys(layout.hosts, 0.0)
+        found: dict[int, float] = {}
+        for size, device in zip(layout.sizes, layout.devices, strict=True):
+            found[device] = found.get(device, 0.0) + times * self.seconds(stage, size, len(layout.hosts), device)
+        return found
+
     def layout(self, stage: str, devices: Devices, parts: int, shards: bool = False) -> Layout:
         """Returns the calls of a stage: for each of `parts` chunks, or shards of a loop."""
         key = (stage, devices, -parts if shards else parts)
@@ -187,7 +200,7 @@ class Simulator:
             state.ends[stage][call] = _work(stage, layout.devices[call], begin, length, state, step.chunk)
 
     def _streamed_s(self, stage: str, layout: Layout, call: int, chunks: int) -> float:
-        """Returns the further seconds until the blocks of a call are finished: all of the device's are begun at once."""
+        """Returns the further seconds until a call's blocks are finished: all of the device's are begun at once."""
         device, share = layout.devices[call], self.pricer.profile.stages[stage].finish_share
         own = [c for c in range(len(layout.devices)) if layout.devices[c] == device]
         owned = sum(layout.sizes[c] for c in own)

@@ -11,8 +11,8 @@ from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.allocations import make_allocations
 from rlinf_embodied.flow.explain import rank
 from rlinf_embodied.flow.graph import WHOLE, Edge, StageSpec, Workflow
-from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, Spatial, Temporal, leaves, resolve
-from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
+from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, Spatial, Temporal, leaves, nodes, resolve
+from rlinf_embodied.flow.planner import Mode, find_plans
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile_file import FORMAT, parse_profile
 from rlinf_embodied.flow.simulate import simulate
@@ -29,7 +29,7 @@ def test_a_split_is_not_made_cheaper_by_the_number_of_envs() -> None:
     work, measured = embodied((0, 1), (0, 1), (0, 1))
     pricer = Pricer(work, measured, cluster(2))
     together, apart = find_plans(pricer)[0], find_plans(pricer, Mode.hybrid)[0]
-    assert (together.draft.shape(), apart.draft.shape()) == (
+    assert (together.shape, apart.shape) == (
         "(rollout collocated > actor)",
         "(rollout disaggregated > actor)",
     )
@@ -49,8 +49,9 @@ def test_equal_halves_never_win_by_overlap_alone() -> None:
 def test_one_side_may_get_exactly_one_device() -> None:
     # A simulator whose time is flat (4 s) wants one device, however many there are: the policy gets the other five.
     work, measured = embodied((4, 0), (0, 12), (0, 0.01), blocks=30, steps=6)
-    apart = find_plans(Pricer(work, measured, cluster(6)), Mode.hybrid)[0].draft
-    assert apart.parts[0].split == ((1,), (5,))
+    apart = find_plans(Pricer(work, measured, cluster(6)), Mode.hybrid)[0].tree
+    devices = {leaf.stage: len(leaf.devices) for leaf in leaves(apart)}
+    assert (devices["env"], devices["policy"]) == (1, 5)
 
 
 def test_a_policy_that_needs_a_device_of_its_own_gets_one() -> None:
@@ -58,8 +59,8 @@ def test_a_policy_that_needs_a_device_of_its_own_gets_one() -> None:
     memory = {"resident_bytes": 70e9, "park_s": 1.0, "unpark_s": 1.0}
     work, measured = embodied((1, 0), (0, 1), (0, 1), blocks=12, env=memory, policy=memory, actor=memory)
     best = find_plans(Pricer(work, measured, cluster(4, 80e9)))[0]
-    loop = next(node for node in best.draft.walk() if node.kind == "loop")
-    assert loop.split == ((1,), (3,))
+    loop = next(node for node in nodes(best.tree) if isinstance(node, LoopNode))
+    assert [len(leaf.devices) for leaf in loop.stages] == [1, 3]
     assert loop.shards == 2
 
 
@@ -87,7 +88,7 @@ def test_a_diamond_loses_no_cut() -> None:
     measured = profile({"a": stage(1, 0), "b": stage(6, 0), "c": stage(6, 0), "d": stage(1, 0)})
     best = find_plans(Pricer(work, measured, cluster(2)))[0]
     assert best.iteration_s == pytest.approx(8.0)
-    assert "(b || c)" in best.draft.shape() or "(c || b)" in best.draft.shape()
+    assert "(b || c)" in best.shape or "(c || b)" in best.shape
 
 
 def test_a_long_tail_streams_to_the_next_stage() -> None:
@@ -116,7 +117,7 @@ def test_what_cannot_leave_a_device_is_never_switched(stays: bool) -> None:
     stages = {name: stage(0, 1) | {"resident_bytes": 50e9, "park_s": 1.0, "unpark_s": 1.0} for name in "bc"}
     stages["a"] = stage(0, 1) | {"resident_bytes": 20e9, "parked_bytes": 20e9 if stays else 0.0, "stays": stays}
     pricer = Pricer(graph("abc", (("a", "b"), ("b", "c")), whole=True), profile(stages), cluster(2, 80e9))
-    plans = [Plan("p", 2, plan_tree(found, pricer)) for found in find_plans(pricer)]
+    plans = [Plan("p", 2, found.tree) for found in find_plans(pricer)]
     assert plans
     assert any(plan.exclusive()["c"] for plan in plans)
     assert any(plan.exclusive()["a"] for plan in plans) is not stays
@@ -127,7 +128,7 @@ def test_what_does_not_fit_together_takes_turns_with_its_switches() -> None:
     parked = {"resident_bytes": 60e9, "park_s": 1.0, "unpark_s": 2.0}
     stages = {name: stage(0, 1) | parked for name in "ab"}
     pricer = Pricer(graph("ab", (("a", "b"),), whole=True), profile(stages), cluster(2, 80e9))
-    plans = {plan.draft.shape(): plan for plan in find_plans(pricer)}
+    plans = {plan.shape: plan for plan in find_plans(pricer)}
     assert plans["(a >> b)"].iteration_s == pytest.approx(14.0)
     assert plans["(a >> b)"].peak_bytes == pytest.approx(60e9)
     assert "(a > b)" not in plans
@@ -138,7 +139,7 @@ def test_devices_of_its_own_can_beat_switching() -> None:
     stages = {name: stage(0, 1) | parked for name in "ab"}
     pricer = Pricer(graph("ab", (("a", "b"),)), profile(stages), cluster(2, 80e9))
     best = find_plans(pricer)[0]
-    assert best.draft.shape() == "(a || b)"
+    assert best.shape == "(a || b)"
     assert best.iteration_s == pytest.approx(9.0)  # 8 chunks of one block: 1 + 8 * 1
 
 
@@ -170,10 +171,10 @@ def test_each_class_of_devices_gets_what_suits_it() -> None:
     work = graph(("model", "reward"), (("model", "reward"),), blocks=8)
     pricer = Pricer(work, profile(stages), mixed())
     best = find_plans(pricer)[0]
-    placed = {leaf.stage: leaf.devices for leaf in leaves(plan_tree(best, pricer))}
+    placed = {leaf.stage: leaf.devices for leaf in leaves(best.tree)}
     assert placed["model"] == (0, 1)
     assert set(placed["reward"]) & {2, 3}
-    memory = pricer.memory(plan_tree(best, pricer))
+    memory = pricer.memory(best.tree)
     assert all(memory[device] <= mixed().place_of(device).group.memory_bytes for device in memory)
 
 
@@ -202,7 +203,7 @@ def test_a_written_plan_is_read_back_as_it_was() -> None:
     parked = {"resident_bytes": 60e9, "park_s": 0.1, "unpark_s": 0.1}
     pricer = Pricer(work, profile({name: stage(0.5, 1) | parked for name in "abc"}), cluster(3, 80e9))
     for plan in find_plans(pricer):
-        tree = plan_tree(plan, pricer)
+        tree = plan.tree
         written = json.loads(json.dumps(Plan("p", 3, tree).to_dict()))
         assert resolve("again", [written], 3, work).tree == tree
 

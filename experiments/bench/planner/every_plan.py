@@ -90,7 +90,7 @@ class EveryPlan:
             hopeful = sets[self._bound(order, (), easiest, sets) < bound]
             for form, shards in itertools.product(self._forms(order), self._shard_counts()):
                 numbers = plain | {s: i.chunks for i in form if isinstance(i, Group) for part in i.parts for s in part}
-                numbers |= {side: shards for side in (*self.loops, *self.answerers)}
+                numbers |= dict.fromkeys((*self.loops, *self.answerers), shards)
                 chosen = {s: self.tables[s, numbers[s]] for s in self.stages}
                 fits = hopeful[self._apart(form, hopeful)]
                 least = self._bound(order, form, chosen, fits)
@@ -106,7 +106,7 @@ class EveryPlan:
                             bound, found = seconds * (1 - margin), Best(seconds, tree, count, True)
         return Best(found.seconds, found.tree, count, True)
 
-    # ------------------------------------------------------------------------------------------------------- what there is
+    # --------------------------------------------------------------------------------------------------- what there is
     def _orders(self) -> Iterator[tuple[str, ...]]:
         """Yields every order of the units along the edges; a loop bears its opener's name."""
         unit = {s: self.answerers[s].opener if s in self.answerers else s for s in self.stages}
@@ -159,7 +159,7 @@ class EveryPlan:
         """Returns sizes of runs of devices that can be exchanged: those of a node (several nodes: each for itself)."""
         return [g.devices_per_node for g in self.pricer.classes for _ in range(g.num_nodes)]
 
-    # ------------------------------------------------------------------------------------------------------------ bounds
+    # ---------------------------------------------------------------------------------------------------------- bounds
     def _keys(self) -> Iterator[tuple[str, int]]:
         for stage, spec in self.work.stages.items():
             if stage in self.loops or stage in self.answerers:
@@ -187,7 +187,8 @@ class EveryPlan:
             calls = list(zip(layout.sizes, layout.devices, strict=True))
             if streams:
                 owned = {d: sum(size for size, of in calls if of == d) for d in layout.hosts}
-                lengths = [self.simulator.seconds(stage, owned[d], len(owned), d) * size / owned[d] for size, d in calls]
+                whole = {d: self.simulator.seconds(stage, size, len(owned), d) for d, size in owned.items()}
+                lengths = [whole[d] * size / owned[d] for size, d in calls]
                 shortest = 0.0
             else:
                 lengths = [self.simulator.seconds(stage, size, len(layout.hosts), d) for size, d in calls]
@@ -247,7 +248,7 @@ class EveryPlan:
                 used |= own
         return keep
 
-    # ------------------------------------------------------------------------------------------------------------- trees
+    # ----------------------------------------------------------------------------------------------------------- trees
     def _trees(self, form: Form, shards: int, sets: Ints) -> Iterator[Node]:
         """Yields the plans of a form that fit into memory: without switches if that fits, else with some."""
         items = [self._node(item, shards, sets) for item in form]
