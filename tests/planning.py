@@ -211,43 +211,6 @@ def _concatenate(prices: Sequence[Price]) -> Price:
     )
 
 
-# --------------------------------------------------------------------------------------------------------- random trees
-def random_tree(pricer: Pricer, draw: random.Random) -> Node:
-    """Any valid tree, good or bad; chunked where the edges allow it."""
-    mask = sum(pricer.bits.values())
-    return _random_node(pricer, draw, mask, tuple(range(pricer.classes[0].num_devices)), 1)
-
-
-def _random_node(pricer: Pricer, draw: random.Random, mask: int, devices: Devices, chunks: int) -> Node:
-    names = [name for name, bit in pricer.bits.items() if bit & mask]
-    for loop in pricer.workflow.loops.values():
-        if set(names) == {loop.opener, loop.answerer}:
-            return _random_loop(draw, loop, devices)
-    if len(names) == 1:
-        return Leaf(names[0], devices)
-    firsts = [f for f in range(1, mask) if not f & ~mask and mask & ~f and _may_go_first(pricer, f, mask & ~f)]
-    first = draw.choice(firsts)
-    second = mask & ~first
-    choices = [k for k in (pricer.chunk_counts() if chunks == 1 else (chunks,)) if pricer.streams(first, second, k)]
-    with_loop = any(mask & pricer.bits[loop.opener] for loop in pricer.workflow.loops.values())
-    choices = [k for k in choices if k == 1 or not with_loop]
-    if len(devices) > 1 and choices and draw.random() < 0.5:
-        k, at = draw.choice(choices), draw.randint(1, len(devices) - 1)
-        a = _random_node(pricer, draw, first, devices[:at], k)
-        b = _random_node(pricer, draw, second, devices[at:], k)
-        return Spatial((a, b), pricer.workflow.num_blocks // k if k > 1 else WHOLE)
-    parts = (_random_node(pricer, draw, part, devices, chunks) for part in (first, second))
-    return Temporal(tuple(parts), draw.random() < 0.5)
-
-
-def _random_loop(draw: random.Random, loop: Loop, devices: Devices) -> LoopNode:
-    if len(devices) > 1 and draw.random() < 0.6:
-        at = draw.randint(1, len(devices) - 1)
-        sides = (Leaf(loop.opener, devices[:at]), Leaf(loop.answerer, devices[at:]))
-        return LoopNode(loop.name, sides, draw.choice(loop.shards))
-    return LoopNode(loop.name, (Leaf(loop.opener, devices), Leaf(loop.answerer, devices)), 1)
-
-
 def replace_cluster(known: Cluster, **changes) -> Cluster:
     return dataclasses.replace(known, **changes)
 

@@ -20,8 +20,7 @@ class Ranked:
 
     plan: Plan
     shape: str
-    iteration_s: float  # by the formulas
-    simulated_s: float
+    iteration_s: float
     devices: dict[str, int]  # of each stage
     busy_s: dict[str, float]  # of each stage, on its busiest device
     bottleneck: str
@@ -70,7 +69,6 @@ def describe(pricer: Pricer, found: Found, name: str) -> Ranked:
         plan=plan,
         shape=found.shape,
         iteration_s=found.iteration_s,
-        simulated_s=run.iteration_s,
         devices=devices,
         busy_s=busy,
         bottleneck=max(busy, key=lambda stage: busy[stage]),
@@ -113,7 +111,6 @@ def rows(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
             "plan": entry.shape,
             "devices": " ".join(f"{stage} {n}" for stage, n in entry.devices.items()),
             "s/iteration": f"{entry.iteration_s:.2f}",
-            "simulated": f"{entry.simulated_s:.2f}",
             "bottleneck": f"{entry.bottleneck} {entry.busy_s[entry.bottleneck]:.1f} s",
             "idle (worst)": f"{entry.idle_share:.0%} ({entry.worst_idle_share:.0%})",
             "memory": f"{entry.peak_bytes / 1e9:.1f} GB",

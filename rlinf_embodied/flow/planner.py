@@ -36,7 +36,7 @@ from rlinf_embodied.flow.frontier import Candidates, Front, Ints, Operator, at, 
 from rlinf_embodied.flow.improve import Drafted, improved, priced
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Spatial, leaves
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.refine import MOST_SIMULATED, Refiner
+from rlinf_embodied.flow.refine import MOST_CALLS, Refiner
 from rlinf_embodied.flow.simulate import Simulator
 from rlinf_embodied.flow.units import cuts, find_predecessors, find_units, intervals
 
@@ -336,11 +336,10 @@ def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) 
 
 def ranked(drafts: list[Drafted], pricer: Pricer, mode: Mode) -> list[Found]:
     """Step 6: the drafts as trees, and what refining makes of them; by simulated seconds, at most one per shape."""
-    trees = [draft_tree(draft, pricer) for draft in drafts]
+    small = is_small(pricer.cluster.num_devices)
+    trees = [draft_tree(draft, pricer) for draft in drafts[: NUM_RANKED if small else NUM_IMPROVED]]
     refiner = Refiner(pricer, Simulator(pricer))
-    if not is_small(pricer.cluster.num_devices):
-        trees = trees[:NUM_IMPROVED]
-    plans = refiner.best(trees, 0 if mode is not Mode.any or len(trees) < len(drafts) else MOST_SIMULATED)
+    plans = refiner.best(trees, MOST_CALLS if small and mode is Mode.any else 0)
     found: dict[str, Found] = {}
     for plan in plans:
         text = shape(plan.tree)

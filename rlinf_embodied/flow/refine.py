@@ -3,7 +3,7 @@
 1. price    a sketch: the first of its trees that fits into memory, and those that switch where none does without
 2. expand   the fastest sketch that has not been expanded: all that is one move away
 3. drop     what cannot win: its busiest device alone takes as long as the WIDTH-th best so far, or it is far behind
-4. end      when the WIDTH best are expanded, or MOST_SIMULATED were simulated
+4. end      when the WIDTH best are expanded, or MOST_CALLS were simulated
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlinf_embodied.flow.sketch import Sketch, sketch_of, trees
 from rlinf_embodied.flow.tree import Devices, Node, Temporal, nodes
 
 WIDTH = 6  # sketches that are expanded at least, each better than all the others
-MOST_SIMULATED = 4000
+MOST_CALLS = 400_000  # that are simulated in all: about half a second of CPU
 FAR = 1.15  # a sketch that takes so much longer than the best one is not expanded
 
 
@@ -42,9 +42,8 @@ class Refiner:
         self._memory = [pricer.cluster.place_of(d).group.memory_bytes for d in self.moves.everywhere]
         self._staying = {s for s, profile in pricer.profile.stages.items() if profile.stays}
         self._busy: dict[tuple[int, Devices, int], dict[int, float]] = {}
-        self._count = 0
 
-    def best(self, seeds: Iterable[Node], most_simulated: int = MOST_SIMULATED) -> list[Priced]:
+    def best(self, seeds: Iterable[Node], most_calls: int = MOST_CALLS) -> list[Priced]:
         """Returns the seeds and what was found around them, the fastest first; none if none fits."""
         known: dict[Sketch, Priced | None] = {}
         for tree in seeds:
@@ -54,7 +53,7 @@ class Refiner:
             if _seconds(own) < _seconds(known.get(sketch)):
                 known[sketch] = own
         expanded: set[Sketch] = set()
-        while self._count < most_simulated:
+        while self.simulator.num_calls < most_calls:
             ranked = _ranked(known)[:WIDTH]
             fresh = [s for s in ranked if s not in expanded and _seconds(known[s]) <= FAR * _seconds(known[ranked[0]])]
             if not fresh:
@@ -72,7 +71,6 @@ class Refiner:
         for number, tree in enumerate(trees(sketch, self.work)):
             peak = self.fits(tree)
             if peak is not None:
-                self._count += 1
                 found = Priced(tree, self.simulator.run(tree).iteration_s, peak)
                 if found.iteration_s < _seconds(best):
                     best = found

@@ -68,6 +68,7 @@ class Simulator:
         }
         self.work = replace(pricer.workflow, stages=stages)
         self._rounds = pricer.workflow.expected_rounds() if pricer.workflow.repeat else {}
+        self.num_calls = 0  # simulated so far
         self._layouts: dict[tuple[str, Devices, int], Layout] = {}
         self._links: dict[tuple[int, int, tuple[str, str]], list[Parts]] = {}
         self._seconds: dict[tuple[str, int, int, int], float] = {}
@@ -187,6 +188,7 @@ class Simulator:
             for source in self.work.sources(stage)
         ]
         calls = layout.groups[step.chunk]
+        self.num_calls += len(calls)
         streams = chunks > 1 and bool(self.pricer.profile.stages[stage].finish_quantiles)
         begins = [max(state.free_s[layout.devices[c]], _arrival([(e, p[c]) for e, p in waits])) for c in calls]
         if streams:
@@ -298,6 +300,7 @@ class Simulator:
         step: int,
     ) -> None:
         """One call of a loop's stage for a shard, on all workers that hold blocks of it."""
+        self.num_calls += len(layout.groups[shard])
         for call in layout.groups[shard]:
             begin = _arrival([(waits[0], waits[1][call])])
             ends[call] = _work(stage, layout.devices[call], begin, lengths[call], state, step)

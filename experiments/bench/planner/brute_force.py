@@ -4,8 +4,8 @@ python -m experiments.bench.planner.brute_force cases=200 seed=0 stages=5 device
 
 A case is random_cases.py's for seed, seed + 1, ...; every_plan.py looks for a plan that is faster than the planner's by
 more than 0.1 %, and gives up (the case counts as unfinished, with what was found by then) after `most` simulations.
-All seconds are those of flow/simulate.py, which is what the executor does, call by call.  "formulas" is the plan that the
-search on whole regions would choose by its formulas, "planner" the one that is chosen.
+All seconds are those of flow/simulate.py, which is what the executor does, call by call.  "formulas" is the plan that
+the search on whole regions would choose by its formulas, "planner" the one that is chosen.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def measure(run: Run[Options]) -> Report:
     own, outcomes = run.options, []
     for seed in range(own.seed, own.seed + own.cases):
         outcomes.append(outcome(seed, own))
-        run.keep({"cases": records(outcomes)})
+        if len(outcomes) % 10 == 0:
+            run.keep({"cases": records(outcomes)})
     kinds = sorted({kind for one in outcomes for kind in one.features})
     groups = [("all", outcomes), *((kind, [one for one in outcomes if kind in one.features]) for kind in kinds)]
     table = Table(HEADER, [summary(name, some, formulas) for name, some in groups for formulas in (True, False)])
