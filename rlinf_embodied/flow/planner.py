@@ -43,6 +43,7 @@ from rlinf_embodied.flow.units import cuts, find_predecessors, find_units, inter
 SMALL_WIDTH = 8  # candidates kept per set and allocation: in 120 random cases nothing was lost, with 4 up to 7 %
 LARGE_WIDTH = 4  # on larger clusters
 NUM_RANKED = 12  # plans of different shape that are returned
+LARGE_RANKED = 2  # the same on larger clusters, where a simulation takes up to a tenth of a second and more
 NUM_IMPROVED = 4  # of them, those whose parts are fitted node by node
 
 
@@ -337,7 +338,7 @@ def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) 
 def ranked(drafts: list[Drafted], pricer: Pricer, mode: Mode) -> list[Found]:
     """Step 6: the drafts as trees, and what refining makes of them; by simulated seconds, at most one per shape."""
     small = is_small(pricer.cluster.num_devices)
-    trees = [draft_tree(draft, pricer) for draft in drafts[: NUM_RANKED if small else NUM_IMPROVED]]
+    trees = [draft_tree(draft, pricer) for draft in drafts[: NUM_RANKED if small else LARGE_RANKED]]
     refiner = Refiner(pricer, Simulator(pricer))
     plans = refiner.best(trees, MOST_CALLS if small and mode is Mode.any else 0)
     found: dict[str, Found] = {}
