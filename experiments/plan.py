@@ -68,8 +68,10 @@ def write(folder: Path, ranked: list[Ranked], impossible: list[Infeasible], pric
         "impossible": {str(entry.mode): entry.reason for entry in impossible},
     }
     (folder / "plan.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    every = pricer.cluster.num_devices <= DRAWN_DEVICES
-    spans = simulate(best.plan.tree, pricer, every_device=every).spans
+    spans = simulate(best.plan.tree, pricer).spans
+    if pricer.cluster.num_devices > DRAWN_DEVICES:  # a stage's first device stands for all of them
+        first = {stage: leaf.devices[0] for stage, leaf in best.plan.leaves().items()}
+        spans = [span for span in spans if span.worker == first[span.stage]]
     write_trace(folder / "trace.json", spans)
     write_gantt(folder / "plan.png", spans, f"{pricer.workflow.name} on {pricer.cluster.name}: {best.shape}, predicted")
 

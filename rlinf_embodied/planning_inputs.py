@@ -11,7 +11,7 @@ from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.explain import rank
 from rlinf_embodied.flow.plan import Plan, resolve
-from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
+from rlinf_embodied.flow.planner import Mode, find_plans
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile import Profile
 from rlinf_embodied.flow.profile_file import load_profile
@@ -93,7 +93,7 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int) -> list[Plan]:
     if text == "auto" or text in [mode.value for mode in Mode if mode is not Mode.any]:
         mode = Mode.any if text == "auto" else Mode(text)
         best = find_plans(pricer, mode)[0]
-        return [Plan(f"{text} {best.draft.shape()}", pricer.cluster.num_devices, plan_tree(best, pricer))]
+        return [Plan(f"{text} {best.shape}", pricer.cluster.num_devices, best.tree)]
     path = Path(text).expanduser()
     if text in choices("plan"):
         path = CONFIG_DIR / "plan" / f"{text}.yaml"

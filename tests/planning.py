@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
+from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.cost import Price
 from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
+from rlinf_embodied.flow.plan_check import require_runnable
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile import Profile, Workload
 from rlinf_embodied.flow.profile_file import FORMAT, parse_profile
@@ -209,43 +211,6 @@ def _concatenate(prices: Sequence[Price]) -> Price:
     )
 
 
-# --------------------------------------------------------------------------------------------------------- random trees
-def random_tree(pricer: Pricer, draw: random.Random) -> Node:
-    """Any valid tree, good or bad; chunked where the edges allow it."""
-    mask = sum(pricer.bits.values())
-    return _random_node(pricer, draw, mask, tuple(range(pricer.classes[0].num_devices)), 1)
-
-
-def _random_node(pricer: Pricer, draw: random.Random, mask: int, devices: Devices, chunks: int) -> Node:
-    names = [name for name, bit in pricer.bits.items() if bit & mask]
-    for loop in pricer.workflow.loops.values():
-        if set(names) == {loop.opener, loop.answerer}:
-            return _random_loop(draw, loop, devices)
-    if len(names) == 1:
-        return Leaf(names[0], devices)
-    firsts = [f for f in range(1, mask) if not f & ~mask and mask & ~f and _may_go_first(pricer, f, mask & ~f)]
-    first = draw.choice(firsts)
-    second = mask & ~first
-    choices = [k for k in (pricer.chunk_counts() if chunks == 1 else (chunks,)) if pricer.streams(first, second, k)]
-    with_loop = any(mask & pricer.bits[loop.opener] for loop in pricer.workflow.loops.values())
-    choices = [k for k in choices if k == 1 or not with_loop]
-    if len(devices) > 1 and choices and draw.random() < 0.5:
-        k, at = draw.choice(choices), draw.randint(1, len(devices) - 1)
-        a = _random_node(pricer, draw, first, devices[:at], k)
-        b = _random_node(pricer, draw, second, devices[at:], k)
-        return Spatial((a, b), pricer.workflow.num_blocks // k if k > 1 else WHOLE)
-    parts = (_random_node(pricer, draw, part, devices, chunks) for part in (first, second))
-    return Temporal(tuple(parts), draw.random() < 0.5)
-
-
-def _random_loop(draw: random.Random, loop: Loop, devices: Devices) -> LoopNode:
-    if len(devices) > 1 and draw.random() < 0.6:
-        at = draw.randint(1, len(devices) - 1)
-        sides = (Leaf(loop.opener, devices[:at]), Leaf(loop.answerer, devices[at:]))
-        return LoopNode(loop.name, sides, draw.choice(loop.shards))
-    return LoopNode(loop.name, (Leaf(loop.opener, devices), Leaf(loop.answerer, devices)), 1)
-
-
 def replace_cluster(known: Cluster, **changes) -> Cluster:
     return dataclasses.replace(known, **changes)
 
@@ -254,3 +219,45 @@ def with_memory(pricer: Pricer, memory_bytes: float) -> Pricer:
     """The same case on devices with so much memory that every tree fits."""
     groups = tuple(dataclasses.replace(group, memory_bytes=memory_bytes) for group in pricer.cluster.groups)
     return Pricer(pricer.workflow, pricer.profile, dataclasses.replace(pricer.cluster, groups=groups))
+
+
+def wide_tree(pricer: Pricer, draw: random.Random) -> Node:
+    """Any tree that the executor runs: each stage on any of its devices, parts of turns on different ones."""
+    order = _units(pricer)
+    while True:
+        tree = _wide_node(pricer, draw, order, tuple(range(pricer.cluster.num_devices)), WHOLE)
+        try:
+            require_runnable("random", tree, pricer.workflow)
+        except PlanError:
+            continue
+        return tree
+
+
+def _units(pricer: Pricer) -> list[str]:
+    """Stages and loops (by the opener's name) in the order of the edges."""
+    answerers = {loop.answerer for loop in pricer.workflow.loops.values()}
+    return [stage for stage in pricer.workflow.order() if stage not in answerers]
+
+
+def _wide_node(pricer: Pricer, draw: random.Random, units: list[str], devices: Devices, chunk: int) -> Node:
+    if len(units) == 1:
+        loop = next((loop for loop in pricer.workflow.loops.values() if loop.opener == units[0]), None)
+        if loop is None:
+            return Leaf(units[0], _some(draw, devices))
+        sides = tuple(Leaf(stage, _some(draw, devices)) for stage in (loop.opener, loop.answerer))
+        return LoopNode(loop.name, sides, draw.choice(loop.shards))
+    at = draw.randint(1, len(units) - 1)
+    halves = units[:at], units[at:]
+    if len(devices) > 1 and draw.random() < 0.5:
+        sizes = [WHOLE, *(g for g in range(1, pricer.workflow.num_blocks) if pricer.workflow.num_blocks % g == 0)]
+        size, cut = draw.choice(sizes), draw.randint(1, len(devices) - 1)
+        mixed = draw.sample(devices, len(devices))
+        own = sorted(mixed[:cut]), sorted(mixed[cut:])
+        parts = (_wide_node(pricer, draw, half, tuple(o), chunk or size) for half, o in zip(halves, own, strict=True))
+        return Spatial(tuple(parts), size)
+    parts = (_wide_node(pricer, draw, half, devices, chunk) for half in halves)
+    return Temporal(tuple(parts), draw.random() < 0.7)
+
+
+def _some(draw: random.Random, devices: Devices) -> Devices:
+    return tuple(sorted(draw.sample(devices, draw.randint(1, len(devices)))))

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.emulated_stage import NO_WEIGHTS, EmulatedStageConfig, Finish, Start
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.graph import RepeatDecision, StageSpec, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial
 from rlinf_embodied.flow.pricing import Pricer
@@ -78,8 +77,8 @@ class Emulator:
         self._iteration = 0  # over all plans: workers tell iterations apart by it
 
     def predicted_s(self, plan: Plan) -> float:
-        """Returns the seconds per iteration that the formulas promise."""
-        return float(cost.iteration_s(self._pricer.price(plan.tree))[0])
+        """Returns the seconds per iteration that the planner predicts."""
+        return simulate(plan.tree, self._pricer, traced=False).iteration_s
 
     def run(self, plan: Plan, num_iterations: int, scale: float | None = None) -> Emulated:
         """Runs a plan for an uncounted iteration, then for so many.
@@ -103,7 +102,7 @@ class Emulator:
         return Emulated(
             plan=plan,
             predicted_s=predicted_s,
-            simulated_s=simulate(plan.tree, self._pricer, every_device=False).iteration_s,
+            simulated_s=predicted_s,
             measured_s=tuple(measured for measured, _ in done),
             due_s=tuple(max(finish.end_s for finish in finishes) for _, finishes in done),
             peak_bytes=max(finish.peak_bytes for _, finishes in done for finish in finishes),

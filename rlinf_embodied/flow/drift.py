@@ -7,14 +7,13 @@ switch itself costs seconds and predictions are a few per cent off.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from rlinf_embodied.flow import cost
-from rlinf_embodied.flow.explain import busy_by_stage
 from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.flow.planner import find_plans, plan_tree
+from rlinf_embodied.flow.planner import find_plans
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile import Profile
 from rlinf_embodied.flow.simulate import simulate
@@ -35,11 +34,8 @@ class Prediction:
 
 def predict(pricer: Pricer, plan: Plan) -> Prediction:
     """Returns the seconds of any plan, whether the planner would have chosen it or not; inf where it cannot run."""
-    price = pricer.price(plan.tree)
-    seconds = float(cost.iteration_s(price)[0])
-    if seconds == float("inf"):
-        return Prediction(seconds, {})
-    return Prediction(seconds, busy_by_stage(simulate(plan.tree, pricer, every_device=False)))
+    run = simulate(plan.tree, pricer, traced=False)
+    return Prediction(run.iteration_s, run.stages_s if math.isfinite(run.iteration_s) else {})
 
 
 @dataclass(slots=True)
@@ -110,5 +106,5 @@ def replan(pricer: Pricer, plan: Plan, factors: Mapping[str, float], name: str =
     best = find_plans(again)[0]
     if best.iteration_s >= stays.iteration_s * (1 - MARGIN):
         return Replanned(again, plan, stays, stays.iteration_s, False)
-    other = Plan(f"{name}: {best.draft.shape()}", pricer.cluster.num_devices, plan_tree(best, again))
+    other = Plan(f"{name}: {best.shape}", pricer.cluster.num_devices, best.tree)
     return Replanned(again, other, predict(again, other), stays.iteration_s, True)

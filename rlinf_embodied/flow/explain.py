@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.plan import Node, Plan, leaves
-from rlinf_embodied.flow.planner import Found, Mode, find_plans, plan_tree
+from rlinf_embodied.flow.plan import Plan
+from rlinf_embodied.flow.planner import Found, Mode, find_plans
 from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.simulate import Simulation, simulate
+from rlinf_embodied.flow.simulate import simulate
 
 LONG_COLUMNS = ("plan", "devices", "why not")  # of `rows`: they need lines of their own
 
@@ -20,10 +20,9 @@ class Ranked:
 
     plan: Plan
     shape: str
-    iteration_s: float  # by the formulas
-    simulated_s: float
+    iteration_s: float
     devices: dict[str, int]  # of each stage
-    busy_s: dict[str, float]  # of each stage, on a device of its own
+    busy_s: dict[str, float]  # of each stage, on its busiest device
     bottleneck: str
     idle_share: float  # mean over devices
     worst_idle_share: float
@@ -45,7 +44,7 @@ def rank(pricer: Pricer, num_ranked: int = 8) -> tuple[list[Ranked], list[Infeas
     Raises:
         PlanError: no plan is possible at all; says what is short.
     """
-    plans = {found.draft: found for found in find_plans(pricer)[:num_ranked]}
+    plans = {found.shape: found for found in find_plans(pricer)[:num_ranked]}
     impossible = []
     for mode in (Mode.temporal, Mode.spatial, Mode.hybrid):
         try:
@@ -53,8 +52,7 @@ def rank(pricer: Pricer, num_ranked: int = 8) -> tuple[list[Ranked], list[Infeas
         except PlanError as error:
             impossible.append(Infeasible(mode, str(error)))
             continue
-        if best.draft.shape() not in {found.draft.shape() for found in plans.values()}:
-            plans[best.draft] = best
+        plans.setdefault(best.shape, best)
     ordered = sorted(plans.values(), key=lambda found: found.iteration_s)
     ranked = [describe(pricer, found, f"{pricer.workflow.name}_{i + 1}") for i, found in enumerate(ordered)]
     return [_compared(entry, ranked[0]) for entry in ranked], impossible
@@ -62,44 +60,22 @@ def rank(pricer: Pricer, num_ranked: int = 8) -> tuple[list[Ranked], list[Infeas
 
 def describe(pricer: Pricer, found: Found, name: str) -> Ranked:
     """Returns a found plan with everything that a report says of it."""
-    tree = plan_tree(found, pricer)
-    plan = Plan(name, pricer.cluster.num_devices, tree)
-    run = simulate(tree, pricer, every_device=False)
+    plan = Plan(name, pricer.cluster.num_devices, found.tree)
+    run = simulate(found.tree, pricer, traced=False)
     devices = {stage: len(leaf.devices) for stage, leaf in plan.leaves().items()}
-    busy = busy_by_stage(run)
-    idle = idle_shares(pricer, tree, run)
+    busy = run.stages_s
+    idle = [max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices)]
     return Ranked(
         plan=plan,
-        shape=found.draft.shape(),
+        shape=found.shape,
         iteration_s=found.iteration_s,
-        simulated_s=run.iteration_s,
         devices=devices,
         busy_s=busy,
         bottleneck=max(busy, key=lambda stage: busy[stage]),
         idle_share=sum(idle) / len(idle),
         worst_idle_share=max(idle),
-        peak_bytes=max(pricer.memory(tree).values()),
+        peak_bytes=found.peak_bytes,
     )
-
-
-def busy_by_stage(run: Simulation) -> dict[str, float]:
-    """Returns the seconds that each stage computes, on one of its devices."""
-    first: dict[str, int] = {}
-    busy: dict[str, float] = {}
-    for span in run.spans:
-        if first.setdefault(span.stage, span.worker) == span.worker:
-            busy[span.stage] = busy.get(span.stage, 0.0) + span.end_s - span.start_s
-    return busy
-
-
-def idle_shares(pricer: Pricer, tree: Node, run: Simulation) -> list[float]:
-    """Returns the idle share of every device of the cluster: 1 for those that a plan leaves out."""
-    busy = busy_by_stage(run)
-    on_device = [0.0] * pricer.cluster.num_devices
-    for leaf in leaves(tree):
-        for device in leaf.devices:
-            on_device[device] += busy[leaf.stage]
-    return [max(0.0, 1.0 - seconds / run.iteration_s) for seconds in on_device]
 
 
 def _compared(entry: Ranked, best: Ranked) -> Ranked:
@@ -135,7 +111,6 @@ def rows(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
             "plan": entry.shape,
             "devices": " ".join(f"{stage} {n}" for stage, n in entry.devices.items()),
             "s/iteration": f"{entry.iteration_s:.2f}",
-            "simulated": f"{entry.simulated_s:.2f}",
             "bottleneck": f"{entry.bottleneck} {entry.busy_s[entry.bottleneck]:.1f} s",
             "idle (worst)": f"{entry.idle_share:.0%} ({entry.worst_idle_share:.0%})",
             "memory": f"{entry.peak_bytes / 1e9:.1f} GB",

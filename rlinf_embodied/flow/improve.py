@@ -11,21 +11,21 @@ from rlinf_embodied.flow.pricing import Pricer
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A plan with its prediction."""
+class Drafted:
+    """A draft with what the formulas say of it: an upper bound."""
 
     draft: Draft
     iteration_s: float
     peak_bytes: float
 
 
-def priced(draft: Draft, pricer: Pricer) -> Found:
+def priced(draft: Draft, pricer: Pricer) -> Drafted:
     """Returns a draft with its prediction."""
     known = price(draft, pricer)[0]
-    return Found(draft, float(cost.iteration_s(known)[0]), float(known.peak_bytes[0]))
+    return Drafted(draft, float(cost.iteration_s(known)[0]), float(known.peak_bytes[0]))
 
 
-def improved(plan: Found, pricer: Pricer) -> Found:
+def improved(plan: Drafted, pricer: Pricer) -> Drafted:
     """Returns the plan after moving nodes, then halves of them, between its parts; as it is on a small cluster."""
     devices = sum(plan.draft.allocation)
     if is_small(devices):
@@ -39,7 +39,7 @@ def improved(plan: Found, pricer: Pricer) -> Found:
     return plan
 
 
-def _one_move(plan: Found, pricer: Pricer, step: int) -> Found | None:
+def _one_move(plan: Drafted, pricer: Pricer, step: int) -> Drafted | None:
     """Returns the first plan that differs by `step` devices moved between two parts, fits, and is faster; or None."""
     tried = (d for i in range(len(pricer.classes)) for d in moves(plan.draft, step, i) if is_possible(d))
     for other in (priced(draft, pricer) for draft in tried):

@@ -58,6 +58,7 @@ class PartPrices:
         self._expected_rounds = workflow.expected_rounds() if workflow.repeat else {}
         self._cuts: dict[tuple[int, int], Cut] = {}
         self._leaves: dict[tuple[str, bytes, int], Price] = {}
+        self._known_bytes: dict[tuple[str, int, int, int], tuple[float, float, float]] = {}
         self._ends = np.array([devices.stop for devices in cluster.group_devices()])
         self._memory = np.array([group.memory_bytes for group in self.classes], dtype=float)
 

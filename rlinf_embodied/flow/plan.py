@@ -13,6 +13,7 @@ from fractions import Fraction
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config.renamed import with_current_stages
 from rlinf_embodied.errors import PlanError
+from rlinf_embodied.flow.calls import owners
 from rlinf_embodied.flow.graph import WHOLE, Workflow
 from rlinf_embodied.flow.plan_check import require_runnable
 from rlinf_embodied.flow.tree import Devices, Leaf, LoopNode, Node, Spatial, Temporal, granularity, leaves, nodes
@@ -46,15 +47,9 @@ class Plan:
         return granularity(self.tree, stage) or WHOLE
 
     def owners(self, stage: str, num_blocks: int, blocks_per_batch: int = 1) -> tuple[int, ...]:
-        """Returns the device that owns each block of a stage: contiguous and as even as possible within a chunk.
-
-        The blocks of a batch have one owner, whatever the chunks.
-        """
-        devices, chunk = self.leaves()[stage].devices, self.granularity(stage) or num_blocks
-        if blocks_per_batch > 1:
-            sets = num_blocks // blocks_per_batch
-            return tuple(devices[block // blocks_per_batch * len(devices) // sets] for block in range(num_blocks))
-        return tuple(devices[block % chunk * len(devices) // chunk] for block in range(num_blocks))
+        """Returns the device that owns each block of a stage: see `calls.owners`."""
+        chunk = self.granularity(stage) or num_blocks
+        return owners(self.leaves()[stage].devices, num_blocks, chunk, blocks_per_batch)
 
     def all_owners(self, workflow: Workflow) -> dict[str, tuple[int, ...]]:
         """Returns the device that owns each block, by stage."""

@@ -9,7 +9,12 @@
                     or spatial on every split of it, for every number of chunks; keep the undominated candidates
     5. build        the candidates for all units on the whole cluster become trees; on large clusters single nodes (and
                     devices) are moved between parts as long as that helps (improve.py)
-    6. explain      rank by seconds per iteration; say what binds each and why it lost
+    6. refine       on small clusters the best trees are changed one move at a time: stages on some of their part's
+                    devices, unequal parts of turns, sides of a loop that overlap in part, idle devices (refine.py)
+    7. rank         by simulated seconds per iteration; explain.py says what binds each plan and why it lost
+
+The formulas of step 3 and 4 (cost.py) only tell which trees are worth simulating: they are bounds from above, but for
+a few per cent.
 
 Step 4 is a recursion over all differences of predecessor-closed sets: sub-plans of one set on one allocation are found
 once.
@@ -19,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -29,14 +34,17 @@ from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.allocations import is_small, make_allocations
 from rlinf_embodied.flow.draft import Allocation, Draft, realize
 from rlinf_embodied.flow.frontier import Candidates, Front, Ints, Operator, at, fitting, flatten, prune
-from rlinf_embodied.flow.improve import Found, improved, priced
-from rlinf_embodied.flow.plan import Node, leaves
+from rlinf_embodied.flow.improve import Drafted, improved, priced
+from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Spatial, leaves
 from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.refine import MOST_CALLS, Refiner
+from rlinf_embodied.flow.simulate import Simulator
 from rlinf_embodied.flow.units import cuts, find_predecessors, find_units, intervals
 
 SMALL_WIDTH = 8  # candidates kept per set and allocation: in 120 random cases nothing was lost, with 4 up to 7 %
 LARGE_WIDTH = 4  # on larger clusters
 NUM_RANKED = 12  # plans of different shape that are returned
+LARGE_RANKED = 2  # the same on larger clusters, where a simulation takes up to a tenth of a second and more
 NUM_IMPROVED = 4  # of them, those whose parts are fitted node by node
 
 
@@ -47,6 +55,16 @@ class Mode(StrEnum):
     temporal = "temporal"  # all on all devices, by turns
     spatial = "spatial"  # every stage on devices of its own
     hybrid = "hybrid"  # the sides of a loop disaggregated (without loops: some parts), and turns on all devices
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan with its prediction."""
+
+    tree: Node
+    shape: str
+    iteration_s: float
+    peak_bytes: float  # on the fullest device
 
 
 class Search:
@@ -80,7 +98,7 @@ class Search:
         self._last: list[Candidates] = []  # what was found for all units, before any of it is dropped
 
     # ---------------------------------------------------------------------------------------------------- steps 3 and 4
-    def run(self) -> list[Found]:
+    def run(self) -> list[Drafted]:
         """Returns plans for the whole workflow on the whole cluster, the fastest first; empty if none fits."""
         everything = sum(self.units)
         for units in intervals(self.units, self.before):
@@ -190,7 +208,7 @@ class Search:
         yield Candidates(operator, state, flatten(joined, (len(i), a.width, b.width)), left, right)
 
     # ----------------------------------------------------------------------------------------------------------- step 5
-    def _read_off(self, everything: int) -> list[Found]:
+    def _read_off(self, everything: int) -> list[Drafted]:
         """Returns the plans for the whole cluster, one per shape, the fastest (or smallest) first."""
         last = len(self.allocations.counts) - 1
         entries = []
@@ -199,7 +217,7 @@ class Search:
             seconds = cost.iteration_s(candidates.price, 1)[here]
             goal = candidates.price.peak_bytes[here] if self.by_memory else seconds
             entries += [(goal[k], candidates, here[k]) for k in np.argsort(goal, kind="stable")[:24]]
-        found: dict[str, Found] = {}
+        found: dict[str, Drafted] = {}
         whole = tuple(int(n) for n in self.allocations.counts[last])
         for _, candidates, entry in sorted(entries, key=lambda e: e[0]):
             if len(found) == NUM_RANKED:
@@ -287,9 +305,9 @@ def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) 
         PlanError: no plan fits into memory: says which comes closest, and what it lacks.
     """
     width = width or (SMALL_WIDTH if is_small(pricer.cluster.num_devices) else LARGE_WIDTH)
-    found = Search(pricer, mode, width=width).run()
-    if found:
-        return found
+    drafts = Search(pricer, mode, width=width).run()
+    if drafts:
+        return ranked(drafts, pricer, mode)
     what = "plan" if mode is Mode.any else f"{mode} plan"
     smallest = Search(pricer, mode, width=width, ignore_memory=True).run()
     if not smallest:
@@ -304,7 +322,7 @@ def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) 
             f"no {what} of {pricer.workflow.name} on {pricer.cluster.name} is worth trying: taking turns on all "
             "devices is at least as good for every set of its stages: use plan=auto"
         )
-    tree = plan_tree(smallest[0], pricer)
+    tree = draft_tree(smallest[0], pricer)
     needs = pricer.memory(tree)
     memory = {device: pricer.cluster.place_of(device).group.memory_bytes for device in needs}
     device = max(needs, key=lambda device: needs[device] / memory[device])
@@ -318,7 +336,33 @@ def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) 
     )
 
 
-def plan_tree(found: Found, pricer: Pricer) -> Node:
-    """Returns a found plan on the cluster's devices, numbered class after class."""
+def ranked(drafts: list[Drafted], pricer: Pricer, mode: Mode) -> list[Found]:
+    """Step 6: the drafts as trees, and what refining makes of them; by simulated seconds, at most one per shape."""
+    small = is_small(pricer.cluster.num_devices)
+    trees = [draft_tree(draft, pricer) for draft in drafts[: NUM_RANKED if small else LARGE_RANKED]]
+    refiner = Refiner(pricer, Simulator(pricer))
+    plans = refiner.best(trees, MOST_CALLS if small and mode is Mode.any else 0)
+    found: dict[str, Found] = {}
+    for plan in plans:
+        text = shape(plan.tree)
+        if text not in found and len(found) < NUM_RANKED:
+            found[text] = Found(plan.tree, text, plan.iteration_s, plan.peak_bytes)
+    return list(found.values())
+
+
+def draft_tree(found: Drafted, pricer: Pricer) -> Node:
+    """Returns a drafted plan on the cluster's devices, numbered class after class."""
     pools = tuple(tuple(devices) for devices in pricer.cluster.group_devices())
     return realize(found.draft, pools, pricer)
+
+
+def shape(node: Node) -> str:
+    """Returns a tree's structure without numbers of devices, for example "(rollout collocated > actor)"."""
+    if isinstance(node, Leaf):
+        return node.stage
+    if isinstance(node, LoopNode):
+        first, second = (set(leaf.devices) for leaf in node.stages)
+        apart = "collocated" if first == second else "disaggregated" if first.isdisjoint(second) else "overlapping"
+        return f"{node.loop} {apart}"
+    sign = " || " if isinstance(node, Spatial) else " > " if node.resident else " >> "
+    return f"({sign.join(shape(part) for part in node.parts)})"

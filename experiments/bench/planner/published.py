@@ -6,7 +6,7 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import CONFIG_DIR
 from rlinf_embodied.flow.measured import workflow_for
 from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.flow.planner import Mode, find_plans, plan_tree
+from rlinf_embodied.flow.planner import Mode, find_plans
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile import Profile
 from rlinf_embodied.flow.profile_file import load_profile
@@ -52,4 +52,4 @@ def best_plan(pricer: Pricer, mode: Mode) -> tuple[Plan, float]:
         PlanError: none fits.
     """
     found = find_plans(pricer, mode)[0]
-    return Plan(found.draft.shape(), pricer.cluster.num_devices, plan_tree(found, pricer)), found.iteration_s
+    return Plan(found.shape, pricer.cluster.num_devices, found.tree), found.iteration_s

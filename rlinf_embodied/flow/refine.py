@@ -1,0 +1,130 @@
+"""Makes found plans better, one move at a time, by simulating what comes of it: the ranking is that of the simulation.
+
+1. price    a sketch: the first of its trees that fits into memory, and those that switch where none does without
+2. expand   the fastest sketch that has not been expanded: all that is one move away
+3. drop     what cannot win: its busiest device alone takes as long as the WIDTH-th best so far, or it is far behind
+4. end      when the WIDTH best are expanded, or MOST_CALLS were simulated
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlinf_embodied.flow.moves import Moves
+from rlinf_embodied.flow.plan import Plan
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.simulate import Simulator
+from rlinf_embodied.flow.sketch import Sketch, sketch_of, trees
+from rlinf_embodied.flow.tree import Devices, Node, Temporal, nodes
+
+WIDTH = 6  # sketches that are expanded at least, each better than all the others
+MOST_CALLS = 400_000  # that are simulated in all: about half a second of CPU
+FAR = 1.15  # a sketch that takes so much longer than the best one is not expanded
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A plan tree and what it takes."""
+
+    tree: Node
+    iteration_s: float
+    peak_bytes: float  # on the fullest device
+
+
+class Refiner:
+    """Prices sketches and looks for better ones, for one workflow, profile and cluster."""
+
+    def __init__(self, pricer: Pricer, simulator: Simulator) -> None:
+        """Takes what is planned and what prices it."""
+        self.pricer, self.simulator, self.work = pricer, simulator, pricer.workflow
+        self.moves = Moves(self.work, pricer.cluster)
+        self._memory = [pricer.cluster.place_of(d).group.memory_bytes for d in self.moves.everywhere]
+        self._staying = {s for s, profile in pricer.profile.stages.items() if profile.stays}
+        self._busy: dict[tuple[int, Devices, int], dict[int, float]] = {}
+
+    def best(self, seeds: Iterable[Node], most_calls: int = MOST_CALLS) -> list[Priced]:
+        """Returns the seeds and what was found around them, the fastest first; none if none fits."""
+        known: dict[Sketch, Priced | None] = {}
+        for tree in seeds:
+            sketch = sketch_of(tree, self.work)
+            peak = self.fits(tree)
+            own = None if peak is None else Priced(tree, self.simulator.run(tree).iteration_s, peak)
+            if _seconds(own) < _seconds(known.get(sketch)):
+                known[sketch] = own
+        expanded: set[Sketch] = set()
+        while self.simulator.num_calls < most_calls:
+            ranked = _ranked(known)[:WIDTH]
+            fresh = [s for s in ranked if s not in expanded and _seconds(known[s]) <= FAR * _seconds(known[ranked[0]])]
+            if not fresh:
+                break
+            expanded.add(fresh[0])
+            enough_s = _seconds(known[ranked[-1]]) if len(ranked) == WIDTH else FAR * _seconds(known[ranked[0]])
+            for other in self.moves.around(fresh[0]):
+                if other not in known:
+                    known[other] = self.price(other) if self.least_s(other) < enough_s else None
+        return [priced for sketch in _ranked(known) if (priced := known[sketch])]
+
+    def price(self, sketch: Sketch) -> Priced | None:
+        """Returns the fastest tree of a sketch that fits into memory: with switches only where nothing fits without."""
+        best: Priced | None = None
+        for number, tree in enumerate(trees(sketch, self.work)):
+            peak = self.fits(tree)
+            if peak is not None:
+                found = Priced(tree, self.simulator.run(tree).iteration_s, peak)
+                if found.iteration_s < _seconds(best):
+                    best = found
+                if number == 0:
+                    break
+            elif number == 0 and not self._could_fit(tree):
+                break
+        return best
+
+    def fits(self, tree: Node) -> float | None:
+        """Returns the bytes on the fullest device, None where they are too many or a stage would leave that cannot."""
+        if any(isinstance(node, Temporal) and not node.resident for node in nodes(tree)):
+            plan = Plan("", self.pricer.cluster.num_devices, tree)
+            places = {stage: set(leaf.devices) for stage, leaf in plan.leaves().items()}
+            for stage, others in plan.exclusive().items():
+                if stage in self._staying and any(places[stage] & places[other] for other in others):
+                    return None
+        memory = self.pricer.memory(tree)
+        fit = all(needed <= self._memory[device] for device, needed in memory.items())
+        return max(memory.values()) if fit else None
+
+    def _could_fit(self, tree: Node) -> bool:
+        """Returns whether each device has room for any of its stages while all others are offloaded."""
+        return all(needed <= self._memory[d] for d, needed in self.pricer.least_memory(tree).items())
+
+    def least_s(self, sketch: Sketch) -> float:
+        """Returns the seconds that the busiest device works: no plan is faster."""
+        total: dict[int, float] = {}
+        chunks = {stage: item.chunks for item in sketch.items for stage in item.units()}
+        shards = {
+            side: count
+            for loop, count in zip(self.work.loops.values(), sketch.shards, strict=True)
+            for side in (loop.opener, loop.answerer)
+        }
+        for number, stage in enumerate(self.work.stages):
+            own = sketch.devices[number]
+            parts = 1 if stage in shards else chunks[stage]
+            for device, seconds in self._busy_s(number, stage, own, parts).items():
+                total[device] = total.get(device, 0.0) + seconds
+        return max(total.values())
+
+    def _busy_s(self, number: int, stage: str, devices: Devices, parts: int) -> dict[int, float]:
+        """Returns how long a stage works on each device at least."""
+        key = (number, devices, parts)
+        if key not in self._busy:
+            self._busy[key] = self.simulator.busy_s(stage, devices, parts)
+        return self._busy[key]
+
+
+def _seconds(priced: Priced | None) -> float:
+    return float("inf") if priced is None else priced.iteration_s
+
+
+def _ranked(known: dict[Sketch, Priced | None]) -> list[Sketch]:
+    """Returns the sketches with a price, the fastest first; equally fast ones in the order in which they were found."""
+    rounded = {sketch: float(f"{_seconds(priced):.9g}") for sketch, priced in known.items() if priced is not None}
+    return sorted((s for s, seconds in rounded.items() if seconds < float("inf")), key=lambda s: rounded[s])

@@ -1,0 +1,36 @@
+"""The search for the best plan of small cases: against trying everything by hand, and the planner against it."""
+
+import itertools
+
+import pytest
+from planning import cluster, graph, profile, stage
+
+from experiments.bench.planner.brute_force import BENCHMARK, Options, outcome
+from experiments.bench.planner.every_plan import EveryPlan
+from rlinf_embodied.flow.plan import Leaf, Spatial, Temporal
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.simulate import Simulator
+
+
+@pytest.mark.parametrize(("a", "b"), [((0, 1), (0, 1)), ((5, 0), (1, 1)), ((0.5, 1), (5, 0.25)), ((2, 0.25), (0, 3))])
+def test_two_stages_on_two_devices_by_hand(a: tuple[float, float], b: tuple[float, float]) -> None:
+    pricer = Pricer(graph("ab", (("a", "b"),), blocks=6), profile({"a": stage(*a), "b": stage(*b)}), cluster(2))
+    sets, simulator = [(0,), (1,), (0, 1)], Simulator(pricer)
+    trees = [Temporal((Leaf("a", x), Leaf("b", y))) for x, y in itertools.product(sets, sets)]
+    trees += [Spatial((Leaf("a", (0,)), Leaf("b", (1,))), size) for size in (1, 2, 3)]
+    least_s = min(simulator.run(tree).iteration_s for tree in trees)
+    assert EveryPlan(pricer).best(margin=0.0).seconds == pytest.approx(least_s)
+
+
+@pytest.mark.parametrize("seed", [3, 4, 7, 8])
+def test_the_planner_loses_at_most_a_percent(seed: int) -> None:
+    found = outcome(seed, Options(stages=4, devices=3))
+    assert found.complete
+    assert found.loss() <= 0.01
+    assert found.loss(formulas=True) >= found.loss() - 1e-9
+
+
+def test_the_command_writes_its_cases(tmp_path, capsys) -> None:
+    assert BENCHMARK.main(["cases=2", "stages=2", "devices=2", f"out={tmp_path / 'found.json'}"]) == 0
+    assert "| all | planner | 2 |" in capsys.readouterr().out
+    assert (tmp_path / "found.json").exists()
