@@ -9,7 +9,7 @@ from experiments.reporting import sections, work
 from experiments.reporting.curves import curves
 from experiments.reporting.pieces import missing, share, table
 from experiments.reporting.runs import Run, pooled
-from experiments.reporting.settings import differing
+from experiments.reporting.settings import alike, differing
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -20,7 +20,7 @@ h3 { margin: 28px 0 6px; } h4 { margin: 14px 0 2px; font-weight: 600; }
 nav a { margin-right: 14px; } a { color: #1f5f8b; }
 table { border-collapse: collapse; font-size: 13px; margin: 6px 0; } .wide { overflow-x: auto; }
 th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid #dde2e6; vertical-align: top; }
-td { overflow-wrap: anywhere; } th { color: #4b565f; }
+td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; } th { color: #4b565f; }
 pre { background: #f3f5f7; padding: 8px 10px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 svg { max-width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: #4b565f; }
 .grid { stroke: #e2e6ea; } .legend span { margin-right: 14px; font-size: 12px; }
@@ -68,6 +68,7 @@ def comparison(runs: Sequence[Run]) -> str:
     outcomes = table(["run", "state", "iterations", *judged, "plan", "s/iteration"], rows)
     different = [[key, *values] for key, values in differing(runs).items()]
     settings = table(["key", *(run.name for run in runs)], different) if different else "<p>None.</p>"
+    settings += "<p>Keys that not every run has are left out.</p>" if not alike(runs) else ""
     parts = {"Outcome": outcomes, "Learning curves": _curves(runs), "Settings that differ": settings}
     return "".join(f"<h3>{name}</h3>{text}" for name, text in parts.items())
 

@@ -47,9 +47,14 @@ def changed(config: Mapping[str, str], usual: Mapping[str, str]) -> dict[str, tu
     return {key: (value, usual[key]) for key, value in config.items() if usual.get(key, value) != value}
 
 
+def alike(runs: Sequence[Run]) -> bool:
+    """Returns whether all runs have the same keys."""
+    return len({frozenset(flat(run.config)) for run in runs}) == 1
+
+
 def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Returns the values, run by run, of the keys in which runs differ, the run folder apart."""
+    """Returns the values, run by run, of the keys that all runs have and in which they differ, the run folder apart."""
     configs = [flat(run.config) for run in runs]
-    keys = [key for key in dict.fromkeys(key for config in configs for key in config) if key != "run.dir"]
-    table = {key: [config.get(key, "-") for config in configs] for key in keys}
+    shared = [key for key in configs[0] if key != "run.dir" and all(key in config for config in configs)]
+    table = {key: [config[key] for config in configs] for key in shared}
     return {key: values for key, values in table.items() if len(set(values)) > 1}

@@ -14,7 +14,7 @@ from conftest import REPOSITORY
 from experiments.report import main, parse
 from experiments.reporting.activity import Activity, idle_shares, measured, predicted, union_s
 from experiments.reporting.drawings import short, ticks
-from experiments.reporting.page import page
+from experiments.reporting.page import comparison, page
 from experiments.reporting.runs import pooled, read_run
 from experiments.reporting.sections import outcome, settings, videos
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
@@ -336,6 +336,15 @@ def test_the_page_is_written_beside_the_run(tmp_path: Path, capsys) -> None:
     assert capsys.readouterr().out.startswith(f"{folder}/report.html (0.")
     with pytest.raises(ConfigError, match=r"out is '.*', but it cannot be written .* elsewhere"):
         main([f"run.dir={folder}", f"out={folder}/config.yaml/page.html"])
+
+
+def test_settings_are_compared_where_every_run_has_them(tmp_path: Path) -> None:
+    vla, math = read_run(finished(tmp_path / "vla", 0.9, "run.seed=7")), started(tmp_path / "math")
+    (math / "config.yaml").write_text(to_yaml(compose_math([])))
+    text = Checked(comparison([vla, read_run(math)])).text
+    assert "run.seed 7 0" in text
+    assert "env.num_envs" not in text
+    assert text.endswith("Keys that not every run has are left out.")
 
 
 # -------------------------------------------------------------------------------------------------------- in a browser
