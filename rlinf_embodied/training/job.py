@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import CheckpointConfig, ClusterConfig, PlanConfig, RunConfig, WandbConfig
+from rlinf_embodied.config import CheckpointConfig, ClusterConfig, PlanConfig, RunConfig, TrackioConfig, WandbConfig
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
@@ -26,6 +26,7 @@ class JobConfig(Protocol):
     run: RunConfig
     checkpoint: CheckpointConfig
     wandb: WandbConfig
+    trackio: TrackioConfig
     resume: str
 
 
