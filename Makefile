@@ -81,7 +81,7 @@ $(DOCS_VENV)/.installed: pyproject.toml constraints.txt | $(STAMP)
 	@touch $@
 
 docs: $(if $(filter $(DOCS_VENV)/%,$(DOCS_PYTHON)),$(DOCS_VENV)/.installed)
-	$(DOCS_PYTHON) -m sphinx --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs build/docs
+	$(DOCS_PYTHON) -m sphinx --fail-on-warning --quiet --doctree-dir build/doctrees docs build/docs
 
 clean:
 	rm -rf $(VENV) .venv-libero build tests/accelerator/build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""Pages of the API reference from the sources, which are read and not imported: one page a package, nothing is kept.
+"""Pages of the API reference from the sources, which are read and not imported: one page a package.
 
 A module becomes its docstring, then its public classes (fields as they stand in the source, with their comments) and
 functions.  Docstrings are in Google style; pictures and tables in them stay as they are.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,16 +19,26 @@ _INDENT = "   "
 
 def write_pages(root: Path, target: Path) -> list[str]:
     """Writes a page for each package below `root`, and an index; returns the names of the pages."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    names = []
+    target.mkdir(parents=True, exist_ok=True)
+    pages = {}
     for package, files in sorted(modules(root).items()):
         parts = [part for file in files for part in module_page(file, root)]
-        (target / f"{package}.rst").write_text("\n".join([*heading(package, "="), *parts]) + "\n", encoding="utf-8")
-        names.append(package)
-    listed = ["API reference", "=============", "", ".. toctree::", "   :maxdepth: 1", ""]
-    (target / "index.rst").write_text("\n".join([*listed, *(f"   {name}" for name in names)]) + "\n", encoding="utf-8")
-    return names
+        pages[package] = [*heading(package, "="), *parts]
+    contents = [
+        *heading("API reference", "="),
+        ".. toctree::",
+        "   :maxdepth: 1",
+        "",
+        *(f"   {name}" for name in pages),
+    ]
+    for name, lines in (pages | {"index": contents}).items():
+        page, text = target / f"{name}.rst", "\n".join(lines) + "\n"
+        if not page.exists() or page.read_text(encoding="utf-8") != text:  # what stays the same is not read again
+            page.write_text(text, encoding="utf-8")
+    for page in target.glob("*.rst"):
+        if page.stem not in {*pages, "index"}:
+            page.unlink()
+    return list(pages)
 
 
 def modules(root: Path) -> dict[str, list[Path]]:
