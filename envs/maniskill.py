@@ -93,6 +93,7 @@ def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
         decimate=backend is not Backend.gpu if config.decimate is None else config.decimate,
         show_goal=config.show_goal,
         goal_in_proprio=config.goal_in_proprio,
+        objects_in_proprio=config.objects_in_proprio,
     )
     kwargs = _task_kwargs(config)
     attempt = (

@@ -33,6 +33,7 @@ class SimulatorOptions:
     decimate: bool
     show_goal: bool
     goal_in_proprio: bool
+    objects_in_proprio: bool = False
 
 
 def sensors_of(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
@@ -97,7 +98,7 @@ class OneTask:
     def __init__(self, task_id: str, task: BaseEnv, options: SimulatorOptions) -> None:
         self.num_rows, self.device, self._task = task.num_envs, task.device, task
         self.action_dim = action_dim(task)
-        self._view = TaskView(task, options.goal_in_proprio)
+        self._view = TaskView(task, options.goal_in_proprio, options.objects_in_proprio)
         expert = expert_of(task_id, self._view)
         self.expert = expert and partial(expert, self._view)
 
@@ -167,7 +168,7 @@ class StockSimulator:
         for task in self._tasks:
             _draw_colours_only(task, options.cameras)
         self.action_dim = action_dim(self._tasks[0])
-        self._views = [TaskView(task, options.goal_in_proprio) for task in self._tasks]
+        self._views = [TaskView(task, options.goal_in_proprio, options.objects_in_proprio) for task in self._tasks]
         expert = expert_of(task_id, self._views[0])
         self.expert = expert and (lambda: torch.cat([expert(view) for view in self._views]))
         self._measured: list[Measurement | None] = [None] * num_rows

@@ -39,9 +39,10 @@ def instruction_of(task_id: str) -> str:
 class TaskView:
     """Reads one ManiSkill env object of B rows; every row is computed by itself, so that B does not change its bits."""
 
-    def __init__(self, env: BaseEnv, goal_in_proprio: bool) -> None:
+    def __init__(self, env: BaseEnv, goal_in_proprio: bool, objects_in_proprio: bool = False) -> None:
         """Finds the robots, the goal and the objects of the task, which stay the same for the life of `env`."""
         self.env, self._goal_in_proprio = env, goal_in_proprio
+        self._objects_in_proprio = objects_in_proprio
         self.agents = env.agent.agents if isinstance(env.agent, MultiAgent) else [env.agent]
         actors = _moving_actors(env)
         self.goal = next((actor for name, actor in actors.items() if "goal" in name.lower()), None)
@@ -85,7 +86,7 @@ class TaskView:
         return self.goal.pose.p
 
     def _proprio(self, qpos: list[Tensor], tcp: list[Tensor]) -> Tensor:
-        """Returns joints, tool poses, the goal, and the way from each tool to it.
+        """Returns joints, tool poses, the goal, and the way from each tool to it; on demand the same of each object.
 
         The way is the difference of what stands before it; a policy that has to find it by itself now and then learns
         to ignore one of the goal's coordinates.
@@ -94,6 +95,8 @@ class TaskView:
         shown = [goal, *(goal - tool[:, :3] for tool in tcp)]
         if not self._goal_in_proprio or self.goal is None:
             shown = [torch.zeros_like(part) for part in shown]
+        for place in [body.pose.p for body in self.objects] if self._objects_in_proprio else []:
+            shown += [place, *(place - tool[:, :3] for tool in tcp)]
         return torch.cat([*qpos, *tcp, *shown], 1)
 
     def _privileged(self, info: Mapping[str, object], qpos: list[Tensor], tcp: list[Tensor]) -> Tensor:

@@ -3,6 +3,7 @@
 python experiments/plan.py profile=maniskill_openvla cluster=h100x64
 python experiments/plan.py profile=runs/mine/profile.json cluster=local run.dir=runs/plan
 python experiments/plan.py model=openvla_7b
+python experiments/plan.py model=smolvla
 
 Writes plan.json (for plan=<file>), plan.png (a Gantt chart of the simulated iteration) and trace.json (for Perfetto).
 With a model, no stage is planned: the memory of its training and rollouts is, without its weights, and what is printed
@@ -102,15 +103,20 @@ def memory_shapes(path: Path, memory: MemoryConfig) -> dict[str, PolicyShape]:
     """Returns the policy under each way to train it, counted on torch's meta device."""
     import torch
 
-    from policies.openvla.footprint import OpenVLAFootprint, meta_network, read_shapes
+    from policies.openvla import footprint as openvla
+    from policies.smolvla import footprint as smolvla
     from rlinf_embodied.learning.footprint import policy_shape
 
     dtype = torch.bfloat16 if memory.precision is Precision.bfloat16 else torch.float32
+    if smolvla.is_smolvla(path):
+        methods = {"expert": True, "full": False}
+        found = {name: smolvla.footprint(path, dtype, memory.prompt_tokens, only) for name, only in methods.items()}
+        return {name: policy_shape(policy) for name, policy in found.items()}
     ranks = {f"LoRA, rank {memory.lora_rank}": memory.lora_rank} if memory.lora_rank else {}
     shapes = {}
     for method, lora_rank in (ranks | {"full": 0}).items():
-        network = meta_network(read_shapes(path), dtype, lora_rank, memory.lora_targets)
-        shapes[method] = policy_shape(OpenVLAFootprint(network, memory.prompt_tokens, memory.action_tokens))
+        network = openvla.meta_network(openvla.read_shapes(path), dtype, lora_rank, memory.lora_targets)
+        shapes[method] = policy_shape(openvla.OpenVLAFootprint(network, memory.prompt_tokens, memory.action_tokens))
     return shapes
 
 

@@ -19,9 +19,9 @@ REASONING = "workflow=reasoning"
 
 def profile(config: TrainConfig | MathConfig) -> None:
     # these import torch: only once the input is known to be right
-    from rlinf_embodied.cluster.hardware import cluster_at_hand
     from rlinf_embodied.embodied.job import EmbodiedJob
     from rlinf_embodied.reasoning.job import ReasoningJob
+    from rlinf_embodied.runtime.discovery import find_cluster
     from rlinf_embodied.runtime.sessions import open_session
     from rlinf_embodied.telemetry.live import LiveView
     from rlinf_embodied.telemetry.run_folder import RunFolder
@@ -30,7 +30,7 @@ def profile(config: TrainConfig | MathConfig) -> None:
 
     job = ReasoningJob(config) if isinstance(config, MathConfig) else EmbodiedJob(config)
     job.require_checkpoint(None)
-    cluster = cluster_at_hand(config.cluster)
+    cluster = find_cluster(config.cluster)
     folder = RunFolder(Path(config.run.dir or f"runs/profile-{job.name}"))
     with open_session(config.cluster) as session, LiveView(1, f"{job.name} · profile") as view:
         start = job.starting_policy(session, cluster, view.progress, folder.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
@@ -55,7 +55,9 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> n
     return adapted
 
 
-def inject_adapters(module: nn.Module, settings: LoraSettings, seed: int, path: str) -> None:
+def inject_adapters(
+    module: nn.Module, settings: LoraSettings, seed: int, path: str, without_gradient: Iterable[nn.Module] = ()
+) -> None:
     """Puts adapters into a module that is no transformers model; only they are trained, its outputs stay as they are.
 
     Args:
@@ -63,9 +65,10 @@ def inject_adapters(module: nn.Module, settings: LoraSettings, seed: int, path: 
         settings: targets are last parts of names of linear layers, or all-linear: all but an output layer "lm_head".
         seed: of their first weights.
         path: of the settings in the config, for errors.
+        without_gradient: parts that no gradient reaches; their layers get no adapters.
 
     Raises:
-        ConfigError: peft is not installed, or no linear layer has such a name.
+        ConfigError: peft is not installed, or a target names no linear layer that a gradient reaches.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -74,19 +77,31 @@ def inject_adapters(module: nn.Module, settings: LoraSettings, seed: int, path: 
             f"{path} is set, but the package peft is not installed: pip install 'rlinf-embodied[lora]', or set "
             f"{path}.rank=0"
         ) from error
-    linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-    wanted = [name for name in linear if _is_target(name, settings.targets)]
-    if not wanted:
-        raise ConfigError(
-            f"{path}.targets is {settings.targets}, but no linear layer of the model has such a name (there are "
-            f"{', '.join(sorted({name.rpartition('.')[2] for name in linear}))}): use [all-linear]"
-        )
+    still = {id(layer) for part in without_gradient for layer in part.modules()}
+    linear = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    trained = [name for name, part in linear.items() if id(part) not in still]
+    _require_targets(list(linear), trained, settings.targets, path)
+    wanted = [name for name in trained if _is_target(name, settings.targets)]
     config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=wanted, lora_dropout=0.0)  # pyright: ignore[reportArgumentType] - a float works as well
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(words(seed, "adapters")) >> 1)
         inject_adapter_in_model(config, module)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(_ADAPTER in name)
+
+
+def _require_targets(linear: Sequence[str], trained: Sequence[str], targets: Sequence[str], path: str) -> None:
+    known = ", ".join(sorted({name.rpartition(".")[2] for name in trained}))
+    for target in targets:
+        if any(_is_target(name, [target]) for name in trained):
+            continue
+        there = any(_is_target(name, [target]) for name in linear)
+        rule = (
+            f"no gradient reaches a layer of the name {target!r}: they are frozen, or nothing reads them"
+            if there
+            else f"no linear layer of the model has the name {target!r}"
+        )
+        raise ConfigError(f"{path}.targets is {list(targets)}, but {rule} : use [all-linear], or some of {known}")
 
 
 def _is_target(name: str, targets: Sequence[str]) -> bool:

@@ -1,15 +1,7 @@
 """A small vision-language-action policy whose actions flow out of noise: flow matching, with log-probs for RL.
 
-    tiny VLA's transformer --> hidden states [B, C, d] ---------------------------\
-    chain x_0 (noise) --> x_1 --> ... --> x_K (the chunk), time t = k / K --expert--> velocity v(x, t) [B, C, A]
-
-Cloning fits v to x_1 - x_0 on straight lines between noise x_0 and a demonstrated chunk x_1 (Lipman et al. 2023,
-arXiv:2210.02747; pi0, arXiv:2410.24164).  Greedy actions follow dx = v dt from x = 0.  Sampled ones follow the
-stochastic equation that has the same distribution at every t, with sigma = temperature sqrt(1 - t):
-
-    dx = (v + sigma^2 / 2 score) dt + sigma dW          score = (t v - x) / (1 - t)
-
-so that each of the K steps is a normal with a log-prob (Flow-GRPO, arXiv:2505.05470; pi-RL, arXiv:2510.25889).
+    tiny VLA's transformer --> hidden states [B, C, d] --\
+    chunk x [B, C, A], time t [B] ----------------------expert--> velocity v(x, t) [B, C, A], which flow.py follows
 """
 
 from __future__ import annotations
@@ -17,24 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Normal
 
+from policies.flow import Flow
 from policies.tiny_vla import TinyVLA, TinyVLANet
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.interfaces.policies import (
-    Distribution,
-    Evaluation,
-    Features,
-    Noise,
-    PolicyOutput,
-    PolicySpec,
-    Record,
-)
+from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record
 from rlinf_embodied.typed_options import typed
 
 _FREQUENCIES = 8  # of the embedding of time: sine and cosine each
@@ -91,46 +76,27 @@ class FlowVLA(TinyVLA):
     """Records: "chain" float32 [B, K + 1, C, A]; policy.temperature is the size of the noise of a step."""
 
     _net = FlowVLANet
+    options_type = FlowOptions
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """See TinyVLA."""
         super().__init__(config, env, seed)
-        self._steps = typed(config.options, FlowOptions, "policy.options").steps
-        chunk = (env.chunk, env.action_dim)
-        noise = Noise((self._steps + 1, *chunk), Distribution.normal)
-        self.spec = PolicySpec(config.name, *chunk, choices=self._steps, noise=noise)
-        self.imitation_noise = Noise((env.chunk * env.action_dim + 1,), Distribution.normal)
+        options = typed(config.options, FlowOptions, "policy.options")
+        self.flow = Flow(env.chunk, env.action_dim, options.steps)
+        self.spec, self.imitation_noise = self.flow.spec(config.name), self.flow.imitation_noise()
 
     # ------------------------------------------------------------------------------------------------------ inference
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
         """Follows the chain from `noise` [B, K + 1, C, A], of which the first is x_0; None: from 0, without noise."""
         hidden = self._hidden(features)
-        rows, chunk = len(hidden), (self.spec.chunk, self.spec.action_dim)
-        drawn = hidden.new_zeros(rows, self._steps + 1, *chunk) if noise is None else noise
-        chain, log_probs = [drawn[:, 0]], []
-        for k in range(self._steps):
-            step = self._step(hidden, chain[-1], k, temperature if noise is not None else 0.0)
-            chain.append(step.mean + step.std * drawn[:, k + 1])
-            log_probs.append(step.log_prob(chain[-1]) if noise is not None else hidden.new_zeros(rows, chunk[0]))
-        record = {"chain": torch.stack(chain, 1)}
-        return PolicyOutput(chain[-1].clamp(-1.0, 1.0), record, torch.stack(log_probs, -1))
-
-    def _step(self, hidden: Tensor, x: Tensor, k: int, level: float) -> _Step:
-        """Returns how x_{k + 1} is distributed, given x_k [B, C, A]."""
-        time, dt = k / self._steps, 1.0 / self._steps
-        velocity = self.module.head(hidden, x, torch.full((len(x),), time, device=x.device))
-        drift = velocity + 0.5 * level**2 * (time * velocity - x)
-        return _Step(x + drift * dt, level * math.sqrt((1.0 - time) * dt))
+        return self.flow.act(partial(self.module.head, hidden), len(hidden), hidden.device, noise, temperature)
 
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
         """Returns log-probs [B, C, K] of the steps of a "chain"; the size of its noise is given, so no entropy is."""
-        hidden, chain = self._hidden(features), record["chain"].unbind(1)
-        steps = [self._step(hidden, chain[k], k, temperature) for k in range(self._steps)]
-        found = [step.log_prob(after) for step, after in zip(steps, chain[1:], strict=True)]
-        return Evaluation(torch.stack(found, -1))
+        return self.flow.evaluate(partial(self.module.head, self._hidden(features)), record["chain"], temperature)
 
     # ------------------------------------------------------------------------------------------------------- training
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
@@ -143,18 +109,5 @@ class FlowVLA(TinyVLA):
         """
         pooled = self._pool(features)
         hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
-        start = targets["noise"][:, :-1].view_as(actions)
-        time = Normal(0.0, 1.0).cdf(targets["noise"][:, -1])
-        x = torch.lerp(start, actions, time[:, None, None])
-        error = self.module.head(hidden, x, time) - (actions - start)
-        return error.square().mean((1, 2)).sum() + self._helper_loss(pooled, targets)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    mean: Tensor  # [B, C, A]
-    std: float
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Returns log p [B, C] of each action of a chunk."""
-        return Normal(self.mean, self.std).log_prob(x).sum(-1)
+        loss = self.flow.matching_loss(partial(self.module.head, hidden), targets["noise"], actions)
+        return loss.sum() + self._helper_loss(pooled, targets)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
 from rlinf_embodied.randomness import words
+from rlinf_embodied.typed_options import NoOptions
 
 _FLOOR = 0.01  # least deviation that inputs are divided by
 _LIMIT = 10.0  # deviations
@@ -65,6 +67,8 @@ class StateNet(nn.Module):
 
 class StatePolicy(ImitationPolicy):
     """The policy behind the `Policy` protocol; features: "state" [B, Q], and "proprio" [B, P], which it ignores."""
+
+    options_type: ClassVar[type] = NoOptions  # of policy.options; a subclass may have some
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """Builds a policy with weights that are a function of the seed; the global generator is left as it was.

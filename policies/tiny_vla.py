@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
 from rlinf_embodied.randomness import words
+from rlinf_embodied.typed_options import NoOptions
 
 _FLOORS = {"proprio": 0.01, "vision": 1e-3, "privileged": 0.01}  # least deviations that inputs are divided by
 _REACH = 2  # bins to either side of the likeliest one whose mean is the greedy action (docs/results/recipe.md)
@@ -101,6 +102,7 @@ class TinyVLA(ImitationPolicy):
     """
 
     _net = TinyVLANet
+    options_type: ClassVar[type] = NoOptions  # of policy.options; a subclass may have some
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """Builds a policy with weights that are a function of the seed; the global generator is left as it was.

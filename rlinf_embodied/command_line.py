@@ -1,11 +1,12 @@
 """What every script does around its work: read the command line, print help or the resolved config, exit truly.
 
-Exit codes: 0 done, 1 the work failed, 2 the input was wrong, 130 interrupted.
+Exit codes: 0 done, 1 the work failed, 2 the input was wrong; 130, 143, 129 stopped by Ctrl-C, SIGTERM, SIGHUP.
 """
 
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -54,6 +55,7 @@ from rlinf_embodied.errors import (
     PlugInError,
     SimulatorError,
 )
+from rlinf_embodied.stop_signals import Stopped, ends_at_once
 
 # the input was wrong, not the machine
 USAGE_ERRORS = (ConfigError, DataError, PlanError, CheckpointError, SimulatorError)
@@ -254,13 +256,8 @@ def main(
         print(help_text(script, schema, groups))
         sys.exit(0)
     try:
-        config = compose(overrides)
-        if config.run.dry:
-            print(to_yaml(config), end="")
-            sys.exit(0)
-        if schema in _COMPUTING:
-            _pin(config.run, overrides)
-        sys.exit(entry(config) or 0)
+        with ends_at_once():
+            sys.exit(_run(entry, compose(overrides), schema, overrides))
     except USAGE_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -277,9 +274,19 @@ def main(
     except (PlugInError, ObjectiveError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        stop = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
+        print(stop, file=sys.stderr)
+        sys.exit(stop.exit_code)
+
+
+def _run(entry: Callable[[_Config], int | None], config: _Config, schema: type[_Config], words: Sequence[str]) -> int:
+    if config.run.dry:
+        print(to_yaml(config), end="")
+        return 0
+    if schema in _COMPUTING:
+        _pin(config.run, words)
+    return entry(config) or 0
 
 
 def _pin(run: RunConfig, overrides: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
@@ -81,6 +82,28 @@ def require(device: str) -> None:
             f"cluster.torch_device is {kind_of(device)!r}, but {device} is wanted and this process sees {number} of "
             f"them: use cluster.num_devices={max(number, 1)} or less, or cluster.torch_device=cpu"
         )
+
+
+def require_autocast(device: str) -> None:
+    """Checks that torch computes in bfloat16 on a kind of device; a process that sees no GPU cannot tell of CUDA.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    import torch
+
+    kind = kind_of(device)
+    if kind == "cuda" and not torch.cuda.is_available():
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            torch.autocast(kind, torch.bfloat16)
+        except (RuntimeError, AssertionError, Warning) as error:
+            raise ConfigError(
+                f"algorithm.precision is 'bfloat16', but torch has no autocast to it for devices of the kind {kind!r} "
+                f"({str(error).splitlines()[0]}): use algorithm.precision=float32, or another cluster.torch_device"
+            ) from error
 
 
 def use(device: str) -> None:

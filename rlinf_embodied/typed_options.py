@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
@@ -11,6 +12,11 @@ from omegaconf.errors import OmegaConfBaseException
 from rlinf_embodied.errors import ConfigError
 
 _Options = TypeVar("_Options")
+
+
+@dataclass(kw_only=True, slots=True)
+class NoOptions:
+    """Of a plug-in that has none: every name is refused."""
 
 
 def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Options:
@@ -24,6 +30,9 @@ def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Optio
     Raises:
         ConfigError: a name is unknown, or a value of another type or refused; names its path.
     """
+    if options and not fields(kind):  # pyright: ignore[reportArgumentType] - a dataclass
+        name, value = next(iter(options.items()))
+        raise ConfigError(f"{path}.{name} is {value!r}, but what reads this section has no options: leave it out")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(kind), dict(options))
         return cast(_Options, OmegaConf.to_object(merged))

@@ -1,9 +1,12 @@
-"""A fake stage that brings no torch, and says what its process has loaded."""
+"""Fake stages that bring no torch: one says what its process has loaded, others send weights."""
 
 from __future__ import annotations
 
 import sys
+import zlib
 from pathlib import Path
+
+import numpy as np
 
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
@@ -21,3 +24,60 @@ class Looker:
         lines = Path("/proc/self/status").read_text().splitlines()
         (kilobytes,) = (line.split()[1] for line in lines if line.startswith("VmRSS:"))
         return Output({block: {"seen": parts} for block, parts in inputs.items()}, (set(sys.modules), int(kilobytes)))
+
+
+class Learner:
+    """Has as many weights as it is told to; its version is the number of iterations that it has run."""
+
+    def __init__(self, config: int) -> None:
+        self.num_weights, self.version = config, 0
+
+    def setup(self, context: StageContext) -> None:
+        pass
+
+    def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
+        self.version += 1
+        return Output(dict.fromkeys(inputs))
+
+    def export_weights(self, step_context: StepContext) -> dict[str, object]:
+        weights = np.full(self.num_weights, self.version, np.float32)
+        return {"version": self.version, "weights": weights, "checksum": zlib.crc32(weights.data)}
+
+
+class Reader:
+    """Reports the version of the weights that it has, which came whole."""
+
+    def __init__(self, config: object) -> None:
+        self.version = 0
+
+    def setup(self, context: StageContext) -> None:
+        pass
+
+    def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
+        return Output(dict.fromkeys(inputs), self.version)
+
+    def install_weights(self, step_context: StepContext, message: dict) -> int:
+        assert zlib.crc32(message["weights"].data) == message["checksum"]
+        assert (message["weights"] == message["version"]).all()
+        self.version = message["version"]
+        return self.version
+
+
+class Where:
+    """Says at its set-up on which of Ray's nodes it is; reads a file and writes one, where it is told to."""
+
+    def __init__(self, config: dict[str, str] | None) -> None:
+        self.config = config
+
+    def setup(self, context: StageContext) -> str:
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        if self.config is not None:
+            out = Path(self.config["out"])
+            out.mkdir(parents=True, exist_ok=True)
+            (out / node).write_text(Path(self.config["path"]).read_text())
+        return node
+
+    def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
+        return Output(dict.fromkeys(inputs))

@@ -76,7 +76,10 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
 @pytest.mark.parametrize(
     ("library", "doors"),
     [
-        ("ray", ["rlinf_embodied/runtime/ray_session.py"]),
+        (
+            "ray",
+            [f"rlinf_embodied/runtime/{name}.py" for name in ("placement", "ray_files", "ray_nodes", "ray_session")],
+        ),
         (
             "hydra",
             [f"rlinf_embodied/compose/{name}.py" for name in ("commands", "evaluation", "overrides", "user_files")],

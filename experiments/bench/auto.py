@@ -113,11 +113,15 @@ def composed(words: Sequence[str]) -> TrainConfig | MathConfig:
     return compose_math([word for word in words if word != REASONING]) if REASONING in words else compose_train(words)
 
 
-def run_case(overrides: Sequence[str], count: int) -> dict[str, Outcome]:
-    """Profiles a workload and trains it under every plan in alternation; the picked one is called auto."""
+def run_case(overrides: Sequence[str], count: int, least_devices: int = 2) -> dict[str, Outcome]:
+    """Profiles a workload and trains it under every plan in alternation; the picked one is called auto.
+
+    Raises:
+        ConfigError: the overrides are wrong, or there are fewer devices.
+    """
     config = composed(overrides)
     job, cluster = job_of(config), cluster_at_hand(config.cluster)
-    if cluster.num_devices < 2:
+    if cluster.num_devices < least_devices:
         raise ConfigError("cluster.num_devices is 1, but one device has one plan: use a machine with two")
     shown = lambda what, done, total, remark: None if done < total else print(f"  {what} {remark}".rstrip())  # noqa: E731
     session = make_session(config.cluster)

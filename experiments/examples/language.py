@@ -29,10 +29,10 @@ def scenes(config: TrainConfig) -> list[EnvConfig]:
 
 
 def table(config: TrainConfig) -> int:
-    from rlinf_embodied.cluster.hardware import cluster_at_hand
     from rlinf_embodied.embodied.language import BEHAVIOURS, behaviour_table
     from rlinf_embodied.embodied.policy_folder import load_policy
     from rlinf_embodied.embodied.warm_start import WarmStartStageConfig, warm_start
+    from rlinf_embodied.runtime.discovery import find_cluster
     from rlinf_embodied.runtime.sessions import make_session
     from rlinf_embodied.telemetry.live import LiveView
     from rlinf_embodied.telemetry.run_folder import RunFolder
@@ -43,7 +43,7 @@ def table(config: TrainConfig) -> int:
     stage = WarmStartStageConfig(tuple(scenes(config)), config.policy, config.warm_start, config.run.seed)
     try:
         with LiveView(0, "language") as view:
-            cluster = cluster_at_hand(config.cluster)
+            cluster = find_cluster(config.cluster)
             clone = warm_start(stage, session, cluster, view.progress, folder.path)
     finally:
         session.close()

@@ -44,7 +44,7 @@ class OpenVLAOptions:
     prompt_length: int = 48  # tokens of an instruction with what stands around it
     whole_vocabulary: bool = False  # whether any token may be drawn, not only those that are actions
     top_k: int = 0  # of so many likeliest tokens is drawn; 0: of all
-    freeze_vision: bool = True  # in RL and cloning, adapters in the towers as well
+    freeze_vision: bool = True  # in RL and cloning; frozen towers get no adapters either
     lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))
     checkpoint_activations: bool = False  # compute those of a pass again in its backward pass, block by block
     precision: Precision = Precision.float32  # of the weights

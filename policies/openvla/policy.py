@@ -81,6 +81,7 @@ class OpenVLAPolicy(ImitationPolicy):
         )
 
     reads_published = True
+    options_type = OpenVLAOptions
 
     @classmethod
     def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> OpenVLAPolicy:
@@ -128,7 +129,9 @@ class OpenVLAPolicy(ImitationPolicy):
         self._tokenizer = PromptTokenizer(checkpoint.folder, checkpoint.config.pad_token_id)
         self._prompts: dict[str, TokenRows] = {}
         if options.lora.rank:
-            inject_adapters(model, options.lora, 0, f"{OPTIONS}.lora")
+            towers = model.network.vision_backbone
+            still = [towers] if options.freeze_vision else towers.unread()
+            inject_adapters(model, options.lora, 0, f"{OPTIONS}.lora", without_gradient=still)
         if options.freeze_vision:
             model.network.vision_backbone.requires_grad_(False)
         if options.checkpoint_activations:

@@ -80,7 +80,8 @@ def read_described(folder: Path, env: EnvSpec | None, config: PolicyConfig | Non
 def _require_shape(folder: Path, saved: PolicyConfig, wanted: PolicyConfig) -> None:
     theirs, ours = (typed(config.options, OpenVLAOptions, OPTIONS) for config in (saved, wanted))
     pairs = {"policy.critic": (saved.critic, wanted.critic)}
-    pairs |= {f"{OPTIONS}.{name}": (getattr(theirs, name), getattr(ours, name)) for name in _SHAPE}
+    shape = (*_SHAPE, "freeze_vision") if theirs.lora.rank else _SHAPE  # which says where adapters are
+    pairs |= {f"{OPTIONS}.{name}": (getattr(theirs, name), getattr(ours, name)) for name in shape}
     for path, (there, here) in pairs.items():
         if there != here:
             raise CheckpointError(
@@ -107,6 +108,7 @@ def _restore(path: Path, module: nn.Module, mine: set[str]) -> None:
         found = {_here(name): tensor for name, tensor in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): copy it again") from error
+    found = _without_idle(found, mine)
     if set(found) != mine:
         unlike = sorted(set(found) ^ mine)
         raise CheckpointError(f"{path} holds other tensors than this policy has ({', '.join(unlike[:3])}): {WHOLE}")
@@ -114,6 +116,12 @@ def _restore(path: Path, module: nn.Module, mine: set[str]) -> None:
         module.load_state_dict(found, strict=False)
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit ({error}): {WHOLE}") from error
+
+
+def _without_idle(found: Mapping[str, Tensor], mine: set[str]) -> dict[str, Tensor]:
+    """Returns the tensors but for adapters that add nothing where this policy has none: older folders have such."""
+    idle = {name.rpartition(_LORA)[0] for name, tensor in found.items() if f"{_LORA}B." in name and not tensor.any()}
+    return {name: tensor for name, tensor in found.items() if name in mine or name.rpartition(_LORA)[0] not in idle}
 
 
 def write_policy(

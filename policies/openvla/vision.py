@@ -16,6 +16,7 @@ from policies.openvla.settings import OpenVLAConfig
 from rlinf_embodied.errors import CheckpointError, DataError
 
 _CHANNELS_PER_TOWER = CHANNELS_PER_IMAGE // 2
+_READ = ("patch_embed", "pos_drop", "patch_drop", "norm_pre", "blocks")  # parts of a tower, see `patch_features`
 
 
 class NamedLayerScale(nn.Module):
@@ -60,6 +61,12 @@ class VisionBackbone(nn.Module):
         self._check(pixel_values)
         images = [self._features(one, language) for one in pixel_values.split(CHANNELS_PER_IMAGE, dim=1)]
         return torch.cat(images, dim=1)
+
+    def unread(self) -> list[nn.Module]:
+        """Returns the parts of both towers that make no features: the last block, and what stands behind it."""
+        towers = (self.featurizer, self.fused_featurizer)
+        behind = [part for tower in towers for name, part in tower.named_children() if name not in _READ]
+        return [*(tower.blocks[-1] for tower in towers), *behind]
 
     def _features(self, image: Tensor, language: Tensor | None) -> Tensor:
         first, second = image.split(_CHANNELS_PER_TOWER, dim=1)

@@ -61,11 +61,12 @@ def policy_loss(
     *,
     dual_clip: float | None = None,
     max_log_ratio: float = math.inf,
+    importance: Float[Tensor, "*axes"] | None = None,
 ) -> PolicyLoss:
     """Returns the clipped policy objective.
 
         r = exp(clip(log pi - log pi_old, -max_log_ratio, max_log_ratio))
-        loss = -sum w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
+        loss = -sum w u min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
         approx_kl = mean (r - 1) - log r        clipfrac = mean [r outside of the clip range]
 
     (PPO, arXiv 1707.06347, eq. 7; the two-sided range of DAPO, arXiv 2503.14476, eq. 10.)  With `dual_clip` the min is
@@ -82,6 +83,8 @@ def policy_loss(
         weights: w of each entry, for example so that each trajectory weighs the same; None: 1.
         dual_clip: largest r that counts where A < 0, above 1; None: any.
         max_log_ratio: largest |log r| that counts, so that no r overflows.
+        importance: u, what corrects each entry for the sampler (`off_policy.truncated_importance_weights`) and adds
+            nothing to the weights' sum; None: 1.
 
     Raises:
         ObjectiveError: advantages, mask or weights are finer than the ratio.
@@ -105,7 +108,8 @@ def policy_loss(
         kl = ((ratio - 1) - log_ratio).sum()
         outside = ((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).sum()
         largest = difference.abs().max() if difference.numel() else difference.sum()
-    loss = -(kept_weights * surrogate).sum()
+    corrected = kept_weights if importance is None else kept_weights * importance
+    loss = -(corrected * surrogate).sum()
     return PolicyLoss(loss, kept_weights.sum(), (kl, count), (outside, count), largest)
 
 

@@ -2,9 +2,9 @@
 
 Two programs that compute the same model differ in last bits (or more: other kernels, lower precision, older weights),
 so pi_training / pi_rollout is not 1 even before the first update.  rho = exp(training - rollout) throughout, where
-`rollout` are the log-probs recorded at generation.  Axes: B sequences, R tokens.
+`rollout` are the log-probs recorded when tokens or actions were sampled.
 """
-# ruff: noqa: F722 - jaxtyping's axes are strings, not forward references
+# ruff: noqa: F722, UP037 - jaxtyping's axes are strings, not forward references
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ class Mismatch:
             "mismatch_ratio": float(self.ratio_sum) / count,
         }
 
+    def stacked(self) -> Float[Tensor, "5"]:
+        """Returns the five sums in their order, float64 on the CPU."""
+        every = (self.count, self.abs_sum, self.abs_max, self.kl_sum, self.ratio_sum)
+        return torch.stack([value.to(torch.float64) for value in every]).cpu()
+
+    @classmethod
+    def of(cls, stacked: Float[Tensor, "5"]) -> Mismatch:
+        """Returns what was stacked."""
+        return cls(*stacked.unbind())
+
     def __add__(self, other: Mismatch) -> Mismatch:
         return Mismatch(
             self.count + other.count,
@@ -63,16 +73,16 @@ def mismatch(
 
 
 @torch.no_grad()
-def truncated_token_weights(
+def truncated_importance_weights(
     training: Float[Tensor, "*axes"],
     rollout: Float[Tensor, "*axes"],
     mask: Bool[Tensor, "*axes"],
     cap: float,
 ) -> Float[Tensor, "*axes"]:
-    """Returns min(rho, cap) for each token, without a gradient; 1 where the mask leaves a token out.
+    """Returns min(rho, cap) for each entry, without a gradient; 1 where the mask leaves an entry out.
 
     Truncated importance sampling (Ionides 2008, "Truncated Importance Sampling"): the cap bounds the variance at the
-    price of a bias.  Multiplied with a token's loss it corrects for the sampler (Yao et al. 2025, "Your Efficient RL
+    price of a bias.  Multiplied with an entry's loss it corrects for the sampler (Yao et al. 2025, "Your Efficient RL
     Framework Secretly Brings You Off-Policy RL Training", who cap at 2).
     """
     return torch.where(mask, training - rollout, 0.0).exp().clamp(max=cap)

@@ -17,6 +17,12 @@ from rlinf_embodied.errors import ConfigError
 
 EMULATED = "emulated"  # the name of a device that is only described
 RAY_GPUS = ("cuda",)  # kinds that Ray counts as GPUs: a worker sees its own device only, as number 0
+_LARGEST = 1e30  # beyond any bytes and rates; products of such numbers stay finite
+_COUNTS = ("num_nodes", "devices_per_node", "cores_per_node")
+_MEMORY_LIMITS = tuple(Path("/sys/fs/cgroup", name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
+_SHARED_MEMORY = Path("/dev/shm")
+_STORE_SHARE, _SHARED_SHARE = 0.3, 0.9  # of the host's memory, and of what is free of its shared memory
+_LEAST_STORE_BYTES = 256 << 20
 _Schema = TypeVar("_Schema", "NodeGroup", "Links")
 
 
@@ -74,6 +80,7 @@ class Cluster:
     transport: str = "adaptive"  # or "object_store": see runtime/transport.py
     emulated: bool = False  # only described: stages sleep instead of computing
     device_module: str | None = None  # that makes the kind known to torch, see device.py
+    nodes: tuple[str, ...] = ()  # Ray's id of each node, in the order of the groups; (): all is on this machine
 
     def node_groups(self) -> tuple[NodeGroup, ...]:
         """Returns the groups of alike nodes, in the order in which their devices are numbered."""
@@ -112,6 +119,10 @@ class Cluster:
             first_node += group.num_nodes
         raise AssertionError(f"device {device} lies beyond the {self.num_devices} devices of cluster {self.name}")
 
+    def node_id(self, device: int) -> str | None:
+        """Returns Ray's id of the node of a device; None on a cluster of this machine alone."""
+        return self.nodes[self.place_of(device).node] if self.nodes else None
+
     def torch_device(self, device: int) -> str:
         """Returns torch's name of a device as the worker that owns it sees it."""
         if self.emulated:
@@ -124,6 +135,30 @@ class Cluster:
 def gpu_names() -> list[str]:
     """Returns the names of the visible NVIDIA GPUs."""
     return _asked_of_gpus("name")
+
+
+def gpu_memory_bytes() -> list[int]:
+    """Returns the memory of each visible NVIDIA GPU, as its driver says."""
+    return [int(mebibytes) << 20 for mebibytes in _asked_of_gpus("memory.total")]
+
+
+def host_memory_bytes() -> int:
+    """Returns this machine's memory, or what the control group of this process may have of it."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = (path.read_text(encoding="utf-8").strip() for path in _MEMORY_LIMITS if path.exists())
+    return min([whole, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def store_bytes() -> int:
+    """Returns the size of the object store that this process starts: as much as the machine can spare.
+
+    An iteration's data and two versions of the weights have to fit, which nobody knows before the first run.  Pages of
+    the store are taken when they are written, so a large one costs nothing; but it must fit into shared memory.
+    """
+    share = _STORE_SHARE * host_memory_bytes()
+    if _SHARED_MEMORY.is_dir():
+        share = min(share, _SHARED_SHARE * shutil.disk_usage(_SHARED_MEMORY).free)
+    return max(_LEAST_STORE_BYTES, int(share))
 
 
 def _asked_of_gpus(field: str) -> list[str]:
@@ -183,9 +218,7 @@ def local_cluster(num_devices: int | None, kind: str = "auto") -> Cluster:
             f"cluster.torch_device is {kind!r}, of which only torch knows how many there are: give "
             "cluster.num_devices too"
         )
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if gpus:
-        memory = min(int(mebibytes) << 20 for mebibytes in _asked_of_gpus("memory.total"))
+    memory = min(gpu_memory_bytes()) if gpus else host_memory_bytes()
     found = len(gpus) or cores
     if gpus and num_devices is not None and num_devices > len(gpus):
         raise ConfigError(
@@ -229,13 +262,16 @@ def _record(schema: type[_Schema], data: object, path: str) -> _Schema:
     """Returns a dataclass of positive numbers (and texts) from plain data."""
     names = [entry.name for entry in fields(schema)]
     body = dict(data) if isinstance(data, Mapping) else {}
-    unknown = sorted(set(body) - set(names))
+    unknown = sorted(str(name) for name in body if name not in names)
     missing = [name for name in names if name not in body] if schema is NodeGroup else []
     if unknown or missing or not isinstance(data, Mapping):
         raise ConfigError(f"{path} has unknown keys {unknown} and lacks {missing}: its keys are {', '.join(names)}")
     for name, value in body.items():
-        if name == "kind":
+        if name == "kind" and isinstance(value, str):
             continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise ConfigError(f"{path}.{name} is {value!r}, but it is a positive number: mend the file")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LARGEST:
+            what = "the name of a kind of device" if name == "kind" else "a positive number"
+            raise ConfigError(f"{path}.{name} is {value!r}, but it is {what}: mend the file")
+        if name in _COUNTS and value != int(value):
+            raise ConfigError(f"{path}.{name} is {value!r}, but it is a whole number: mend the file")
     return schema(**body)

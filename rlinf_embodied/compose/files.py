@@ -43,8 +43,9 @@ def read_mapping(path: Path) -> dict[str, object]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): give the path of an existing YAML file") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no valid YAML: mend the file ({error})") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date like 2001-13-01
+        where = " ".join(str(error).split())
+        raise ConfigError(f"{path} is no valid YAML: mend the file ({where})") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds a {type(data).__name__}, but keys with values are needed: mend the file")
     return data

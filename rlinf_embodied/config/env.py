@@ -57,6 +57,7 @@ class EnvConfig:
     decimate: bool | None = None  # lighter visual meshes; None: where a CPU renders
     show_goal: bool = False  # whether goal markers are seen in images
     goal_in_proprio: bool = True  # whether the proprioception holds the goal position
+    objects_in_proprio: bool = False  # whether it holds where the objects of a ManiSkill task are, as a tracker says
     options: dict[str, float] = field(default_factory=dict)  # for envs of one's own, see envs/point_reach.py
 
     def __post_init__(self) -> None:
@@ -65,6 +66,13 @@ class EnvConfig:
         for name in ("num_envs", "block_size", "obs_size", "chunk", "horizon", "chunks_per_rollout"):
             value = getattr(self, name)
             require(value >= 1, f"env.{name}", value, "it must be at least 1", f"set env.{name} to a positive number")
+        require(
+            not self.objects_in_proprio or self._target_ == MANISKILL,
+            "env.objects_in_proprio",
+            self.objects_in_proprio,
+            "only ManiSkill's tasks say where their objects are",
+            "leave it out, and let the env's own proprioception hold it",
+        )
         require(
             self.chunk <= self.horizon,
             "env.chunk",

@@ -86,7 +86,7 @@ class LoraSettings:
 
 
 class Precision(StrEnum):
-    """How the weights are held."""
+    """How weights are held (policy.precision, policy.options.precision), or passes computed (algorithm.precision)."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"

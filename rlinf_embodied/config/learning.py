@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.language import Precision
 
 
 class Critic(StrEnum):
@@ -14,6 +16,12 @@ class Critic(StrEnum):
 
     privileged = "privileged"  # the simulator's state (training only)
     observation = "observation"  # the policy's own features
+
+
+_SIZES = (
+    *("stem_width", "keypoints", "instruction_length", "hidden_size", "num_layers", "num_heads"),
+    "critic_hidden_size",
+)  # of a policy
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,6 +45,9 @@ class PolicyConfig:
     options: dict[str, Any] = field(default_factory=dict)  # a policy's own, see docs/openvla.md, docs/own_policy.md
 
     def __post_init__(self) -> None:
+        for name in _SIZES:
+            value = getattr(self, name)
+            require(value >= 1, f"policy.{name}", value, "it must be at least 1", "use a positive number")
         require(self.num_bins >= 2, "policy.num_bins", self.num_bins, "a token needs at least two values", "use 33")
         require(self.temperature > 0, "policy.temperature", self.temperature, "it must be positive", "use 0.6 or 1.0")
         require(self.initial_std > 0, "policy.initial_std", self.initial_std, "it must be positive", "use 0.5")
@@ -79,7 +90,9 @@ class Sharding(StrEnum):
     fsdp2 = "fsdp2"  # in slices over its workers, see docs/reasoning.md and docs/openvla.md
 
 
-def require_ratio_bounds(clip_high: float, dual_clip: float | None, max_log_ratio: float) -> None:
+def require_ratio_bounds(
+    clip_high: float, dual_clip: float | None, max_log_ratio: float, tis_cap: float | None
+) -> None:
     """Checks what bounds importance ratios beside the clip range.
 
     Raises:
@@ -90,6 +103,8 @@ def require_ratio_bounds(clip_high: float, dual_clip: float | None, max_log_rati
     require(above, "algorithm.dual_clip", dual_clip, rule, "use 3.0, or null for no bound")
     rule = "beyond 80 a float32 overflows, and at 0 nothing is learned"
     require(0 < max_log_ratio <= 80, "algorithm.max_log_ratio", max_log_ratio, rule, "use 20.0")
+    capped = tis_cap is None or tis_cap > 0
+    require(capped, "algorithm.tis_cap", tis_cap, "it must be positive", "use 2.0, or null")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -111,8 +126,14 @@ class AlgorithmConfig:
     max_grad_norm: float = 0.5
     entropy_coef: float = 0.0
     sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded
+    precision: Precision = Precision.float32  # of rollouts and passes, a critic on privileged state excepted
     rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
-    ratio_tolerance: float | None = None  # of |log ratio| before the first step; None: 1e-5, on accelerators any
+    ratio_tolerance: float | None = (
+        None  # of |log ratio| before the first step; None: 1e-5, or any off a CPU and in bfloat16
+    )
+    tis_cap: float | None = (
+        None  # truncated importance sampling: largest pi_training / pi_rollout of a ratio's entry; None: none
+    )
     target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it
     reduction: Reduction = Reduction.auto
     # PPO
@@ -137,14 +158,17 @@ class AlgorithmConfig:
         for name in ("epochs", "num_minibatches", "group_size", "min_groups"):
             value = getattr(self, name)
             require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
-        for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm"):
+        for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
-            require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
-        require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio)
-        for name in ("rows_per_microbatch", "ratio_tolerance"):
+            require(0 < value < math.inf, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+        for name in ("value_epochs", "critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"algorithm.{name}", value, "it must not be negative", "use 0")
+        require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
+        for name in ("rows_per_microbatch", "ratio_tolerance", "target_kl", "value_clip"):
             value = getattr(self, name)
             require(value is None or value > 0, f"algorithm.{name}", value, "it must be positive", "use null")
-        for name in ("gamma", "gae_lambda"):
+        for name in ("gamma", "gae_lambda", "lr_end_fraction"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 0.97 or so")
         require(
@@ -188,10 +212,17 @@ class WarmStartConfig:
         for name in ("batch_size", "head_batch_size"):
             value = getattr(self, name)
             require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use 32")
+        for name in ("epochs", "head_epochs", "noise_steps"):
+            value = getattr(self, name)
+            require(value >= 0, f"warm_start.{name}", value, "it must not be negative", "use 0 for none")
+        for name in ("lr", "head_lr"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, f"warm_start.{name}", value, "it must be positive", "use 1e-3")
         region, rule = self.region, "it is a rectangle on the table: x from, x to, y from, y to, in metres"
         known = region is None or (len(region) == 4 and region[0] < region[1] and region[2] < region[3])
         require(known, "warm_start.region", region, rule, "use [-0.1,0.1,0,0.1], or null for the whole table")
-        require(bool(self.noise), "warm_start.noise", self.noise, "it holds at least one level", "use [0.0]")
+        holds, rule = self.noise and min(self.noise) >= 0, "it holds at least one level, and none is negative"
+        require(bool(holds), "warm_start.noise", self.noise, rule, "use [0.0]")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -7,7 +7,6 @@ from enum import StrEnum
 
 from rlinf_embodied.config.checks import require
 
-STORE_BYTES = 2 << 30
 _LEAST_STORE_BYTES = 75 << 20
 
 
@@ -51,6 +50,11 @@ class PlanConfig:
         return self.name == "auto" and not self.trees and self.file is None
 
 
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdigit() and 0 < int(port) < 1 << 16
+
+
 @dataclass(kw_only=True, slots=True)
 class ClusterConfig:
     """The machines at hand."""
@@ -60,8 +64,9 @@ class ClusterConfig:
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
     device_module: str | None = None  # imported in every process first: makes that kind known to torch
     session: str = "ray"  # ray, or serial: one process, for debuggers
+    address: str | None = None  # of a running Ray: auto (the one of this machine) or host:port; None: starts its own
     call_timeout_s: float = 600.0  # a call that takes longer is reported as a hang
-    object_store_bytes: int = STORE_BYTES  # of shared memory on this machine, where this process starts Ray
+    object_store_bytes: int | None = None  # where this process starts Ray; None: a share of the machine's memory
     transport: TransportMode = TransportMode.adaptive
     emulated: bool = False  # described by the two below; for planning and for stages that only sleep
     nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see cluster/hardware.py
@@ -89,13 +94,27 @@ class ClusterConfig:
             "one process (cluster.session=serial) has no object store",
             "use cluster.session=ray or cluster.transport=adaptive",
         )
+        require(
+            self.address is None or self.address == "auto" or _is_address(self.address),
+            "cluster.address",
+            self.address,
+            "it is auto or host:port",
+            "use cluster=ray cluster.address=auto on a machine where `ray start` ran",
+        )
+        require(
+            self.address is None or self.session == "ray",
+            "cluster.address",
+            self.address,
+            "one process (cluster.session=serial) joins no Ray",
+            "leave cluster.address out, or use cluster=ray",
+        )
         store = self.object_store_bytes
         require(
-            store >= _LEAST_STORE_BYTES,
+            store is None or store >= _LEAST_STORE_BYTES,
             "cluster.object_store_bytes",
             store,
             f"Ray starts with {_LEAST_STORE_BYTES} bytes or more",
-            f"use {STORE_BYTES}",
+            "leave it out: a share of this machine's memory is taken",
         )
         limit = self.call_timeout_s
         require(limit > 0, "cluster.call_timeout_s", limit, "it must be positive", "use 600")

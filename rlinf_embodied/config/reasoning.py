@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.language import Precision
 from rlinf_embodied.config.learning import Reduction, Sharding, require_ratio_bounds
 
 
@@ -160,6 +162,7 @@ class ReasoningAlgorithmConfig:
     tokens_per_microbatch: int = 1024  # padding included; what a core's cache holds of a small model, more for GPUs
     reduction: Reduction = Reduction.auto
     sharding: Sharding = Sharding.none  # of the actor; a critic is never sharded
+    precision: Precision = Precision.float32  # of the actor's passes and what is compared with them, not of generation
     # PPO
     gamma: float = 1.0
     gae_lambda: float = 0.95
@@ -177,12 +180,10 @@ class ReasoningAlgorithmConfig:
             value = getattr(self, name)
             require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 1.0")
         require(0 <= self.beta2 < 1, "algorithm.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
-        cap = self.tis_cap
-        require(cap is None or cap > 0, "algorithm.tis_cap", cap, "it must be positive", "use 2.0, or null")
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
-            require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
-        require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio)
+            require(0 < value < math.inf, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+        require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
         for name in (
             "kl_coef",
             "max_resamples",

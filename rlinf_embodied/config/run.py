@@ -87,9 +87,12 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         require(self.num_episodes >= 1, "eval.num_episodes", self.num_episodes, "it must be at least 1", "use 200")
-        for name in ("num_envs", "check_every", "check_episodes"):
+        for name in ("num_envs", "check_every", "check_episodes", "video_size"):
             value = getattr(self, name)
             require(value >= 1, f"eval.{name}", value, "it must be at least 1", "use a positive number")
+        for name in ("every", "num_videos"):
+            value = getattr(self, name)
+            require(value >= 0, f"eval.{name}", value, "it must not be negative", "use 0 for none")
         require(
             self.seed >= 0 and self.seed + self.num_episodes < 2**30,
             "eval.seed",

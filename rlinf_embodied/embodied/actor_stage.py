@@ -3,41 +3,49 @@
 columns of every block -> advantages -> global mean and deviation -> critic epochs -> policy epochs -> new version
                                                                                         |
                                     before the first step the importance ratio must be 1 per token, or it stops
+
+With algorithm.tis_cap the ratio's denominator is training's own: all that was sampled is scored once more at first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.log_probs import mask_at_level, to_level, weights_at_level
 from rlinf_embodied.algorithms.losses import (
     explained_variance,
     explained_variance_sums,
-    masked_sum,
-    policy_loss,
     require_unit_ratio,
-    value_loss,
 )
-from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Level, Sharding
-from rlinf_embodied.device import is_accelerator
-from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
+from rlinf_embodied.algorithms.off_policy import Mismatch
+from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Precision, Sharding
+from rlinf_embodied.device import is_accelerator, require_autocast
+from rlinf_embodied.embodied.advantages import Rollouts, grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
 from rlinf_embodied.embodied.learners import POLICY, VALUE, VALUE_LOSS, Learners, Scored
+from rlinf_embodied.embodied.objective import Objective
+from rlinf_embodied.embodied.old_log_probs import (
+    capped,
+    mismatch_of_rollouts,
+    mismatch_of_samples,
+    with_old_log_probs,
+)
 from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
+from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import RunningEpisode
-from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, Record
-from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
-from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.interfaces.policies import Features, Policy, Record
+from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
+from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
@@ -90,22 +98,31 @@ class ActorStage:
 
         Raises:
             ObjectiveError: the policy has nothing to train.
-            ConfigError: PPO has no critic to train.
+            ConfigError: PPO has no critic to train, or the device does not compute in algorithm.precision.
         """
         model, algorithm = self._config.model, self._algorithm
+        if algorithm.precision is Precision.bfloat16:
+            require_autocast(context.device)
         shared = context.share("policy", lambda: load_policy(model.policy, model.folder, context.device))
         self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter("actor")
-        self._policy = self._shared.policy
+        self._policy = computed_in(algorithm.precision, self._shared.policy, model.policy, context.device)
         self._rank, self._device = context.group.rank, context.device
+        self._writer = CheckpointWriter()
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         if algorithm.sharding is Sharding.none:
             learners = Learners.replicated(self._policy, algorithm, self._reducer)
         else:
-            copy = lambda: load_policy(model.policy, model.folder, "cpu").policy  # noqa: E731
             settings = (algorithm, self._reducer, context, self._config.exact)
-            learners = Learners.sharded(self._policy, copy, self._zero_loss, *settings)
-        self._learners, self._joint, self._score = learners.by_name, learners.joint, learners.evaluate
+            learners = Learners.sharded(self._policy, self._copy, self._zero_loss, *settings)
+        self._learners, self._joint = learners.by_name, learners.joint
+        temperature = model.policy.temperature
+        self._objective = Objective(algorithm, temperature, learners.evaluate, self._policy.value, learners.joint)
+
+    def _copy(self) -> Policy:
+        model = self._config.model
+        policy = load_policy(model.policy, model.folder, "cpu").policy
+        return computed_in(self._algorithm.precision, policy, model.policy, self._device)
 
     def _zero_loss(self, scored: Scored) -> Tensor:
         """Returns 0 from a forward pass over a row of this rollout."""
@@ -121,13 +138,15 @@ class ActorStage:
         Raises:
             ObjectiveError: the ratio is not 1 at the start, or samples come from another version of the weights.
         """
-        rollouts = {
+        rollouts: dict[int, Rollouts] = {
             block: _pair([to_device(payload, self._device) for payload in payloads])
             for block, payloads in inputs.items()
         }
         self._require_version(rollouts)
         if self._algorithm.sharding is not Sharding.none:
             self._any_row = _first_row(next(iter(rollouts.values()))[0][0])
+        if self._algorithm.tis_cap is not None:
+            rollouts = {b: with_old_log_probs(self._score_as_sampled, parts) for b, parts in rollouts.items()}
         metrics: dict[str, float] = {}
         if self._algorithm.name is AlgorithmName.ppo:
             critic = self._config.model.policy.critic
@@ -139,6 +158,7 @@ class ActorStage:
             kept = set(cast("tuple[tuple[int, int], ...]", step_context.message))
             blocks = {b: grpo_block(parts, self._algorithm, b, kept) for b, parts in rollouts.items()}
             metrics["rollout/useful_groups"] = float(len(kept))
+        metrics |= self._compare(step_context, rollouts, blocks)
         metrics |= self._fit_policy(step_context, blocks)
         for learner in self._learners.values():
             learner.publish()
@@ -146,7 +166,7 @@ class ActorStage:
         self._shared.version = step_context.iteration + 1
         return Output(dict.fromkeys(inputs), ActorReport(metrics, self._shared.version))
 
-    def _require_version(self, rollouts: Mapping[int, list[tuple[PolicyColumns, EnvColumns]]]) -> None:
+    def _require_version(self, rollouts: Mapping[int, Rollouts]) -> None:
         versions = {columns.version for parts in rollouts.values() for columns, _ in parts}
         if versions != {self._shared.version}:
             raise ObjectiveError(
@@ -164,30 +184,21 @@ class ActorStage:
     def _fit_value(self, step_context: StepContext, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
         """Runs the critic's epochs on fixed targets."""
         batches = self._minibatches(step_context, blocks, "value", self._algorithm.value_epochs)
-        fitted = fit(self._learners[VALUE], batches, lambda block, index: self._value_pass(blocks[block].rows(index)))
+        passes = lambda block, index: self._objective.value_passes(blocks[block].rows(index))  # noqa: E731
+        fitted = fit(self._learners[VALUE], batches, passes)
         return value_metrics(fitted, self._reducer.sum_blocks({b: _explained_sums(t) for b, t in blocks.items()}))
-
-    def _value_pass(self, rows: TrainingBlock) -> list[Pass]:
-        return [Pass(float(rows.valid.sum()), partial(self._value_sums, rows))]
-
-    def _value_sums(self, rows: TrainingBlock) -> LossSums:
-        assert rows.returns is not None
-        values = self._policy.value(rows.features, rows.privileged)
-        terms = value_loss(values, rows.returns, rows.valid, rows.values, self._algorithm.value_clip)
-        return LossSums(terms.loss, terms.count.to(torch.float32), terms.loss.detach().reshape(1))
 
     def _fit_policy(self, step_context: StepContext, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
         """Runs the policy's epochs until they are over or a minibatch exceeds the target KL."""
         algorithm, learner = self._algorithm, self._learners[POLICY]
-        self._check_ratio_of_first(step_context, blocks)
         warming_up = algorithm.name is AlgorithmName.ppo and step_context.iteration < algorithm.critic_warmup_iterations
         if warming_up and not self._joint:
-            return {"losses/initial_log_ratio": self._initial_log_ratio}
+            return {}
         learner.lr = linear_decay(
             step_context.iteration, self._config.num_iterations, algorithm.lr, algorithm.lr_end_fraction
         )
         batches = self._minibatches(step_context, blocks, "policy", algorithm.epochs)
-        passes = lambda block, index: self._policy_pass(blocks[block].rows(index), warming_up)  # noqa: E731
+        passes = lambda block, index: self._objective.policy_passes(blocks[block].rows(index), warming_up)  # noqa: E731
         fitted = fit(learner, batches, passes, exceeds_kl(algorithm.target_kl))
         return self._policy_metrics(fitted) | (self._joint_metrics(fitted, blocks) if self._joint else {})
 
@@ -196,84 +207,55 @@ class ActorStage:
         loss = fitted.sums[VALUE_LOSS] / max(fitted.weight, 1e-8)
         return {"losses/value_loss": loss, "losses/explained_variance": explained_variance(explained)}
 
-    def _policy_pass(self, rows: TrainingBlock, critic_only: bool) -> list[Pass]:
-        size = self._algorithm.rows_per_microbatch or len(rows)
-        parts = [rows.rows(index) for index in torch.arange(len(rows)).split(size)] if size < len(rows) else [rows]
-        return [Pass(float(part.weights.sum()), partial(self._policy_sums, part, critic_only)) for part in parts]
-
-    def _policy_sums(self, rows: TrainingBlock, critic_only: bool) -> LossSums:
-        algorithm, level = self._algorithm, self._algorithm.ratio_level
-        temperature = self._config.model.policy.temperature
-        found = self._score(rows.features, rows.record, temperature, algorithm.entropy_coef != 0)
-        choices = found.log_probs.shape[-1]
-        counted = rows.weights > 0
-        terms = policy_loss(
-            to_level(found.log_probs, rows.valid, level, rows.mask),
-            to_level(rows.old_log_probs, rows.valid, level, rows.mask),
-            rows.advantages[:, 0] if level is Level.chunk else rows.advantages,
-            mask_at_level(counted, level, choices, rows.mask),
-            algorithm.clip_low,
-            algorithm.clip_high,
-            weights_at_level(rows.weights, level, choices, rows.mask),
-            dual_clip=algorithm.dual_clip,
-            max_log_ratio=algorithm.max_log_ratio,
-        )
-        per_action = torch.zeros_like(rows.weights) if found.entropy is None else found.entropy.sum(-1)
-        loss = terms.loss
-        if algorithm.entropy_coef:
-            loss = loss - algorithm.entropy_coef * (rows.weights * per_action).sum()
-        kl, count = terms.approx_kl
-        outside, _ = terms.clipfrac
-        statistics = [terms.loss, kl, outside, count, masked_sum(per_action, counted) / choices, counted.sum()]
-        if self._joint:
-            value = self._joint_value_loss(rows, found)
-            loss = algorithm.value_coef * value + (0.0 if critic_only else loss)
-            statistics.append(value)
-        return LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics]))
-
-    def _joint_value_loss(self, rows: TrainingBlock, found: Evaluation) -> Tensor:
-        """Returns the critic's summed loss, from the forward pass of the policy where that gives values."""
-        assert rows.returns is not None
-        values = found.values if found.values is not None else self._policy.value(rows.features, rows.privileged)
-        return value_loss(values, rows.returns, rows.valid, rows.values, self._algorithm.value_clip).loss
-
-    def _scored_as_sampled(self, rows: TrainingBlock) -> Evaluation:
+    @torch.no_grad()
+    def _score_as_sampled(self, features: Features, record: Record) -> Tensor:
         """Returns what the copy of other stages says of choices, which are of the same weights."""
-        found = self._policy.evaluate(rows.features, rows.record, self._config.model.policy.temperature)
+        found = self._policy.evaluate(features, record, self._config.model.policy.temperature)
         if found.entropy is None and self._algorithm.entropy_coef:
             raise ConfigError(
-                f"algorithm.entropy_coef is {self._algorithm.entropy_coef:g}, but {type(self._policy).__name__} has no "
-                "entropy in closed form: use 0"
+                f"algorithm.entropy_coef is {self._algorithm.entropy_coef:g}, but "
+                f"{type(self._shared.policy).__name__} has no entropy in closed form: use 0"
             )
-        return found
+        return found.log_probs
 
-    @torch.no_grad()
-    def _check_ratio_of_first(self, step_context: StepContext, blocks: Mapping[int, TrainingBlock]) -> None:
-        """Measures max |log ratio| per token on each block's first minibatch with samples, before any step."""
-        size = self._config.model.block_size
+    def _compare(
+        self, step_context: StepContext, rollouts: Mapping[int, Rollouts], blocks: Mapping[int, TrainingBlock]
+    ) -> dict[str, float]:
+        """Measures how far training's log-probs are from those recorded, before any step of the policy.
+
+        With a cap over all valid actions; without one, on each block's first minibatch with samples.
+
+        Raises:
+            ObjectiveError: a token's are further apart than rounding explains.
+        """
+        cap, score, size = self._algorithm.tis_cap, self._score_as_sampled, self._config.model.block_size
+        if cap is None:
+            first = self._first_rows(step_context, blocks)
+            found = {b: mismatch_of_samples(score, blocks[b], index, size) for b, index in first.items()}
+        else:
+            found = {b: mismatch_of_rollouts(parts) for b, parts in rollouts.items()}
+        stacked = self._reducer.gather_blocks({b: apart.stacked() for b, apart in found.items()})
+        apart = reduce(add, (Mismatch.of(part) for part in stacked.values()))
+        largest, tolerance = float(apart.abs_max), self._algorithm.ratio_tolerance
+        exact = self._algorithm.precision is Precision.float32 and not is_accelerator(self._device)
+        if tolerance is not None or exact:
+            require_unit_ratio(largest, _RATIO_TOLERANCE if tolerance is None else tolerance)
+        metrics = {"losses/initial_log_ratio": largest}
+        if cap is not None:
+            metrics |= {f"losses/{name}": value for name, value in apart.metrics().items()}
+            counts = {b: capped(parts, self._algorithm.ratio_level, cap) for b, parts in rollouts.items()}
+            above, every = torch.stack(list(self._reducer.gather_blocks(counts).values())).sum(0).tolist()
+            metrics["losses/importance_capped"] = above / max(every, 1)
+        return metrics
+
+    def _first_rows(self, step_context: StepContext, blocks: Mapping[int, TrainingBlock]) -> dict[int, Tensor]:
         batches = list(self._minibatches(step_context, blocks, "policy", 1))
-        largest = {}
-        for block in blocks:
-            index = next((rows[block] for rows in batches if len(rows[block])), batches[0][block])
-            difference = torch.zeros(1)
-            for part in index.split(size) if len(index) else ():
-                # in calls of the rollout's size: a row's last bits depend on the size of its batch
-                rows = blocks[block].rows(torch.cat([part, part[:1].expand(size - len(part))]))
-                made = rows.valid[..., None] if rows.mask is None else rows.valid[..., None] & rows.mask
-                now = self._scored_as_sampled(rows).log_probs
-                now, old = (torch.where(made, x, 0.0) for x in (now, rows.old_log_probs))
-                difference = torch.maximum(difference, (now - old).abs().max().reshape(1).cpu())
-            largest[block] = difference
-        self._initial_log_ratio = max(float(v[0]) for v in self._reducer.gather_blocks(largest).values())
-        tolerance = self._algorithm.ratio_tolerance
-        if tolerance is not None or not is_accelerator(self._device):
-            require_unit_ratio(self._initial_log_ratio, _RATIO_TOLERANCE if tolerance is None else tolerance)
+        return {b: next((rows[b] for rows in batches if len(rows[b])), batches[0][b]) for b in blocks}
 
     def _policy_metrics(self, fitted: Fitted) -> dict[str, float]:
         return policy_metrics(fitted) | {
             "losses/policy_steps": float(len(fitted.norms)),
             "losses/stopped_by_kl": float(fitted.stopped),
-            "losses/initial_log_ratio": self._initial_log_ratio,
             "charts/learning_rate": self._learners[POLICY].lr,
         }
 
@@ -304,7 +286,7 @@ class ActorStage:
     def save(
         self, step_context: StepContext, argument: tuple[str, int, int, dict[str, object], dict[int, list]]
     ) -> None:
-        """Writes a checkpoint (the first worker does): (root, step, keep, JSON state, what the env carries over)."""
+        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state, what the env carries over)."""
         tensors = {name: learner.export_state() for name, learner in self._learners.items()}  # all take part
         if self._rank != 0:
             return
@@ -312,12 +294,16 @@ class ActorStage:
         if carry_over:
             tensors["carry_over"] = flatten_carry_over(carry_over)
         state = state | {"version": self._shared.version, "blocks": sorted(carry_over)}
-        policy, config = self._policy, self._config
+        policy, config = self._shared.policy, self._config
 
         def write_policy(folder: Path) -> None:
             save_policy(policy, folder, config.env, config.model.policy, self._device)
 
-        save(Path(root), step, policy_writer=write_policy, tensors=tensors, state=state, keep=keep)
+        self._writer.save(Path(root), step, policy_writer=write_policy, tensors=tensors, state=state, keep=keep)
+
+    def wait_saved(self, step_context: StepContext) -> None:
+        """Returns when the checkpoint that was begun last is on the disk."""
+        self._writer.wait()
 
     def load(self, step_context: StepContext, folder: str) -> None:
         """Restores learners and version; the weights were loaded with the policy."""

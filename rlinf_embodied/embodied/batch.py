@@ -42,6 +42,7 @@ class PolicyColumns:
     version: int  # of the weights that sampled
     values: Tensor | None = None  # float32 [H, B, C], where acting gives them
     mask: Tensor | None = None  # bool [H, B, C, K], which choices were made; None: all
+    old_log_probs: Tensor | None = None  # float32 [H, B, C, K], training's own; None: `log_probs` stand for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class TrainingBlock:
 
     features: Features  # [M, ...]
     record: Record  # [M, ...]
-    old_log_probs: Tensor  # float32 [M, C, K]
+    old_log_probs: Tensor  # float32 [M, C, K], of the ratio's denominator
     valid: Tensor  # bool [M, C]
     advantages: Tensor  # float32 [M, C]
     weights: Tensor  # float32 [M, C], of each action in the policy loss; 0 where not valid
@@ -78,6 +79,7 @@ class TrainingBlock:
     values: Tensor | None  # float32 [M, C], before the update; None without a critic
     returns: Tensor | None  # float32 [M, C], what the critic should say
     mask: Tensor | None = None  # bool [M, C, K]: which choices were made; None: all
+    rollout_log_probs: Tensor | None = None  # float32 [M, C, K], recorded by the rollout; None: they are the old ones
 
     def __len__(self) -> int:
         """Returns the number of samples M."""
@@ -97,6 +99,7 @@ class TrainingBlock:
             values=take(self.values),
             returns=take(self.returns),
             mask=take(self.mask),
+            rollout_log_probs=take(self.rollout_log_probs),
         )
 
 
@@ -129,7 +132,7 @@ def training_block(
     return TrainingBlock(
         features={name: flatten_rows(value)[kept] for name, value in policy.features.items()},
         record={name: flatten_rows(value)[kept] for name, value in policy.record.items()},
-        old_log_probs=flatten_rows(policy.log_probs)[kept],
+        old_log_probs=flatten_rows(policy.log_probs if policy.old_log_probs is None else policy.old_log_probs)[kept],
         valid=flatten_rows(env.valid)[kept],
         advantages=flatten_rows(advantages)[kept],
         weights=flatten_rows(weights * env.valid)[kept],
@@ -137,6 +140,7 @@ def training_block(
         values=take(values),
         returns=take(returns),
         mask=take(policy.mask),
+        rollout_log_probs=None if policy.old_log_probs is None else take(policy.log_probs),
     )
 
 
@@ -155,6 +159,7 @@ def concatenate(parts: Sequence[TrainingBlock]) -> TrainingBlock:
         values=_cat([part.values for part in parts]),
         returns=_cat([part.returns for part in parts]),
         mask=_cat([part.mask for part in parts]),
+        rollout_log_probs=_cat([part.rollout_log_probs for part in parts]),
     )
 
 

@@ -7,7 +7,6 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import cluster_at_hand
 from rlinf_embodied.config import EvaluateConfig, PolicyConfig
 from rlinf_embodied.embodied.evaluation import (
     Acting,
@@ -23,6 +22,7 @@ from rlinf_embodied.embodied.sizes import require_acting, require_shapes
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.sessions import open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
@@ -35,7 +35,7 @@ def evaluate_command(config: EvaluateConfig) -> int:
     Raises:
         CheckpointError: the checkpoint is missing or foreign, was trained under other conditions, or fits other sizes.
     """
-    policy, cluster = None, cluster_at_hand(config.cluster)
+    policy, cluster = None, find_cluster(config.cluster)
     if config.policy == "checkpoint":
         assert config.checkpoint is not None
         policy = trained_under(config.checkpoint).policy

@@ -41,13 +41,22 @@ class Exported:
 
 @dataclass(slots=True)
 class _Taken:
-    """One episode, step by step, up to the step that solves the task."""
+    """One episode, step by step, until the task has stayed solved for long enough."""
 
     seed: int
     seen: list[Observation] = field(default_factory=list)  # before each action, one row each
     actions: list[Tensor] = field(default_factory=list)  # float32 [A]
     states: list[Mapping[str, np.ndarray]] = field(default_factory=list)  # before each action, and at the end
-    solved: bool = False
+    success: list[bool] = field(default_factory=list)  # after each action
+
+    @property
+    def solved(self) -> bool:
+        """Whether it ends solved."""
+        return self.success[-1]
+
+    def lasts(self, steps: int) -> bool:
+        """Whether the task has been solved after each of the last `steps` actions."""
+        return len(self.success) >= steps and all(self.success[-steps:])
 
 
 def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -> Exported:
@@ -76,7 +85,8 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
         for first in range(0, config.num_episodes, ROWS):
             numbers = range(first, min(first + ROWS, config.num_episodes))
             act = _acting(config, env, numbers)
-            taken += _round(env, act, [int(reset_seed(config.run.seed, -1, k)) for k in numbers])
+            seeds = [int(reset_seed(config.run.seed, -1, k)) for k in numbers]
+            taken += _round(env, act, seeds, config.env.hold_steps or config.env.horizon)
             progress(numbers.stop, config.num_episodes)
     finally:
         env.close()
@@ -151,8 +161,8 @@ def _acting(config: ExportConfig, env: VectorEnv, numbers: range) -> _Acting:
     return act
 
 
-def _round(env: VectorEnv, act: _Acting, seeds: list[int]) -> list[_Taken]:
-    """Runs an episode per row, at most ROWS of them."""
+def _round(env: VectorEnv, act: _Acting, seeds: list[int], hold_steps: int) -> list[_Taken]:
+    """Runs an episode per row, at most ROWS of them, until the task has stayed solved for `hold_steps`."""
     episodes = [_Taken(seed) for seed in seeds]
     observation, states = env.reset(seeds, list(range(len(seeds)))), _states(env)
     for step in range(env.spec.horizon):
@@ -160,16 +170,16 @@ def _round(env: VectorEnv, act: _Acting, seeds: list[int]) -> list[_Taken]:
         result = env.step_chunk(actions[:, None])
         before, states = states, _states(env)
         for row, episode in enumerate(episodes):
-            if episode.solved:
+            if episode.lasts(hold_steps):
                 continue
             episode.seen.append(observation.rows([row]))
             episode.actions.append(actions[row].cpu())
-            episode.solved = bool(result.success[row].any())
+            episode.success.append(bool(result.success[row].any()))
             episode.states.append(_row(before, row))
-            if episode.solved or step == env.spec.horizon - 1:
+            if episode.lasts(hold_steps) or step == env.spec.horizon - 1:
                 episode.states.append(_row(states, row))
         observation = result.observation
-        if all(episode.solved for episode in episodes):
+        if all(episode.lasts(hold_steps) for episode in episodes):
             break
     return episodes
 
@@ -195,8 +205,7 @@ def _write(config: ExportConfig, out: Path, episodes: list[_Taken]) -> None:
 
 
 def _recorded(number: int, episode: _Taken) -> RecordedEpisode:
-    success = np.zeros(len(episode.actions), dtype=bool)
-    success[-1] = episode.solved
+    success = np.asarray(episode.success, dtype=bool)
     states = {name: np.stack([state[name] for state in episode.states]) for name in episode.states[0]}
     return RecordedEpisode(f"traj_{number}", episode.seed, torch.stack(episode.actions).numpy(), success, states)
 

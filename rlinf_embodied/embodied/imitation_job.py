@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import cast
 
-from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import ImitationConfig, WarmStartConfig
 from rlinf_embodied.embodied.cloning import HeldOut
@@ -22,7 +22,7 @@ from rlinf_embodied.embodied.file_checks import require_episodes, require_file
 from rlinf_embodied.embodied.held_out import HeldOutCheck, held_out_metrics
 from rlinf_embodied.embodied.imitation_stage import EpochReport, ImitationStage, ImitationStageConfig
 from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage, UntrainedPolicyStage
-from rlinf_embodied.embodied.policy_check import require_policy_class
+from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.sizes import require_sizes
 from rlinf_embodied.embodied.starting_point import require_env_target
@@ -33,6 +33,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
@@ -97,9 +98,10 @@ class ImitationJob:
             DataError: a file cannot be used.
         """
         config = self.config
-        kind = cluster_at_hand(config.cluster).kind
+        kind = find_cluster(config.cluster).kind
         require_env_target(config.env)
         require_policy_class(config.policy, cloned=True)
+        require_options(config.policy)
         number = sum(require_file(place, config.env, _DATA) for place in config.files)
         require_episodes(number, config.data, _DATA)
         if checkpoint is not None:

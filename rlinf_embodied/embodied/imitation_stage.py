@@ -26,7 +26,8 @@ from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, ROWS, for_
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.interfaces.policies import ImitationPolicy
-from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
+from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
+from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
@@ -85,6 +86,7 @@ class ImitationStage:
         self._shared.enter("sft")
         self._policy, self._device = self._shared.policy, context.device
         self._rank, self._blocks = context.group.rank, context.blocks
+        self._writer = CheckpointWriter()
         self._reducer = ExactReducer(context.group, context.owners)
         self._cloning = Cloning(self._policy, config.seed, self._reducer, context.device)
 
@@ -202,13 +204,13 @@ class ImitationStage:
         return weights_sha256(self._policy.module.state_dict())
 
     def save(self, step_context: StepContext, argument: tuple[str, int, int, dict[str, object]]) -> None:
-        """Writes a checkpoint (the first worker does): (root, step, keep, JSON state)."""
+        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state)."""
         optimizer = {} if self._whole is None else self._cloning.learner.export_state()  # all take part
         if self._rank != 0:
             return
         root, step, keep, state = argument
         env, policy = self._config.env, self._config.policy
-        save(
+        self._writer.save(
             Path(root),
             step,
             policy_writer=lambda folder: save_policy(self._policy, folder, env, policy, self._device),
@@ -216,6 +218,10 @@ class ImitationStage:
             state=state | {"version": self._shared.version},
             keep=keep,
         )
+
+    def wait_saved(self, step_context: StepContext) -> None:
+        """Returns when the checkpoint that was begun last is on the disk."""
+        self._writer.wait()
 
     def load(self, step_context: StepContext, folder: str) -> None:
         """Notes where the optimizer's state lies; the weights were loaded with the policy."""

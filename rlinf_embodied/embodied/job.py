@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Reward, TrainConfig
 from rlinf_embodied.config.checks import require
@@ -17,7 +17,7 @@ from rlinf_embodied.embodied.evaluation import (
     policy_stage,
 )
 from rlinf_embodied.embodied.graph import ACTOR, ENV
-from rlinf_embodied.embodied.policy_check import require_policy_class
+from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.sizes import require_sizes
@@ -29,6 +29,8 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.learning.precision import require_precision
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
@@ -75,10 +77,13 @@ class EmbodiedJob:
         """See Job; a policy that training goes on from was trained under the same conditions.
 
         Raises:
-            ConfigError: episodes are to be carried over where they cannot be replayed.
+            ConfigError: episodes are to be carried over where they cannot be replayed, or the devices do not compute
+                in algorithm.precision.
         """
-        config, kind = self.config, cluster_at_hand(self.config.cluster).kind
+        config, cluster = self.config, find_cluster(self.config.cluster)
+        kind = cluster.kind
         require_env_target(config.env)
+        require_precision(config.algorithm.precision, cluster)
         require(
             not (config.env.carry_over and config.env.runs_on_gpu(kind)),
             "env.carry_over",
@@ -89,6 +94,7 @@ class EmbodiedJob:
         )
         start = config.warm_start
         require_policy_class(config.policy, not (checkpoint or start.checkpoint or start.from_nothing))
+        require_options(config.policy)
         if checkpoint is not None:
             require_conditions("resume", checkpoint, config.env, config.policy, kind)
         elif config.warm_start.checkpoint is not None:

@@ -108,6 +108,7 @@ class Learners:
         learner = ShardedLearner(
             *(root, policy.policy_parameters, Scored(view), _settings(algorithm), POLICY_STATISTICS),
             zero_loss=lambda: zero_loss(root),
+            precision=algorithm.precision,
             group=context.group,
             device=context.device,
         )
@@ -131,8 +132,8 @@ def _critic(policy: Policy, algorithm: AlgorithmConfig) -> list[nn.Parameter]:
     found = policy.value_parameters()
     if not found:
         raise ConfigError(
-            f"algorithm.name is ppo, but {type(policy).__name__}.value_parameters() is empty: PPO trains a critic, use "
-            "algorithm=grpo without one"
+            f"algorithm.name is ppo, but value_parameters() of the policy {policy.spec.name} is empty: PPO trains a "
+            "critic, use algorithm=grpo without one"
         )
     return found
 

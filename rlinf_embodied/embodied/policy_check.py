@@ -20,6 +20,7 @@ from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, Policy, PolicyOutput
 from rlinf_embodied.learning.shared_policy import move
 from rlinf_embodied.targets import load_plug_in, load_target
+from rlinf_embodied.typed_options import typed
 from rlinf_embodied.user_code import named_when_raised
 
 _Answer = TypeVar("_Answer")
@@ -66,6 +67,17 @@ def require_policy_class(config: PolicyConfig, cloned: bool) -> None:
         rule = f"{kind.__name__} has no imitation_loss, without which it cannot learn from demonstrations"
         action = "inherit from ImitationPolicy and write it, or start from random weights: warm_start.from_nothing=true"
         raise _wrong(config, rule, action)
+
+
+def require_options(config: PolicyConfig) -> None:
+    """Checks policy.options of a class that says what they are, as `options_type`, a dataclass.
+
+    Raises:
+        ConfigError: a name is unknown, or a value of another type or refused; names its path.
+    """
+    declared = getattr(load_target(config._target_), "options_type", None)
+    if declared is not None:
+        typed(config.options, declared, "policy.options")
 
 
 def _is_left_out(kind: type, name: str) -> bool:

@@ -105,6 +105,7 @@ class Fingerprint:
     decimate: bool = False  # whether images show lighter meshes
     show_goal: bool = False
     goal_in_proprio: bool = True
+    objects_in_proprio: bool = False
 
     def differences(self, other: Fingerprint) -> list[str]:
         """Returns what differs, for example "obs_size is 64 there and 128 here"; self is there, `other` here."""
@@ -154,6 +155,7 @@ def _simulation(env: EnvConfig, kind: str) -> dict[str, Any]:
         "decimate": maniskill and bool(env.cameras) and not on_gpu and env.decimate is not False,
         "show_goal": bool(env.cameras) and env.show_goal,
         "goal_in_proprio": env.goal_in_proprio,
+        "objects_in_proprio": env.objects_in_proprio,
     }
 
 

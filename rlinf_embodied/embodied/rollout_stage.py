@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.config import PolicyConfig
+from rlinf_embodied.config import PolicyConfig, Precision
 from rlinf_embodied.embodied.batch import PolicyColumns
 from rlinf_embodied.embodied.policy_folder import load_policy
+from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput
 from rlinf_embodied.learning.shared_policy import SharedPolicy
@@ -28,6 +29,7 @@ class PolicyStageConfig:
     folder: str  # the checkpoint folder it starts from
     seed: int
     block_size: int
+    precision: Precision = field(default=Precision.float32, kw_only=True)  # of rollouts that are trained on
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class RolloutStage:
         self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter(self._user)
         self._device = context.device
+        self._policy = computed_in(config.precision, self._shared.policy, config.policy, context.device)
 
     @torch.no_grad()
     def step(
@@ -64,7 +67,7 @@ class RolloutStage:
         return {block: None if o is None else self._act(step_context, block, o) for block, o in observations.items()}
 
     def _act(self, step_context: StepContext, block: int, observation: Observation) -> Tensor:
-        policy = self._shared.policy
+        policy = self._policy
         size = self._config.block_size
         assert len(observation) == size
         ids = np.arange(block * size, (block + 1) * size)

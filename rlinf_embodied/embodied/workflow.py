@@ -36,7 +36,7 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
     """Returns the graph; `policy_folder` is the checkpoint that every copy of the policy starts from."""
     env, algorithm, seed = config.env, config.algorithm, config.run.seed
     grpo = algorithm.name is AlgorithmName.grpo
-    model = PolicyStageConfig(config.policy, policy_folder, seed, env.block_size)
+    model = PolicyStageConfig(config.policy, policy_folder, seed, env.block_size, precision=algorithm.precision)
     keep_images = not grpo and config.policy.critic is Critic.observation
     group_size = algorithm.group_size if grpo else 1
     configs = {

@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
@@ -29,6 +30,7 @@ from rlinf_embodied.flow.probes import collocated
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
+from rlinf_embodied.runtime.node_files import paths_in
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
 
 _LOG = logging.getLogger(__name__)
@@ -48,8 +50,12 @@ class Executor:
         self._repeated, self._steps = parts(schedule(plan, workflow), workflow)
         self._repeats = repeats(workflow)
         self._exclusive = plan.exclusive()
+        module = cluster.device_module
         session.start(
-            [WorkerSpec(k, cluster.torch_device(k), device_module=cluster.device_module) for k in plan.devices()]
+            [
+                WorkerSpec(k, cluster.torch_device(k), device_module=module, node=cluster.node_id(k))
+                for k in plan.devices()
+            ]
         )
         self.facts: dict[str, list[object]] = {}
         self.setup_s: dict[str, float] = {}  # by stage; the first one waits for the workers to start
@@ -82,7 +88,10 @@ class Executor:
             device = cluster.torch_device(worker)
             contexts.append(StageContext(worker, device, blocks, shards, num_blocks, owners, SoloGroup(), {}))
             contexts[-1].exclusive = self._exclusive[name] & self._hosted(worker)
-        return self._session.add_stage(self.workflow.stages[name], contexts)
+        spec = self.workflow.stages[name]
+        for path in paths_in(spec.config) if cluster.nodes else ():
+            self._session.provide(workers, path)
+        return self._session.add_stage(spec, contexts)
 
     def _hosted(self, worker: int) -> frozenset[str]:
         return frozenset(stage for stage, owners in self._owners.items() if worker in owners)
@@ -274,12 +283,30 @@ class Executor:
             state.result.spans.extend(receipt.spans)
         state.receipts, state.timings = [], []
 
-    def call(self, stage: str, method: str, step_context: StepContext, argument: object = None) -> list[object]:
-        """Calls a method on every worker of a stage at once and returns their answers in order of rank."""
-        calls = [(worker, Call(stage, method, step_context, argument=argument), []) for worker in self.workers(stage)]
+    def call(
+        self, stage: str, method: str, step_context: StepContext, argument: object = None, payloads: Sequence[Ref] = ()
+    ) -> list[object]:
+        """Calls a method on every worker of a stage at once and returns their answers in order of rank.
+
+        `payloads` follow the argument: what other stages published, which the driver does not read.
+        """
+        call = Call(stage, method, step_context, argument=argument)
+        calls = [(worker, call, payloads) for worker in self.workers(stage)]
         answers = self._session.submit(calls, collective=self.workflow.stages[stage].collective)
         receipts = self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
         return [receipt.report for receipt in of_type(receipts, Receipt)]
+
+    def publish(self, stage: str, method: str, step_context: StepContext) -> list[Ref]:
+        """Calls a method on every worker of a stage at once and returns references to their answers, by rank."""
+        call = Call(stage, method, step_context, publishes=True)
+        calls = [(worker, call, []) for worker in self.workers(stage)]
+        answers = self._session.submit(calls, collective=self.workflow.stages[stage].collective)
+        self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
+        return [refs[0] for refs in answers]
+
+    def collect(self, stage: str, path: Path, *, of_first: bool = False) -> int:
+        """Brings what the workers of a stage (or its first one) wrote to the driver's node; returns how many files."""
+        return self._session.collect(self.workers(stage)[: 1 if of_first else None], path)
 
     def sync_weights(self, source: str, target: str, state: Iteration | None = None) -> None:
         """Sends the weights of `source` to those workers of `target` that do not share them already."""
@@ -297,12 +324,12 @@ class Executor:
     ) -> list[Receipt]:
         """Exports weights at one stage and installs them at others, each of which verifies version and checksum.
 
+        The driver hands on a reference: it never holds the weights, and a node gets one copy for all of its workers.
         Returns the receipt of the export, then those of the installs.
         """
         worker, stage = source
-        export = Call(stage, "export_weights", step_context)
-        ((receipt,),) = session.submit([(worker, export, [])])
-        (exported,) = of_type(session.fetch([receipt], f"{stage}.export_weights"), Receipt)
-        calls = [(w, Call(s, "install_weights", step_context, argument=exported.report), []) for w, s in targets]
-        installed = session.fetch([refs[-1] for refs in session.submit(calls)], "install_weights")
-        return of_type([exported, *installed], Receipt)
+        export = Call(stage, "export_weights", step_context, publishes=True)
+        ((weights, exported),) = session.submit([(worker, export, [])])
+        calls = [(w, Call(s, "install_weights", step_context), [weights]) for w, s in targets]
+        installed = [refs[-1] for refs in session.submit(calls)]
+        return of_type(session.fetch([exported, *installed], f"weights of {stage}"), Receipt)

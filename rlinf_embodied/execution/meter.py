@@ -65,6 +65,10 @@ class Meter:
         used = float(psutil.Process().memory_info().rss)
         return Reading(used, max(used, _high_water_bytes()), cpu)
 
+    def count(self, step_context: StepContext, payload: object) -> float:
+        """Returns the bytes of a payload."""
+        return payload_bytes(payload)
+
 
 def _high_water_bytes() -> float:
     lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
@@ -155,6 +159,14 @@ class MeteredSession:
         """See Session."""
         return self._inner.fetch(refs, waiting)
 
+    def provide(self, workers: Sequence[int], path: Path) -> None:
+        """See Session."""
+        self._inner.provide(workers, path)
+
+    def collect(self, workers: Sequence[int], path: Path) -> int:
+        """See Session."""
+        return self._inner.collect(workers, path)
+
     def clear(self) -> None:
         """See Session."""
         self.answers = []
@@ -166,12 +178,23 @@ class MeteredSession:
 
     # -------------------------------------------------------------------------------------------------------- readings
     def ask(
-        self, worker: int, stage: str, method: str, step_context: StepContext | None = None, argument: object = None
+        self,
+        worker: int,
+        stage: str,
+        method: str,
+        step_context: StepContext | None = None,
+        payloads: Sequence[Ref] = (),
     ) -> object:
         """Returns what a stage of one worker answers."""
-        call = Call(stage, method, step_context or StepContext(0), argument=argument)
-        ((receipt,),) = self._inner.submit([(worker, call, [])])
+        call = Call(stage, method, step_context or StepContext(0))
+        ((receipt,),) = self._inner.submit([(worker, call, payloads)])
         return of_type(self._inner.fetch([receipt], f"{stage}.{method}"), Receipt)[0].report
+
+    def publish(self, worker: int, stage: str, method: str, step_context: StepContext) -> Ref:
+        """Returns a reference to what a stage of one worker answers, as soon as it is there."""
+        ((value, receipt),) = self._inner.submit([(worker, Call(stage, method, step_context, publishes=True), [])])
+        self._inner.fetch([receipt], f"{stage}.{method}")
+        return value
 
     def readings(self) -> dict[int, Reading]:
         """Returns the memory of every worker."""
@@ -190,8 +213,8 @@ class MeteredSession:
         return max((payload_bytes(value) for value in values), default=None)
 
 
-def measure_links(session: Session, devices: Mapping[int, str], num_blocks: int) -> dict[str, float]:
-    """Returns latency_s of a hop with that many blocks, and the bytes per second beyond, between two workers.
+def measure_links(session: Session, devices: Mapping[int, str], num_blocks: int) -> tuple[float, float]:
+    """Returns the seconds of a hop with that many blocks, and the bytes per second beyond, between two workers.
 
     A payload goes back and forth; nobody computes.
     """
@@ -203,7 +226,7 @@ def measure_links(session: Session, devices: Mapping[int, str], num_blocks: int)
     small = min(_bounce(session, (first, second), num_blocks, _SMALL, _HOPS) for _ in range(_ROUNDS))
     large = min(_bounce(session, (first, second), num_blocks, _LARGE, _HOPS) for _ in range(_ROUNDS))
     extra_bytes = num_blocks * (_LARGE - _SMALL)
-    return {"latency_s": max(small, 1e-6), "within_node_bytes_per_s": extra_bytes / max(large - small, 1e-6)}
+    return max(small, 1e-6), extra_bytes / max(large - small, 1e-6)
 
 
 def _bounce(session: Session, workers: tuple[int, int], num_blocks: int, num_bytes: int, hops: int) -> float:

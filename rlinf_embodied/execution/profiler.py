@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster, processor
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.iteration import Finishes
-from rlinf_embodied.execution.meter import MeteredSession, Reading, measure_links, payload_bytes
+from rlinf_embodied.execution.meter import METER, MeteredSession, Reading, measure_links
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measurement import Measurements, Memory, cell_of, loop_of, profile_dict, samples
 from rlinf_embodied.flow.probes import Probe, probes, shortened, warm_up
@@ -134,14 +135,33 @@ def measure(
         _switches(executor, probe, metered, measured, cluster)
         _weights(executor, probe, metered, measured)
     metered.clear()
-    if min(cluster.num_devices, workflow.num_blocks) > 1:
-        devices = {worker: cluster.torch_device(worker) for worker in (0, 1)}
-        measured.links = measure_links(session, devices, max(1, workflow.num_blocks // 2))
+    measured.links = _links(session, cluster, workflow.num_blocks)
     session.clear()
     measured.sources |= _sources(workflow, measured)
     progress("profile", total, total, f"{time.time() - start:.0f} s")
     data = profile_dict(name, workflow, cluster.node_groups()[0].kind, measured, key)
     return parse_profile(data, f"the profile of {name}"), data
+
+
+def _links(session: Session, cluster: Cluster, num_blocks: int) -> dict[str, float]:
+    """Measures the wire within the first node, and to the next one, between workers that the probes have started."""
+    links: dict[str, float] = {}
+    for name, worker in link_ends(cluster, num_blocks).items():
+        devices = {k: cluster.torch_device(k) for k in (0, worker)}
+        latency_s, bytes_per_s = measure_links(session, devices, max(1, num_blocks // 2))
+        links[name] = bytes_per_s
+        links["latency_s"] = max(latency_s, links.get("latency_s", 0.0))
+    return links
+
+
+def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:
+    """Returns the worker with which worker 0 measures each kind of link that the devices in use have."""
+    first = cluster.place_of(0).node
+    ends: dict[str, int] = {}
+    for worker in range(1, min(cluster.num_devices, num_blocks)):
+        near = cluster.place_of(worker).node == first
+        ends.setdefault("within_node_bytes_per_s" if near else "across_nodes_bytes_per_s", worker)
+    return ends
 
 
 def _step_context(probe: Probe, repetition: int) -> StepContext:
@@ -266,25 +286,27 @@ def _switches(
 
 
 def _weights(executor: Executor, probe: Probe, metered: MeteredSession, measured: Measurements) -> None:
-    """Times one export and one install along each weight edge, the wire to the driver and back included."""
+    """Times one export and one install along each weight edge, the wire between the two included."""
     for edge in probe.workflow.weight_edges:
         ends = edge.source, edge.target
         if ends in measured.weights:
             continue
         step_context = _step_context(probe, 0)
-        exports, installs, message = [], [], None
+        exports, installs, size = [], [], 0.0
+        giver, taker = executor.workers(edge.source)[0], executor.workers(edge.target)[-1]
         for _ in range(3):
             start = time.perf_counter()
-            message = metered.ask(executor.workers(edge.source)[0], edge.source, "export_weights", step_context)
+            weights = metered.publish(giver, edge.source, "export_weights", step_context)
             exports.append(time.perf_counter() - start)
             start = time.perf_counter()
-            metered.ask(executor.workers(edge.target)[-1], edge.target, "install_weights", step_context, message)
+            metered.ask(taker, edge.target, "install_weights", step_context, payloads=[weights])
             installs.append(time.perf_counter() - start)
+            size = cast(float, metered.ask(taker, METER.name, "count", payloads=[weights]))
         # both times hold the wire, so no bytes are left for the planner to send
         seconds = {"export_s": statistics.median(exports), "install_s": statistics.median(installs)}
         measured.weights[ends] = {"bytes": 0.0, **seconds}
         measured.sources[f"weights.{edge.source}->{edge.target}"] = (
-            f"measured with the wire, {payload_bytes(message):.0f} bytes by way of the driver"
+            f"measured with the wire, {size:.0f} bytes from worker to worker"
         )
 
 

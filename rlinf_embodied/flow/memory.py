@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 FLOAT32 = 4  # bytes of what a learner steps: see learning/optimizer.py, which refuses less
 _SUMS_HELD = 1  # gradients of a worker's earlier blocks while another one is computed: see reduce.py `_RunningSum`
-_STEP_VECTORS = 5  # see `replicated_work`
+_STEP_VECTORS = 3  # see `replicated_work`
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +211,12 @@ def replicated_work(policy: PolicyShape, checkpointing: bool) -> Envelope:
     """What ReplicatedLearner allocates for passes and a step, beside weights, masters and moments.
 
         pass   D (1 + earlier sums) + max(activations and gradients, gradients + D)
-        step   5 D
+        step   3 D
 
     with D = 4 P.  In a pass `block_sums` holds its total while `autograd.grad` makes gradients, which are then joined
-    to one more vector; `_RunningSum` holds the sum of earlier blocks.  A step that clips holds the total, the mean
-    gradient, the clipped one, and in `FlatOptimizer._direction` the scale and the direction.
+    to one more vector; `_RunningSum` holds the sum of earlier blocks.  A step holds the total, which becomes the mean
+    gradient and is clipped where it lies, and a float64 copy for its norm, or in `FlatOptimizer._direction` the scale
+    and the direction.
     """
     flat = gradient(policy)
     joined = policy.value_bytes * policy.num_trained + flat

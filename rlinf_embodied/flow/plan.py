@@ -5,6 +5,7 @@ In a file, devices are `all` or a range of fractions "a/b:c/d" of the cluster's 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,6 +16,9 @@ from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.graph import WHOLE, Workflow
 from rlinf_embodied.flow.plan_check import require_runnable
 from rlinf_embodied.flow.tree import Devices, Leaf, LoopNode, Node, Spatial, Temporal, granularity, leaves, nodes
+
+_SHARE = r"(\d{1,9}(?:/0{0,8}[1-9]\d{0,8}|\.\d{1,9})?)"
+_RANGE = re.compile(rf"{_SHARE}:{_SHARE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +119,7 @@ def parse_devices(text: object, num_devices: int, path: str) -> Devices:
     elif text == "all":
         devices = tuple(range(num_devices))
     else:
-        try:
-            low, high = (Fraction(part) for part in str(text).split(":"))
-        except (ValueError, ZeroDivisionError):
-            raise PlanError(
-                f"{path}.devices is {text!r}, but it is `all`, a range like '0:1/2' or a list of numbers: mend the plan"
-            ) from None
-        devices = tuple(range(int(low * num_devices), int(high * num_devices)))
+        devices = _range_of(str(text), num_devices, path)
     if not devices:
         raise PlanError(
             f"{path}.devices is {text!r}, which is no device of {num_devices}: use a larger cluster or range"
@@ -136,6 +134,17 @@ def parse_devices(text: object, num_devices: int, path: str) -> Devices:
     return devices
 
 
+def _range_of(text: str, num_devices: int, path: str) -> Devices:
+    """Returns the devices between two shares of a cluster; none where there are none between them."""
+    match = _RANGE.fullmatch(text)
+    low, high = (Fraction(part) for part in match.groups()) if match else (Fraction(0), Fraction(2))
+    if high > 1:
+        raise PlanError(
+            f"{path}.devices is {text!r}, but it is `all`, a range like '0:1/2' or a list of numbers: mend the plan"
+        )
+    return tuple(range(int(low * num_devices), int(high * num_devices)))
+
+
 def _parse(data: object, num_devices: int, path: str) -> Node:
     kinds = ("leaf", "loop", "temporal", "spatial")
     if not isinstance(data, Mapping) or len(data) != 1 or next(iter(data)) not in kinds:
@@ -146,13 +155,19 @@ def _parse(data: object, num_devices: int, path: str) -> Node:
         return _parse_parts(kind, body, num_devices, here)
     try:
         if kind == "leaf":
-            return Leaf(body["stage"], parse_devices(body["devices"], num_devices, here))
-        stages = tuple(Leaf(s, parse_devices(d, num_devices, f"{here}.{s}")) for s, d in body["stages"].items())
-        return LoopNode(body["name"], stages, int(body.get("shards", 1)))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return Leaf(_name(body["stage"]), parse_devices(body["devices"], num_devices, here))
+        stages = tuple(Leaf(_name(s), parse_devices(d, num_devices, f"{here}.{s}")) for s, d in body["stages"].items())
+        return LoopNode(_name(body["name"]), stages, int(body.get("shards", 1)))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanError(
             f"{here} is {body!r}, and {error} is missing or of the wrong kind: mend the plan file"
         ) from error
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a name, not {value!r},")
+    return value
 
 
 def _parse_parts(kind: str, body: object, num_devices: int, here: str) -> Node:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from rlinf_embodied.config.renamed import STAGES
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.profile import Floats, Profile, StageProfile, WeightProfile, Workload
 
+_LARGEST = 1e30  # beyond any seconds and bytes; sums of such numbers stay finite
 _OUR_WORKFLOWS = "rlinf_embodied."
 FORMAT = "rlinf-profile/1"
 
@@ -69,7 +69,7 @@ def load_profile(path: Path) -> Profile:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): give the path of a profile") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
         raise ConfigError(f"{path} is no valid JSON ({error}): mend or measure it again") from error
     return parse_profile(data, str(path))
 
@@ -130,7 +130,7 @@ def _workload(data: object, path: str) -> Workload:
         value = body[key]
         if key in ("workflow", "expected_rounds"):
             continue
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
             raise ConfigError(f"{path}.{key} is {value!r}, but it is a whole number from 1: mend it")
         whole["blocks_per_batch" if key == "together" else key] = value
     rounds = _number(body.get("expected_rounds", 1.0), f"{path}.expected_rounds")
@@ -153,7 +153,9 @@ def _stage(name: str, data: object, path: str) -> StageProfile:
     body = _mapping(data, path, _STAGE_KEYS)
     timed = [key for key in ("s_per_call", "s_per_chunk_step") if key in body]
     if len(timed) != 1:
-        raise ConfigError(f"{path} has {timed or 'no times'}, but one of s_per_call, s_per_chunk_step is needed")
+        raise ConfigError(
+            f"{path} has {timed or 'no times'}, but one of s_per_call, s_per_chunk_step is needed: mend the profile"
+        )
     items = _axis(body.get("items_per_device"), f"{path}.items_per_device")
     devices = _axis(body.get("devices"), f"{path}.devices")
     shape = (len(items), len(devices))
@@ -197,7 +199,7 @@ def _mapping(data: object, path: str, known: tuple[str, ...] = ()) -> Mapping[st
 
 
 def _number(value: object, path: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _LARGEST:
         raise ConfigError(
             f"{path} is {value!r}, but seconds, bytes and cores are finite and not negative: measure again"
         )
@@ -231,7 +233,8 @@ def _table(value: object, shape: tuple[int, int], path: str) -> Floats:
 
 
 def _quantiles(value: object, path: str) -> tuple[tuple[float, float], ...]:
-    if not isinstance(value, (list, tuple)):
+    listed = isinstance(value, (list, tuple))
+    if not listed or any(not isinstance(pair, (list, tuple)) or len(pair) != 2 for pair in value):
         raise ConfigError(f"{path} is {value!r}, but it is a list of [share of items, share of time]: mend the profile")
     pairs = tuple((_number(items, path), _number(time, path)) for items, time in value)
     if pairs and (sorted(pairs) != list(pairs) or pairs[-1] != (1.0, 1.0)):

@@ -7,7 +7,8 @@
            latest -> step_000010
 
 What fails on the way (a full disk, a killed process) leaves older checkpoints and `latest` as they were.  One process
-writes below a root at a time; any number may read.
+writes below a root at a time; any number may read.  `save` is `begin` and `finish` in one; checkpoint_writer.py runs
+the second half beside training.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import cast
 
 import torch
@@ -66,45 +67,117 @@ def save(
     Raises:
         CheckpointError: it could not be written, and was removed again; older ones are untouched.
     """
+    draft = begin(root, step, policy_writer)
+    return finish(draft, {name: copied(group) for name, group in tensors.items()}, state, keep)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint that is being written: what is there of it is nobody's until it is sealed and renamed."""
+
+    target: Path
+    partial: Path
+    step: int
+
+
+def begin(root: Path, step: int, policy_writer: Callable[[Path], None]) -> Draft:
+    """Clears what a killed writer left, and writes the policy's own files; the first half of `save`.
+
+    Raises:
+        CheckpointError: they could not be written.
+    """
     target = step_folder(root, step)
-    partial = root / f".{target.name}.partial"
-    try:
+    draft = Draft(target, root / f".{target.name}.partial", step)
+    with _all_or_nothing(draft):
+        is_new = not root.exists()
         root.mkdir(parents=True, exist_ok=True)
+        if is_new:
+            _sync(root.parent)
         _tidy(root)
-        partial.mkdir()
-        policy_writer(partial)
-        _write_state(partial, tensors, state)
-        _open_to_all(partial)
-        _seal(partial, step, 1 + max((manifest.sequence for _, manifest in _complete(root)), default=0))
-        _install(partial, target)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(
-            f"checkpoint {target} could not be written ({error}) and was removed; older ones are untouched: free space "
-            "on the disk or use another run.dir, then resume"
-        ) from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    try:  # the checkpoint is safe, and `find_latest` does without the link
-        _point_latest(target)
-        _prune(root, keep)
-    except OSError as error:
-        _LOG.warning("checkpoint %s is written, but latest or old checkpoints are not up to date: %s", target, error)
+        draft.partial.mkdir()
+        policy_writer(draft.partial)
+    return draft
+
+
+def finish(
+    draft: Draft, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, object], keep: int = 3
+) -> Path:
+    """Adds tensors (on the CPU, see `copied`) and state, seals and installs; the second half of `save`.
+
+    Raises:
+        CheckpointError: it could not be written, and was removed again; older ones are untouched.
+    """
+    target = draft.target
+    with _all_or_nothing(draft):
+        _write_state(draft.partial, tensors, state)
+        _open_to_all(draft.partial)
+        newest = max((manifest.sequence for _, manifest in _complete(target.parent)), default=0)
+        _seal(draft.partial, draft.step, newest + 1)
+        _install(draft.partial, target)
+    arrived(target, keep)
     return target
 
 
-def write_whole(folder: Path, write: Callable[[Path], object]) -> None:
-    """Has `write` fill a folder aside and renames it, so that others see all of it or nothing; replaces an old one."""
+def arrived(target: Path, keep: int) -> None:
+    """Points `latest` at a checkpoint that is complete, written here or brought from another node; drops old ones."""
+    try:  # it is there under its name, and `find_latest` does without the link
+        _sync(target.parent)
+        shutil.rmtree(_aside(target), ignore_errors=True)
+        point_latest(target)
+        _prune(target.parent, keep)
+    except OSError as error:
+        _LOG.warning("checkpoint %s is written, but latest or old checkpoints are not up to date: %s", target, error)
+
+
+@contextlib.contextmanager
+def _all_or_nothing(draft: Draft) -> Iterator[None]:
+    """Removes what there is of a checkpoint when it fails within."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(draft.partial, ignore_errors=True)
+        raise CheckpointError(
+            f"checkpoint {draft.target} could not be written ({error}) and was removed; older ones are untouched: free "
+            "space on the disk or use another run.dir, then resume"
+        ) from error
+    except BaseException:
+        shutil.rmtree(draft.partial, ignore_errors=True)
+        raise
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns copies in the CPU's memory, which no later training step changes."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
+def write_whole(folder: Path, write: Callable[[Path], object], marker: str) -> None:
+    """Has `write` fill a folder aside and renames it, so that others see all of it or nothing.
+
+    A folder of that name that holds the file `marker` stays: another process made the same meanwhile, and may read it.
+    """
     partial = folder.with_name(folder.name + f".partial-{os.getpid()}")
     try:
         write(partial)
         _open_to_all(partial)
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
+        for path in (*partial.rglob("*"), partial):  # a name must not reach the disk before what it stands for
+            _sync(path)
+        if not (folder / marker).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            with _unless_made(folder / marker):
+                partial.rename(folder)
+            _sync(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _unless_made(file: Path) -> Iterator[None]:
+    """Passes over a folder that cannot be renamed, where another process was faster by a moment."""
+    try:
+        yield
+    except OSError:
+        if not file.exists():
+            raise
 
 
 def _open_to_all(folder: Path) -> None:
@@ -122,8 +195,7 @@ def _open_to_all(folder: Path) -> None:
 def _write_state(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, object]) -> None:
     (folder / _TENSORS).mkdir()
     for name, group in tensors.items():
-        copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in group.items()}
-        save_file(copies, folder / _TENSORS / f"{name}.safetensors")
+        save_file(dict(group), folder / _TENSORS / f"{name}.safetensors")
     (folder / _STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
 
@@ -139,21 +211,31 @@ def _seal(folder: Path, step: int, sequence: int) -> None:
     _sync(manifest)
     (folder / _COMPLETE).write_text(_sha256(manifest) + "\n", encoding="utf-8")
     _sync(folder / _COMPLETE)
-    for path in (folder / _TENSORS, folder):
+    for path in (*_folders(folder), folder):
         _sync(path)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_dir()]
 
 
 def _install(partial: Path, target: Path) -> None:
     """Renames; a folder cannot be replaced in one step, so an old one of that name waits aside (see `_tidy`)."""
-    aside = target.with_name(f".{target.name}.replaced")
     if target.exists():
-        target.rename(aside)
+        target.rename(_aside(target))
     partial.rename(target)
-    _sync(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
-def _point_latest(target: Path) -> None:
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.replaced")
+
+
+def point_latest(target: Path) -> None:
+    """Has `latest` beside a checkpoint point to it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     link = target.with_name("latest")
     fresh = target.with_name(".latest.partial")
     fresh.unlink(missing_ok=True)
@@ -261,18 +343,32 @@ def load_state(path: Path) -> dict[str, object]:
     Raises:
         CheckpointError: the checkpoint is not complete, or these values are damaged.
     """
-    _verify_file(path, _read_manifest(path), _STATE)
-    return json.loads((path / _STATE).read_text(encoding="utf-8"))
+    manifest = _read_manifest(path)
+    if _STATE not in manifest.files:
+        raise CheckpointError(f"checkpoint {path} is damaged ({_MANIFEST} has no {_STATE}): {_instead(path)}")
+    _verify_file(path, manifest, _STATE)
+    try:
+        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        state = None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"checkpoint {path} is damaged ({_STATE} holds no JSON object): {_instead(path)}")
+    return state
 
 
 def load_tensors(path: Path, name: str) -> dict[str, Tensor]:
     """Returns a group of tensors of a checkpoint that was verified, on CPU; {} if it has no such group.
 
     Raises:
-        CheckpointError: the checkpoint is not complete.
+        CheckpointError: the checkpoint is not complete, or the file holds no tensors.
     """
     relative = f"{_TENSORS}/{name}.safetensors"
-    return load_file(path / relative) if relative in _read_manifest(path).files else {}
+    if relative not in _read_manifest(path).files:
+        return {}
+    try:
+        return load_file(path / relative)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {path} is damaged ({relative}: {error}): {_instead(path)}") from error
 
 
 def _complete(root: Path) -> list[tuple[Path, Manifest]]:
@@ -302,12 +398,40 @@ def _manifest_of(path: Path) -> Manifest | str:
         return f"{'is incomplete' if ours else 'is not a training checkpoint of this project'} ({missing})"
     if hashlib.sha256(data).hexdigest() != seal:
         return f"is damaged ({_MANIFEST} was changed)"
-    content = cast(dict, json.loads(data))
+    return _parsed(data)
+
+
+def _parsed(data: bytes) -> Manifest | str:
+    """Returns what the bytes of a manifest say, or what is wrong with them."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        return f"is damaged ({_MANIFEST} holds no JSON object)"
     if content.get("format") != _FORMAT:
         return (
             f"has the format {content.get('format')!r}, but {_FORMAT!r} is needed (that of the version that wrote it)"
         )
-    return Manifest(content["step"], content["sequence"], content["files"])
+    step, sequence, files = (content.get(name) for name in ("step", "sequence", "files"))
+    if not (_is_count(step) and _is_count(sequence) and isinstance(files, dict)):
+        return f"is damaged ({_MANIFEST} has not its step, sequence and files)"
+    for name, entry in files.items():
+        if not _stays_inside(name):
+            return f"is damaged ({_MANIFEST} names {name!r}, which leads out of the checkpoint)"
+        if not (isinstance(entry, dict) and _is_count(entry.get("bytes")) and isinstance(entry.get("sha256"), str)):
+            return f"is damaged ({_MANIFEST} has not the size and checksum of {name})"
+    return Manifest(cast(int, step), cast(int, sequence), files)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _stays_inside(name: str) -> bool:
+    """Whether a file's name, relative to its folder, is in its plain form and leads nowhere else."""
+    path = PurePosixPath(name)
+    return name == str(path) and not path.is_absolute() and not {"..", "."} & set(path.parts) and "\0" not in name
 
 
 def _verify_file(path: Path, manifest: Manifest, name: str) -> None:
@@ -319,6 +443,8 @@ def _verify_file(path: Path, manifest: Manifest, name: str) -> None:
 def _damage(path: Path, manifest: Manifest, name: str) -> str:
     """Returns what is wrong with a file, "" if nothing is."""
     file, expected = path / name, manifest.files[name]
+    if file.resolve() != path.resolve() / name:
+        return f"is damaged ({name} is a link that leads elsewhere)"
     if not file.is_file():
         return f"is damaged ({name} is missing)"
     if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:

@@ -145,7 +145,7 @@ class ReplicatedLearner:
         if weight == 0 or (early_stop is not None and early_stop(found)):
             return found
         self._optimizer.lr = self.lr
-        return replace(found, norm=self._optimizer.step(total[: self._size] / weight))
+        return replace(found, norm=self._optimizer.step(total[: self._size].div_(weight)))  # no second vector
 
     def publish(self) -> None:
         """See Learner: they are."""

@@ -62,7 +62,7 @@ class FlatOptimizer:
         """Makes one step and returns the gradient's norm before clipping.
 
         Args:
-            gradient: float32 [D], in the order of the parameters; left as it is.
+            gradient: float32 [D], in the order of the parameters; it is clipped where it lies.
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
@@ -75,7 +75,7 @@ class FlatOptimizer:
                 "checkpoint and use a smaller learning rate (nothing was changed)"
             )
         if norm > self._max_grad_norm:
-            gradient = gradient * (self._max_grad_norm / norm)
+            gradient.mul_(self._max_grad_norm / norm)
         self._apply(self._direction(gradient))
         return norm
 

@@ -36,7 +36,10 @@ class BlockSum(Protocol):
         ...
 
     def total(self) -> Tensor:
-        """Returns the sum once every own block was added; all workers of the group call it, and it ends the sum."""
+        """Returns the sum once every own block was added; all workers of the group call it, and it ends the sum.
+
+        The tensor is the caller's own.
+        """
         ...
 
 

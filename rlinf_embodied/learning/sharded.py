@@ -31,9 +31,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from rlinf_embodied.config import Precision
 from rlinf_embodied.device import has_nccl, kind_of, use
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.learning.gradients import Pass, Passes
@@ -79,13 +80,19 @@ def sharding_units(module: nn.Module) -> list[nn.Module]:
     return [*layers, module]
 
 
-def shard(module: nn.Module, mesh: DeviceMesh) -> None:
+def shard(module: nn.Module, mesh: DeviceMesh, precision: Precision = Precision.float32) -> None:
     """Shards a module in place, in its `sharding_units`.
 
-    Gradients are summed over workers, not averaged.
+    Gradients are summed over workers, not averaged.  In bfloat16 weights are gathered in it, while slices, gradients
+    that are added up, and what travels of these stay float32.
     """
     for unit in sharding_units(module):
-        fully_shard(unit, mesh=mesh)
+        if precision is Precision.bfloat16:
+            # layers add what enters to what bfloat16 weights make; what enters the whole may be choices to score
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=unit is not module)
+            fully_shard(unit, mesh=mesh, mp_policy=policy)
+        else:
+            fully_shard(unit, mesh=mesh)
         sharded = cast(FSDPModule, unit)
         # by unit, as these two do not reach into children; gloo knows neither AVG nor scaled sums
         sharded.set_gradient_divide_factor(1.0)
@@ -115,6 +122,7 @@ class ShardedLearner:
         zero_loss: Callable[[], Tensor],
         group: Group,
         device: str,
+        precision: Precision = Precision.float32,
     ) -> None:
         """Shards `module`, which nobody else may use from now on; starts with moments of zero.
 
@@ -127,6 +135,7 @@ class ShardedLearner:
             zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
             group: the workers.
             device: torch's name.
+            precision: that the passes compute in.
 
         Raises:
             ConfigError: the group's members are threads of one process.
@@ -135,7 +144,7 @@ class ShardedLearner:
         self.statistics, self._max_norm = tuple(statistics), settings.max_grad_norm
         self._group, self._device, self._zero_loss = group, device, zero_loss
         self._mesh = device_mesh(group, device)
-        shard(module, self._mesh)
+        shard(module, self._mesh, precision)
         self._module, self._view = cast(FSDPModule, module), dict(view.named_parameters())
         chosen = {id(parameter) for parameter in parameters()}
         named = [(name, p) for name, p in module.named_parameters() if id(p) in chosen]

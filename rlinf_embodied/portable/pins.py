@@ -80,6 +80,11 @@ def worker_variables() -> dict[str, str]:
     return {**VARIABLES, _LIBRARY: os.environ[_LIBRARY], "LD_PRELOAD": os.environ["LD_PRELOAD"]}
 
 
+def library_path() -> Path | None:
+    """Returns the library that this process is pinned with, None where it is not pinned."""
+    return Path(os.environ[_LIBRARY]) if is_pinned() else None
+
+
 def verify() -> None:
     """Makes a product and sees that it was ours, where this process is to be pinned; imports torch then.
 

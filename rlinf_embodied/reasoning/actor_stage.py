@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -21,9 +22,11 @@ from torch import Tensor
 from rlinf_embodied.algorithms.losses import require_unit_ratio
 from rlinf_embodied.config import Engine, MathConfig, Precision, ReasoningName, Sharding
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.device import require_autocast
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces.language import LanguagePolicy
-from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
+from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
+from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner, Step
 from rlinf_embodied.learning.optimizer import linear_decay
@@ -74,10 +77,17 @@ class ActorStage(LanguageStage):
         self._updated = False  # since the weights were loaded
 
     def setup(self, context: StageContext) -> None:
-        """Loads the policy (or takes its worker's copy) and makes the learner."""
+        """Loads the policy (or takes its worker's copy) and makes the learner.
+
+        Raises:
+            ConfigError: the device does not compute in algorithm.precision.
+        """
+        if self._algorithm.precision is Precision.bfloat16:
+            require_autocast(context.device)
         super().setup(context)
         algorithm = self._algorithm
         self._rank = context.group.rank
+        self._writer = CheckpointWriter()
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         self._policy, self._learner = (
             self._replicated() if algorithm.sharding is Sharding.none else self._sharded(context)
@@ -100,9 +110,10 @@ class ActorStage(LanguageStage):
         policy = load_policy(model.policy, model.folder, model.seed, "cpu").policy
         learner = ShardedLearner(
             *(policy.module, policy.parameters, view, self._settings(), STATISTICS),
-            zero_loss=lambda: zero_loss(policy, context.device),
+            zero_loss=lambda: zero_loss(policy, context.device, self._algorithm.precision),
             group=context.group,
             device=context.device,
+            precision=self._algorithm.precision,
         )
         self._shared.leave(self._user)  # it is on the device while another stage works with it
         return policy, learner
@@ -211,7 +222,8 @@ class ActorStage(LanguageStage):
         own = {block: self._objective.largest.get(block, torch.zeros(2)) for block in self._rows}
         found = torch.stack(list(self._reducer.gather_blocks(own).values())).amax(0)
         self._differences = (float(found[0]), float(found[1]))
-        if self._device == "cpu" and self._config.policy.precision is Precision.float32:
+        precisions = {self._config.policy.precision, self._algorithm.precision}
+        if self._device == "cpu" and precisions == {Precision.float32}:
             if self._config.generation.engine is Engine.transformers:  # others round as they like
                 require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
             require_unit_ratio(self._differences[1], _LARGEST_RATIO)
@@ -264,23 +276,30 @@ class ActorStage(LanguageStage):
         return weights_sha256(self._shared.policy.module.state_dict())
 
     def save(
-        self, step_context: StepContext, argument: tuple[str, int, int, dict[str, object], dict[str, dict[str, Tensor]]]
+        self,
+        step_context: StepContext,
+        argument: tuple[str, int, int, dict[str, object]],
+        added: Mapping[str, dict[str, Tensor]] = MappingProxyType({}),
     ) -> None:
-        """Writes a checkpoint (the first worker does): (root, step, keep, JSON state, what other stages add)."""
+        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state), and what another stage adds."""
         own = {"policy_optimizer": self._learner.export_state()}  # all take part
         if self._rank != 0:
             return
-        root, step, keep, state, tensors = argument
+        root, step, keep, state = argument
         if self._config.policy.lora.rank:  # the folder holds merged weights, from which adapters cannot be had back
             own["policy_module"] = self._shared.policy.module.state_dict()
         policy, config = self._shared.policy, self._config
-        save(
+        self._writer.save(
             *(Path(root), step),
             policy_writer=lambda folder: save_policy(policy, folder, config),
-            tensors=own | tensors,
+            tensors=own | dict(added),
             state=state | {"version": self._shared.version},
             keep=keep,
         )
+
+    def wait_saved(self, step_context: StepContext) -> None:
+        """Returns when the checkpoint that was begun last is on the disk."""
+        self._writer.wait()
 
     def load(self, step_context: StepContext, folder: str) -> None:
         """Restores optimizer, adapters and version; the weights were loaded with the policy."""

@@ -6,13 +6,13 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import cluster_at_hand
 from rlinf_embodied.config import EvaluateAnswersConfig
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
 from rlinf_embodied.reasoning.policy_folder import FILE, trained_on
 from rlinf_embodied.reasoning.verifier import reward_function
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.sessions import open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
@@ -31,7 +31,7 @@ def evaluate_command(config: EvaluateAnswersConfig) -> int:
     reward_function(config.reward)
     problem_source(config.data, config.data.seed)
     folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
-    cluster = cluster_at_hand(config.cluster)
+    cluster = find_cluster(config.cluster)
     model = LanguageStageConfig(config.policy, str(folder_of_policy), config.run.seed)
     sections = (config.data, config.generation, config.reward, config.eval)
     with open_session(config.cluster) as session, LiveView(1, str(folder_of_policy)) as view:

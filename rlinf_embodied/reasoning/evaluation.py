@@ -189,6 +189,11 @@ class AnswerResult:
     shown: tuple[Answer, ...]
     spans: tuple[Span, ...] = field(default=(), repr=False)
 
+    @property
+    def score(self) -> float:
+        """The share of right greedy answers."""
+        return self.accuracy.value
+
     def summary(self) -> dict[str, object]:
         """Returns the JSON form."""
         found: dict[str, object] = {

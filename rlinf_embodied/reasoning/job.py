@@ -19,6 +19,7 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.reasoning.batch import Prompt, RewardReport, SamplingParams
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.generation import require_context
@@ -28,6 +29,7 @@ from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.reasoning.verifier import reward_function
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
@@ -89,19 +91,30 @@ class ReasoningJob:
         """See Job; also checks that problems can be had, and that their prompts fit the model's context.
 
         Raises:
-            ConfigError: they do not fit, there is no such level, or what a _target_ names cannot be used.
+            ConfigError: they do not fit, there is no such level, what a _target_ names cannot be used, or the devices
+                do not compute in algorithm.precision.
             DataError: a file cannot be used.
         """
         config = self.config
+        require_precision(config.algorithm.precision, find_cluster(config.cluster))
         if checkpoint is not None:
             self._reference = self._reference_of(checkpoint)
             self._require_reference()
+        elif config.policy.folder is not None:
+            self._require_folder(config.policy.folder)
         given = checkpoint or config.policy.folder or config.warm_start.checkpoint
         if config.warm_start.checkpoint is not None and checkpoint is None:
             trained_on(Path(config.warm_start.checkpoint).expanduser())
         reward_function(config.reward)
         self._require_problems()
         self._require_context(None if given is None else str(Path(given).expanduser()))
+
+    def _require_folder(self, folder: str) -> None:
+        if not Path(folder).expanduser().is_dir():
+            raise ConfigError(
+                f"policy.folder is {folder!r}, but there is no such folder: give one that save_pretrained wrote (with "
+                "config.json, model.safetensors and tokenizer.json)"
+            )
 
     def _reference_of(self, checkpoint: Path) -> str:
         """Returns where the policy is that a run started from: inside its folder it moves with that."""
@@ -249,13 +262,13 @@ class ReasoningJob:
         """Writes weights and optimizers of actor and critic."""
         step_context = StepContext(progress.iteration)
         critic = "critic" in executor.workflow.stages
-        tensors = executor.call("critic", "export_state", step_context)[0] if critic else {}
+        added = executor.publish("critic", "export_state", step_context)[:1] if critic else []
         reference, own = Path(self._reference), root.resolve().parent
         if reference.is_relative_to(own):
             reference = reference.relative_to(own)
         state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": str(reference)}
         keep = self.config.checkpoint.keep
-        executor.call("actor", "save", step_context, (str(root), progress.iteration, keep, state, tensors))
+        executor.call("actor", "save", step_context, (str(root), progress.iteration, keep, state), added)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""

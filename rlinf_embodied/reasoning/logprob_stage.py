@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from rlinf_embodied.config import Precision
+from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.reasoning.batch import Completions, LogProbs
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
@@ -23,6 +25,7 @@ class LogProbStageConfig:
     model: LanguageStageConfig
     temperature: float
     tokens_per_microbatch: int
+    precision: Precision = Precision.float32  # of the actor's passes
 
 
 class LogProbStage(LanguageStage):
@@ -40,8 +43,7 @@ class LogProbStage(LanguageStage):
         config, made = self._config, {}
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
             sequences = Sequences.of(completions.groups)
-            found = all_log_probs(
-                self._shared.policy, sequences, config.temperature, config.tokens_per_microbatch
-            ).log_probs
-            made[block] = LogProbs(found, self._shared.version)
+            with computing(config.precision, self._device):
+                found = all_log_probs(self._shared.policy, sequences, config.temperature, config.tokens_per_microbatch)
+            made[block] = LogProbs(found.log_probs, self._shared.version)
         return Output(made)

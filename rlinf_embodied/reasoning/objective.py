@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.losses import policy_loss, reference_kl
-from rlinf_embodied.algorithms.off_policy import mismatch, truncated_token_weights
-from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig
+from rlinf_embodied.algorithms.off_policy import mismatch, truncated_importance_weights
+from rlinf_embodied.config import LossLevel, Precision, ReasoningAlgorithmConfig
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.update import POLICY_STATISTICS
 from rlinf_embodied.reasoning.dynamic_batching import dynamic_batches
 from rlinf_embodied.reasoning.training_rows import TrainingRows
@@ -67,19 +68,21 @@ class Objective:
         algorithm, mask = self.algorithm, batch.mask
         width = mask.shape[1]
         cut = lambda table: table[list(index), :width].to(mask.device)  # noqa: E731
-        found = self.policy.log_probs(batch, self.temperature, entropy_gradient=algorithm.entropy_coef != 0)
+        with computing(algorithm.precision, device):
+            found = self.policy.log_probs(batch, self.temperature, entropy_gradient=algorithm.entropy_coef != 0)
         assert found.entropy is not None
         log_probs, rollout_log_probs = found.log_probs, cut(rows.rollout_log_probs)
         # with one step per iteration the weights are those that sampled: the ratio is 1, and this pass says pi_old
         old = log_probs.detach() if rows.old_log_probs is None else cut(rows.old_log_probs)
         weights = self._weights(batch, mask, [row < rows.num_trained for row in index])
-        corrected = weights
+        importance = None
         if algorithm.tis_cap is not None:
-            corrected = weights * truncated_token_weights(old, rollout_log_probs, mask, algorithm.tis_cap)
+            importance = truncated_importance_weights(old, rollout_log_probs, mask, algorithm.tis_cap)
         terms = policy_loss(
-            *(log_probs, old, cut(rows.advantages), mask, algorithm.clip_low, algorithm.clip_high, corrected),
+            *(log_probs, old, cut(rows.advantages), mask, algorithm.clip_low, algorithm.clip_high, weights),
             dual_clip=algorithm.dual_clip,
             max_log_ratio=algorithm.max_log_ratio,
+            importance=importance,
         )
         loss = terms.loss
         if algorithm.entropy_coef:
@@ -117,11 +120,12 @@ class Objective:
         return float(sum(len(rows.sequences.completions[row]) for row in counted))
 
 
-def zero_loss(policy: LanguagePolicy, device: str) -> Tensor:
+def zero_loss(policy: LanguagePolicy, device: str, precision: Precision = Precision.float32) -> Tensor:
     """Returns 0 from a forward pass over two tokens: for a worker that takes part in a pass of others."""
     token = policy.spec.eos_ids[0]
     batch = TokenBatch(torch.tensor([[token, token]]), torch.tensor([1]), torch.tensor([2])).to(device)
-    return policy.log_probs(batch, 1.0, with_entropy=False).log_probs.sum() * 0.0
+    with computing(precision, device):
+        return policy.log_probs(batch, 1.0, with_entropy=False).log_probs.sum() * 0.0
 
 
 def _log(cap: float | None) -> float:

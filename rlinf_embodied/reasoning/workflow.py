@@ -73,7 +73,7 @@ def _configs(config: MathConfig, folder: str, reference: str, sources: tuple[str
     data, generation, algorithm, seed = config.data, config.generation, config.algorithm, config.run.seed
     model = LanguageStageConfig(config.policy, folder, seed)
     frozen = LanguageStageConfig(config.policy, reference, seed, share="reference")
-    read = (generation.temperature, algorithm.tokens_per_microbatch)
+    read = (generation.temperature, algorithm.tokens_per_microbatch, algorithm.precision)
     return {
         "prompts": PromptStageConfig(data, seed, config.prompts_per_block, config.blocks_per_batch),
         "generation": GenerationStageConfig(model, generation, algorithm.group_size, data.prompt_template),

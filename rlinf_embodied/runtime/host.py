@@ -109,7 +109,8 @@ class Call:
 
     `payloads_per_block` payloads follow for each block.  Results of the blocks in `keep` stay in the worker.  `method`
     "loop" runs a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns; "enter" only
-    brings the stage into the device's memory.
+    brings the stage into the device's memory.  A call without blocks hands its `argument`, if there is one, and then
+    its payloads to the method; what it `publishes` is a result for other workers, not a report for the driver.
     """
 
     stage: str
@@ -121,6 +122,7 @@ class Call:
     partner: str | None = None
     chunk_steps: int = 0
     argument: object = None
+    publishes: bool = False
 
     def __str__(self) -> str:
         """Returns a short name for messages, for example "env.step (iteration 3, blocks 0-1)"."""
@@ -129,8 +131,8 @@ class Call:
 
     @property
     def num_results(self) -> int:
-        """Number of block results: both sides of a loop answer for each block."""
-        return len(self.blocks) * (2 if self.method == "loop" else 1)
+        """Number of results beside the receipt: both sides of a loop answer for each block."""
+        return int(self.publishes) if not self.blocks else len(self.blocks) * (2 if self.method == "loop" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ class WorkerSpec:
     device: str
     threads: int = 1
     device_module: str | None = None  # imported first, see device.py
+    node: str | None = None  # Ray's id of the node that it runs on; None: the driver's
 
 
 class WorkerHost:
@@ -218,7 +221,12 @@ class WorkerHost:
             values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
             count = call.payloads_per_block
             inputs = {block: values[i * count : (i + 1) * count] for i, block in enumerate(call.blocks)}
-            results, report = self._loop(call, inputs) if call.method == "loop" else self._plain(call, inputs)
+            if call.method == "loop":
+                results, report = self._loop(call, inputs)
+            elif call.blocks:
+                results, report = self._plain(call, inputs)
+            else:
+                results, report = self._whole(call, values)
         except RlinfError:
             raise
         except Exception as error:
@@ -246,19 +254,23 @@ class WorkerHost:
 
     def _plain(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
         stage = self.stages[call.stage]
-        if call.method == "enter":
-            return [], None
         if call.method == "open":
             output = self._timed(call, stage, inputs if call.payloads_per_block else call.blocks)
         elif call.method in ("step", "close"):
             output = self._timed(call, stage, {block: parts[0] if parts else None for block, parts in inputs.items()})
-        elif call.method == "run":
-            output = self._timed(call, stage, inputs)
         else:
-            return [], self._timed(call, stage, *([] if call.argument is None else [call.argument]))
+            output = self._timed(call, stage, inputs)
         if isinstance(output, Output):
             return [output.blocks[block] for block in call.blocks], output.report
         return [output[block] for block in call.blocks], None
+
+    def _whole(self, call: Call, payloads: list[object]) -> tuple[list[object], object]:
+        """Runs a call that is no block's."""
+        if call.method == "enter":
+            return [], None
+        given = [] if call.argument is None else [call.argument]
+        answer = self._timed(call, self.stages[call.stage], *given, *payloads)
+        return ([answer], None) if call.publishes else ([], answer)
 
     def _loop(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
         """Runs the whole loop in this process: the same calls, in the same order, as a driver would make."""

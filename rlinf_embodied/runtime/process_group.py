@@ -7,6 +7,7 @@ makes one over the same store: learning/sharded.py.)
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -31,7 +32,15 @@ class TorchGroup:
     and build a new one with another rendezvous.
     """
 
-    def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float = 600.0, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        rendezvous: str,
+        timeout_s: float = 600.0,
+        device: str = "cpu",
+        listener: socket.socket | None = None,
+    ) -> None:
         """Meets the other members.
 
         Args:
@@ -40,6 +49,8 @@ class TorchGroup:
             rendezvous: "file:///shared/path" (a file that does not exist yet) or "tcp://host:port" (rank 0 listens).
             timeout_s: limit of this meeting and of every later operation.
             device: torch's name; tensors of a kind without NCCL go through the host's memory, by gloo.
+            listener: of rank 0, the socket that listens at a tcp rendezvous already, which this takes over; None: it
+                listens there itself.
 
         Raises:
             HangError: not everyone came in time.
@@ -49,7 +60,7 @@ class TorchGroup:
         self.rank, self.size = rank, size
         self.timeout_s = timeout_s
         self._device = device if has_nccl(device) else "cpu"  # where tensors are sent from and arrive
-        self.store = self._guarded("rendezvous", lambda: _store(rank, size, rendezvous, timeout_s))
+        self.store = self._guarded("rendezvous", lambda: _store(rank, size, rendezvous, timeout_s, listener))
         self._backend = self._guarded("rendezvous", self._connect)
 
     def _connect(self) -> dist.ProcessGroup:
@@ -117,7 +128,7 @@ class TorchGroup:
         return time.monotonic() - start > _SLACK * self.timeout_s
 
 
-def _store(rank: int, size: int, rendezvous: str, timeout_s: float) -> Store:
+def _store(rank: int, size: int, rendezvous: str, timeout_s: float, listener: socket.socket | None) -> Store:
     kind, _, place = rendezvous.partition("://")
     if kind == "file" and place:
         return dist.FileStore(place, size)  # pyright: ignore[reportPrivateImportUsage]
@@ -125,7 +136,12 @@ def _store(rank: int, size: int, rendezvous: str, timeout_s: float) -> Store:
     if kind == "tcp" and host and port.isdigit():
         limit = timedelta(seconds=timeout_s)
         return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            host, int(port), size, is_master=rank == 0, timeout=limit
+            host,
+            int(port),
+            size,
+            is_master=rank == 0,
+            timeout=limit,
+            master_listen_fd=None if listener is None else listener.detach(),
         )
     raise ConfigError(
         f"the rendezvous is {rendezvous!r}, but it must be file://<path> or tcp://<host>:<port>: "

@@ -1,4 +1,4 @@
-"""Ray as the engine: the only module that imports it.
+"""Ray as the engine: workers are actors, data and weights lie in its store.
 
     driver ----submit----> actor per device (WorkerHost) --refs--> actor ...
        <----fetch-----
@@ -10,61 +10,63 @@ actor would be empty and still take later calls.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-import sys
-import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import ray
+from ray._private import ray_constants, services
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from rlinf_embodied import portable
-from rlinf_embodied.cluster.hardware import EMULATED, RAY_GPUS
-from rlinf_embodied.config.machine import STORE_BYTES
-from rlinf_embodied.device import kind_of
+from rlinf_embodied.cluster.hardware import EMULATED, store_bytes
 from rlinf_embodied.errors import HangError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
-from rlinf_embodied.runtime import tensor_wire
+from rlinf_embodied.runtime import node_files, tensor_wire
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.own_folder import OwnFolder
+from rlinf_embodied.runtime.placement import Placement
+from rlinf_embodied.runtime.ray_files import RayFiles
+from rlinf_embodied.runtime.rendezvous import MeetingPlace, Rendezvous, use_interface_of
 from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.socket_group import SocketGroup
+from rlinf_embodied.runtime.worker_process import prepare_driver, worker_variables
+from rlinf_embodied.stop_signals import kept_from_others
 
 _LOG = logging.getLogger(__name__)
 _START_ATTEMPTS = 3
 _SLOW_START = "timed out during startup"
 
 
-def _variables(threads: int) -> dict[str, str]:
-    """Environment of a worker process.
-
-    One intra-op thread per worker: the same job ran 6-22 times slower when every process took every core.  Workers
-    import from where the driver does, so that stages, envs and policies outside of the installed packages are found;
-    where the driver is pinned (portable/), so are they.
-    """
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
-    own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
-    return {name: str(threads) for name in names} | {"PYTHONPATH": os.pathsep.join(own)} | portable.worker_variables()
-
-
 class _Worker:
     """The Ray actor: a WorkerHost behind the wire's codec."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, folder: str) -> None:
+        node_files.work_in(folder)
         if spec.device != EMULATED:  # a worker that only sleeps does without torch
             portable.verify()
         self._host = WorkerHost(spec)
+        self._meeting: MeetingPlace | None = None  # of the next group in which this worker is rank 0
 
-    def add_stage(self, spec: StageSpec, context: StageContext, rendezvous: str | None, timeout_s: float) -> object:
+    def meeting_place(self) -> Rendezvous:
+        self._meeting = MeetingPlace(ray.util.get_node_ip_address())
+        return self._meeting.rendezvous
+
+    def add_stage(
+        self, spec: StageSpec, context: StageContext, rendezvous: Rendezvous | None, timeout_s: float
+    ) -> object:
         if rendezvous is None:
             context.group = SoloGroup()
         else:
-            context.group = _group(context, rendezvous, timeout_s)
+            meeting, self._meeting = self._meeting, None
+            context.group = _group(context, rendezvous, meeting, timeout_s)
         return self._host.add_stage(spec, context)
 
     def clear(self) -> None:
@@ -90,25 +92,30 @@ def _unpacked(value: object) -> object:
     return tensor_wire.unpack(value)
 
 
-def _group(context: StageContext, rendezvous: str, timeout_s: float) -> Group:
+def _group(context: StageContext, rendezvous: Rendezvous, meeting: MeetingPlace | None, timeout_s: float) -> Group:
     """Returns this worker's member of a new group; torch.distributed is imported only where tensors are exchanged."""
     rank, size = context.owners[context.blocks[0]], len(set(context.owners))
     if context.device == EMULATED:
-        return cast(Group, SocketGroup(rank, size, rendezvous, timeout_s))
+        return cast(Group, SocketGroup(rank, size, meeting or rendezvous, timeout_s))
     from rlinf_embodied.runtime.process_group import TorchGroup
 
-    return TorchGroup(rank, size, rendezvous, timeout_s=timeout_s, device=context.device)
+    use_interface_of(ray.util.get_node_ip_address())
+    listener = None if meeting is None else meeting.socket
+    return TorchGroup(rank, size, rendezvous.url, timeout_s, context.device, listener)
 
 
 class RaySession:
     """Workers as Ray actors on this machine or cluster; see Session for the protocol."""
 
-    def __init__(self, timeout_s: float = 600.0, object_store_bytes: int = STORE_BYTES) -> None:
+    def __init__(self, timeout_s: float = 600.0, object_store_bytes: int | None = None) -> None:
         """Connects to the running Ray of this process, or starts one."""
         self._timeout_s = timeout_s
         self._actors: dict[int, ActorHandle] = {}
         self._waiting: dict[object, str] = {}
         self._owns_ray = not ray.is_initialized()
+        self._placement = Placement()
+        self._files = RayFiles()
+        self._nodes: dict[int, str] = {}  # of workers that have one, see WorkerSpec
         self._folder = OwnFolder()
         if self._owns_ray:
             session_folder = start_ray(object_store_bytes)
@@ -117,24 +124,26 @@ class RaySession:
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         """See Session."""
-        for spec in workers:
-            if spec.worker in self._actors:
-                continue
+        new = [spec for spec in workers if spec.worker not in self._actors]
+        self._placement.reserve(new)
+        self._files.prepare({spec.node for spec in new if spec.node is not None}, portable.library_path())
+        for spec in new:
             remote = ray.remote(_Worker).options(
-                num_cpus=0,  # the plan places workers; Ray would only hold back those beyond its count
-                num_gpus=1 if kind_of(spec.device) in RAY_GPUS else 0,
+                **self._placement.options(spec),
                 max_restarts=0,
                 max_task_retries=0,
-                runtime_env={"env_vars": _variables(spec.threads)},
+                runtime_env={"env_vars": worker_variables(spec.threads)},
                 name=None,
             )
-            self._actors[spec.worker] = cast(ActorHandle, remote.remote(spec))
+            self._actors[spec.worker] = cast(ActorHandle, remote.remote(spec, os.getcwd()))
+            if spec.node is not None:
+                self._nodes[spec.worker] = spec.node
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """See Session; a collective stage gets a process group with a rendezvous of its own."""
         rendezvous = None
         if spec.collective and len(contexts) > 1:
-            rendezvous = f"file://{self._folder.path}/{spec.name}-{uuid.uuid4().hex}"
+            rendezvous = self._actors[contexts[0].worker].meeting_place.remote()  # goes to the members unread
         refs = []
         for context in contexts:
             context.shared = {}
@@ -183,6 +192,14 @@ class RaySession:
         behind = f", {len(late) - 1} calls wait behind it (the next: {late[1]})" if len(late) > 1 else ""
         return f"no answer from {late[0]}{behind}: look at that worker, or raise cluster.call_timeout_s"
 
+    def provide(self, workers: Sequence[int], path: Path) -> None:
+        """See Session."""
+        self._files.provide(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
+
+    def collect(self, workers: Sequence[int], path: Path) -> int:
+        """See Session."""
+        return self._files.collect(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
+
     def clear(self) -> None:
         """See Session."""
         refs = [actor.clear.remote() for actor in self._actors.values()]
@@ -194,34 +211,62 @@ class RaySession:
         for actor in self._actors.values():
             ray.kill(actor, no_restart=True)
         self._actors.clear()
+        self._nodes.clear()
+        self._files.close()
+        self._placement.release()
         self._folder.cleanup()
         if self._owns_ray and ray.is_initialized():
             ray.shutdown()
 
 
-def start_ray(object_store_bytes: int = STORE_BYTES) -> str | None:
+def start_ray(object_store_bytes: int | None = None) -> str | None:
     """Starts Ray in this process, quietly, and returns its folder; or joins the cluster that RAY_ADDRESS names."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default, 15, yields every core to whatever else runs
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # no actor with variables of its own can use them
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # every receipt is fetched, so every error is raised
+    prepare_driver()
     if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        with kept_from_others():
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
         return None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     for attempt in range(_START_ATTEMPTS):
         try:
-            started = ray.init(
-                num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
-                include_dashboard=False,
-                object_store_memory=object_store_bytes,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=True,
-            )
+            with kept_from_others(), _in_groups_of_their_own(), _on_loopback():
+                started = ray.init(
+                    num_cpus=max(cores, 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
+                    include_dashboard=False,
+                    object_store_memory=object_store_bytes or store_bytes(),
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=True,
+                )
             return str(cast(Any, started).address_info["session_dir"])
         except Exception as error:  # Ray has no class for it
             ray.shutdown()
             if _SLOW_START not in str(error) or attempt + 1 == _START_ATTEMPTS:
                 raise
             _LOG.warning("Ray did not start within its 30 s, as it happens on busy machines: trying again")
+
+
+@contextmanager
+def _in_groups_of_their_own() -> Iterator[None]:
+    """Within it every process that Ray starts leads a process group, to which belongs what it starts itself.
+
+    A terminal that closes, `timeout` and some schedulers signal the driver's whole group, and the driver needs its
+    workers to finish an iteration.
+    """
+    starts = services.ConsolePopen  # Ray has no setting for it
+    services.ConsolePopen = functools.partial(starts, process_group=0)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        services.ConsolePopen = starts
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Within it Ray starts for this machine alone: whoever reaches its ports may run any code as this user."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False  # what it is on other systems; Ray has no setting for it on Linux
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
 from rlinf_embodied.errors import HangError
@@ -54,6 +55,24 @@ class Session(Protocol):
         Raises:
             HangError: the limit passed; says who waits for whom.
             RlinfError: what the worker raised.
+        """
+        ...
+
+    def provide(self, workers: Sequence[int], path: Path) -> None:
+        """Lets these workers read a file or folder of the driver's node under the same path, wherever they run.
+
+        Raises:
+            DataError: it cannot be written there; names the path and the node.
+        """
+        ...
+
+    def collect(self, workers: Sequence[int], path: Path) -> int:
+        """Brings what these workers wrote below a folder, on their own nodes, to the same path on the driver's.
+
+        Returns how many files came.
+
+        Raises:
+            DataError: it cannot be written here.
         """
         ...
 
@@ -120,6 +139,13 @@ class SerialSession:
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
         """See Session; everything has run already."""
         return list(refs)
+
+    def provide(self, workers: Sequence[int], path: Path) -> None:
+        """See Session; it is here."""
+
+    def collect(self, workers: Sequence[int], path: Path) -> int:
+        """See Session; it is here."""
+        return 0
 
     def clear(self) -> None:
         """See Session."""

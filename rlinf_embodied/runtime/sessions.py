@@ -16,6 +16,10 @@ def make_session(config: ClusterConfig) -> Session:
     # ray takes half a second to import: only where it is used
     from rlinf_embodied.runtime.ray_session import RaySession
 
+    if config.address is not None:
+        from rlinf_embodied.runtime.ray_nodes import join
+
+        join(config.address)
     return RaySession(config.call_timeout_s, config.object_store_bytes)
 
 

@@ -1,64 +1,58 @@
-"""A group of processes that exchange small plain values over Unix sockets: collectives for workers without torch.
+"""A group of processes that exchange small plain values over sockets: collectives for workers without torch.
 
 rank 0 listens;  the others send what they have, rank 0 answers each with everybody's.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection
 from typing import TypeVar, cast
 
 from rlinf_embodied.errors import HangError
+from rlinf_embodied.runtime.rendezvous import MeetingPlace, Rendezvous, connect
 
 _Result = TypeVar("_Result")
-_RETRY_S = 0.02  # rank 0's socket is not there yet
-_PREFIX = "file://"
 
 
 class SocketGroup:
-    """One member of a group of processes of one machine; see learning/groups.py for the protocol."""
+    """One member of a group of processes, of one machine or several; see learning/groups.py for the protocol."""
 
-    def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float = 600.0) -> None:
+    def __init__(self, rank: int, size: int, meeting: MeetingPlace | Rendezvous, timeout_s: float = 600.0) -> None:
         """Meets the other members.
 
         Args:
             rank: of this process, 0 <= rank < size.
             size: number of members.
-            rendezvous: "file:///shared/path", which does not exist yet.
+            meeting: the place where rank 0 listens, which it closes; for the others, where that is.
             timeout_s: limit of this meeting and of every later exchange.
 
         Raises:
-            HangError: not everyone came in time.
+            HangError: not everyone came in time, or rank 0 is gone.
         """
         assert 0 <= rank < size, f"rank {rank} is not in a group of {size}"
+        assert isinstance(meeting, MeetingPlace) == (rank == 0), "rank 0 listens, the others connect"
         self.rank, self.size = rank, size
         self._timeout_s = timeout_s
-        path = rendezvous.removeprefix(_PREFIX)
-        self._others = self._accept(path) if rank == 0 else [self._connect(path)]
+        self._others = self._accept(meeting) if isinstance(meeting, MeetingPlace) else [self._connect(meeting)]
 
-    def _accept(self, path: str) -> list[Connection]:
+    def _accept(self, meeting: MeetingPlace) -> list[Connection]:
         """Returns rank 0's connections, by rank from 1."""
         found: dict[int, Connection] = {}
-        with Listener(path, family="AF_UNIX", backlog=self.size) as listener:
-            listener._listener._socket.settimeout(self._timeout_s)  # pyright: ignore[reportAttributeAccessIssue]
+        with meeting.socket as listener:
+            listener.settimeout(self._timeout_s)
             while len(found) < self.size - 1:
-                connection = self._within_limit(listener.accept, "a member to join")
-                found[cast(int, self._receive(connection, "a member's rank"))] = connection
+                connected = self._within_limit(meeting.accept, "a member to join")
+                if connected is not None:
+                    connection = Connection(connected.detach())
+                    found[cast(int, self._receive(connection, "a member's rank"))] = connection
         return [found[rank] for rank in range(1, self.size)]
 
-    def _connect(self, path: str) -> Connection:
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                connection = Client(path, family="AF_UNIX")
-                connection.send(self.rank)
-                return connection
-            except (FileNotFoundError, ConnectionRefusedError):
-                if time.monotonic() > deadline:
-                    raise self._hang("rank 0 to listen") from None
-                time.sleep(_RETRY_S)
+    def _connect(self, rendezvous: Rendezvous) -> Connection:
+        connected = self._within_limit(lambda: connect(rendezvous, self._timeout_s), "rank 0 to listen")
+        connection = Connection(connected.detach())
+        connection.send(self.rank)
+        return connection
 
     def exchange(self, values: Sequence[object], counts: Sequence[int]) -> list[list[object]]:
         """See Group; the values are whatever can be pickled.

@@ -41,6 +41,7 @@ class Progress:
     before: dict[str, object] | None = None  # the evaluation of the starting policy
     reached: float | None = None  # the goal that a check found reached
     best: dict[str, float] | None = None  # "score" and "iteration" of the best check; its weights are kept
+    best_evaluation: dict[str, float] | None = None  # the same of evaluations, where there are no checks
     returned: bool = False  # whether the run, over without having reached its goal, went back to these weights
     checks_s: float = 0.0  # seconds of checks so far
 
@@ -51,6 +52,11 @@ class Evaluated(Protocol):
     @property
     def spans(self) -> Sequence[Span]:
         """What was timed."""
+        ...
+
+    @property
+    def score(self) -> float | None:
+        """Higher is better; None where it ended early, because it could only be worse than the best so far."""
         ...
 
     def summary(self) -> dict[str, object]:
@@ -68,11 +74,6 @@ class Checked(Evaluated, Protocol):
     @property
     def reached(self) -> bool:
         """Whether the goal is reached."""
-        ...
-
-    @property
-    def score(self) -> float | None:
-        """Higher is better; None where the check ended early, because it could only be worse than the best so far."""
         ...
 
 
@@ -174,7 +175,7 @@ class Job(Protocol):
         ...
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
-        """Writes a checkpoint of all stages below a folder of them."""
+        """Begins a checkpoint of all stages below a folder of them; the learner's `wait_saved` waits for its end."""
         ...
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:

@@ -111,9 +111,10 @@ class Planning:
     """The plan of one run, and what is known about it."""
 
     def __init__(self, job: Job, cluster: Cluster, workflow: Workflow) -> None:
-        """Resolves a forced plan, so that a wrong one is refused before anything starts.
+        """Resolves a forced plan and reads a given profile, so that wrong ones are refused before anything starts.
 
         Raises:
+            ConfigError: plan.profile cannot be read, or lacks a stage.
             PlanError: the plan does not fit the cluster.
         """
         self._job, self._cluster, self._workflow = job, cluster, workflow
@@ -122,6 +123,8 @@ class Planning:
         if not config.plan.is_auto:
             self._forced = resolve(config.plan.name, config.plan.trees, cluster.num_devices, workflow)
         self._pricer: Pricer | None = None
+        if config.plan.profile is not None:
+            self._price(load_profile(Path(config.plan.profile).expanduser()), workflow)
         self._ranked: list[Ranked] = []
         self._watch: DriftWatch | None = None
         self.periods: list[Period] = []

@@ -60,17 +60,39 @@ def checkpoint_to_resume(config: JobConfig) -> Resumption | None:
     if found is None or found.path is None:
         return None
     state = load_state(found.path)
-    _require_same(config, found.path, with_current_keys(yaml.safe_load(str(state["config"]))))
-    return Resumption(found.path, _note(config, found, _progress(state)))
+    _require_same(config, found.path, _config(found.path, state))
+    return Resumption(found.path, _note(config, found, _progress(found.path, state)))
 
 
 def saved_progress(path: Path) -> Progress:
-    """Returns the progress of the run that wrote a checkpoint."""
-    return _progress(load_state(path))
+    """Returns the progress of the run that wrote a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or of another version.
+    """
+    return _progress(path, load_state(path))
 
 
-def _progress(state: Mapping[str, object]) -> Progress:
-    return Progress(**cast(dict, state["progress"]))
+def _progress(path: Path, state: Mapping[str, object]) -> Progress:
+    try:
+        return Progress(**cast(dict, state["progress"]))
+    except (KeyError, TypeError) as error:
+        raise _foreign(path, "progress", error) from error
+
+
+def _config(path: Path, state: Mapping[str, object]) -> dict[str, object]:
+    """Returns the config of the run that wrote a checkpoint, as plain data under present names."""
+    try:
+        return with_current_keys(yaml.safe_load(str(state["config"])))
+    except (KeyError, AttributeError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise _foreign(path, "config", error) from error
+
+
+def _foreign(path: Path, what: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path}/state.json has a {what} that cannot be read ({error}): go on with the version of this project that "
+        "wrote it, or use another checkpoint"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- find

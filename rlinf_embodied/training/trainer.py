@@ -9,37 +9,42 @@ finish    evaluation after; summary, trace, curve
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import cast
 
 from rlinf_embodied import portable
 from rlinf_embodied.cache import cache_root
-from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Exactness
-from rlinf_embodied.errors import DataError
+from rlinf_embodied.errors import DataError, HangError, RlinfError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.learning.checkpoint import find_latest, step_folder, verify
+from rlinf_embodied.learning.checkpoint import find_latest, point_latest, step_folder, verify
 from rlinf_embodied.runtime import transport
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.stop_signals import StopRequest, ends_when_asked
 from rlinf_embodied.telemetry.boards import require_boards, start_boards
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import MetricsWriter
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.startup import StartupClock
 from rlinf_embodied.telemetry.trace import Span, stage_seconds, write_trace
-from rlinf_embodied.training.interrupt import INTERRUPTED, StopRequest, stop_on_interrupt
+from rlinf_embodied.training.checkpoints import bring_checkpoint
 from rlinf_embodied.training.job import Checking, Evaluated, Evaluating, Job, Progress
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.resume import checkpoint_to_resume, require_unused, saved_progress
 
+_LOG = logging.getLogger(__name__)
 # what a stage does beside its calls; plans price it apart from them
 _NOT_COMPUTING = (".export_weights", ".install_weights", ".offload", ".onload")
 
@@ -82,7 +87,7 @@ class Trainer:
             self._resumption = checkpoint_to_resume(self._config)
             self._resumed = None if self._resumption is None else self._resumption.path
             job.require_checkpoint(self._resumed)
-            self._cluster: Cluster = cluster_at_hand(self._config.cluster)
+            self._cluster: Cluster = find_cluster(self._config.cluster)
             self._planning = Planning(job, self._cluster, job.workflow(""))
             self._folder = folder or RunFolder(path, locked=True)
         except BaseException:
@@ -92,10 +97,11 @@ class Trainer:
         self._spans: list[Span] = []
         self._progress = Progress()
         self._saved: int | None = None  # the iteration of the newest checkpoint
+        self._being_written: Path | None = None  # the checkpoint that a worker writes at this moment
 
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
-        """Runs the training and returns the exit code: 0, or 130 after Ctrl-C."""
+        """Runs the training and returns the exit code: 0; after Ctrl-C, SIGTERM or SIGHUP 130, 143 or 129."""
         try:
             return self._run_locked()
         finally:
@@ -105,6 +111,8 @@ class Trainer:
         config = self._config
         self._folder.write_text("config.yaml", to_yaml(config))
         self._folder.write_manifest(config.run.seed, self._cluster)
+        if self._resumed is not None and self._resumed.parent == self._folder.checkpoints:
+            point_latest(self._resumed)  # the run that wrote it may have been killed before, or newer ones be damaged
         self._startup.mark("command line and imports")
         session = make_session(config.cluster)
         self._startup.mark("session")
@@ -130,7 +138,7 @@ class Trainer:
         self._startup.mark("warm start")
         plan = self._choose_plan(session, policy_folder, view)
         running = self._start(session, plan, policy_folder, self._resumed, view)
-        with stop_on_interrupt() as stop:
+        with ends_when_asked() as stop, self._saved_at_last(running):
             after = None
             if self._progress.before is None:
                 after = self._evaluate(running, 0, view, "before")
@@ -139,9 +147,11 @@ class Trainer:
         if stop.asked:
             self._planning.report(self._folder)
             view.note(f"stopped after iteration {self._progress.iteration}; resume with the same command")
-            return INTERRUPTED
+            return stop.exit_code
         if after is None or self._progress.iteration > 0:  # otherwise nothing was trained since
             after = self._evaluate(running, self._progress.iteration, view, "after")
+            with self._saved_at_last(running):
+                self._keep_best(running, after, view)
         self._finish(running.executor, after, view)
         return 0
 
@@ -168,8 +178,7 @@ class Trainer:
         if checkpoint is not None:
             self._progress = self._job.load(executor, checkpoint)
             self._saved = self._progress.iteration
-            if self._progress.best is not None and not self._best_folder(self._progress).exists():
-                self._progress.best = None  # it stayed in the folder of another run
+            self._forget_best_of_others()
         self._job.prepare(executor, view.progress)
         self._startup.mark("stages", executor.setup_s)
         evaluation = self._job.evaluation(session, self._cluster, str(policy_folder), self._folder)
@@ -187,12 +196,14 @@ class Trainer:
         """Goes on under another plan: a checkpoint is the snapshot, and the workers build all stages anew from it."""
         if self._saved != self._progress.iteration:
             self._save(running.executor)
+        self._wait_saved(running.executor)
         latest = find_latest(self._folder.checkpoints)
         assert latest is not None
         self._renew(running, plan, latest, view)
 
     def _renew(self, running: _Running, plan: Plan, checkpoint: Path, view: LiveView) -> None:
         """Builds all stages anew from a checkpoint that this run wrote."""
+        self._wait_saved(running.executor)
         verify(checkpoint)
         running.session.clear()
         started = self._start(running.session, plan, checkpoint, checkpoint, view)
@@ -217,7 +228,7 @@ class Trainer:
         result = checking.run(progress.iteration, None if best is None else best["score"])
         if result.score is not None and (best is None or result.score >= best["score"]):
             progress.best = {"score": result.score, "iteration": progress.iteration}
-            self._job.save(running.executor, self._folder.best, progress)
+            self._begin_checkpoint(running.executor, self._folder.best)
         progress.checks_s += time.time() - start
         progress.reached = self._job.goal if result.reached and progress.iteration > 0 else None
         said = "; the goal is reached" if progress.reached else ""
@@ -227,9 +238,27 @@ class Trainer:
             metrics |= {name.replace("eval/", "check/"): value for name, value in result.metrics().items()}
         view.note(f"check at {progress.iteration}: {result}{said}")
 
-    def _best_folder(self, progress: Progress) -> Path:
-        assert progress.best is not None
-        return step_folder(self._folder.best, int(progress.best["iteration"]))
+    def _keep_best(self, running: _Running, found: Evaluated, view: LiveView) -> None:
+        """Keeps the weights of the best evaluation on the way and after, where no checks of a goal choose the best."""
+        progress = self._progress
+        best = progress.best_evaluation
+        if running.checking is not None or not self._job.eval_every or found.score is None:
+            return
+        if best is None or found.score >= best["score"]:
+            progress.best_evaluation = {"score": found.score, "iteration": progress.iteration}
+            self._begin_checkpoint(running.executor, self._folder.best)
+            view.note(f"the best so far is kept: {self._best_folder(progress.best_evaluation)}")
+
+    def _best_folder(self, best: Mapping[str, float]) -> Path:
+        return step_folder(self._folder.best, int(best["iteration"]))
+
+    def _forget_best_of_others(self) -> None:
+        """Forgets what stayed in the folder of another run."""
+        progress = self._progress
+        for name in ("best", "best_evaluation"):
+            best = getattr(progress, name)
+            if best is not None and not self._best_folder(best).exists():
+                setattr(progress, name, None)
 
     def _return_to_best(self, running: _Running, view: LiveView) -> None:
         """Goes back to the weights of the best check, where the run ended without having reached its goal."""
@@ -241,7 +270,7 @@ class Trainer:
         if number != progress.iteration:
             why = "" if self._job.goal == math.inf else "the goal was not reached: "
             view.note(f"{why}the weights of iteration {number}, the best by checks, are kept")
-            self._renew(running, running.executor.plan, self._best_folder(progress), view)
+            self._renew(running, running.executor.plan, self._best_folder(progress.best), view)
             self._progress = progress  # not that of the checkpoint
         self._save(running.executor)
 
@@ -276,7 +305,9 @@ class Trainer:
             self._account(result, metrics, time.time() - start, before)
             number = progress.iteration
             if self._job.eval_every and number % self._job.eval_every == 0 and number < config.run.num_iterations:
-                metrics |= self._evaluate(running, number, view, f"at {number}").metrics()
+                found = self._evaluate(running, number, view, f"at {number}")
+                metrics |= found.metrics()
+                self._keep_best(running, found, view)
             if running.checking and (number % self._job.check_every == 0 or number >= config.run.num_iterations):
                 self._check(running, metrics, view)
             writer.write(progress.global_step, number, metrics)
@@ -336,8 +367,35 @@ class Trainer:
         metrics |= stage_seconds(result.spans)
 
     def _save(self, executor: Executor) -> None:
-        self._job.save(executor, self._folder.checkpoints, self._progress)
+        self._begin_checkpoint(executor, self._folder.checkpoints)
         self._saved = self._progress.iteration
+
+    def _begin_checkpoint(self, executor: Executor, root: Path) -> None:
+        self._wait_saved(executor)
+        self._job.save(executor, root, self._progress)
+        self._being_written = step_folder(root, self._progress.iteration)
+
+    def _wait_saved(self, executor: Executor) -> None:
+        """Returns when the checkpoint under way is on the driver's disk; a worker writes it while training goes on."""
+        executor.call(self._job.learner, "wait_saved", StepContext(self._progress.iteration))
+        if self._being_written is not None:
+            bring_checkpoint(executor, self._job.learner, self._being_written, self._config.checkpoint.keep)
+            self._being_written = None
+
+    @contextmanager
+    def _saved_at_last(self, running: _Running) -> Iterator[None]:
+        """Behind it nothing is being written, also where training failed: the run goes on from that checkpoint."""
+        try:
+            yield
+        except HangError:  # whoever would have to answer does not
+            raise
+        except Exception:
+            try:
+                self._wait_saved(running.executor)
+            except RlinfError as error:  # the worker that writes may be the one that is gone
+                _LOG.warning("the newest checkpoint may be the one before: %s", error)
+            raise
+        self._wait_saved(running.executor)
 
     # ----------------------------------------------------------------------------------------------------- finish
     def _finish(self, executor: Executor, after: Evaluated, view: LiveView) -> None:
@@ -354,6 +412,7 @@ class Trainer:
                 "rl_s": progress.rollout_s,
                 "checks_s": progress.checks_s,
                 "best_check": progress.best,
+                "best_evaluation": progress.best_evaluation,
                 "wall_s": time.time() - self._started,
                 "startup_s": self._startup.phases | {f"first {self._job.first_work}": self._startup.total_s},
                 "plan": self._planning.plan.name,

@@ -67,7 +67,12 @@ def made_once(
         return folder
     executor = Executor.on_all_devices(Workflow("warm start", num_blocks, {stage.name: stage}), session, cluster)
     teach(executor)
-    write_whole(folder, lambda partial: executor.call(stage.name, "save", StepContext(0), str(partial)))
+
+    def write(partial: Path) -> None:
+        executor.call(stage.name, "save", StepContext(0), str(partial.absolute()))
+        executor.collect(stage.name, partial, of_first=True)
+
+    write_whole(folder, write, _MARKER)
     session.clear()
     return folder
 

@@ -45,6 +45,7 @@ VARIANTS = {
     "critic from images": ["policy.critic=observation", "algorithm.bootstrap_at_timeout=true"],
     "carried over": ["env.carry_over=true", "policy.freeze_stem=false"],
     "flow": ["policy=flow_vla", "policy.temperature=0.5", "policy.options.expert_size=32"],
+    "smolvla": [f"policy={Path(__file__).resolve().parents[1] / 'policies/smolvla_toy.yaml'}"],
 }
 CASES = [
     *(("ppo", plan) for plan in PLANS),
@@ -52,6 +53,7 @@ CASES = [
     ("critic from images", "disaggregated"),
     ("carried over", "collocated"),
     ("flow", "disaggregated"),
+    ("smolvla", "disaggregated"),
 ]
 
 
@@ -145,6 +147,17 @@ def test_two_iterations_give_the_weights_of_the_cpu(of_the_cpu, sim, variant: st
     assert sim.operations() > before + 1000
     assert metrics[-1]["losses/policy_steps"] > 0
     assert digest(executor) == on_the_cpu(of_the_cpu, variant)
+
+
+def test_passes_in_bfloat16_are_close_to_those_in_float32(sim) -> None:
+    rows = []
+    for precision in ("float32", "bfloat16"):
+        config = tiny(EXACT, f"algorithm.precision={precision}", "algorithm.critic_warmup_iterations=0")
+        executor = executor_on_sim(config, PLANS["collocated"][1], 1, clone(config))
+        rows += iterate(executor, 1)
+    assert rows[1]["losses/initial_log_ratio"] <= 1e-5
+    assert rows[1]["losses/grad_norm"] != rows[0]["losses/grad_norm"]
+    assert rows[1]["losses/grad_norm"] == pytest.approx(rows[0]["losses/grad_norm"], rel=0.2)
 
 
 def test_sums_of_two_accelerators_are_close_where_they_are_all_reduced(of_the_cpu) -> None:

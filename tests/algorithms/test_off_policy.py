@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlinf_embodied.algorithms.off_policy import mismatch, truncated_token_weights
+from rlinf_embodied.algorithms.off_policy import Mismatch, mismatch, truncated_importance_weights
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 BEHAVIOUR = torch.tensor([[-1.0, -2.0, torch.nan], [-0.5, torch.nan, torch.nan]])
@@ -29,6 +29,7 @@ def test_blocks_add_up():
     whole = mismatch(TRAINING, BEHAVIOUR, MASK).metrics()
     parts = [mismatch(TRAINING[i : i + 1], BEHAVIOUR[i : i + 1], MASK[i : i + 1]) for i in (0, 1)]
     assert (parts[0] + parts[1]).metrics() == pytest.approx(whole)
+    assert Mismatch.of(parts[0].stacked()).metrics() == parts[0].metrics()
 
 
 def test_nothing_to_count_is_not_a_number():
@@ -53,7 +54,7 @@ def test_the_estimate_is_the_kl_in_expectation_and_keeps_small_differences():
 
 def test_weights_are_capped_ratios_without_a_gradient():
     training = TRAINING.clone().requires_grad_()
-    weights = truncated_token_weights(training, BEHAVIOUR, MASK, cap=2.0)
+    weights = truncated_importance_weights(training, BEHAVIOUR, MASK, cap=2.0)
     expected = torch.tensor([[1.0, 2.0, 1.0], [math.exp(-2), 1.0, 1.0]])
     torch.testing.assert_close(weights, expected)
     assert not weights.requires_grad

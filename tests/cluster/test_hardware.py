@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,3 +106,20 @@ def test_devices_are_numbered_group_after_group_and_node_after_node() -> None:
 def test_the_cores_of_a_machine_lie_on_one_node_and_share_its_memory() -> None:
     places = [Cluster("here", "cpu", 2, 2, 8 * 10**9).place_of(device) for device in range(2)]
     assert [(place.node, place.index, place.group.memory_bytes) for place in places] == [(0, 0, 4e9), (0, 1, 4e9)]
+
+
+@pytest.mark.parametrize(("memory", "free", "expected"), [(100, 1000, 30.0), (100, 20, 18.0), (0.5, 1000, 0.25)])
+def test_the_object_store_takes_a_share_of_the_machine(
+    monkeypatch, memory: float, free: float, expected: float
+) -> None:
+    monkeypatch.setattr(hardware, "host_memory_bytes", lambda: int(memory * 2**30))
+    monkeypatch.setattr(hardware.shutil, "disk_usage", lambda path: SimpleNamespace(free=free * 2**30))
+    assert hardware.store_bytes() == pytest.approx(expected * 2**30)
+
+
+def test_a_control_group_limits_the_memory_of_the_host(tmp_path, monkeypatch) -> None:
+    whole = hardware.host_memory_bytes()
+    for said, expected in (("max\n", whole), ("1048576\n", 1 << 20), (f"{whole * 2}\n", whole)):
+        (tmp_path / "memory.max").write_text(said)
+        monkeypatch.setattr(hardware, "_MEMORY_LIMITS", (tmp_path / "memory.max", tmp_path / "none"))
+        assert hardware.host_memory_bytes() == expected

@@ -34,6 +34,10 @@ def asked(out: Path, *overrides: str) -> ExportConfig:
     return compose_export([f"{key}={value}" for key, value in (base | given).items()])
 
 
+def read_names(file: h5py.File) -> list[str]:
+    return [name for name in file if name.startswith("traj_")]
+
+
 def silent(done: int, total: int) -> None:
     pass
 
@@ -69,6 +73,16 @@ def test_states_are_those_of_the_simulator_before_each_action_and_at_the_end(tmp
             assert np.array_equal(points[:-1], np.stack([shown.proprio[0, :2] for shown in seen[:-1]]))
             goal = group["env_states/actors/goal"]
             assert np.linalg.norm(points[-1] - goal[-1]) < REACHED <= np.linalg.norm(points[-2] - goal[-2])
+
+
+def test_episodes_are_written_until_the_task_has_stayed_solved(tmp_path: Path) -> None:
+    config = asked(tmp_path / "demos.h5", "num_episodes=5", "env.hold_steps=3")
+    export_dataset(config, silent)
+    with h5py.File(config.out) as file:
+        for name in read_names(file):
+            success = file[name]["success"][:].tolist()
+            assert success[-4:] == [False, True, True, True], "the last steps, and the first that solves it"
+            assert file[name]["terminated"][:].tolist() == success
 
 
 def test_a_checkpoint_acts_chunk_by_chunk_as_in_training_and_failures_are_written_on_demand(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_run_never_says_that_its_reward_is_chosen_automatically() -> None:
 )
 def test_what_a_gpu_could_not_restore_is_not_carried_over(monkeypatch, given: list[str], refused: bool) -> None:
     gpus = Cluster("local", "cuda", num_devices=1, num_cores=2, memory_bytes=1 << 30)
-    monkeypatch.setattr(job, "cluster_at_hand", lambda config: gpus)
+    monkeypatch.setattr(job, "find_cluster", lambda config: gpus)
     start = ["env=maniskill_pick", "warm_start.from_nothing=true"]
     run = EmbodiedJob(tiny(*start, *given))
     if not refused:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from runs import GRPO, tiny, tiny_overrides, train
+from safetensors.torch import load_file, save_file
 
 from experiments.examples.small_openvla import Options as Small
 from experiments.examples.small_openvla import write_small
@@ -30,6 +31,7 @@ ROWS = 3
 ENV = EnvSpec("PointReach-v0", ROWS, 4, 12, 2, 5, 9, 16, ("base_camera",), "a toy")
 LORA = {"rank": 4, "alpha": 8.0}
 PARALLEL = {"decoding": "parallel", "prompt_length": 24}
+LOW = ["algorithm.precision=bfloat16", "algorithm.ratio_tolerance=0.5"]
 ONE_BY_ONE = {"decoding": "autoregressive", "prompt_length": 24}
 
 
@@ -167,6 +169,8 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
         ("grpo", [*GRPO, "policy.options.lora.rank=4"]),
         ("all weights", ["algorithm.rows_per_microbatch=2"]),
         ("in slices", ["policy.options.lora.rank=4", "algorithm.sharding=fsdp2", "run.exact=false"]),
+        ("in bfloat16", ["policy.options.lora.rank=4", *LOW]),
+        ("in slices, in bfloat16", ["algorithm.sharding=fsdp2", "run.exact=false", *LOW]),
     ],
 )
 def test_a_published_folder_is_trained_saved_and_goes_on(published, tmp_path, name: str, options: list[str]) -> None:
@@ -201,6 +205,36 @@ def test_adapters_leave_the_base_as_it_was_and_link_to_it(published, tmp_path) -
     assert all(".lora_" in name or name.startswith(("critic.", "privileged_scale.")) for name in changed)
     peft_names = {name.rpartition(".lora_")[0] for name in changed if ".lora_" in name}
     assert not any("vision_backbone" in name for name in peft_names)
+
+
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen towers", "trained towers"])
+def test_every_adapter_gets_a_gradient(published, frozen: bool) -> None:
+    policy, _ = policy_of(published, {**PARALLEL, "lora": LORA, "freeze_vision": frozen})
+    features = policy.encode(shown())
+    record = policy.act(features, policy.spec.noise.draw(0, "action", range(ROWS)), 1.0).record
+    loss = policy.evaluate(features, record, 1.0).log_probs.sum()
+    gradients = torch.autograd.grad(loss, policy.policy_parameters(), allow_unused=True)
+    assert all(gradient is not None for gradient in gradients)
+    names = [name for name in policy.module.state_dict() if ".lora_" in name]
+    assert len(names) == len(gradients)
+    assert any("vision_backbone" in name for name in names) is not frozen
+
+
+def test_adapters_of_frozen_towers_in_a_folder_are_left_out_unless_they_were_trained(published, tmp_path) -> None:
+    policy, _ = policy_of(published, {**PARALLEL, "lora": LORA})
+    policy.save(tmp_path)
+    path = tmp_path / "adapter_model.safetensors"
+    layer = "base_model.model.network.vision_backbone.featurizer.blocks.0.attn.proj"
+    for trained in (0.0, 1.0):
+        more = {f"{layer}.lora_A.weight": torch.randn(4, 8), f"{layer}.lora_B.weight": torch.full((8, 4), trained)}
+        save_file(load_file(path) | more, path)
+        if trained:
+            with pytest.raises(CheckpointError, match=r"adapter_model.safetensors holds other tensors .*featurizer"):
+                OpenVLAPolicy.from_folder(tmp_path)
+        else:
+            assert weights_sha256(state_of(tmp_path)) == weights_sha256(policy.module.state_dict())
+    with pytest.raises(CheckpointError, match=r"policy.options.freeze_vision is False, but .* made with True"):
+        OpenVLAPolicy.from_folder(tmp_path, config=config_of({**PARALLEL, "lora": LORA, "freeze_vision": False}))
 
 
 def test_a_critic_on_the_network_is_refused_where_the_network_is_in_slices(published, tmp_path) -> None:
@@ -257,6 +291,11 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
             {**PARALLEL, "lora": {"rank": 4, "targets": ["q_prj"]}},
             ENV,
             r"policy.options.lora.targets is \['q_prj'\], but",
+        ),
+        (
+            {**PARALLEL, "lora": {"rank": 4, "targets": ["q_proj", "qkv"]}},
+            ENV,
+            r"policy.options.lora.targets is \['q_proj', 'qkv'\], but no gradient reaches a layer of the name 'qkv'",
         ),
         ({**PARALLEL, "prompt_length": 5}, ENV, "a prompt has .* tokens, but rows have 5"),
     ],

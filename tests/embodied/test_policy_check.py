@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,9 @@ import torch
 from runs import tiny, train
 from torch import Tensor, nn
 
+from policies.state_policy import StatePolicy
 from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.policy_check import check_policy, new_policy, require_policy_class
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.warm_start import cache_folder
@@ -41,6 +43,17 @@ def importable(monkeypatch) -> None:
 
 class Right(ProprioPolicy):
     """Nothing is wrong with it."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Width:
+    """Options of its own, beside those that the policy that it comes from has not."""
+
+    width: int = 64
+
+
+class Wider(StatePolicy):
+    options_type = Width
 
 
 class NoLoad:
@@ -289,3 +302,38 @@ def test_an_edited_file_is_another_policy(tmp_path, monkeypatch) -> None:
     assert place() == before
     (tmp_path / "edited_policy.py").write_text("class Mine: ...  # wider\n")
     assert place() != before
+
+
+# -------------------------------------------------------------------------------------------------------------- options
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        ("policies.tiny_vla.TinyVLA", {"widht": 3}, r"policy.options.widht is 3, but .* has no options: leave it out"),
+        ("policies.state_policy.StatePolicy", {"width": 3}, r"policy.options.width is 3, but .* has no options"),
+        ("policies.flow_vla.FlowVLA", {"stepz": 3}, r"policy.options.stepz is 3, but .*FlowOptions"),
+        ("policies.flow_vla.FlowVLA", {"steps": "many"}, r"policy.options.steps is 'many', but .*Integer.*FlowOptions"),
+        ("policies.flow_vla.FlowVLA", {"steps": 0}, r"policy.options.steps is 0, but it must be at least 1"),
+        ("policies.openvla.policy.OpenVLAPolicy", {"top_k": -1}, r"policy.options.top_k is -1, but it counts tokens"),
+        (f"{__name__}.Wider", {"width": "wide"}, r"policy.options.width is 'wide', but .*Integer.*Width"),
+    ],
+)
+def test_options_that_a_policy_does_not_have_are_refused_before_anything_starts(target, options, words) -> None:
+    config = tiny("warm_start.from_nothing=true")
+    config.policy = replace(config.policy, _target_=target, options=options)
+    with pytest.raises(ConfigError, match=words):
+        EmbodiedJob(config).require_checkpoint(None)
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        ("policies.tiny_vla.TinyVLA", {}),
+        ("policies.flow_vla.FlowVLA", {"steps": 2}),
+        (f"{__name__}.Wider", {"width": 3}),
+        (f"{__name__}.Right", {"whatever": 3}),  # says nothing of its options
+    ],
+)
+def test_options_that_it_has_are_taken(target, options) -> None:
+    config = tiny("warm_start.from_nothing=true")
+    config.policy = replace(config.policy, _target_=target, options=options)
+    EmbodiedJob(config).require_checkpoint(None)

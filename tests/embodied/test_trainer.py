@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import signal
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +101,61 @@ def test_a_run_that_died_goes_on_from_its_last_checkpoint(straight, monkeypatch,
     assert len(metric_rows(tmp_path)) == 3  # the third iteration was written after the checkpoint
     train(four(tmp_path))
     same_end(tmp_path, straight())
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(straight, monkeypatch, tmp_path) -> None:
+    going_on, seal, run_iteration = threading.Event(), checkpoint._seal, job_module.run_iteration
+
+    def run(executor, number):
+        if number == 2:  # after the checkpoint of two iterations was begun
+            assert checkpoint.find_latest(tmp_path / "checkpoints") is None
+            going_on.set()
+        return run_iteration(executor, number)
+
+    monkeypatch.setattr(job_module, "run_iteration", run)
+    monkeypatch.setattr(checkpoint, "_seal", lambda *given: (going_on.wait(60) or pytest.fail("waited"), seal(*given)))
+    train(four(tmp_path))
+    assert [checkpoint.verify(tmp_path / f"checkpoints/step_00000{step}").step for step in (2, 4)] == [2, 4]
+    same_end(tmp_path, straight())
+
+
+def test_a_checkpoint_under_way_is_finished_when_training_fails(monkeypatch, tmp_path) -> None:
+    failing, seal = threading.Event(), checkpoint._seal
+
+    def run(executor, number):
+        if number == 2:
+            failing.set()
+            raise SimulatorError("the simulator is gone")
+        return original(executor, number)
+
+    original = job_module.run_iteration
+    monkeypatch.setattr(job_module, "run_iteration", run)
+    monkeypatch.setattr(checkpoint, "_seal", lambda *given: (failing.wait(60), time.sleep(0.2), seal(*given)))
+    with pytest.raises(SimulatorError):
+        trainer_of(four(tmp_path)).run()
+    assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 2
+
+
+def score_evaluations(monkeypatch, scores: dict[int, float]) -> None:
+    """Gives the evaluations after these iterations these scores."""
+    run = Evaluation.run
+    monkeypatch.setattr(
+        Evaluation, "run", lambda self, step, best=None: replace(run(self, step), score=scores.get(step))
+    )
+
+
+@pytest.mark.parametrize(("scores", "kept"), [({1: 0.5, 2: 0.7, 3: 0.6, 4: 0.1}, 2), ({1: 0.5, 2: 0.1, 4: 0.5}, 4)])
+def test_the_best_evaluation_is_kept_beside_the_last_checkpoints(straight, monkeypatch, tmp_path, scores, kept) -> None:
+    score_evaluations(monkeypatch, scores)
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, 2)
+        train(four(tmp_path, "eval.every=1", "checkpoint.keep=1"), code=130)
+    summary = train(four(tmp_path, "eval.every=1", "checkpoint.keep=1"))
+    assert summary["best_evaluation"] == {"score": scores[kept], "iteration": kept}
+    assert [path.name for path in (tmp_path / "best").glob("step_*")] == [f"step_{kept:06d}"]
+    assert checkpoint.verify(tmp_path / "best/latest").step == kept
+    assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 4
+    assert summary["weights_sha256"] == json.loads((straight() / "summary.json").read_text())["weights_sha256"]
 
 
 def test_a_finished_run_started_again_only_evaluates(straight, monkeypatch, tmp_path) -> None:

@@ -51,6 +51,11 @@ def test_the_proprioception_is_joints_tool_goal_and_the_way_to_it_and_the_goal_c
     env = make(replace(SMALL, goal_in_proprio=False))
     assert torch.equal(env.reset([3]).proprio[:, -6:], torch.zeros(1, 6))
     env.close()
+    env = make(replace(SMALL, objects_in_proprio=True))
+    seen, task = env.reset([3]), env._sim._task
+    cube = task.cube.pose.p
+    assert torch.equal(seen.proprio, torch.cat([expected, cube, cube - task.agent.tcp_pose.p], 1))
+    env.close()
 
 
 def test_the_privileged_state_holds_what_a_critic_wants() -> None:

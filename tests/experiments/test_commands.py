@@ -24,7 +24,12 @@ def start(script: str, *arguments: str, **environment: str) -> subprocess.Popen[
     """Starts a script in a process of its own, its two streams as one."""
     command = [sys.executable, "-u", str(REPOSITORY / "experiments" / f"{script}.py"), *arguments]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | environment,
+        process_group=0,
     )
 
 
@@ -165,18 +170,24 @@ def test_an_unknown_maniskill_task_is_named_with_its_neighbours(monkeypatch, cap
     assert "error: env.task is 'PickCubee-v1', but ManiSkill knows no such name: did you mean PickCube-v1" in err
 
 
-# --------------------------------------------------------------------------------------------------------------- ctrl-c
-def test_ctrl_c_during_training_leaves_a_checkpoint_from_which_the_same_run_goes_on(tmp_path, finished) -> None:
+# -------------------------------------------------------------------------------------------------------------- signals
+SIGNALS = [(signal.SIGINT, "interrupt", 130), (signal.SIGTERM, "SIGTERM", 143), (signal.SIGHUP, "SIGHUP", 129)]
+
+
+@pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
+def test_a_signal_during_training_leaves_a_checkpoint_from_which_the_same_run_goes_on(
+    tmp_path, finished, number: int, name: str, code: int
+) -> None:
     gated = ["env._target_=gated_reach.make_env", f"warm_start.checkpoint={clone(tiny())}", "checkpoint.every=0"]
     overrides = tiny_overrides(f"run.dir={tmp_path / 'run'}", *gated, "eval.num_episodes=4")
     gate, latest = tmp_path / "gate", tmp_path / "run/checkpoints/latest"
     process = start("train_vla", *overrides, RLINF_TEST_GATE=str(gate), PYTHONPATH=TESTS_TOO)
     read_until(process, "waiting at the gate")  # in the second iteration
-    process.send_signal(signal.SIGINT)
-    read_until(process, "interrupt: finishing this iteration")
+    process.send_signal(number)
+    read_until(process, f"{name}: finishing this iteration")
     gate.touch()
     printed, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, printed
+    assert process.returncode == code, printed
     assert checkpoint.verify(latest).step == 2
     assert "stopped after iteration 2; resume with the same command" in printed
     assert not (tmp_path / "run/summary.json").exists()
@@ -185,28 +196,79 @@ def test_ctrl_c_during_training_leaves_a_checkpoint_from_which_the_same_run_goes
     assert metric_rows(tmp_path / "run") == metric_rows(finished)
 
 
-def test_ctrl_c_during_the_warm_start_leaves_nothing_half_written(tmp_path) -> None:
+@pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
+def test_a_second_signal_during_training_ends_it_at_once(tmp_path, number: int, name: str, code: int) -> None:
+    gated = ["env._target_=gated_reach.make_env", f"warm_start.checkpoint={clone(tiny())}", "checkpoint.every=1"]
+    overrides = tiny_overrides(f"run.dir={tmp_path / 'run'}", *gated, "eval.num_episodes=4")
+    process = start("train_vla", *overrides, RLINF_TEST_GATE=str(tmp_path / "gate"), PYTHONPATH=TESTS_TOO)
+    read_until(process, "waiting at the gate")  # in the second iteration, and nobody opens it
+    process.send_signal(number)
+    read_until(process, f"{name}: finishing this iteration")
+    process.send_signal(number)
+    printed, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code, printed
+    assert "Traceback" not in printed
+    assert checkpoint.verify(tmp_path / "run/checkpoints/latest").step == 1
+
+
+@pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
+def test_a_signal_during_the_warm_start_leaves_nothing_half_written(
+    tmp_path, number: int, name: str, code: int
+) -> None:
     long = ["warm_start.head_epochs=100000", f"run.dir={tmp_path / 'run'}"]
     process = start("train_vla", *tiny_overrides(*long), RLINF_EMBODIED_CACHE=str(tmp_path / "cache"))
     read_until(process, "cloning 1/1")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     printed, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
+    assert process.returncode == code
+    assert ("interrupted" if code == 130 else f"stopped by {name}") in printed
     assert "Traceback" not in printed
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
     assert not (tmp_path / "run/checkpoints").exists()
 
 
 @pytest.mark.ray
-def test_ctrl_c_with_ray_workers_stops_as_cleanly(tmp_path) -> None:
+@pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
+def test_with_ray_workers_a_signal_to_the_whole_process_group_stops_as_cleanly(
+    tmp_path, number: int, name: str, code: int
+) -> None:
     chosen = ["cluster=local", "cluster.num_devices=2", "env.options.slow_s=0.1", "run.num_iterations=50"]
     chosen += [f"run.dir={tmp_path}", f"warm_start.checkpoint={clone(tiny())}", "eval.num_episodes=4"]
     process = start("train_vla", *tiny_overrides(*chosen))
     read_until(process, "iteration 1/50")
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, number)
     printed, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, printed
+    assert process.returncode == code, printed
+    assert f"{name}: finishing this iteration" in printed
+    assert "Traceback" not in printed
+    assert "***" not in printed  # of a library's own handler
     assert checkpoint.verify(tmp_path / "checkpoints/latest").step >= 1
+
+
+@pytest.mark.ray
+def test_sigterm_while_ray_workers_start_is_an_end_without_noise(tmp_path) -> None:
+    chosen = ["cluster=local", "cluster.num_devices=2", "warm_start.head_epochs=100000"]
+    process = start("train_vla", *tiny_overrides(*chosen, f"run.dir={tmp_path}"), RLINF_EMBODIED_CACHE=str(tmp_path))
+    read_until(process, "demonstrations")
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 143, printed
+    assert printed.endswith("stopped by SIGTERM\n")
+    assert "***" not in printed
+
+
+@pytest.mark.parametrize("cluster", ["serial", pytest.param("local", marks=pytest.mark.ray)])
+def test_two_runs_at_once_on_one_machine_do_not_disturb_each_other(tmp_path, finished, cluster: str) -> None:
+    """They even make the same clone at the same time."""
+    environment = {"RLINF_EMBODIED_CACHE": str(tmp_path / "cache")}
+    names = ("a", "b")
+    chosen = [f"cluster={cluster}", "cluster.num_devices=2", "plan=collocated", "eval.num_episodes=4"]
+    runs = [start("train_vla", *tiny_overrides(f"run.dir={tmp_path / n}", *chosen), **environment) for n in names]
+    printed = [process.communicate(timeout=PATIENCE_S)[0] for process in runs]
+    assert [process.returncode for process in runs] == [0, 0], "".join(printed)
+    digests = {json.loads((tmp_path / n / "summary.json").read_text())["weights_sha256"] for n in names}
+    assert digests == {json.loads((finished / "summary.json").read_text())["weights_sha256"]}
+    assert len(list((tmp_path / "cache/warm_start").iterdir())) == 1
 
 
 def test_a_simulator_that_fails_ends_the_run_with_its_reason(monkeypatch, capsys, tmp_path) -> None:

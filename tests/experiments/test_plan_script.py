@@ -9,7 +9,7 @@ import openvla_folders as toys
 import pytest
 
 from experiments.plan import plan
-from rlinf_embodied.compose import compose_planning
+from rlinf_embodied.compose import CONFIG_DIR, compose_planning
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.measured import workflow_for
 from rlinf_embodied.flow.plan import resolve
@@ -47,7 +47,7 @@ def test_it_ranks_plans_and_writes_what_the_executor_and_people_read(tmp_path: P
         ("cluster=h100x9", "cluster is 'h100x9', but it must be local, one of configs/cluster"),
         ("workflow=reasoning", "of embodied, but workflow=reasoning is asked for"),
         ("clustr=local", "clustr is unknown"),
-        ("model=nothing", "model is 'nothing', but it must be one of configs/models (openvla_7b), or a path"),
+        ("model=nothing", "model is 'nothing', but it must be one of configs/models (openvla_7b, smolvla), or a path"),
         ("memory.num_devices=[2,0]", "memory.num_devices is [2, 0], but it lists at least one number, and each is at"),
         ("memory.reserved_gb=80", "memory.device_gb is 80.0, but there is memory, and more than what is reserved"),
     ],
@@ -84,6 +84,25 @@ def test_a_models_memory_is_planned_from_its_config_alone(
     page = (tmp_path / "memory.md").read_text()
     for row in (*terms, *arranged):
         assert [text for text in row.values() if text not in printed or text not in page] == []
+
+
+def test_a_policy_that_flows_is_planned_with_its_expert_alone_and_whole(tmp_path: Path) -> None:
+    published = json.loads((CONFIG_DIR / "models" / "smolvla.json").read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(published | {"num_vlm_layers": 2, "num_steps": 2, "chunk_size": 4}))
+    plan(compose_planning([f"model={path}", "memory.num_devices=[1]", f"run.dir={tmp_path}"]))
+    terms, _ = json.loads((tmp_path / "memory.json").read_text()).values()
+    sizes = {row["term"]: {name: row[name].replace(",", "") for name in ("expert", "full")} for row in terms}
+    assert int(sizes["of them trained"]["expert"]) < int(sizes["of them trained"]["full"])
+    assert sizes["parameters"]["expert"] == sizes["parameters"]["full"]
+    key_values = 2 * 2 * 5 * 64 * (3 * 64 + 32 + 1) * 2  # layers, heads, their size, tokens, bytes
+    assert float(sizes["key-value cache of a rollout (225 tokens), MB a row"]["expert"]) == pytest.approx(
+        key_values / 1e6, abs=0.005
+    )
+    plain, checkpointed = (
+        float(sizes[f"{name}, MB a row"]["full"]) for name in ("activations of a pass", "the same, checkpointed")
+    )
+    assert 0 < checkpointed < plain
 
 
 def test_adapters_that_lie_nowhere_are_refused(toy: Path, tmp_path: Path) -> None:

@@ -136,12 +136,28 @@ def test_files_get_the_modes_that_the_umask_allows(tmp_path, umask, file, folder
     before = os.umask(umask)
     try:
         path = save(tmp_path, 1)
-        C.write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)))
+        C.write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
     finally:
         os.umask(before)
     found = [*path.rglob("*"), *(tmp_path / "clone").rglob("*")]
     assert {stat.S_IMODE(p.stat().st_mode) for p in found if p.is_file()} == {file}
     assert {stat.S_IMODE(p.stat().st_mode) for p in (path / "training_state", tmp_path / "clone")} == {folder}
+
+
+def test_what_another_process_made_meanwhile_stays_and_what_is_damaged_is_replaced(tmp_path):
+    def made_by_others_first(aside: Path) -> None:
+        aside.mkdir()
+        write_policy(aside)
+        (tmp_path / "clone").mkdir(exist_ok=True)
+        write_policy(tmp_path / "clone")
+        (tmp_path / "clone/theirs").touch()
+
+    C.write_whole(tmp_path / "clone", made_by_others_first, "config.json")
+    assert (tmp_path / "clone/theirs").exists()  # a run that reads it goes on reading
+    (tmp_path / "clone/config.json").unlink()
+    C.write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
+    assert sorted(path.name for path in (tmp_path / "clone").iterdir()) == ["config.json", "model.safetensors"]
+    assert names(tmp_path) == ["clone"]
 
 
 def test_folders_of_others_are_refused(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_chains_end_in_the_distribution_that_the_velocity_leads_to_at_any_noise(
     noise = policy.spec.noise.draw(0, "test", range(rows))
     x = noise[:, 0]
     for k in range(200):
-        step = policy._step(torch.zeros(rows, CHUNK, 32), x, k, level)
+        step = policy.flow.step(partial(policy.module.head, torch.zeros(rows, CHUNK, 32)), x, k, level)
         x = step.mean + step.std * noise[:, k + 1]
     assert float(x.mean()) == pytest.approx(0.3, abs=0.01)
     assert float(x.std()) == pytest.approx(0.1, rel=0.05)

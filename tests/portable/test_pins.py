@@ -12,7 +12,7 @@ import torch
 from rlinf_embodied import portable
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.portable import library, pins
-from rlinf_embodied.runtime.ray_session import _variables
+from rlinf_embodied.runtime.worker_process import worker_variables
 
 
 def run(code: str, **variables: str) -> subprocess.CompletedProcess:
@@ -38,11 +38,11 @@ def test_numpy_uses_avx2_at_most() -> None:
 
 
 def test_workers_start_with_the_pins_of_the_driver(monkeypatch) -> None:
-    assert pins.VARIABLES.items() <= _variables(1).items()
-    assert os.environ["RLINF_PORTABLE_LIBRARY"] in _variables(1)["LD_PRELOAD"]
+    assert pins.VARIABLES.items() <= worker_variables(1).items()
+    assert os.environ["RLINF_PORTABLE_LIBRARY"] in worker_variables(1)["LD_PRELOAD"]
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     assert not portable.is_pinned()
-    assert "LD_PRELOAD" not in _variables(1)
+    assert "LD_PRELOAD" not in worker_variables(1)
     with pytest.raises(ConfigError, match=r"run.exact is 'portable'.*not pinned.*run.exact=exact"):
         portable.require()
 

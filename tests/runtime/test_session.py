@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 
 import pytest
 import torch
 
-from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import HangError, ObjectiveError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.host import Call, LocalRef, Output, Receipt, StageContext, StepContext, WorkerSpec
-from rlinf_embodied.runtime.ray_session import RaySession, start_ray
 from rlinf_embodied.runtime.session import SerialSession
 
 
@@ -123,9 +120,3 @@ def test_a_worker_is_started_once_however_often_it_is_named() -> None:
     session.close()
     with pytest.raises(KeyError):
         totals(session)
-
-
-def test_the_object_store_is_as_large_as_the_config_says() -> None:
-    for start in (RaySession, start_ray):
-        default = inspect.signature(start).parameters["object_store_bytes"].default
-        assert default == ClusterConfig().object_store_bytes == 2 << 30

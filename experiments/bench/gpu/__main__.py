@@ -12,6 +12,10 @@ python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=policy,physics
     language  three iterations of GRPO on a small language model: largest difference of any weight between CPU and CUDA,
               between FSDP2 (one process, nccl) and none, log-probs of generation against training's, in float32 and
               with adapters on bfloat16 weights; tokens/s of PPO with 0.15 billion parameters and as many of a critic
+    rollout   OpenVLA's 7.5 billion random weights in bfloat16: actions/s and MFU, token by token and a chunk at once
+    lora      the same network, adapters of rank 32 on all layers: samples/s and MFU of an update
+    plans     PPO on the devices there are: seconds of an iteration under each plan, predicted and measured
+    demo      the demo's whole command: its summary
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ from torch import Tensor
 
 from experiments.bench.gpu.language import ADAPTERS, LARGE, SHARDED, fine_tuned, random_model, trained
 from experiments.bench.gpu.member import member
+from experiments.bench.gpu.openvla import published, rollouts, training
+from experiments.bench.gpu.whole import DEMO, PPO, demo, plans
 from experiments.bench.harness import Benchmark, Report, Run, chosen, seconds_of
 from experiments.bench.harness.trainings import in_this_process, iterations, job_of, weights_of
 from policies.tiny_vla import TinyVLA
@@ -244,6 +250,12 @@ def language_on(kind: str) -> dict[str, object]:
     return {**runs, **differences}
 
 
+def on_gpu(run: Callable[..., dict[str, object]], *given: object) -> dict[str, object]:
+    """Returns what work gives that needs one GPU at least."""
+    need_gpus(1)
+    return run(*given)
+
+
 CHECKS = {
     "policy": policy,
     "agrees": agrees,
@@ -252,6 +264,10 @@ CHECKS = {
     "train": train,
     "same": same,
     "language": language,
+    "rollout": lambda config: on_gpu(rollouts, published(), "cuda:0"),
+    "lora": lambda config: on_gpu(training, published(), "cuda:0"),
+    "plans": lambda config: on_gpu(plans, [*PPO, "cluster.torch_device=cuda"]),
+    "demo": lambda config: on_gpu(demo, [*DEMO, "cluster.torch_device=cuda"]),
 }
 
 

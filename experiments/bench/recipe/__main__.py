@@ -11,7 +11,8 @@ of demonstrations, with as many optimizer steps as with the default one, and dra
 
 Printed and written: success_once and success_at_end before and after with 95 % intervals, env steps, minutes of warm
 start and RL, core-minutes of the whole; worst, median and best over the seeds; the processor.  `table=<an earlier out>`
-prints the tables of earlier results and runs nothing.
+prints the tables of earlier results and runs nothing; of several, `table=a.json,b.json`, the outcomes are joined and
+the picture is drawn beside `out`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Options:
     demos: str = ""  # numbers of demonstrations; "": the recipe's
     out: str = ""
     keep: str = ""  # folder for run folders and clones; "": they are thrown away
-    table: str = ""  # an earlier out=<file>: print its table, run nothing
+    table: str = ""  # an earlier out=<file>, or several: print their table, run nothing
 
 
 def seeds_of(text: str) -> list[int]:
@@ -178,12 +179,20 @@ def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Out
     return in_order(done)
 
 
+def _earlier(paths: Sequence[str]) -> Report:
+    """Returns the tables of earlier results as one, with the picture where they differ in the demonstrations."""
+    contents = [json.loads(Path(path).read_text()) for path in paths]
+    outcomes = in_order(Outcome(**row) for content in contents for row in content["outcomes"])
+    found = {**contents[0], "outcomes": [asdict(outcome) for outcome in outcomes]}
+    several = len({outcome.num_demos for outcome in outcomes}) > 1
+    return Report(content=found, text=page(found), draw=partial(draw, outcomes) if several else None)
+
+
 def measure(run: Run[Options]) -> Report:
     """Runs every seed, or shows an earlier table."""
     own = run.options
     if own.table:
-        found = json.loads(Path(own.table).read_text())
-        return Report(content=found, text=page(found))
+        return _earlier(own.table.split(","))
     if own.recipe not in RECIPES:
         raise ConfigError(f"recipe is {own.recipe!r}, but there are {', '.join(RECIPES)}: use one of these")
 

@@ -5,11 +5,42 @@ from __future__ import annotations
 import json
 import queue
 import threading
+from dataclasses import replace
 
+import openvla_folders
 import pytest
 import torch
+from conftest import REPOSITORY
+from runs import tiny_overrides
+from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.bench.gpu import __main__ as gpu
+from experiments.bench.gpu.openvla import (
+    ADAPTER,
+    Work,
+    forward_flops,
+    peak_of,
+    published,
+    random_network,
+    rollouts,
+    training,
+)
+from experiments.bench.gpu.whole import DEMO, demo, plans
+from policies.openvla.footprint import OpenVLAFootprint, meta_network
+from policies.openvla.settings import config_of
+from rlinf_embodied.learning.footprint import ByteCounter
+
+TOY = Work(
+    config=config_of(openvla_folders.RAW),
+    dtype=torch.float32,
+    rollout_rows=2,
+    training_rows=2,
+    prompt_tokens=5,
+    action_dim=3,
+    chunk=2,
+    lora_rank=2,
+    repeat=1,
+)
 
 
 def test_without_a_gpu_every_check_is_skipped_with_the_reason(monkeypatch, tmp_path):
@@ -59,6 +90,93 @@ def test_short_trainings_of_a_language_model_agree_on_equal_devices():
     assert results["cpu"]["mismatch"] < 1e-4 < results["adapters"]["mismatch"] < 0.5  # bfloat16 rounds
 
 
+def counted(work: Work, lora_rank: int, rows: int = 1) -> tuple[float, float]:
+    """Returns what torch counts of an update of rows on the meta device, and what the formula says."""
+    network = meta_network(work.config, work.dtype, lora_rank)
+    policy = OpenVLAFootprint(network, work.prompt_tokens, work.action_dim)
+    with ByteCounter(), FlopCounterMode(display=False) as counter:
+        policy.loss(rows).backward()
+    frozen, adapters = forward_flops(network, policy.rollout_tokens, work.action_dim)
+    return counter.get_total_flops(), rows * (2 * frozen + 3 * adapters if lora_rank else 3 * frozen)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 32])
+def test_the_formula_says_what_torch_counts_of_an_update_but_for_attention(lora_rank: int) -> None:
+    work = published()
+    few = replace(work.config, text={**work.config.text, "num_hidden_layers": 3})
+    found, formula = counted(replace(work, config=few), lora_rank)
+    assert 0.85 * found < formula < found
+
+
+def test_a_network_of_random_weights_is_finite_and_has_the_same_ones_each_time() -> None:
+    first, same = (random_network(TOY, "cpu", TOY.lora_rank) for _ in range(2))
+    assert any(ADAPTER in name for name, _ in first.named_parameters())
+    for left, right in zip(first.parameters(), same.parameters(), strict=True):
+        assert torch.equal(left, right)
+        assert 0 < float(left.detach().abs().max()) < 0.2
+
+
+def require_work(place: str) -> None:
+    """Checks what rollouts and updates at toy size give on a device."""
+    found = rollouts(TOY, place)
+    one, chunk = found["autoregressive"], found["parallel"]
+    assert one["actions_per_s"] == pytest.approx(2 / one["seconds"])
+    assert chunk["actions_per_s"] == pytest.approx(2 * 2 / chunk["seconds"])
+    network = meta_network(TOY.config, TOY.dtype)
+    seen = network.vision_backbone.num_patches + 5
+    for answer, tokens, read in ((one, 3, seen + 2), (chunk, 6, seen + 7)):
+        flops = 2 * forward_flops(network, read, tokens)[0]
+        assert answer["tflop_per_s"] == pytest.approx(flops / answer["seconds"] / 1e12)
+        assert "mfu" not in answer  # of a device whose peak is not known
+    update = training(TOY, place)
+    assert update["samples_per_s"] == pytest.approx(2 / update["seconds"])
+
+
+def test_an_openvla_of_toy_size_is_measured_on_a_cpu() -> None:
+    require_work("cpu")
+
+
+@pytest.mark.accelerator
+def test_an_openvla_of_toy_size_is_measured_on_an_accelerator() -> None:
+    require_work("sim:0")
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H200", 989e12), ("Tesla T4", None)],
+)
+def test_the_peak_is_that_of_the_device_by_its_name(monkeypatch, name: str, peak: float | None) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: name)
+    assert peak_of("cuda:0") == peak
+
+
+SHORT = ["warm_start.from_nothing=true", "env.chunks_per_rollout=3", "plan.profile_budget_s=1"]
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("sim", marks=pytest.mark.accelerator)])
+def test_an_iteration_under_each_plan_has_predicted_and_measured_seconds(kind: str) -> None:
+    placed = ["cluster.device_module=simulated_accelerator", "cluster.num_devices=1"] if kind == "sim" else []
+    found = plans([*tiny_overrides(*SHORT), f"cluster.torch_device={kind}", *placed])
+    assert {"auto", "collocated"} <= set(found)
+    for plan in found.values():
+        assert plan["error"] == pytest.approx(plan["predicted_s"] / plan["measured_s"] - 1)
+
+
+def test_the_demo_is_that_of_the_makefile() -> None:
+    command = (REPOSITORY / "Makefile").read_text()
+    assert [word for word in DEMO if word not in command] == []
+
+
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("sim", marks=pytest.mark.accelerator)])
+def test_a_whole_command_gives_its_summary(kind: str) -> None:
+    placed = ["cluster.device_module=simulated_accelerator", "cluster.num_devices=1"] if kind == "sim" else []
+    short = tiny_overrides(*SHORT, "run.num_iterations=1", "eval.num_episodes=2", "eval.num_envs=2")
+    found = demo([*short, f"cluster.torch_device={kind}", *placed])
+    assert found["exit_code"] == 0
+    assert found["summary"]["iterations"] == 1
+    assert found["seconds"] >= found["summary"]["rl_s"] > 0
+
+
 @pytest.mark.gpu
 def test_every_check_passes_on_a_gpu(tmp_path):
     assert gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}"]) == 0
@@ -71,3 +189,7 @@ def test_every_check_passes_on_a_gpu(tmp_path):
     assert results["language"]["sharded against not"]["max_abs_weight_difference"] < 1e-3
     assert results["language"]["cuda"]["mismatch"] < 1e-4 < results["language"]["adapters"]["mismatch"] < 0.5
     assert results["agrees"]["max_abs_log_prob_difference"] < 1e-2
+    assert 0 < results["rollout"]["autoregressive"]["actions_per_s"] < results["rollout"]["parallel"]["actions_per_s"]
+    assert results["lora"]["samples_per_s"] > 0
+    assert results["plans"]["collocated"]["measured_s"] > 0
+    assert results["demo"]["exit_code"] == 0

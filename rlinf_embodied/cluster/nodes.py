@@ -1,0 +1,145 @@
+"""A cluster of several nodes from what each of them says of itself; plain functions of plain values.
+
+    facts of every node -> devices of one kind -> groups of alike nodes -> Cluster
+
+The driver's node comes first, so that device 0, whose worker writes most files, shares its file system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
+from rlinf_embodied.config import ClusterConfig
+from rlinf_embodied.errors import ConfigError
+
+_LEAST_SHARE = 0.9  # nodes whose memory differs by less are alike: a kernel keeps more of it here than there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What a node says of itself."""
+
+    gpus: tuple[str, ...]  # names of the GPUs that are visible there
+    gpu_memory_bytes: tuple[int, ...]  # as their driver says
+    num_cores: int  # that a process may use
+    memory_bytes: int  # of the host, or of the control group
+    versions: Mapping[str, str]  # of what must be alike on all nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """A node of a Ray cluster: how Ray knows it, what it was given to Ray with, and its own words."""
+
+    node_id: str
+    address: str
+    num_cpus: int  # that Ray may use
+    num_gpus: int
+    is_here: bool  # whether it is the driver's
+    facts: NodeFacts
+
+
+def require_alike(nodes: Sequence[RayNode], versions: Mapping[str, str]) -> None:
+    """Checks that all nodes run what the driver runs: weights would depend on the place otherwise.
+
+    Raises:
+        ConfigError: names the node, and what differs.
+    """
+    for node in nodes:
+        for name, here in versions.items():
+            there = node.facts.versions.get(name)
+            if there != here:
+                raise ConfigError(
+                    f"cluster.address: node {node.address} has {name} {there or 'not at all'}, but the driver has "
+                    f"{here}: install the same there, or leave the node out of the cluster"
+                )
+
+
+def cluster_of(nodes: Sequence[RayNode], config: ClusterConfig) -> Cluster:
+    """Returns the cluster that a run gets: GPUs where any node has one, otherwise the cores that Ray was given.
+
+    Raises:
+        ConfigError: there are fewer devices than are asked for, or none of the kind.
+    """
+    kind = _kind(nodes, config.torch_device)
+    ordered = sorted(nodes, key=lambda node: (not node.is_here, node.address, node.node_id))
+    counted = [(node, _num_devices(node, kind)) for node in ordered]
+    found = sum(number for _, number in counted)
+    wanted = found if config.num_devices is None else config.num_devices
+    if wanted > found or not found:
+        there = ", ".join(f"{node.address}: {number}" for node, number in counted)
+        raise ConfigError(
+            f"cluster.num_devices is {config.num_devices}, but the Ray cluster at {config.address} has {found} devices "
+            f"of the kind {kind} ({there}): use fewer, or start more nodes (docs/clusters.md)"
+        )
+    used = list(_first(counted, wanted))
+    parts = _grouped((node, _group(node, kind, number)) for node, number in used)
+    groups = tuple(_alike(part) for part in parts)
+    return Cluster(
+        name=config.name,
+        kind=kind,
+        num_devices=wanted,
+        num_cores=sum(node.facts.num_cores for node, _ in used),
+        memory_bytes=int(
+            min(group.memory_bytes * (group.devices_per_node if kind == "cpu" else 1) for group in groups)
+        ),
+        description=", ".join(f"{g.num_nodes} nodes x {g.devices_per_node} {g.kind}" for g in groups),
+        groups=groups,
+        transport=config.transport.value,
+        device_module=config.device_module,
+        nodes=tuple(node.node_id for part in parts for node, _ in part),
+    )
+
+
+def _kind(nodes: Sequence[RayNode], asked: str) -> str:
+    if asked not in ("auto", "cpu", "cuda"):
+        raise ConfigError(
+            f"cluster.torch_device is {asked!r}, but on a Ray cluster only cpu and cuda are found: use "
+            "cluster.torch_device=auto"
+        )
+    if asked == "auto":
+        return "cuda" if any(_num_devices(node, "cuda") for node in nodes) else "cpu"
+    return asked
+
+
+def _num_devices(node: RayNode, kind: str) -> int:
+    return min(node.num_gpus, len(node.facts.gpus)) if kind == "cuda" else node.num_cpus
+
+
+def _first(counted: Iterable[tuple[RayNode, int]], wanted: int) -> Iterable[tuple[RayNode, int]]:
+    """Yields nodes with as many of their devices as are still wanted."""
+    for node, number in counted:
+        if min(number, wanted):
+            yield node, min(number, wanted)
+        wanted -= min(number, wanted)
+
+
+def _group(node: RayNode, kind: str, number: int) -> NodeGroup:
+    facts = node.facts
+    if kind == "cpu":
+        memory, name = facts.memory_bytes / max(number, node.num_cpus), kind
+    else:
+        memory, name = float(min(facts.gpu_memory_bytes)), facts.gpus[0]
+    cores = max(facts.num_cores, number)
+    return NodeGroup(kind=name, num_nodes=1, devices_per_node=number, memory_bytes=memory, cores_per_node=cores)
+
+
+def _grouped(nodes: Iterable[tuple[RayNode, NodeGroup]]) -> list[list[tuple[RayNode, NodeGroup]]]:
+    """Puts alike nodes together, in the order in which the first of each comes."""
+    parts: list[list[tuple[RayNode, NodeGroup]]] = []
+    for node, group in nodes:
+        for part in parts:
+            least, most = sorted((part[0][1].memory_bytes, group.memory_bytes))
+            same = replace(group, memory_bytes=part[0][1].memory_bytes) == part[0][1]
+            if same and least >= _LEAST_SHARE * most:
+                part.append((node, group))
+                break
+        else:
+            parts.append([(node, group)])
+    return parts
+
+
+def _alike(part: Sequence[tuple[RayNode, NodeGroup]]) -> NodeGroup:
+    least = min(group.memory_bytes for _, group in part)
+    return replace(part[0][1], num_nodes=len(part), memory_bytes=least)

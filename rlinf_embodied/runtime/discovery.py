@@ -1,0 +1,22 @@
+"""Which cluster a run gets: this machine, or the nodes of the Ray cluster that it is part of."""
+
+from __future__ import annotations
+
+from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.cluster.nodes import cluster_of
+from rlinf_embodied.config import ClusterConfig
+
+
+def find_cluster(config: ClusterConfig) -> Cluster:
+    """Returns the cluster that a run gets.
+
+    Raises:
+        ConfigError: an emulated cluster was asked for, more devices than there are, or a Ray cluster that is not there
+            or whose nodes differ.
+    """
+    if config.address is None:
+        return cluster_at_hand(config)
+    # ray takes half a second to import: only where it is used
+    from rlinf_embodied.runtime.ray_nodes import ray_nodes
+
+    return cluster_of(ray_nodes(config.address, config.call_timeout_s), config)

@@ -1,0 +1,155 @@
+"""Files of one node as plain values, so that they can be sent to another: listed, read in portions, written whole.
+
+A path means the same on every node: what is sent lies at the same place there.  A file appears under its name when it
+is complete; one that is there already, with the same size and time, is not sent again (so a shared file system costs
+a listing and nothing else).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_embodied.errors import DataError
+
+PORTION_BYTES = 64 << 20  # in the object store at a time
+_INCOMING = ".incoming"
+_NOT_READ = ("cache_dir", "videos")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file below a folder, or the file itself (path "")."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of a file."""
+
+    entry: Entry
+    offset: int
+    size: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the file is complete with it."""
+        return self.offset + self.size == self.entry.size
+
+
+def work_in(folder: str) -> None:
+    """Makes the driver's working folder that of this process too: a relative path then means the same in both.
+
+    Raises:
+        DataError: this node cannot have a folder of that name.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+        os.chdir(folder)
+    except OSError as error:
+        raise DataError(
+            f"node {os.uname().nodename} cannot have the folder {folder} in which the run was started ({error}): start "
+            "the run in a folder that every node can make, for example /tmp"
+        ) from error
+
+
+def listing(root: str) -> tuple[Entry, ...]:
+    """Returns the files at or below a path, by name; () if there is nothing."""
+    path = Path(root)
+    files = [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file())
+    found = []
+    for file in files:
+        about = file.stat()
+        name = "" if file == path else file.relative_to(path).as_posix()
+        found.append(Entry(name, about.st_size, about.st_mtime_ns, stat.S_IMODE(about.st_mode)))
+    return tuple(found)
+
+
+def portions(entries: Iterable[Entry], most_bytes: int = PORTION_BYTES) -> Iterator[list[Part]]:
+    """Yields the bytes of files in portions of at most so many; a large file is in several of them, in order."""
+    portion: list[Part] = []
+    room = most_bytes
+    for entry in entries:
+        offset = 0
+        while True:
+            size = min(room, entry.size - offset)
+            portion.append(Part(entry, offset, size))
+            offset, room = offset + size, room - size
+            if room == 0:
+                yield portion
+                portion, room = [], most_bytes
+            if offset == entry.size:
+                break
+    if portion:
+        yield portion
+
+
+def read(root: str, parts: Sequence[Part]) -> list[NDArray[np.uint8]]:
+    """Returns the bytes of parts of the files at a path."""
+    found = []
+    for part in parts:
+        with open(os.path.join(root, part.entry.path) if part.entry.path else root, "rb") as file:
+            file.seek(part.offset)
+            found.append(np.frombuffer(file.read(part.size), np.uint8))
+    return found
+
+
+def write(root: str, parts: Sequence[Part], data: Sequence[NDArray[np.uint8]]) -> None:
+    """Writes parts of files below a path; parts of one file come in their order.
+
+    Raises:
+        DataError: they cannot be written; names the path and this node.
+    """
+    for part, content in zip(parts, data, strict=True):
+        target = Path(root, part.entry.path) if part.entry.path else Path(root)
+        aside = target.with_name(target.name + _INCOMING)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with aside.open("r+b" if part.offset else "wb") as file:
+                file.seek(part.offset)
+                file.write(content.data)
+            if part.is_last:
+                os.utime(aside, ns=(part.entry.mtime_ns, part.entry.mtime_ns))
+                aside.chmod(part.entry.mode)
+                os.replace(aside, target)
+        except OSError as error:
+            raise DataError(
+                f"node {os.uname().nodename} cannot write {target}, which the run needs there ({error.strerror}): let "
+                "the run's user write it, or make it yourself"
+            ) from error
+
+
+def paths_in(config: object) -> list[Path]:
+    """Returns the files and folders of this node that the texts of a configuration name, relative ones made absolute.
+
+    A text without a slash is no path: names of tasks and classes may be names of files, too.  Caches, and folders that
+    are only written to, do not count.
+    """
+    found: dict[Path, None] = {}
+
+    def look(value: object) -> None:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if isinstance(value, dict):
+            value = [item for key, item in value.items() if key not in _NOT_READ]
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                look(item)
+        elif isinstance(value, Path) or (isinstance(value, str) and "/" in value):
+            path = Path(value).absolute()
+            if os.path.exists(path) and path not in (Path.cwd(), *Path.cwd().parents):
+                found[path] = None
+
+    look(config)
+    return list(found)

@@ -1,0 +1,123 @@
+"""Files from node to node over Ray: a process per node reads and writes; the driver lists names, and reads no file.
+
+provide   the driver's node -> nodes of workers     what a stage reads: policy folders, checkpoints, data sets
+collect   nodes of workers  -> the driver's node    what a stage writes: checkpoints, videos
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar, cast
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlinf_embodied.errors import DataError, RlinfError
+from rlinf_embodied.runtime import node_files
+from rlinf_embodied.runtime.node_files import Entry
+from rlinf_embodied.runtime.worker_process import task_variables
+
+_Result = TypeVar("_Result")
+_MOST_BYTES = 32 << 30  # more is a data set, which a node is better given once and for all
+
+
+class _Clerk:
+    """The Ray actor: does what it is told on its node."""
+
+    def do(self, function: Callable[..., object], *arguments: object) -> object:
+        return function(*arguments)
+
+
+class RayFiles:
+    """The files of a session's nodes; nothing runs before a second node has a worker."""
+
+    def __init__(self) -> None:
+        """Starts nothing."""
+        self._clerks: dict[str, ActorHandle] = {}  # by node id
+
+    def prepare(self, nodes: Iterable[str], kernels: Path | None) -> None:
+        """Gives nodes what a worker needs before anything else: the driver's working folder, and the pinned kernels.
+
+        Raises:
+            DataError: a node cannot have it; names the path and the node.
+        """
+        for node in self._others(nodes):
+            self._fetch(node, node_files.work_in, os.getcwd())
+        if kernels is not None:
+            self.provide(kernels, nodes)
+
+    def provide(self, path: Path, nodes: Iterable[str]) -> None:
+        """Sends what lies at a path of the driver's node to nodes that do not have it."""
+        path = path.absolute()
+        for node in self._others(nodes):
+            held = self._fetch(node, node_files.listing, str(path))
+            self._send(path, _here(), node, node_files.listing(str(path)), held)
+
+    def collect(self, path: Path, nodes: Iterable[str]) -> int:
+        """Brings what lies at a path of other nodes to the driver's, as far as that lacks it: so many files."""
+        path, number = path.absolute(), 0
+        for node in self._others(nodes):
+            there = self._fetch(node, node_files.listing, str(path))
+            number += self._send(path, node, _here(), there, node_files.listing(str(path)))
+        return number
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for clerk in self._clerks.values():
+            ray.kill(clerk, no_restart=True)
+        self._clerks.clear()
+
+    def _others(self, nodes: Iterable[str]) -> list[str]:
+        """Returns these nodes without the driver's, each once."""
+        every = dict.fromkeys(nodes)
+        return [node for node in every if node != _here()] if every else []
+
+    def _send(self, path: Path, source: str, target: str, there: Sequence[Entry], held: Sequence[Entry]) -> int:
+        """Sends the files that the target lacks, in the order of their times: what seals a folder comes last."""
+        missing = sorted(set(there) - set(held), key=lambda entry: (entry.mtime_ns, entry.path))
+        size = sum(entry.size for entry in missing)
+        if size > _MOST_BYTES:
+            raise DataError(
+                f"{path} holds {size / 1e9:.0f} GB that node {_address(target)} does not have, too much to be sent at "
+                "each start: copy it to the same path there, or put it on a file system that all nodes share"
+            )
+        for parts in node_files.portions(missing):
+            data = self._clerk(source).do.remote(node_files.read, str(path), parts)
+            self._fetch(target, node_files.write, str(path), parts, data)
+        return len(missing)
+
+    def _fetch(self, node: str, function: Callable[..., _Result], *arguments: object) -> _Result:
+        """Runs a function on a node and returns what it gives."""
+        try:
+            return cast(_Result, ray.get(self._clerk(node).do.remote(function, *arguments)))
+        except RayTaskError as error:
+            cause = error.cause
+            told = f"a file on its way to or from node {_address(node)} is lost ({cause}): start the run again"
+            raise (cause if isinstance(cause, RlinfError) else DataError(told)) from None
+        except RayError as error:
+            raise DataError(
+                f"node {_address(node)} runs no process that reads or writes files ({str(error).splitlines()[0]}): "
+                "look at its logs in /tmp/ray, or take it out of the cluster"
+            ) from error
+
+    def _clerk(self, node: str) -> ActorHandle:
+        if node not in self._clerks:
+            actor = ray.remote(_Clerk).options(
+                num_cpus=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                runtime_env={"env_vars": task_variables()},
+            )
+            self._clerks[node] = cast(ActorHandle, actor.remote())
+        return self._clerks[node]
+
+
+def _here() -> str:
+    return ray.get_runtime_context().get_node_id()
+
+
+def _address(node_id: str) -> str:
+    return next((node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == node_id), node_id)

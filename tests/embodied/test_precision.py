@@ -1,0 +1,144 @@
+"""Passes in bfloat16: gradients point as in float32, what is trained stays float32, ratios begin at 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from runs import clone, executor_for, iterate, tiny, trees
+from torch import Tensor
+
+from policies.flow_vla import FlowVLA
+from policies.state_policy import StatePolicy
+from policies.tiny_vla import TinyVLA
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config import Critic, PolicyConfig, Precision
+from rlinf_embodied.embodied.precision import computed_in
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Policy, PolicyOutput
+from rlinf_embodied.learning.gradients import LossSums, Pass, block_sums
+from rlinf_embodied.learning.precision import require_precision
+from rlinf_embodied.learning.weights import WeightsMessage
+from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.session import SerialSession
+
+ROWS = 8
+SMALL = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "stem_width": 16, "keypoints": 4, "critic_hidden_size": 16}
+LOW = "algorithm.precision=bfloat16"
+SHARDED = ["algorithm.sharding=fsdp2", "run.exact=false"]
+ONE_STEP = ["algorithm.epochs=1", "algorithm.num_minibatches=1", "algorithm.critic_warmup_iterations=0"]
+POLICIES = {"tiny": TinyVLA, "flow": FlowVLA, "state": StatePolicy}
+
+
+@pytest.fixture(autouse=True)
+def _no_group_stays():
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def pair(kind: str, critic: Critic = Critic.privileged) -> tuple[Policy, Policy, Observation]:
+    """Returns a policy, the same one in bfloat16, and what it sees."""
+    cameras = () if kind == "state" else ("base_camera",)
+    env = EnvSpec("PickCube-v1", ROWS, 3, 12, 2, 6, 9, 16, cameras, "random numbers")
+    config = PolicyConfig(name=kind, critic=critic, **SMALL)
+    policy = POLICIES[kind](config, env, 3)
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (ROWS, 1, 16, 16, 3), generator=draw, dtype=torch.uint8) if cameras else None
+    proprio, state = torch.randn(ROWS, 6, generator=draw), torch.randn(ROWS, 9, generator=draw)
+    shown = Observation(proprio, ("pick up the cube",) * ROWS, images, state)
+    return policy, computed_in(Precision.bfloat16, policy, config, "cpu"), shown
+
+
+def sampled(policy: Policy, shown: Observation) -> tuple[dict[str, Tensor], PolicyOutput]:
+    features = policy.encode(shown)
+    return features, policy.act(features, policy.spec.noise.draw(0, "action", np.arange(ROWS)), 1.0)
+
+
+def gradient(policy: Policy, shown: Observation, record: dict[str, Tensor]) -> Tensor:
+    """What the block of these rows adds to a minibatch, its statistics included."""
+    weights = torch.linspace(-1.0, 1.0, ROWS)[:, None, None]
+
+    def run() -> LossSums:
+        found = policy.evaluate(policy.encode(shown), record, 1.0)
+        assert found.log_probs.dtype is torch.float32
+        loss = (found.log_probs * weights).sum()
+        return LossSums(loss, loss.new_tensor(float(ROWS)), loss.detach().reshape(1))
+
+    return block_sums([Pass(ROWS, run)] * 2, policy.policy_parameters(), 1)[:-2]
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_gradients_point_as_in_float32_and_are_added_up_in_it(kind: str) -> None:
+    plain, low, shown = pair(kind)
+    _, chosen = sampled(plain, shown)
+    expected, found = (gradient(policy, shown, chosen.record) for policy in (plain, low))
+    assert found.dtype is torch.float32
+    assert not torch.equal(found, expected)
+    assert torch.cosine_similarity(found, expected, dim=0) > 0.99
+    assert {parameter.dtype for parameter in low.module.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_what_was_sampled_in_bfloat16_is_scored_alike_in_it(kind: str) -> None:
+    _, low, shown = pair(kind)
+    features, chosen = sampled(low, shown)
+    assert {chosen.actions.dtype, chosen.log_probs.dtype} == {torch.float32}
+    with torch.no_grad():
+        again = low.evaluate(features, chosen.record, 1.0).log_probs
+    assert (again - chosen.log_probs).abs().max() <= 1e-5
+
+
+def test_a_frozen_parts_features_take_half_and_a_critic_reads_them() -> None:
+    plain, low, shown = pair("tiny", Critic.observation)
+    features = low.encode(shown)
+    assert features["maps"].dtype is torch.bfloat16
+    values = low.value(features, None)
+    assert values.dtype is torch.float32
+    torch.testing.assert_close(values, plain.value(plain.encode(shown), None), rtol=0.05, atol=0.05)
+
+
+def test_a_critic_on_privileged_state_stays_in_float32() -> None:
+    plain, low, shown = pair("state")
+    assert shown.privileged is not None
+    state = shown.privileged[:, None].expand(-1, 3, -1)
+    assert torch.equal(low.value({}, state), plain.value({}, state))
+
+
+def started(*overrides: str) -> tuple[Executor, Path]:
+    config = tiny(LOW, *ONE_STEP, *overrides)
+    folder = clone(config)
+    return executor_for(config, trees("all", "all", "all"), 1, SerialSession(), folder), folder
+
+
+def weights(executor: Executor) -> dict[str, Tensor]:
+    (message,) = executor.call("actor", "export_weights", StepContext(0))
+    assert isinstance(message, WeightsMessage)
+    return {name: value.clone() for name, value in message.tensors.items()}
+
+
+def test_an_iteration_begins_at_a_ratio_of_1_and_moves_float32_weights_sharded_or_not() -> None:
+    norms = []
+    for variant in ([], SHARDED):
+        executor, _ = started(*variant)
+        before = weights(executor)
+        (row,) = iterate(executor, 1)
+        assert row["losses/initial_log_ratio"] <= 1e-5
+        norms.append(row["losses/grad_norm"])
+        after = weights(executor)
+        assert {value.dtype for value in after.values() if value.is_floating_point()} == {torch.float32}
+        moved = max(float((after[name] - before[name]).abs().max()) for name in after)
+        assert 0 < moved < 2e-3  # a step of Adam is as large as its rate, which bfloat16 would round away
+    assert norms[1] == pytest.approx(norms[0], rel=0.05)
+
+
+def test_a_device_that_does_not_compute_in_it_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm.precision is 'bfloat16', but torch has no autocast .*'meta'"):
+        require_precision(Precision.bfloat16, Cluster("test", "meta", 1, 1, 0))
+    require_precision(Precision.float32, Cluster("test", "meta", 1, 1, 0))
+    require_precision(Precision.bfloat16, Cluster("test", "cpu", 1, 1, 0))

@@ -1,0 +1,59 @@
+"""Run by tests/runtime/test_nodes.py: two Ray nodes in one machine, a run of light stages on both; prints JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from ray.cluster_utils import Cluster as RayCluster
+
+from rlinf_embodied.config import ClusterConfig
+from rlinf_embodied.errors import ConfigError, PlanError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.graph import Edge, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.runtime import placement
+from rlinf_embodied.runtime.discovery import find_cluster
+from rlinf_embodied.runtime.host import StepContext, WorkerSpec
+from rlinf_embodied.runtime.ray_session import RaySession
+
+
+def main() -> None:
+    nodes = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    nodes.add_node(num_cpus=1)
+    found: dict[str, object] = {}
+    config = ClusterConfig(name="ray", address=nodes.address)
+    cluster = find_cluster(config)
+    try:
+        find_cluster(ClusterConfig(name="ray", address=nodes.address, num_devices=3))
+    except ConfigError as error:
+        found["too many"] = str(error)
+    session, other = RaySession(timeout_s=float(sys.argv[1])), RaySession(timeout_s=float(sys.argv[1]))
+    stages = {
+        "reader": StageSpec("reader", "light_fakes.Reader", None),
+        "learner": StageSpec("learner", "light_fakes.Learner", 1000),
+        "where": StageSpec("where", "light_fakes.Where", None),
+    }
+    edges = (Edge("reader", "learner"), Edge("learner", "where"))
+    flow = Workflow("fake", 2, stages, edges, (WeightEdge("learner", "reader"),), {})
+    leaves = [{"leaf": {"stage": name, "devices": where}} for name, where in (("reader", [0]), ("learner", [1]))]
+    tree = {"temporal": [*leaves, {"leaf": {"stage": "where", "devices": [0, 1]}}]}
+    executor = Executor(flow, resolve("apart", [{"tree": tree}], 2, flow), session, cluster)
+    found["versions"] = [executor.run(StepContext(k)).reports["reader"][0] for k in range(2)]
+    found["planned"] = [cluster.node_id(k) for k in range(2)]
+    found["real"] = executor.facts["where"]
+    found["routes"] = sorted({str(route.choice.used) for route in executor.routes if route.kind == "weights"})
+    placement._RESERVE_S = 1.0
+    try:
+        other.start([WorkerSpec(0, "cpu", node=cluster.node_id(0))])
+    except PlanError as error:
+        found["held"] = str(error)
+    session.close()
+    placement._RESERVE_S = 60.0
+    other.start([WorkerSpec(0, "cpu", node=cluster.node_id(0))])
+    other.close()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
