@@ -3,6 +3,7 @@
 # make test    the tests that this machine can run, but for long matrices
 # make test-all   those as well
 # make check   format, lint, types, import directions
+# make docs    the documentation as a site, in build/docs; warnings are errors
 # make clean   removes what setup, tests and checks made; runs/ stays
 
 VENV := .venv
@@ -21,7 +22,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: setup vulkan demo test test-all check clean
+.PHONY: setup vulkan demo test test-all check docs clean
 .DEFAULT_GOAL := setup
 .NOTPARALLEL: # two recipes must not install into one environment at once
 
@@ -69,6 +70,18 @@ check: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
+
+# Sphinx has a virtual environment of its own: pages are made from sources, which are read and not imported.
+DOCS_VENV := build/venv-docs
+DOCS_PYTHON ?= $(DOCS_VENV)/bin/python
+
+$(DOCS_VENV)/.installed: pyproject.toml constraints.txt | $(STAMP)
+	$(BIN)/python -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install --quiet --constraint constraints.txt furo myst-parser sphinx
+	@touch $@
+
+docs: $(if $(filter $(DOCS_VENV)/%,$(DOCS_PYTHON)),$(DOCS_VENV)/.installed)
+	$(DOCS_PYTHON) -m sphinx --fail-on-warning --quiet --doctree-dir build/doctrees docs build/docs
 
 clean:
 	rm -rf $(VENV) .venv-libero build tests/accelerator/build *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

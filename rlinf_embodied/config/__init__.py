@@ -6,7 +6,7 @@
     reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval`, `samples` of that workflow
     machine.py    the sections `plan`, `cluster`, `recovery`
     memory.py     the section `memory` of experiments/plan.py
-    run.py        the sections `run`, `wandb`, `eval`, `checkpoint`
+    run.py        the sections `run`, `wandb`, `trackio`, `eval`, `checkpoint`
     commands.py   what each command reads, section by section; the checks that span several
     checks.py     the form of every check
     renamed.py    names that files of earlier runs may hold, and what they are called now
@@ -57,7 +57,7 @@ from rlinf_embodied.config.reasoning import (
     VllmConfig,
     WeightUpdate,
 )
-from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig, WandbConfig
+from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig, TrackioConfig, WandbConfig
 
 __all__ = [
     "FREE_ON_RESUME",
@@ -104,6 +104,7 @@ __all__ = [
     "Sharding",
     "StartConfig",
     "TinyLMConfig",
+    "TrackioConfig",
     "TrainConfig",
     "TransportMode",
     "VllmConfig",

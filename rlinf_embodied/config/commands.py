@@ -27,14 +27,15 @@ from rlinf_embodied.config.reasoning import (
     RewardConfig,
     SamplesConfig,
 )
-from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig, WandbConfig
+from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig, TrackioConfig, WandbConfig
 
 # What may change when a run goes on (training/resume.py): how long it trains, where and how fast it runs, what is
 # looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
 # algorithm, generation, reward and warm start are those of its first iteration.
 FREE_ON_RESUME = (
-    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "wandb.", "samples."),
-    *("run.dir", "run.num_iterations", "run.until_success", "run.dry", "run.wandb"),
+    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "wandb.", "trackio.", "samples."),
+    *("run.dir", "run.num_iterations", "run.until_success", "run.dry"),
+    *("run.tensorboard", "run.wandb", "run.trackio"),
     *("warm_start.cache_dir", "reward.num_workers", "generation.vllm.gpu_memory_utilization"),
     *("generation.vllm.tensor_parallel_size", "generation.vllm.max_model_len", "generation.vllm.update"),
     "algorithm.max_zero_advantage_iterations",
@@ -57,6 +58,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    trackio: TrackioConfig = field(default_factory=TrackioConfig)
     resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
 
     def __post_init__(self) -> None:
@@ -124,6 +126,7 @@ class ImitationConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    trackio: TrackioConfig = field(default_factory=TrackioConfig)
     resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
     warm_start: StartConfig = field(default_factory=StartConfig)
 
@@ -186,6 +189,7 @@ class MathConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    trackio: TrackioConfig = field(default_factory=TrackioConfig)
     resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
 
     def __post_init__(self) -> None:

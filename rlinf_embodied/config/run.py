@@ -1,4 +1,4 @@
-"""The sections `run`, `wandb`, `eval` and `checkpoint`: one run, and what it leaves behind."""
+"""The sections `run`, `wandb`, `trackio`, `eval` and `checkpoint`: one run, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class RunConfig:
     until_success: float | None = None  # stop earlier: once so many episodes of a check end solved (eval.check_*)
     exact: Exactness = Exactness.portable  # the same seed gives the same weights under every plan (CPU)
     dry: bool = False  # print the resolved config and stop
+    tensorboard: bool = True  # event files in <run.dir>/tensorboard
     wandb: bool = False  # log to Weights & Biases, too (the section wandb)
+    trackio: bool = False  # log to trackio, too (the section trackio)
 
     def __post_init__(self) -> None:
         number = self.num_iterations
@@ -56,6 +58,14 @@ class WandbConfig:
         require(self.resume in known, "wandb.resume", self.resume, rule, "use allow, or null")
         found = self.resume not in ("allow", "must") or self.id is not None
         require(found, "wandb.resume", self.resume, "it looks for wandb.id, which is null", "give wandb.id=<id>")
+
+
+@dataclass(kw_only=True, slots=True)
+class TrackioConfig:
+    """What trackio calls the run, where run.trackio=true."""
+
+    project: str = "rlinf_embodied"
+    name: str | None = None  # of a new run, None: that of the run folder; trackio takes another one where it is taken
 
 
 @dataclass(kw_only=True, slots=True)

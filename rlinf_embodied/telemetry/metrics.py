@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
-from rlinf_embodied.config import WandbConfig
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.telemetry.boards import Board
 
 Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
 
@@ -68,60 +67,29 @@ def percent(summary: Mapping[str, object], name: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------- files
-class _WandbRun(Protocol):
-    def log(self, data: Mapping[str, object], step: int) -> None: ...
-    def finish(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Wandb:
-    """A run there, and what makes a table."""
-
-    run: _WandbRun
-    table: Callable[..., object]
-
-
 class MetricsWriter:
-    """Writes each iteration to metrics.jsonl and TensorBoard, and to Weights & Biases where asked.
-
-    What the policy wrote goes to samples.jsonl, and there to a table.
+    """Writes each iteration to metrics.jsonl and to the boards; what the policy wrote goes to samples.jsonl, too.
 
     The first write drops what an earlier run of the same folder wrote for this iteration or later ones: a resumed run
     continues the files as if it had never stopped.
     """
 
-    def __init__(
-        self, folder: Path, wandb: WandbConfig | None = None, config: Mapping[str, object] | None = None
-    ) -> None:
-        """Opens nothing but the W&B run.
-
-        Args:
-            folder: the run folder.
-            wandb: also log to Weights & Biases, under these names.
-            config: what W&B shows as the run's configuration.
-
-        Raises:
-            ConfigError: W&B is asked for and not installed.
-        """
+    def __init__(self, folder: Path, boards: Sequence[Board] = ()) -> None:
+        """Takes the run folder, and the boards, which it closes."""
         self._path, self._samples = folder / "metrics.jsonl", folder / "samples.jsonl"
-        self._board_folder = folder / "tensorboard"
-        self._board = None
-        self._wandb = None if wandb is None else _start_wandb(folder, wandb, config)
+        self._boards = tuple(boards)
+        self._begun = False
 
     def write(self, global_step: int, iteration: int, metrics: Mapping[str, float]) -> None:
         """Writes one iteration; a value that is not finite becomes null in the JSON and is left out of the boards."""
-        if self._board is None:
-            self._begin(global_step, iteration)
+        if not self._begun:
+            self._begin(iteration)
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         row = {"iteration": iteration, "global_step": global_step} | {name: finite.get(name) for name in metrics}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        assert self._board is not None
-        for name, value in finite.items():
-            self._board.add_scalar(name, value, global_step)
-        self._board.flush()
-        if self._wandb is not None:
-            self._wandb.run.log(finite, step=global_step)
+        for board in self._boards:
+            board.log(finite, global_step)
 
     def write_samples(self, global_step: int, iteration: int, rows: Sequence[Mapping[str, str | float]]) -> None:
         """Writes what the policy wrote in an iteration that `write` got; nothing where there are no rows."""
@@ -129,13 +97,11 @@ class MetricsWriter:
             return
         with self._samples.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({"iteration": iteration, **row}, ensure_ascii=False) + "\n" for row in rows)
-        if self._wandb is not None:
-            table = self._wandb.table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
-            self._wandb.run.log({"samples": table}, step=global_step)
+        for board in self._boards:
+            board.log_table("samples", rows, global_step)
 
-    def _begin(self, global_step: int, iteration: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # heavy: not before there is something to write
-
+    def _begin(self, iteration: int) -> None:
+        self._begun = True
         for path in (self._path, self._samples):
             if path.exists():
                 earlier = path.read_text(encoding="utf-8").split("\n")
@@ -143,14 +109,11 @@ class MetricsWriter:
                 fresh = path.with_name(f".{path.stem}.partial")
                 fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
                 os.replace(fresh, path)
-        self._board = SummaryWriter(str(self._board_folder), purge_step=global_step)
 
     def close(self) -> None:
         """Closes the boards."""
-        if self._board is not None:
-            self._board.close()
-        if self._wandb is not None:
-            self._wandb.run.finish()
+        for board in self._boards:
+            board.close()
 
 
 def _iteration_of(line: str) -> float:
@@ -159,24 +122,6 @@ def _iteration_of(line: str) -> float:
         return json.loads(line)["iteration"]
     except (ValueError, KeyError, TypeError):
         return math.inf
-
-
-def _start_wandb(folder: Path, names: WandbConfig, config: Mapping[str, object] | None) -> _Wandb:
-    try:
-        import wandb  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ConfigError(
-            "run.wandb is true, but wandb is not installed: pip install 'rlinf-embodied[wandb]', or use run.wandb=false"
-        ) from error
-    run = wandb.init(
-        project=names.project,
-        name=names.name or folder.name,
-        id=names.id,
-        resume=names.resume,
-        dir=str(folder),
-        config=dict(config or {}),
-    )
-    return _Wandb(run, wandb.Table)
 
 
 # ----------------------------------------------------------------------------------------------------------- read back

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Protocol
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import CheckpointConfig, ClusterConfig, PlanConfig, RecoveryConfig, RunConfig, WandbConfig
+from rlinf_embodied.config import (
+    CheckpointConfig,
+    ClusterConfig,
+    PlanConfig,
+    RecoveryConfig,
+    RunConfig,
+    TrackioConfig,
+    WandbConfig,
+)
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
@@ -27,6 +35,7 @@ class JobConfig(Protocol):
     checkpoint: CheckpointConfig
     recovery: RecoveryConfig
     wandb: WandbConfig
+    trackio: TrackioConfig
     resume: str
 
 

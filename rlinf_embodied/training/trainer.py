@@ -35,6 +35,7 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.stop_signals import StopRequest, ends_when_asked
+from rlinf_embodied.telemetry.boards import require_boards, start_boards
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import MetricsWriter
 from rlinf_embodied.telemetry.run_folder import RunFolder
@@ -88,11 +89,13 @@ class Trainer:
 
         Raises:
             ConfigError: the run folder cannot be written, is another run's at this moment, is in use and resume=never,
-                or holds a run of other settings; run.exact=portable in a process that is not pinned.
+                or holds a run of other settings; run.exact=portable in a process that is not pinned; what run.wandb
+                or run.trackio asks for is not installed.
             PlanError: the plan does not fit the cluster.
             CheckpointError: the checkpoint to resume from, or to start from, is missing, damaged or foreign.
         """
         self._job, self._config, self._sessions = job, job.config, sessions
+        require_boards(self._config.run)
         if self._config.run.exact is Exactness.portable:
             portable.require()
             portable.verify()
@@ -138,7 +141,9 @@ class Trainer:
         self._startup.mark("session")
         assert is_dataclass(config)
         try:
-            writer = MetricsWriter(self._folder.path, config.wandb if config.run.wandb else None, asdict(config))
+            folder = self._folder.path
+            boards = start_boards(folder, config.run, config.wandb, config.trackio, asdict(config))
+            writer = MetricsWriter(folder, boards)
             try:
                 with LiveView(config.run.num_iterations, self._job.title, self._job.columns) as view:
                     for line in self._job.launch_notes():

@@ -2,16 +2,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlinf_embodied.config import WandbConfig
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.telemetry.boards import TensorBoard
 from rlinf_embodied.telemetry.metrics import MetricsWriter, Rate, wilson
 
 
@@ -55,7 +52,7 @@ def read_board(folder, name: str) -> list[tuple[int, float]]:
 
 
 def test_each_iteration_is_a_json_object_and_a_point_on_the_board(tmp_path):
-    writer = MetricsWriter(tmp_path)
+    writer = MetricsWriter(tmp_path, [TensorBoard(tmp_path)])
     writer.write(640, 1, {"rollout/success_once": 0.5, "losses/explained_variance": math.nan})
     writer.write(1280, 2, {"rollout/success_once": 0.75})
     writer.close()
@@ -67,13 +64,13 @@ def test_each_iteration_is_a_json_object_and_a_point_on_the_board(tmp_path):
 
 
 def test_a_resumed_run_continues_the_files_as_if_it_had_never_stopped(tmp_path):
-    writer = MetricsWriter(tmp_path)
+    writer = MetricsWriter(tmp_path, [TensorBoard(tmp_path)])
     for iteration in (1, 2, 3):
         writer.write(10 * iteration, iteration, {"charts/SPS": float(iteration)})
     writer.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 4, "glob')  # killed while writing
-    writer = MetricsWriter(tmp_path)  # resumes from a checkpoint of iteration 2
+    writer = MetricsWriter(tmp_path, [TensorBoard(tmp_path)])  # resumes from a checkpoint of iteration 2
     writer.write(30, 3, {"charts/SPS": 33.0})
     writer.write(40, 4, {"charts/SPS": 44.0})
     writer.close()
@@ -82,49 +79,16 @@ def test_a_resumed_run_continues_the_files_as_if_it_had_never_stopped(tmp_path):
 
 
 def test_a_run_that_writes_nothing_leaves_no_files(tmp_path):
-    MetricsWriter(tmp_path).close()
+    MetricsWriter(tmp_path, [TensorBoard(tmp_path)]).close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_weights_and_biases_gets_the_same_numbers_where_asked(tmp_path, monkeypatch):
-    log: list[object] = []
-    run = types.SimpleNamespace(log=lambda data, step: log.append((step, data)), finish=lambda: log.append("finished"))
-    fake = types.ModuleType("wandb")
-    fake.init = lambda **given: log.append(given) or run
-    fake.Table = lambda columns, data: (columns, data)
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    writer = MetricsWriter(tmp_path, WandbConfig(project="p", name="n", id="17", resume="must"), {"seed": 1})
-    writer.write(5, 1, {"charts/SPS": 2.0, "losses/entropy": math.inf})
-    writer.write_samples(5, 1, [{"prompt": "1+1=", "reward": 1.0}, {"prompt": "1+2=", "reward": 0.0}])
-    writer.write_samples(5, 1, [])
-    writer.close()
-    named = {"project": "p", "name": "n", "id": "17", "resume": "must", "dir": str(tmp_path), "config": {"seed": 1}}
-    table = (["prompt", "reward"], [["1+1=", 1.0], ["1+2=", 0.0]])
-    assert log == [named, (5, {"charts/SPS": 2.0}), (5, {"samples": table}), "finished"]
-    MetricsWriter(tmp_path, WandbConfig())
-    default = {"project": "rlinf_embodied", "name": tmp_path.name, "id": None, "resume": None}
-    assert log[-1] == default | {"dir": str(tmp_path), "config": {}}
-
-
-def test_weights_and_biases_goes_on_with_a_run_only_where_it_is_named():
-    with pytest.raises(ConfigError, match=r"wandb.resume is 'must', but it looks for wandb.id, .* give wandb.id=<id>"):
-        WandbConfig(resume="must")
-    with pytest.raises(ConfigError, match=r"wandb.resume is 'yes', but it is allow, must"):
-        WandbConfig(resume="yes", id="17")
 
 
 def test_samples_are_those_of_an_uninterrupted_run(tmp_path):
     for first in (1, 2):  # resumed before the second iteration
-        writer = MetricsWriter(tmp_path)
+        writer = MetricsWriter(tmp_path, [TensorBoard(tmp_path)])
         for iteration in range(first, 4):
             writer.write(iteration, iteration, {})
             writer.write_samples(iteration, iteration, [{"completion": f"größe\u2028{first}"}])
         writer.close()
     rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text("utf-8").split("\n") if line]
     assert [(row["iteration"], row["completion"][-1]) for row in rows] == [(1, "1"), (2, "2"), (3, "2")]
-
-
-def test_weights_and_biases_that_is_not_installed_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"run.wandb is true, but wandb is not installed: pip install"):
-        MetricsWriter(tmp_path, WandbConfig())

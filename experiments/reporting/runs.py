@@ -1,0 +1,190 @@
+"""What a run folder holds, read as it is at this moment: of a finished run, of one that runs, of one that stopped.
+
+Any file may be missing or half written; what could not be read is named in `Run.unread`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.telemetry.trace import Span
+
+FILES = ("config.yaml", "manifest.json", "plan.json", "metrics.jsonl", "summary.json", "trace.json")
+HEADLINES = {
+    "success_once": "rollout/episodes",
+    "success_at_end": "rollout/episodes",
+    "accuracy": "rollout/completions",
+}
+UNITS = {"charts/SPS": "env steps", "charts/tokens_per_s": "tokens", "charts/chunks_per_s": "chunks"}
+_POOLED = 5  # iterations whose episodes are counted together
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder; {} and () stand for what is not there."""
+
+    folder: Path
+    state: str  # "finished", "running" or "stopped"
+    config: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    plan_report: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, float | None]]  # one per iteration
+    spans: Sequence[Span]
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    unread: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations that were finished."""
+        return int(self.metrics[-1]["iteration"] or 0) if self.metrics else int(self.summary.get("iterations", 0))
+
+    @property
+    def unit(self) -> str:
+        """What `global_step` counts."""
+        names = {name for row in self.metrics for name in row}
+        return next((unit for name, unit in UNITS.items() if name in names), "steps")
+
+    @property
+    def rates(self) -> list[str]:
+        """The shares of successes that the run is judged by, the first one above all."""
+        known = [name for name in HEADLINES if name in self.before or f"rollout/{name}" in (self.metrics or [{}])[-1]]
+        return known or [name for name in self.before if f"{name}_interval" in self.before]
+
+    def column(self, name: str) -> list[tuple[float, float]]:
+        """Returns (global step, value) of each iteration that has a metric."""
+        rows = [(row.get("global_step"), row.get(name)) for row in self.metrics]
+        return [(float(x), float(y)) for x, y in rows if x is not None and y is not None and math.isfinite(y)]
+
+
+def read_run(folder: Path) -> Run:
+    """Reads a run folder.
+
+    Raises:
+        ConfigError: there is no such folder, or it holds no run.
+    """
+    folder = folder.expanduser()
+    if not (folder / "config.yaml").is_file() and not (folder / "metrics.jsonl").is_file():
+        what = "holds neither config.yaml nor metrics.jsonl" if folder.is_dir() else "is not there"
+        raise ConfigError(f"run.dir is {str(folder)!r}, but it {what}: give the run.dir of a training run")
+    unread: list[str] = []
+    summary = _read_json(folder / "summary.json", unread)
+    manifest, plan = (_read_json(folder / f"{name}.json", unread) for name in ("manifest", "plan"))
+    metrics = _read_metrics(folder / "metrics.jsonl")
+    trained = max((int(row["iteration"] or 0) for row in metrics), default=0)
+    is_over = bool(summary) and trained <= int(summary.get("iterations", 0))  # a resumed run has an older summary
+    return Run(
+        folder=folder.resolve(),
+        state="running" if is_locked(folder / ".lock") else "finished" if is_over else "stopped",
+        config=_read_yaml(folder / "config.yaml", unread),
+        manifest=manifest,
+        plan=plan,
+        plan_report=_read_json(folder / "plan_report.json", unread),
+        summary=summary if is_over else {},
+        metrics=metrics,
+        spans=_read_spans(folder / "trace.json", unread),
+        before=summary.get("before") or _saved_before(folder),
+        after=summary.get("after") or {} if is_over else {},
+        unread=tuple(unread),
+    )
+
+
+def is_locked(path: Path) -> bool:
+    """Returns whether a process of this machine holds a lock file; Linux lists the locks, so nothing is touched."""
+    try:
+        inode, locks = os.stat(path).st_ino, Path("/proc/locks").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    held = [line.split() for line in locks.splitlines()]
+    return any("FLOCK" in words and any(word.endswith(f":{inode}") for word in words) for words in held)
+
+
+def pooled(run: Run, name: str) -> list[tuple[float, float, float]]:
+    """Returns (global step, share, number of independent trials) over the last iterations together.
+
+    A problem's completions share a prompt, so that they count as one trial.
+    """
+    group = max(1, int(run.config.get("algorithm", {}).get("group_size") or 1)) if name == "accuracy" else 1
+    counts = HEADLINES.get(name, "")
+    found: list[tuple[float, float, float]] = []
+    for row in run.metrics:
+        share, number = row.get(f"rollout/{name}"), row.get(counts)
+        if share is not None and number:
+            found.append((float(row["global_step"] or 0), float(share) * float(number), float(number)))
+    points = []
+    for end in range(1, len(found) + 1):
+        window = found[max(0, end - _POOLED) : end]
+        number = sum(entry[2] for entry in window)
+        points.append((window[-1][0], sum(entry[1] for entry in window) / number, number / group))
+    return points
+
+
+def _read_json(path: Path, unread: list[str]) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        unread.append(f"{path.name} ({error})")
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_yaml(path: Path, unread: list[str]) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        unread.append(f"{path.name} ({error})")
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_metrics(path: Path) -> list[dict[str, float | None]]:
+    """Returns the rows up to the first that is not whole: a running process may be writing the last one."""
+    rows: list[dict[str, float | None]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+            rows.append(row | {"iteration": int(row["iteration"])})
+        except (ValueError, KeyError, TypeError):
+            break
+    return rows
+
+
+def _read_spans(path: Path, unread: list[str]) -> list[Span]:
+    events = _read_json(path, unread).get("traceEvents", [])
+    devices = {e["pid"]: str(e["args"]["name"]) for e in events if e.get("name") == "process_name"}
+    return [
+        Span(
+            event["name"],
+            event["cat"],
+            event["pid"],
+            devices.get(event["pid"], f"worker {event['pid']}"),
+            event["ts"] / 1e6,
+            (event["ts"] + event["dur"]) / 1e6,
+            event.get("args", {}),
+        )
+        for event in events
+        if event.get("ph") == "X"
+    ]
+
+
+def _saved_before(folder: Path) -> dict[str, Any]:
+    """Returns the evaluation before training that the newest checkpoint keeps."""
+    states = sorted(folder.glob("checkpoints/step_*/state.json"))
+    progress = _read_json(states[-1], []).get("progress", {}) if states else {}
+    return progress.get("before") or {}

@@ -1,0 +1,172 @@
+"""Where metrics go beside metrics.jsonl: TensorBoard, Weights & Biases and trackio, behind one small protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+from rlinf_embodied.config import RunConfig, TrackioConfig, WandbConfig
+from rlinf_embodied.errors import ConfigError
+
+Rows = Sequence[Mapping[str, str | float]]
+_TRACKIO_NAME = "trackio_run.txt"  # in the run folder: what its run is called there
+
+
+class Board(Protocol):
+    """What shows the metrics of a run; a step is a global step, values are finite."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Takes the metrics of an iteration."""
+        ...
+
+    def log_table(self, name: str, rows: Rows, step: int) -> None:
+        """Takes rows of the same columns; a board without tables drops them."""
+        ...
+
+    def close(self) -> None:
+        """Writes what is left."""
+        ...
+
+
+class TensorBoard:
+    """Event files in <run folder>/tensorboard, opened at the first step, from which on earlier ones are hidden."""
+
+    def __init__(self, folder: Path) -> None:
+        """Takes the run folder."""
+        self._folder = folder / "tensorboard"
+        self._writer = None
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """See Board."""
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter  # heavy: not before there is something to write
+
+            self._writer = SummaryWriter(str(self._folder), purge_step=step)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def log_table(self, name: str, rows: Rows, step: int) -> None:
+        """See Board: samples.jsonl is the place to read tables."""
+
+    def close(self) -> None:
+        """See Board."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Wandb:
+    """A run of Weights & Biases; WANDB_MODE=offline keeps it in <run folder>/wandb, for `wandb sync`."""
+
+    def __init__(self, folder: Path, names: WandbConfig, config: Mapping[str, object]) -> None:
+        """Starts or goes on with the run.
+
+        Raises:
+            ConfigError: wandb is not installed.
+        """
+        self._library = _library("wandb")
+        self._run = self._library.init(
+            project=names.project,
+            name=names.name or folder.name,
+            id=names.id,
+            resume=names.resume,
+            dir=str(folder),
+            config=dict(config),
+        )
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """See Board."""
+        self._run.log(dict(values), step=step)
+
+    def log_table(self, name: str, rows: Rows, step: int) -> None:
+        """See Board."""
+        table = self._library.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        self._run.log({name: table}, step=step)
+
+    def close(self) -> None:
+        """See Board."""
+        self._run.finish()
+
+
+class Trackio:
+    """A run of trackio, in its local database (TRACKIO_DIR moves it); `trackio show` serves it.
+
+    trackio knows runs by their names, which have to be new: the one that it gave stays in the run folder, so that a run
+    that goes on finds its curves again and no other run gets mixed with them.
+    """
+
+    def __init__(self, folder: Path, names: TrackioConfig, config: Mapping[str, object]) -> None:
+        """Starts or goes on with the run.
+
+        Raises:
+            ConfigError: trackio is not installed.
+        """
+        self._library = _library("trackio")
+        given = folder / _TRACKIO_NAME
+        goes_on = given.exists()
+        self._run = self._library.init(
+            project=names.project,
+            name=given.read_text(encoding="utf-8") if goes_on else names.name or folder.name,
+            resume="allow" if goes_on else "never",
+            config=dict(config),
+            embed=False,
+        )
+        given.write_text(self._run.name, encoding="utf-8")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """See Board."""
+        self._run.log(dict(values), step=step)
+
+    def log_table(self, name: str, rows: Rows, step: int) -> None:
+        """See Board; some versions of trackio do not show the names of columns."""
+        table = self._library.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        self._run.log({name: table}, step=step)
+
+    def close(self) -> None:
+        """See Board."""
+        self._run.finish()
+
+
+def _library(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"run.{name} is true, but {name} is not installed: pip install 'rlinf-embodied[{name}]', or use "
+            f"run.{name}=false"
+        ) from error
+
+
+def require_boards(run: RunConfig) -> None:
+    """Checks that what a run logs to is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    for name, is_asked in (("wandb", run.wandb), ("trackio", run.trackio)):
+        if is_asked:
+            _library(name)
+
+
+def start_boards(
+    folder: Path, run: RunConfig, wandb: WandbConfig, trackio: TrackioConfig, config: Mapping[str, object]
+) -> list[Board]:
+    """Returns the boards that a run asks for.
+
+    Args:
+        folder: of the run.
+        run: says which ones.
+        wandb: names there.
+        trackio: names there.
+        config: what they show as the run's configuration.
+
+    Raises:
+        ConfigError: one is asked for and not installed.
+    """
+    require_boards(run)  # all of them, before the first is started
+    boards: list[Board] = [TensorBoard(folder)] if run.tensorboard else []
+    boards += [Wandb(folder, wandb, config)] if run.wandb else []
+    return boards + ([Trackio(folder, trackio, config)] if run.trackio else [])

@@ -1,0 +1,406 @@
+"""The page of a run: what it says of finished, running and stopped runs, alone and side by side."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+from experiments.report import main, parse
+from experiments.reporting.activity import Activity, idle_shares, measured, predicted, union_s
+from experiments.reporting.drawings import short, ticks
+from experiments.reporting.page import comparison, page
+from experiments.reporting.runs import pooled, read_run
+from experiments.reporting.sections import outcome, settings, videos
+from rlinf_embodied.compose import compose_math, compose_train, to_yaml
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.process_lock import ProcessLock
+from rlinf_embodied.telemetry.trace import Span, write_trace
+
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+def evaluated(share: float, number: int = 200) -> dict:
+    interval = [share - 0.05, share + 0.05]
+    found = {"success_once": share, "success_once_interval": interval, "num_episodes": number}
+    return found | {"success_at_end": share - 0.1, "success_at_end_interval": interval, "return": 7.5}
+
+
+def metric_row(iteration: int, share: float) -> dict:
+    row = {"iteration": iteration, "global_step": 1000 * iteration, "rollout/success_once": share}
+    row |= {"rollout/episodes": 50.0, "losses/approx_kl": 0.01, "charts/SPS": 250.0}
+    return row | {"time/iteration_s": 10.0, "time/env_s": 6.0, "time/actor_s": 4.0}
+
+
+def spans(iteration: int, start_s: float) -> list[Span]:
+    """On worker 0: env for 6 s, then the actor for 3 s; on worker 1: the actor only."""
+    number = {"iteration": iteration}
+    return [
+        Span("env.step", "env", 0, "cpu", start_s, start_s + 6, number),
+        Span("actor.run", "actor", 0, "cpu", start_s + 6, start_s + 9, number),
+        Span("actor.run", "actor", 1, "cpu", start_s + 6, start_s + 8, number),
+    ]
+
+
+def started(folder: Path, *overrides: str) -> Path:
+    """Writes what a run folder holds after two iterations."""
+    folder.mkdir(parents=True)
+    config = compose_train([f"run.dir={folder}", *overrides])
+    (folder / "config.yaml").write_text(to_yaml(config))
+    hardware = {
+        "cluster": "local",
+        "devices": 2,
+        "kind": "cpu",
+        "cores": 2,
+        "memory_bytes": 8e9,
+        "description": "2 cores",
+    }
+    manifest = {"versions": {"torch": "2.14.1"}, "seed": 3, "git_revision": "abc", "hardware": hardware}
+    manifest |= {"command": ["experiments/train_vla.py", *overrides], "pinned": {"libc": "glibc 2.36"}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    tree = {"temporal": [{"loop": {"name": "rollout", "stages": {"env": "all", "policy": "all"}}}]}
+    (folder / "plan.json").write_text(json.dumps({"name": "collocated", "num_devices": 2, "tree": tree}))
+    rows = [metric_row(1, 0.2), metric_row(2, 0.6)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def finished(folder: Path, after: float = 0.9, *overrides: str) -> Path:
+    started(folder, *overrides)
+    summary = {"iterations": 2, "before": evaluated(0.5), "after": evaluated(after), "rl_s": 20.0}
+    summary |= {"measured_s_per_iteration": 10.0, "weights_sha256": "beef", "startup_s": {"warm start": 7.25}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    period = {"plan": "collocated", "first_iteration": 0, "num_iterations": 2, "predicted_s": {"iteration": 9.0}}
+    period |= {"measured_s": {"iteration": 10.0, "env": 6.0}, "error": {"iteration": -0.1}}
+    (folder / "plan_report.json").write_text(json.dumps({"periods": [period], "ranked": []}))
+    write_trace(folder / "trace.json", [*spans(0, 100.0), *spans(1, 120.0)])
+    return folder
+
+
+class Checked(HTMLParser):
+    """Takes a page apart: fails on a tag that is closed out of order, and keeps texts, tags and addresses."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "srcset")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+# ---------------------------------------------------------------------------------------------------------------- a run
+def test_the_page_of_a_run_begins_with_its_outcome(tmp_path: Path) -> None:
+    text = Checked(page([read_run(finished(tmp_path / "seed3"))], 0)).text
+    body = text[text.index("Outcome") :]
+    assert body.startswith(
+        "Outcome Finished after 2 iterations. success_once: 50.0 % [45.0, 55.0] of 200 → 90.0 % [85.0, 95.0] of 200"
+    )
+    order = ("Outcome", "Configuration", "Plan", "Learning curves", "Seconds per stage", "Idle devices", "Videos")
+    places = [body.index(name) for name in (*order, "Evaluations", "Versions and hardware")]
+    assert places == sorted(places)
+    assert "2 from 1 on iteration 9 10 -10.0%" in body
+    assert "warm start 7.25" in body
+    assert "torch 2.14.1" in body
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_its_tags_close(tmp_path: Path) -> None:
+    odd = finished(tmp_path / "<b>odd & 'run'")
+    checked = Checked(page([read_run(odd)], 0))
+    assert "<b>odd & 'run'" in checked.text
+    assert not {"script", "link", "iframe", "img"} & set(checked.tags)
+    assert [address for address in checked.addresses if not address.startswith(("data:", "#"))] == []
+    assert checked.tags.count("svg") >= 4
+
+
+def test_what_differs_from_the_defaults_comes_before_all_keys(tmp_path: Path) -> None:
+    run = read_run(finished(tmp_path / "run", 0.9, "algorithm.gamma=0.5", "env.num_envs=32"))
+    text = Checked(settings(run)).text
+    head = text[: text.index("all keys")]
+    assert "algorithm.gamma 0.5 0.99" in head
+    assert "env.num_envs 32 64" in head
+    assert "algorithm.gae_lambda" not in head
+    assert "algorithm.gae_lambda 0.97" in text
+    assert "3 of " in head, "run.dir is the third"
+
+
+def test_a_run_of_language_models_has_its_own_defaults_and_metric(tmp_path: Path) -> None:
+    folder = started(tmp_path / "math")
+    (folder / "config.yaml").write_text(to_yaml(compose_math(["run.seed=4"])))
+    row = {"iteration": 1, "global_step": 640, "rollout/accuracy": 0.25, "rollout/completions": 64.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(row | {"charts/tokens_per_s": 9.0}) + "\n")
+    run = read_run(folder)
+    group = run.config["algorithm"]["group_size"]
+    assert group > 1
+    assert run.rates == ["accuracy"]
+    assert run.unit == "tokens"
+    assert pooled(run, "accuracy") == [(640.0, 0.25, 64 / group)]
+    text = Checked(page([run], 0)).text
+    assert "run.seed 4 0" in text
+    assert "accuracy - 25.0 % in the last iterations (sampled)" in text
+
+
+# ------------------------------------------------------------------------------------------------ not finished, damaged
+def test_a_run_that_goes_on_says_what_is_not_there_yet(tmp_path: Path) -> None:
+    folder = started(tmp_path / "run")
+    lock = ProcessLock(folder / ".lock")
+    assert lock.take() is None
+    run = read_run(folder)
+    text = Checked(page([run], 0)).text
+    lock.release()
+    assert run.state == "running"
+    assert "Still running: 2 iterations so far." in text
+    for what in ("summary.json, trace.json in the run folder", "plan_report.json has no measured iterations"):
+        assert f"Missing: {what}" in text
+    assert "no videos" in text
+    assert "40.0 % in the last iterations (sampled)" in text
+    assert read_run(folder).state == "stopped"
+
+
+def test_a_stopped_run_keeps_the_evaluation_before_training_in_its_checkpoint(tmp_path: Path) -> None:
+    folder = started(tmp_path / "run")
+    state = folder / "checkpoints/step_000002/state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"progress": {"before": evaluated(0.5)}}))
+    text = Checked(outcome(read_run(folder))).text
+    assert text.startswith("Stopped after 2 iterations, before its end. success_once: 50.0 % [45.0, 55.0] of 200")
+
+
+def test_a_finished_run_that_goes_on_is_not_told_by_its_old_summary(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(metric_row(3, 0.8)) + "\n" + '{"iteration": 4, "glo')
+    run = read_run(folder)
+    assert run.state == "stopped"
+    assert run.num_iterations == 3
+    assert run.after == {}
+    assert run.before["success_once"] == 0.5
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    (folder / "plan.json").write_text('{"name": ')
+    (folder / "config.yaml").write_text("env: [1")
+    text = Checked(page([read_run(folder)], 0)).text
+    assert "Missing: plan.json (" in text
+    assert "Missing: config.yaml (" in text
+    assert "Missing: plan.json: no plan was chosen yet" in text
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run.dir is '.*', but it holds neither config.yaml nor metrics.jsonl: give"):
+        read_run(tmp_path)
+    with pytest.raises(ConfigError, match=r"run.dir is '.*nowhere', but it is not there: give"):
+        read_run(tmp_path / "nowhere")
+
+
+# ------------------------------------------------------------------------------------------------------------- activity
+def test_idle_is_what_no_span_covers() -> None:
+    overlapping = [Span("a", "s", 0, "cpu", 0, 4), Span("b", "s", 0, "cpu", 3, 5), Span("c", "s", 0, "cpu", 7, 8)]
+    assert union_s(overlapping) == 6
+
+
+def test_idle_shares_are_of_whole_iterations(tmp_path: Path) -> None:
+    run = read_run(finished(tmp_path / "run"))
+    # of 10 s each, worker 0 computes 9 and worker 1 two
+    assert idle_shares(run) == pytest.approx({0: 0.1, 1: 0.8})
+
+
+def test_the_measured_iteration_begins_at_0_and_is_not_the_first(tmp_path: Path) -> None:
+    found = measured(read_run(finished(tmp_path / "run")))
+    assert isinstance(found, Activity)
+    assert found.what == "measured, iteration 2"
+    assert found.length_s == pytest.approx(9.0)
+    assert min(span.start_s for span in found.spans) == 0
+
+
+def test_the_prediction_is_the_plan_simulated_on_the_profile(tmp_path: Path) -> None:
+    folder = started(tmp_path / "run")
+    profile = REPOSITORY / "configs/profiles/maniskill_openvla.json"
+    shutil.copy(profile, folder / "profile.json")
+    loop = {"loop": {"name": "rollout", "shards": 1, "stages": {"env": [0, 1, 2, 3], "policy": [4, 5, 6, 7]}}}
+    leaf = {"leaf": {"stage": "actor", "devices": list(range(8))}}
+    plan = {"name": "hybrid", "num_devices": 8, "tree": {"temporal": [loop, leaf]}}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    hardware = {"devices": 8, "kind": "h100", "memory_bytes": 80e9, "cores": 96}
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"hardware": manifest["hardware"] | hardware}))
+    found = predicted(read_run(folder))
+    assert isinstance(found, Activity), found
+    assert set(found.idle) == set(range(8))
+    assert found.length_s >= max(span.end_s for span in found.spans) > 0
+    computing = {worker: sum(s.duration_s for s in found.spans if s.worker == worker) for worker in found.idle}
+    assert found.idle == pytest.approx({worker: 1 - busy / found.length_s for worker, busy in computing.items()})
+    assert found.idle[0] != pytest.approx(found.idle[4])
+
+
+# -------------------------------------------------------------------------------------------------------------- numbers
+def test_intervals_are_of_the_episodes_of_five_iterations_together(tmp_path: Path) -> None:
+    folder = started(tmp_path / "run")
+    rows = [metric_row(k + 1, share) for k, share in enumerate((0.0, 0.2, 0.2, 0.2, 0.2, 0.7))]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    points = pooled(read_run(folder), "success_once")
+    assert points[0] == (1000.0, 0.0, 50.0)
+    assert points[5] == (6000.0, pytest.approx((0.2 * 4 + 0.7) / 5), 250.0)
+
+
+def test_axes_have_round_numbers() -> None:
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(0.03, 0.11) == pytest.approx([0.04, 0.06, 0.08, 0.1])
+    assert ticks(3, 3) == [3]
+    assert [short(value) for value in (120_000, 999.9, 0.00012, 2.5e6, 0)] == ["120k", "1k", "0.00012", "2.5M", "0"]
+
+
+# ------------------------------------------------------------------------------------------------- several runs, videos
+def test_several_runs_are_compared_first(tmp_path: Path) -> None:
+    folders = [finished(tmp_path / "a", 0.6), finished(tmp_path / "b", 0.9, "run.seed=7"), started(tmp_path / "c")]
+    checked = Checked(page([read_run(folder) for folder in folders], 0))
+    text = checked.text
+    assert "a finished 2 50.0 % [45.0, 55.0] of 200 60.0 % [55.0, 65.0] of 200" in text
+    assert "c stopped 2 - now 40.0 % (sampled)" in text
+    assert "Settings that differ key a b c run.seed 0 7 0" in text
+    assert text.index("Settings that differ") < text.index("Configuration")
+    assert [address for address in checked.addresses if address.startswith("#")] == ["#run-0", "#run-1", "#run-2"]
+
+
+def test_videos_are_inlined_up_to_a_size_and_the_rest_is_named(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    for step in (0, 8, 16):
+        (folder / f"videos/step_{step}").mkdir(parents=True)
+        for name in ("tiled", "PickCube-v1--seed=9000--success=1"):
+            (folder / f"videos/step_{step}/{name}.mp4").write_bytes(b"0" * 3000)  # 4000 letters as base64
+    found = Checked(videos(read_run(folder), 13_000))
+    assert found.tags.count("video") == 3
+    assert found.text.startswith(
+        "step 0: tiled step 16: tiled step 0: PickCube-v1--seed=9000--success=1 Missing: 3 vid"
+    )
+    assert "step_16/PickCube-v1--seed=9000--success=1.mp4, step_8/tiled.mp4" in found.text
+    assert Checked(videos(read_run(folder), 0)).tags.count("video") == 0
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+def test_the_command_takes_one_run_or_several() -> None:
+    assert parse(["run.dir=runs/a"]).out == Path("runs/a/report.html")
+    both = parse(["run.dir=x/a", "runs=x/b,x/c", "out=o.html", "videos_mb=2.5"])
+    assert both.folders == (Path("x/a"), Path("x/b"), Path("x/c"))
+    assert (both.out, both.videos_mb) == (Path("o.html"), 2.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "run.dir is not given, .* give run.dir=<run folder>"),
+        (["run.dir=a", "run.dir=b"], "out is not given, .* give out=<file>.html"),
+        (["rundir=a"], "'rundir=a' is not understood: give run.dir=<value>"),
+        (["run.dir="], "'run.dir=' is not understood"),
+        (["run.dir=a", "videos_mb=many"], "videos_mb is 'many', but it is a number of megabytes"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse(words)
+
+
+def test_the_page_is_written_beside_the_run(tmp_path: Path, capsys) -> None:
+    folder = finished(tmp_path / "run")
+    before = {path.name for path in folder.iterdir()}
+    main([f"run.dir={folder}"])
+    assert {path.name for path in folder.iterdir()} - before == {"report.html"}
+    assert capsys.readouterr().out.startswith(f"{folder}/report.html (0.")
+    with pytest.raises(ConfigError, match=r"out is '.*', but it cannot be written .* elsewhere"):
+        main([f"run.dir={folder}", f"out={folder}/config.yaml/page.html"])
+
+
+def test_settings_are_compared_where_every_run_has_them(tmp_path: Path) -> None:
+    vla, math = read_run(finished(tmp_path / "vla", 0.9, "run.seed=7")), started(tmp_path / "math")
+    (math / "config.yaml").write_text(to_yaml(compose_math([])))
+    text = Checked(comparison([vla, read_run(math)])).text
+    assert "run.seed 7 0" in text
+    assert "env.num_envs" not in text
+    assert text.endswith("Keys that not every run has are left out.")
+
+
+# -------------------------------------------------------------------------------------------------------- in a browser
+PROBE = """
+<script>
+const waits = [...document.querySelectorAll("video")].map(video => new Promise(done => {
+  video.onloadeddata = video.onerror = () => done([video.videoWidth, video.videoHeight]);
+  video.preload = "auto"; video.load(); setTimeout(() => done([0, 0]), 20000);
+}));
+Promise.all(waits).then(videos => {
+  document.querySelectorAll("details").forEach(part => part.open = true);
+  const boxes = [...document.querySelectorAll("svg")].map(svg => svg.getBoundingClientRect());
+  const page = document.documentElement;
+  document.body.dataset.probe = JSON.stringify({
+    videos, drawings: boxes.map(box => [box.width, box.right <= innerWidth]), wide: page.scrollWidth > innerWidth,
+    fetched: performance.getEntriesByType("resource").map(one => one.name).filter(name => !name.startsWith("data:")),
+  });
+});
+</script>
+"""
+
+
+@pytest.mark.timeout(900)
+def test_a_browser_shows_drawings_and_videos_and_fetches_nothing(tmp_path: Path) -> None:
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no chromium on this machine")
+    import numpy as np
+
+    from rlinf_embodied.embodied.video import write_mp4
+
+    folder = finished(tmp_path / "run")
+    (folder / "videos/step_0").mkdir(parents=True)
+    write_mp4(folder / "videos/step_0/tiled.mp4", [np.full((64, 96, 3), 9 * k, dtype=np.uint8) for k in range(8)])
+    text = page([read_run(folder)], 10**6).replace("</body>", f"{PROBE}</body>")
+    (tmp_path / "page.html").write_text(text)
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
+    command += [
+        "--window-size=1000,900",
+        "--virtual-time-budget=30000",
+        "--dump-dom",
+        f"file://{tmp_path / 'page.html'}",
+    ]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=800, check=True).stdout
+    probe = next(dict(attrs) for tag, attrs in _start_tags(shown) if tag == "body")["data-probe"]
+    found = json.loads(probe or "{}")
+    assert found["videos"] == [[96, 64]]
+    assert len(found["drawings"]) >= 4
+    assert all(width > 100 and inside for width, inside in found["drawings"])
+    assert not found["wide"]
+    assert found["fetched"] == []
+
+
+def _start_tags(text: str) -> list[tuple[str, list[tuple[str, str | None]]]]:
+    found: list[tuple[str, list[tuple[str, str | None]]]] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: found.append((tag, attrs))  # type: ignore[method-assign]
+    parser.feed(text)
+    return found
