@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -20,6 +21,8 @@ class Moves:
         self.work = workflow
         self.everywhere = tuple(range(cluster.num_devices))
         self.nodes = [cluster.place_of(device).node for device in self.everywhere]
+        nodes = {n: tuple(d for d in self.everywhere if self.nodes[d] == n) for n in self.nodes}
+        self.pool = [*((d,) for d in self.everywhere), *nodes.values(), self.everywhere]  # where a kick puts a stage
         blocks = workflow.num_blocks
         self.chunks = [k for k in range(2, blocks + 1) if blocks % k == 0]
         self.number = {stage: i for i, stage in enumerate(workflow.stages)}
@@ -30,6 +33,16 @@ class Moves:
         """Yields the sketches one move away that can run, possibly more than once."""
         tried = itertools.chain(self._devices(sketch), self._forms(sketch), self._orders(sketch), self._shards(sketch))
         return (other for other in tried if self.is_possible(other))
+
+    def kicked(self, sketch: Sketch, draw: random.Random) -> Sketch:
+        """Returns a sketch with several stages elsewhere, half of the time without streaming; it may not run."""
+        number = len(sketch.devices)
+        chosen = draw.sample(range(number), draw.randint(min(2, number), number))
+        few = [draw.choice(self.pool) for _ in range(2)]
+        other = sketch.placed({i: draw.choice(few) for i in chosen})
+        if draw.random() < 0.5:
+            return other
+        return replace(other, items=tuple(single(unit) for item in sketch.items for unit in item.units()))
 
     def is_possible(self, sketch: Sketch) -> bool:
         """Returns whether the executor can run a sketch: as plan_check.py has it."""

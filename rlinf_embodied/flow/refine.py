@@ -3,11 +3,13 @@
 1. price    a sketch: the first of its trees that fits into memory, and those that switch where none does without
 2. expand   the fastest sketch that has not been expanded: all that is one move away
 3. drop     what cannot win: its busiest device alone takes as long as the WIDTH-th best so far, or it is far behind
-4. end      when the WIDTH best are expanded, or MOST_CALLS were simulated
+4. kick     when the WIDTH best are expanded: one of them with several stages elsewhere at once, downhill from there
+5. end      after KICKS of these without a better plan, or when MOST_CALLS were simulated
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -20,7 +22,9 @@ from rlinf_embodied.flow.tree import Devices, Node, Temporal, nodes
 
 WIDTH = 6  # sketches that are expanded at least, each better than all the others
 MOST_CALLS = 400_000  # that are simulated in all: about half a second of CPU
+KICKS = 24
 FAR = 1.15  # a sketch that takes so much longer than the best one is not expanded
+_LEAST_GAIN = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,35 @@ class Refiner:
             own = None if peak is None else Priced(tree, self.simulator.run(tree).iteration_s, peak)
             if _seconds(own) < _seconds(known.get(sketch)):
                 known[sketch] = own
+        self._expand(known, most_calls)
+        draw, since = random.Random(0), 0
+        while known and since < KICKS and self.simulator.num_calls < most_calls:
+            before = _seconds(known[_ranked(known)[0]]) if _ranked(known) else float("inf")
+            self._kick(known, draw, most_calls)
+            after = _ranked(known)
+            since = 0 if after and _seconds(known[after[0]]) < before * (1 - _LEAST_GAIN) else since + 1
+        return [priced for sketch in _ranked(known) if (priced := known[sketch])]
+
+    def _kick(self, known: dict[Sketch, Priced | None], draw: random.Random, most_calls: int) -> None:
+        """Goes downhill from a good sketch that was changed in several places at once."""
+        ranked = _ranked(known)[:WIDTH]
+        if not ranked:
+            return
+        at = self.moves.kicked(draw.choice(ranked), draw)
+        if at not in known:
+            known[at] = self.price(at) if self.moves.is_possible(at) else None
+        while known[at] is not None and self.simulator.num_calls < most_calls:
+            enough_s = _seconds(known[at])
+            for other in self.moves.around(at):
+                if other not in known:
+                    known[other] = self.price(other) if self.least_s(other) < enough_s else None
+            best = min(self.moves.around(at), key=lambda sketch: _seconds(known[sketch]), default=at)
+            if _seconds(known[best]) >= enough_s * (1 - _LEAST_GAIN):
+                return
+            at = best
+
+    def _expand(self, known: dict[Sketch, Priced | None], most_calls: int) -> None:
+        """Tries what is one move away from the best, until none of them has a better neighbour."""
         expanded: set[Sketch] = set()
         while self.simulator.num_calls < most_calls:
             ranked = _ranked(known)[:WIDTH]
@@ -63,7 +96,6 @@ class Refiner:
             for other in self.moves.around(fresh[0]):
                 if other not in known:
                     known[other] = self.price(other) if self.least_s(other) < enough_s else None
-        return [priced for sketch in _ranked(known) if (priced := known[sketch])]
 
     def price(self, sketch: Sketch) -> Priced | None:
         """Returns the fastest tree of a sketch that fits into memory: with switches only where nothing fits without."""
