@@ -42,11 +42,21 @@ CONFIGS = {
     "point_reach": POINT,
     "batched": replace(PICK, backend=Backend.batched),
     "stock": replace(PICK, backend=Backend.stock),
+    "gymnasium": EnvConfig(
+        _target_="envs.gym.env.make_env",
+        task="HalfCheetah-v5",
+        num_envs=N,
+        block_size=N,
+        horizon=10,
+        cameras=[],
+        hold_steps=0,
+    ),
 }
 EXAMPLE = Path(__file__).resolve().parents[2] / "experiments/examples/own_env.yaml"
 SIM = pytest.mark.sim
 KINDS = [
     "point_reach",
+    "gymnasium",
     pytest.param("batched", marks=SIM),
     pytest.param(str(EXAMPLE), id="own_env"),
 ]
