@@ -26,6 +26,7 @@ from rlinf_embodied.algorithms.losses import (
     value_loss,
 )
 from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Level, Sharding
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.embodied.advantages import grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
@@ -35,7 +36,7 @@ from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import RunningEpisode
-from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, Record
+from rlinf_embodied.interfaces.policies import Evaluation, Features, HasRunningStatistics, Policy, Record
 from rlinf_embodied.learning.checkpoint import load_tensors, save, weights_sha256
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.optimizer import linear_decay
@@ -99,7 +100,10 @@ class ActorStage:
         self._policy = self._shared.policy
         self._rank, self._device = context.group.rank, context.device
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
-        if algorithm.sharding is Sharding.none:
+        whole, rule = algorithm.sharding is Sharding.none, "the policy's running statistics would miss the sliced copy"
+        keeps = isinstance(self._policy, HasRunningStatistics)
+        require(whole or not keeps, "algorithm.sharding", algorithm.sharding.value, rule, "use none")
+        if whole:
             learners = Learners.replicated(self._policy, algorithm, self._reducer)
         else:
             copy = lambda: load_policy(model.policy, model.folder, "cpu").policy  # noqa: E731
@@ -142,9 +146,18 @@ class ActorStage:
         metrics |= self._fit_policy(step_context, blocks)
         for learner in self._learners.values():
             learner.publish()
+        self._update_statistics(blocks)
         self._any_row = None
         self._shared.version = step_context.iteration + 1
         return Output(dict.fromkeys(inputs), ActorReport(metrics, self._shared.version))
+
+    def _update_statistics(self, blocks: Mapping[int, TrainingBlock]) -> None:
+        """Lets the policy's running statistics take in what this iteration's samples show."""
+        policy = self._policy
+        if isinstance(policy, HasRunningStatistics):
+            with torch.no_grad():
+                sums = {b: policy.statistics_sums(t.features, _valid_returns(t)) for b, t in blocks.items()}
+            policy.update_statistics(self._reducer.sum_blocks(sums))
 
     def _require_version(self, rollouts: Mapping[int, list[tuple[PolicyColumns, EnvColumns]]]) -> None:
         versions = {columns.version for parts in rollouts.values() for columns, _ in parts}
@@ -334,6 +347,10 @@ def _explained_sums(block: TrainingBlock) -> Tensor:
     assert block.values is not None
     assert block.returns is not None
     return explained_variance_sums(block.values, block.returns, block.valid)
+
+
+def _valid_returns(block: TrainingBlock) -> Tensor | None:
+    return None if block.returns is None else block.returns[block.valid]
 
 
 def _first_row(columns: PolicyColumns) -> tuple[Features, Record]:

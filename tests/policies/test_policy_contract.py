@@ -28,7 +28,7 @@ from rlinf_embodied.interfaces.policies import Features, Policy
 ROWS = 6
 PICK = EnvSpec("PickCube-v1", ROWS, 5, 50, 7, 34, 50, 64, ("base_camera",), "random numbers")
 EXAMPLE = Path(__file__).resolve().parents[2] / "experiments/examples/own_policy.yaml"
-KINDS = ["tiny_vla", "flow_vla", "state", pytest.param(str(EXAMPLE), id="own_policy")]
+KINDS = ["tiny_vla", "flow_vla", "state", "actor_critic", pytest.param(str(EXAMPLE), id="own_policy")]
 
 Make = Callable[[int], Policy]
 
