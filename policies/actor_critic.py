@@ -55,28 +55,24 @@ class ActorCriticNet(nn.Module):
         self.state_dim = env.proprio_dim if options.use_state or not self.sees else 0
         self.state_statistics = RunningStatistics(self.state_dim)
         self.return_statistics = RunningStatistics(1)
-        outputs, width = env.chunk * env.action_dim, config.hidden_size
+        width, seen, hidden_layers = config.hidden_size, self.state_dim, config.num_layers
         if self.sees:
             self.images = convolutions(3 * len(env.cameras), env.obs_size, width)
-            seen = width + self.state_dim
-            self.actor, self.critic = nn.Linear(seen, outputs), nn.Linear(seen, env.chunk)
-            last = self.actor, self.critic
-        else:
-            self.actor = tanh_network(self.state_dim, width, config.num_layers, outputs)
-            self.critic = tanh_network(self.state_dim, width, config.num_layers, env.chunk)
-            last = self.actor[-1], self.critic[-1]
+            seen, hidden_layers = width + self.state_dim, 0
+        self.actor = tanh_network(seen, width, hidden_layers, env.chunk * env.action_dim)
+        self.critic = tanh_network(seen, width, hidden_layers, env.chunk)
         self.log_std = (
             nn.Parameter(torch.full((env.chunk, env.action_dim), config.initial_std).log()) if has_std else None
         )
         self._shape = (env.chunk, env.action_dim)
         _orthogonal(self, 2**0.5)
-        for layer, gain in zip(last, (0.01, 1.0), strict=True):
-            nn.init.orthogonal_(layer.weight, gain)
+        nn.init.orthogonal_(_last(self.actor).weight, 0.01)
+        nn.init.orthogonal_(self.last_of_critic.weight, 1.0)
 
     @property
     def last_of_critic(self) -> nn.Linear:
         """The critic's last layer."""
-        return cast(nn.Linear, self.critic if self.sees else self.critic[-1])
+        return _last(self.critic)
 
     def standardised(self, state: Tensor) -> Tensor:
         """Returns what the networks see of a state [B, P]."""
@@ -224,6 +220,10 @@ def tanh_network(inputs: int, width: int, hidden_layers: int, outputs: int) -> n
     sizes = [inputs, *[width] * hidden_layers]
     layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.Tanh())]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+
+
+def _last(network: nn.Sequential) -> nn.Linear:
+    return cast(nn.Linear, network[-1])
 
 
 def _orthogonal(module: nn.Module, gain: float) -> None:

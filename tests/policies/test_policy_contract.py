@@ -23,7 +23,7 @@ from rlinf_embodied.embodied.policy_check import check_policy, new_policy, requi
 from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Features, Policy
+from rlinf_embodied.interfaces.policies import Features, ImitationPolicy, Policy
 
 ROWS = 6
 PICK = EnvSpec("PickCube-v1", ROWS, 5, 50, 7, 34, 50, 64, ("base_camera",), "random numbers")
@@ -154,7 +154,9 @@ def test_a_folder_restores_it(config, policy, features, shown, tmp_path) -> None
     with torch.no_grad():
         for parameter in policy.module.parameters():
             parameter.add_(0.01)
-    policy.set_statistics("proprio", torch.full((shown[0].proprio_dim,), 0.5), torch.full((shown[0].proprio_dim,), 2.0))
+    if isinstance(policy, ImitationPolicy):
+        size = (shown[0].proprio_dim,)
+        policy.set_statistics("proprio", torch.full(size, 0.5), torch.full(size, 2.0))
     save_policy(policy, tmp_path, env, config)
     again = load_policy(config, str(tmp_path), "cpu").policy
     before, after = policy.module.state_dict(), again.module.state_dict()
