@@ -1,6 +1,6 @@
 """N rows, each a Gymnasium env, stepped one after the other or by several threads.
 
-Rows over processes are a plan's affair: every worker has rows of its own (docs/gymnasium.md has the measurement).
+Rows over processes are a plan's affair: every worker has rows of its own.
 """
 
 from __future__ import annotations
