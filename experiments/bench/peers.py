@@ -24,7 +24,6 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, Timing, alternate, chosen, ratios
 from experiments.bench.harness.trainings import in_this_process, iterations, starting_folder
-from experiments.bench.rollout.parts import COLLOCATED
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
@@ -32,6 +31,8 @@ from rlinf_embodied.errors import ConfigError
 
 STEPS, MINIBATCH = 2048, 64  # env steps of an iteration and of a minibatch
 CLOCKS = {"processor": time.process_time, "wall": time.perf_counter}
+_ROLLOUT = {"name": "rollout", "stages": {"env": "all", "policy": "all"}}
+COLLOCATED = [{"tree": {"temporal": [{"loop": _ROLLOUT}, {"leaf": {"stage": "actor", "devices": "all"}}]}}]
 Arm = Callable[[], Timing]
 
 
