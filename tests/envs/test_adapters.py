@@ -97,9 +97,9 @@ def test_gymnasiums_vector_wrappers_take_it() -> None:
 
 def test_another_chunk_or_a_missing_camera_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"env\.chunk is 2"):
-        GymnasiumVector(make_point(EnvConfig(chunk=2, horizon=6, cameras=["a"]), N))
+        GymnasiumVector(make_point(EnvConfig(chunk=2, horizon=6, hold_steps=1, cameras=["a"]), N))
     with pytest.raises(ConfigError, match=r"observations is 'image', but env\.cameras is \[\]"):
-        GymnasiumVector(make_point(EnvConfig(chunk=1, horizon=6, cameras=[]), N), "image")
+        GymnasiumVector(make_point(EnvConfig(chunk=1, horizon=6, hold_steps=1, cameras=[]), N), "image")
     with pytest.raises(ConfigError, match="observations is 'states'"):
         vector("states")
 
