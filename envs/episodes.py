@@ -73,6 +73,8 @@ class EpisodeEnv:
             obs_size=size,
             cameras=tuple(config.cameras),
             backend=simulator.backend,
+            has_success=getattr(simulator, "has_success", True),
+            categorical=getattr(simulator, "categorical", False),
         )
 
     # -------------------------------------------------------------------------------------------------------- protocol
@@ -232,7 +234,9 @@ class EpisodeEnv:
         lasts = mask & (self._held >= max(1, self._config.hold_steps))
         fails = nothing if state.fail is None else state.fail & mask
         terminated = lasts | fails if self._config.hold_steps else nothing
-        truncated = mask & (self._steps >= self.spec.horizon) & ~terminated
+        terminated = terminated if state.terminated is None else terminated | (state.terminated & mask)
+        late = self._steps >= self.spec.horizon
+        truncated = mask & (late if state.truncated is None else late | state.truncated) & ~terminated
         ends_solved = (terminated | truncated) & state.success
         reward = torch.where(mask, self._shaped_reward(state, ends_solved), 0.0)
         self._last_reward = torch.where(mask, state.reward, self._last_reward)
@@ -255,18 +259,10 @@ class EpisodeEnv:
         """Returns ManiSkill's metrics of a row's finished episode; its last state is still the current one."""
         length = int(self._steps[row])
         total = float(self._return[row])
-        return EpisodeEnd(
-            row=row,
-            seed=self._seeds[row],
-            task=self._tasks()[row].name,
-            metrics={
-                "success_once": float(self._solved_once[row]),
-                "success_at_end": float(self._state.success[row]),
-                "return": total,
-                "episode_len": float(length),
-                "reward": total / length,
-            },
-        )
+        once, at_end = float(self._solved_once[row]), float(self._state.success[row])
+        solved = {"success_once": once, "success_at_end": at_end} if self.spec.has_success else {}
+        metrics = solved | {"return": total, "episode_len": float(length), "reward": total / length}
+        return EpisodeEnd(row=row, seed=self._seeds[row], task=self._tasks()[row].name, metrics=metrics)
 
     def _keep_frames(self, rows: list[int]) -> None:
         filmed = [row for row in self._film_rows if row in rows]

@@ -30,6 +30,7 @@ from envs.simulator import Measurement
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.randomness import uniform
+from rlinf_embodied.typed_options import numbers
 
 STEP = 0.15  # of the unit square's half side, at action 1
 REACHED = 0.15  # distance at which the goal is reached
@@ -46,7 +47,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     Raises:
         ConfigError: an unknown option.
     """
-    for name in config.options:
+    for name in numbers(config.options, "env.options"):
         if name not in OPTIONS:
             close = difflib.get_close_matches(name, OPTIONS, n=1)
             meant = f"did you mean {close[0]}?" if close else f"use one of {', '.join(OPTIONS)}"

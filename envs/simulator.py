@@ -25,6 +25,10 @@ class Measurement:
     proprio: Tensor  # float32 [B, P], what the robot may know
     fail: Tensor | None = None  # bool [B], the episode cannot be solved any more and ends; None: that never happens
     privileged: Tensor | None = None  # float32 [B, Q - 2], all that the simulator knows; None: no more than `proprio`
+    terminated: Tensor | None = None  # bool [B], the simulator itself ends the episode, solved or not; None: never
+    truncated: Tensor | None = (
+        None  # bool [B], the simulator itself cuts the episode off before env.horizon; None: never
+    )
 
     @staticmethod
     def concatenate(parts: Sequence[Measurement]) -> Measurement:
@@ -76,8 +80,10 @@ _FORMS = {  # dtype and number of axes
     "proprio": (torch.float32, 2),
     "fail": (torch.bool, 1),
     "privileged": (torch.float32, 2),
+    "terminated": (torch.bool, 1),
+    "truncated": (torch.bool, 1),
 }
-_OPTIONAL = ("fail", "privileged")
+_OPTIONAL = ("fail", "privileged", "terminated", "truncated")
 
 
 def _fits(value: object, dtype: torch.dtype, axes: int, num_rows: int) -> bool:
@@ -103,6 +109,8 @@ class Simulator(Protocol):
     backend: str = "own"
     device: torch.device = torch.device("cpu")
     history_free: bool = True  # whether an episode is a function of its seed and actions, so that it can be replayed
+    has_success: bool = True  # whether `measure` can tell that the task is solved; without, the return is what counts
+    categorical: bool = False  # an action is the choice of one of A: the largest entry
     expert: Callable[[], Tensor] | None = None  # the scripted expert's action for every row [N, A]
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:

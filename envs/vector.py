@@ -8,6 +8,9 @@
     vector_env = envs.vector.make_vec("PickCube-v1", num_envs=32, obs_mode="state")  # both at once
     vector_env = gymnasium.make_vec("envs.vector:batched/PickCube-v1", num_envs=32, obs_mode="state")  # the same
 
+    vec_env = envs.vector.make_sb3("PickCube-v1", num_envs=32)  # of any env of this project, for Stable-Baselines3
+    vector_env = envs.vector.make_vector("PickCube-v1", num_envs=32)  # and for libraries on gymnasium.vector
+
 What `make` returns has the interface of ManiSkill's GPU envs, with tensors on the CPU: `reset(seed, options)` with
 options["env_idx"], `step(actions [N, A])`, info and observations with N rows.  Row i behaves, bit for bit, as a stock
 single env that was built with seed 2022 + i and reset with the row's seed; an episode does not depend on those before.
@@ -20,9 +23,11 @@ says why, once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from enum import StrEnum
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import gymnasium as gym
 import torch
@@ -32,6 +37,8 @@ from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS, TimeLimitWrapper
 from mani_skill.vector.wrappers.gymnasium import ManiSkillVectorEnv
 
+from envs.adapters.gymnasium_vector import GymnasiumVector
+from envs.adapters.single_steps import Shown
 from envs.availability import check_assets, check_name, no_questions
 from envs.batched.build import make_batched_task
 from envs.batched.checks import check_num_envs
@@ -40,7 +47,13 @@ from envs.batched.single import Alone
 from envs.fallback import BUILD_ERRORS, explained, say_fallback
 from envs.stacked import StackedEnv
 from envs.stock import action_dim, task_actions
+from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.interfaces.envs import VectorEnv
+from rlinf_embodied.targets import load_target
+
+if TYPE_CHECKING:
+    from envs.adapters.sb3 import StableBaselinesVec
 
 NAMESPACE = "batched"  # of the ids in gymnasium's registry
 _NO_MATTER = ("render_mode", "render_backend", "reconfiguration_freq")  # to whether rows equal stock envs
@@ -156,6 +169,61 @@ def make_vec(
         ignore_terminations=ignore_terminations,
         record_metrics=record_metrics,
     )
+
+
+def make_vector(
+    env: str | EnvConfig = "PickCube-v1",
+    num_envs: int = 1,
+    *,
+    observations: Shown | str = Shown.state,
+    **settings: object,
+) -> GymnasiumVector:
+    """Returns rows of any env of this project as a `gymnasium.vector.VectorEnv` with numpy arrays.
+
+    Args:
+        env: a ManiSkill task, or the section `env` of a config, of which chunks must be of one action.
+        num_envs: rows N.
+        observations: "state" (all that the simulator knows), "proprio", "image" or "dict".
+        settings: of the section (rlinf_embodied/config/env.py): horizon, robot, control_mode, cameras, obs_size, ...
+
+    Raises:
+        ConfigError: a setting cannot be used.
+        SimulatorError: the env cannot be built.
+    """
+    return GymnasiumVector(_rows_of(env, num_envs, settings), observations)
+
+
+def make_sb3(
+    env: str | EnvConfig = "PickCube-v1",
+    num_envs: int = 1,
+    *,
+    observations: Shown | str = Shown.state,
+    **settings: object,
+) -> StableBaselinesVec:
+    """Returns rows of any env of this project as a Stable-Baselines3 `VecEnv`; arguments as `make_vector`.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+        SimulatorError: the env cannot be built.
+    """
+    from envs.adapters.sb3 import StableBaselinesVec  # takes a second, which `make` need not
+
+    return StableBaselinesVec(_rows_of(env, num_envs, settings), observations)
+
+
+def _rows_of(env: str | EnvConfig, num_envs: int, settings: Mapping[str, object]) -> VectorEnv:
+    """Returns the rows; of a ManiSkill task with its dense reward, ended by success as `gym.make` has it."""
+    if isinstance(env, str):
+        plain = {"chunk": 1, "cameras": [], "reward": Reward.dense, "success_bonus": 0.0, "hold_steps": 1}
+        known = {field.name for field in fields(EnvConfig)}
+        unknown = sorted(set(settings) - known)
+        if unknown:
+            raise ConfigError(f"{unknown[0]} is no setting of an env: see rlinf_embodied/config/env.py")
+        asked = {"task": env, "num_envs": num_envs, "block_size": num_envs} | plain | dict(settings)
+        config = EnvConfig(**asked)  # pyright: ignore[reportArgumentType]
+    else:
+        config = replace(env, num_envs=num_envs, block_size=num_envs, **settings)  # pyright: ignore[reportArgumentType]
+    return cast(VectorEnv, load_target(config._target_)(config, num_envs, "cpu", True))
 
 
 def _first_of(builders: dict[Route, Callable[[], BaseEnv | StackedEnv]], task_id: str) -> BaseEnv | StackedEnv:

@@ -34,7 +34,8 @@ class Run:
     @property
     def metric(self) -> str:
         """What is measured before and after."""
-        return "accuracy" if self.reasons else "success_once"
+        solved = "success_once" if "success_once" in self.summary["after"] else "return"
+        return "accuracy" if self.reasons else solved
 
     @property
     def unit(self) -> str:
@@ -54,7 +55,9 @@ def percent(result: dict[str, Any], name: str, number: int | None = None) -> str
     if name not in result:
         return "-"
     low, high = result[f"{name}_interval"]
-    return f"{100 * result[name]:.1f} % [{100 * low:.1f}, {100 * high:.1f}]" + (f" of {number}" if number else "")
+    factor, unit = (1, "") if name == "return" else (100, " %")
+    told = f"{factor * result[name]:.1f}{unit} [{factor * low:.1f}, {factor * high:.1f}]"
+    return told + (f" of {number}" if number else "")
 
 
 def row(run: Run) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from envs.libero.starts import NUM_TASKS
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.typed_options import numbers
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PLACE = "RLINF_EMBODIED_LIBERO"  # the variable that names the environment's folder where it is not in the repository
@@ -42,7 +43,7 @@ def read_options(config: EnvConfig) -> Options:
             close = difflib.get_close_matches(name, list(defaults), n=1)
             meant = f"did you mean {close[0]}?" if close else f"use one of {', '.join(defaults)}"
             raise ConfigError(f"env.options.{name} is not known to LIBERO: {meant}")
-    options = Options(**{name: int(value) for name, value in config.options.items()})
+    options = Options(**{name: int(value) for name, value in numbers(config.options, "env.options").items()})
     _require(config.task in NUM_TASKS, "env.task", config.task, "it is a suite of LIBERO's", f"{', '.join(NUM_TASKS)}")
     last = NUM_TASKS[config.task] - 1
     _require(-1 <= options.task <= last, "env.options.task", options.task, f"{config.task} has tasks 0 to {last}", "-1")

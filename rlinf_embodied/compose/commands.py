@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_embodied.compose.explain import explained
 from rlinf_embodied.compose.files import CONFIG_DIR, choice_folder, read_mapping
-from rlinf_embodied.compose.overrides import checked_override, parsed, placed, readable
+from rlinf_embodied.compose.overrides import checked_override, parsed, placed, readable, spelled
 from rlinf_embodied.compose.user_files import stored_plan, stored_section
 from rlinf_embodied.config import (
     EmulationConfig,
@@ -119,7 +119,7 @@ def compose_config(
     for resolver_name, resolver in _RESOLVERS.items():
         OmegaConf.register_new_resolver(resolver_name, resolver, replace=True)
     try:
-        given = [readable(text) for text in overrides]
+        given = [readable(spelled(text)) for text in overrides]
         stored = [stored_plan(text, schema) if "plan" in groups else text for text in given]
         stored = [stored_section(text, "env", EnvConfig) if "env" in groups else text for text in stored]
         if schema in (TrainConfig, ImitationConfig):

@@ -25,6 +25,15 @@ PATH_KEYS = (
 )
 
 
+ALIASES = {"env.id": "env.task"}  # what others call a key, as Gymnasium its envs
+
+
+def spelled(text: str) -> str:
+    """Returns an override under the key's own name, where an alias was given."""
+    key, assigned, value = text.partition("=")
+    return f"{ALIASES.get(key, key)}{assigned}{value}"
+
+
 @functools.cache  # Hydra's grammar takes a millisecond, and each check reads the override anew
 def parsed(text: str) -> Override:
     """Returns an override as Hydra reads it.

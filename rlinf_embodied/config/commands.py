@@ -296,7 +296,7 @@ class EvaluateConfig:
     """Everything that experiments/evaluate.py reads; sections left out come from the checkpoint."""
 
     checkpoint: str | None = None
-    policy: str = "checkpoint"  # checkpoint, expert or random
+    policy: str = "checkpoint"  # checkpoint, expert, random, or sb3: checkpoint=<zip> of Stable-Baselines3
     env: EnvConfig = field(default_factory=EnvConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -305,10 +305,10 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         require(
-            self.policy in ("checkpoint", "expert", "random"),
+            self.policy in ("checkpoint", "expert", "random", "sb3"),
             "policy",
             self.policy,
-            "it is checkpoint, expert or random",
+            "it is checkpoint, expert, random or sb3",
             "use policy=checkpoint checkpoint=<dir>",
         )
         require(
@@ -318,6 +318,17 @@ class EvaluateConfig:
             "a checkpoint folder is needed",
             "use checkpoint=<run.dir>/checkpoints/latest, or policy=expert",
         )
+        if self.policy == "sb3":
+            self._require_sb3()
+
+    def _require_sb3(self) -> None:
+        """Checks what a policy of Stable-Baselines3 needs: its file, single actions, and no sampling."""
+        rule, action = "a policy of Stable-Baselines3 is a file", "use checkpoint=<file>.zip, as model.save wrote it"
+        require(self.checkpoint is not None, "checkpoint", self.checkpoint, rule, action)
+        rule = "Stable-Baselines3 chooses one action at a time"
+        require(self.env.chunk == 1, "env.chunk", self.env.chunk, rule, "use env.chunk=1")
+        rule = "Stable-Baselines3 would sample with torch's global generator, so that an evaluation would not repeat"
+        require(self.eval.greedy, "eval.greedy", self.eval.greedy, rule, "leave it out")
 
 
 @dataclass(kw_only=True, slots=True)

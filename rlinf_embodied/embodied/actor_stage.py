@@ -26,6 +26,7 @@ from rlinf_embodied.algorithms.losses import (
 )
 from rlinf_embodied.algorithms.off_policy import Mismatch
 from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Precision, Sharding
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import is_accelerator, require_autocast
 from rlinf_embodied.embodied.advantages import Rollouts, grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
@@ -43,7 +44,7 @@ from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import RunningEpisode
-from rlinf_embodied.interfaces.policies import Features, Policy, Record
+from rlinf_embodied.interfaces.policies import Features, HasRunningStatistics, Policy, Record
 from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
 from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.optimizer import linear_decay
@@ -111,7 +112,10 @@ class ActorStage:
         self._rank, self._device = context.group.rank, context.device
         self._writer = CheckpointWriter()
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
-        if algorithm.sharding is Sharding.none:
+        whole, rule = algorithm.sharding is Sharding.none, "the policy's running statistics would miss the sliced copy"
+        keeps = isinstance(self._policy, HasRunningStatistics)
+        require(whole or not keeps, "algorithm.sharding", algorithm.sharding.value, rule, "use none")
+        if whole:
             learners = Learners.replicated(self._policy, algorithm, self._reducer)
         else:
             settings = (algorithm, self._reducer, context, self._config.exact)
@@ -163,9 +167,18 @@ class ActorStage:
         metrics |= self._fit_policy(step_context, blocks)
         for learner in self._learners.values():
             learner.publish()
+        self._update_statistics(blocks)
         self._any_row = None
         self._shared.version = step_context.iteration + 1
         return Output(dict.fromkeys(inputs), ActorReport(metrics, self._shared.version))
+
+    def _update_statistics(self, blocks: Mapping[int, TrainingBlock]) -> None:
+        """Lets the policy's running statistics take in what this iteration's samples show."""
+        policy = self._policy
+        if isinstance(policy, HasRunningStatistics):
+            with torch.no_grad():
+                sums = {b: policy.statistics_sums(t.features, _valid_returns(t)) for b, t in blocks.items()}
+            policy.update_statistics(self._reducer.sum_blocks(sums))
 
     def _require_version(self, rollouts: Mapping[int, Rollouts]) -> None:
         versions = {columns.version for parts in rollouts.values() for columns, _ in parts}
@@ -339,6 +352,10 @@ def _explained_sums(block: TrainingBlock) -> Tensor:
     assert block.values is not None
     assert block.returns is not None
     return explained_variance_sums(block.values, block.returns, block.valid)
+
+
+def _valid_returns(block: TrainingBlock) -> Tensor | None:
+    return None if block.returns is None else block.returns[block.valid]
 
 
 def _first_row(columns: PolicyColumns) -> tuple[Features, Record]:

@@ -105,7 +105,7 @@ class TrainingBlock:
 
 def flatten_rows(value: Tensor) -> Tensor:
     """Returns [H, B, ...] as [H * B, ...], chunk-step by chunk-step."""
-    return value.reshape(-1, *value.shape[2:])
+    return value.flatten(0, 1)
 
 
 def training_block(

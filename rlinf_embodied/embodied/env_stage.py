@@ -207,7 +207,7 @@ class EnvStage:
         success = torch.zeros(self._size, dtype=torch.bool)
         for result in results:
             for end in result.episodes:
-                if low <= end.row < high and end.metrics["success_at_end"] > 0:
+                if low <= end.row < high and end.metrics.get("success_at_end", 0.0) > 0:
                     success[end.row - low] = True
         return EnvColumns(
             rewards=stack("rewards"),

@@ -7,15 +7,16 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rlinf_embodied.config import EvaluateConfig, PolicyConfig, RecoveryConfig
+from rlinf_embodied.config import Critic, EvaluateConfig, PolicyConfig, RecoveryConfig
 from rlinf_embodied.embodied.evaluation import (
     Acting,
     Evaluation,
-    EvaluationResult,
     NoPolicyStage,
+    file_name,
     held_out,
     policy_stage,
 )
+from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under, which_backend
 from rlinf_embodied.embodied.sizes import require_acting, require_shapes
@@ -28,6 +29,21 @@ from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.telemetry.tables import text_table
 from rlinf_embodied.training.recovery import Recovery
+
+_SB3 = PolicyConfig(_target_="policies.sb3.StableBaselinesPolicy", name="sb3", critic=Critic.observation)
+
+
+def require_file(checkpoint: str) -> None:
+    """Checks that there is a file of Stable-Baselines3.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if not Path(checkpoint).is_file():
+        raise CheckpointError(
+            f"checkpoint is {checkpoint!r}, but policy=sb3 reads a file and there is none: give the <file>.zip that "
+            "model.save(...) of Stable-Baselines3 wrote"
+        )
 
 
 def evaluate_command(config: EvaluateConfig) -> int:
@@ -42,8 +58,11 @@ def evaluate_command(config: EvaluateConfig) -> int:
         policy = trained_under(config.checkpoint).policy
         require_shapes(config.checkpoint, config.env)
         _require_same(config, policy, cluster.kind)
+    elif config.policy == "sb3":
+        policy = _SB3
+        require_file(str(config.checkpoint))
     require_env_target(config.env)
-    if policy is not None:
+    if policy is not None and config.policy == "checkpoint":
         require_policy_class(policy, cloned=False)
     folder = RunFolder(Path(config.run.dir or _default_dir(config)))
     videos = str(folder.videos) if config.eval.record_video else None
@@ -57,7 +76,7 @@ def evaluate_command(config: EvaluateConfig) -> int:
 
             def evaluated() -> tuple[EvaluationResult, str]:
                 evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
-                if policy is not None:
+                if policy is not None and config.policy == "checkpoint":
                     require_acting(Path(str(config.checkpoint)), evaluation.env_spec)
                 return evaluation.run(_step_of(config.checkpoint)), evaluation.env_spec.backend
 
@@ -67,14 +86,19 @@ def evaluate_command(config: EvaluateConfig) -> int:
     print(f"{config.env.task}: {result}")
     if tasks := result.by_task():
         print(text_table([{"task": name, "success_once": f"{rate} of {rate.number}"} for name, rate in tasks.items()]))
-    last = "once it is" if config.eval.end_at_success else f"when the episode's {config.env.horizon} steps are over"
-    print(f"success_once: solved at any time; at_end: solved {last}")
+    if result.once is not None:
+        _explain_success(config)
     print(
         f"return {result.mean_return:.2f}, "
         f"episode_len {result.episode_len:.1f}; seeds {config.eval.seed}..{config.eval.seed + len(result.episodes) - 1}"
     )
     print(f"written to {folder.path / 'eval_info.json'}" + (f", videos in {videos}" if _filmed(folder) else ""))
     return 0
+
+
+def _explain_success(config: EvaluateConfig) -> None:
+    last = "once it is" if config.eval.end_at_success else f"when the episode's {config.env.horizon} steps are over"
+    print(f"success_once: solved at any time; at_end: solved {last}")
 
 
 def _filmed(folder: RunFolder) -> bool:
@@ -117,4 +141,4 @@ def _write(folder: RunFolder, config: EvaluateConfig, result: EvaluationResult, 
 
 
 def _default_dir(config: EvaluateConfig) -> str:
-    return f"runs/evaluate-{config.env.task}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return f"runs/evaluate-{file_name(config.env.task)}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"

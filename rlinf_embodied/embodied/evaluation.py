@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,10 @@ from torch import Tensor
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, PolicyConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Shard
+from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.execution.executor import Executor
@@ -31,7 +34,6 @@ from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.metrics import Rate
-from rlinf_embodied.telemetry.trace import Span
 
 Acting = Literal["policy", "expert", "random"]  # expert and random act inside the env stage, which knows what they need
 
@@ -131,8 +133,7 @@ class EvaluationEnvStage(EnvStage):
         folder = Path(self._eval.videos) / f"step_{step_context.iteration}"
         for row, frames in filmed.items():
             end = ends[row]
-            success = int(end.metrics["success_once"] > 0)
-            write_mp4(folder / f"{shard.env.spec.task}--seed={end.seed}--success={success}.mp4", frames)
+            write_mp4(folder / f"{file_name(shard.env.spec.task)}--seed={end.seed}--{_outcome(end)}.mp4", frames)
         if 0 in shard.env_ids[list(filmed)]:
             write_mp4(folder / "tiled.mp4", tile(list(filmed.values())))
 
@@ -215,48 +216,6 @@ class NoPolicyStage:
         return Output(dict.fromkeys(observations))
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    """What evaluation found."""
-
-    once: Rate  # solved at any time
-    at_end: Rate  # solved when the episode ends
-    mean_return: float
-    episode_len: float
-    episodes: tuple[Episode, ...]
-    spans: tuple[Span, ...] = ()
-    reached: bool = False  # whether all episodes were run and enough of them ended solved
-    score: float | None = None  # the share of at_end where all episodes were run
-
-    def summary(self) -> dict[str, object]:
-        """Returns the JSON form (eval_info.json adds what was evaluated)."""
-        return {
-            **self.once.summary("success_once"),
-            **self.at_end.summary("success_at_end"),
-            "return": self.mean_return,
-            "episode_len": self.episode_len,
-            "num_episodes": len(self.episodes),
-        }
-
-    def metrics(self) -> dict[str, float]:
-        """Returns what goes to the learning curve."""
-        return {
-            "eval/success_once": self.once.value,
-            "eval/success_at_end": self.at_end.value,
-            "eval/return": self.mean_return,
-        }
-
-    def by_task(self) -> dict[str, Rate]:
-        """Returns how often each task was solved, by its name; {} where the env has one task only."""
-        names = dict.fromkeys(episode.task for episode in self.episodes if episode.task)
-        of = {name: [e.metrics["success_once"] > 0 for e in self.episodes if e.task == name] for name in names}
-        return {name: Rate(sum(solved), len(solved)) for name, solved in of.items()}
-
-    def __str__(self) -> str:
-        """Returns, for example, "success_once 63.0 % [56.1, 69.4], at_end 61.0 % [54.1, 67.5] of 200 episodes"."""
-        return f"success_once {self.once}, at_end {self.at_end} of {len(self.episodes)} episodes"
-
-
 class Evaluation:
     """The evaluation workflow on all devices of a session: env and policy in a loop, round by round."""
 
@@ -300,13 +259,16 @@ class Evaluation:
         self._opener = opener
         self._videos = None if asked.videos is None else Path(asked.videos)
         self.env_spec = of_type(self.executor.facts[opener], EnvSpec)[0]
+        rule = f"{self.env_spec.task} does not tell whether it is solved, so no share of its episodes can be"
+        require(target is None or self.env_spec.has_success, "run.until_success", target, rule, "leave it out")
 
     def _show(self, rounds: Sequence[Sequence[object]]) -> int:
         """Tells how far it is; returns the number of rounds."""
         if self._progress is not None:
             episodes = [e for reports in rounds for report in of_type(reports, RolloutReport) for e in report.episodes]
-            solved = sum(episode.metrics["success_once"] > 0 for episode in episodes)
-            self._progress("episodes", len(episodes), self._num_episodes, f"{solved} solved")
+            solved = sum(episode.metrics["success_once"] > 0 for episode in episodes if self.env_spec.has_success)
+            remark = f"{solved} solved" if self.env_spec.has_success else ""
+            self._progress("episodes", len(episodes), self._num_episodes, remark)
         return len(rounds)
 
     def _is_missed(self, rounds: Sequence[Sequence[object]]) -> bool:
@@ -330,17 +292,29 @@ class Evaluation:
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
         mean = lambda key: sum(e.metrics[key] for e in episodes) / len(episodes)  # noqa: E731
         rate = lambda key: Rate(sum(e.metrics[key] > 0 for e in episodes), len(episodes))  # noqa: E731
-        at_end, whole = rate("success_at_end"), len(episodes) == self._num_episodes
+        whole, told = len(episodes) == self._num_episodes, self.env_spec.has_success
+        at_end = rate("success_at_end") if told else None
         return EvaluationResult(
-            rate("success_once"),
+            rate("success_once") if told else None,
             at_end,
             mean("return"),
             mean("episode_len"),
             tuple(episodes),
             tuple(result.spans),
-            reached=whole and _num_unsolved(episodes) <= self._wanted,
-            score=at_end.value if whole else None,
+            reached=told and whole and _num_unsolved(episodes) <= self._wanted,
+            score=at_end.value if whole and at_end is not None else None,
         )
+
+
+def file_name(task: str) -> str:
+    """Returns a task's name with nothing in it that a file's may not hold, "ALE/Pong-v5" as "ALE-Pong-v5"."""
+    return re.sub(r"[^\w.@+=-]+", "-", task)
+
+
+def _outcome(end: EpisodeEnd) -> str:
+    if "success_once" in end.metrics:
+        return f"success={int(end.metrics['success_once'] > 0)}"
+    return f"return={end.metrics['return']:.1f}"
 
 
 def max_failures(num_episodes: int, target: float) -> int:
@@ -349,4 +323,4 @@ def max_failures(num_episodes: int, target: float) -> int:
 
 
 def _num_unsolved(episodes: Sequence[Episode]) -> int:
-    return sum(e.metrics["success_at_end"] <= 0 for e in episodes)
+    return sum(e.metrics.get("success_at_end", 1.0) <= 0 for e in episodes)  # where there is no success, nothing fails

@@ -17,11 +17,12 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import ImitationConfig, WarmStartConfig
 from rlinf_embodied.embodied.cloning import HeldOut
-from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, held_out, policy_stage
+from rlinf_embodied.embodied.evaluation import Evaluation, held_out, policy_stage
 from rlinf_embodied.embodied.file_checks import require_episodes, require_file
 from rlinf_embodied.embodied.held_out import HeldOutCheck, held_out_metrics
 from rlinf_embodied.embodied.imitation_stage import EpochReport, ImitationStage, ImitationStageConfig
 from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage, UntrainedPolicyStage
+from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, shown
 from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.sizes import require_sizes
@@ -37,7 +38,6 @@ from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
-from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
@@ -247,11 +247,7 @@ class ImitationJob:
         assert isinstance(after, EvaluationResult)
         best = progress.best
         return {
-            "success_rate_before": progress.before["success_once"],
-            "success_rate_before_interval": progress.before["success_once_interval"],
-            **after.once.summary("success_rate_after"),
-            "success_at_end_before": progress.before["success_at_end"],
-            "success_at_end_after": after.at_end.value,
+            **before_and_after(progress.before, after),
             "num_eval_episodes": len(after.episodes),
             "held_out_loss": None if best is None else -best["score"],
             "chunks": progress.global_step,
@@ -262,6 +258,4 @@ class ImitationJob:
         filmed = folder.videos if any(folder.videos.glob("*/*.mp4")) else "none, the env cannot be filmed"
         lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
         lines.append(f"policy   {folder.checkpoints / 'latest'}")
-        named = (("success_once", "success_once"), ("at_end", "success_at_end"))
-        shown = [f"{name} {percent(before, key)}" for name, key in named]
-        return lines, f"before {', '.join(shown)}; after {after}"
+        return lines, f"before {shown(before)}; after {after}"

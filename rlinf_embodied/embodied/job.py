@@ -10,13 +10,9 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Reward, TrainConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.embodied.evaluation import (
-    Evaluation,
-    EvaluationResult,
-    held_out,
-    policy_stage,
-)
+from rlinf_embodied.embodied.evaluation import Evaluation, file_name, held_out, policy_stage
 from rlinf_embodied.embodied.graph import ACTOR, ENV
+from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, shown
 from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.report import plot_curve
@@ -34,7 +30,6 @@ from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
-from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
@@ -63,7 +58,7 @@ class EmbodiedJob:
     def __init__(self, config: TrainConfig) -> None:
         """Takes everything that experiments/train_vla.py reads."""
         self.config = config
-        self.name = config.env.task
+        self.name = file_name(config.env.task)
         self.title = f"{config.env.task} · {config.algorithm.name}"
         self.eval_every = config.eval.every
         self.goal, self.check_every = config.run.until_success, config.eval.check_every
@@ -193,11 +188,7 @@ class EmbodiedJob:
         assert progress.before is not None
         assert isinstance(after, EvaluationResult)
         return {
-            "success_rate_before": progress.before["success_once"],
-            "success_rate_before_interval": progress.before["success_once_interval"],
-            **after.once.summary("success_rate_after"),
-            "success_at_end_before": progress.before["success_at_end"],
-            "success_at_end_after": after.at_end.value,
+            **before_and_after(progress.before, after),
             "num_eval_episodes": len(after.episodes),
             "env_steps": progress.global_step,
             "env_steps_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
@@ -209,6 +200,4 @@ class EmbodiedJob:
         filmed = folder.videos if any(folder.videos.glob("*/*.mp4")) else "none, the env cannot be filmed"
         lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
         lines.append(f"curve    {plot_curve(folder.path)}")
-        named = (("success_once", "success_once"), ("at_end", "success_at_end"))
-        shown = [f"{name} {percent(before, key)}" for name, key in named]
-        return lines, f"before RL {', '.join(shown)}; after {after}"
+        return lines, f"before RL {shown(before)}; after {after}"

@@ -34,7 +34,8 @@ def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy[
     Raises:
         CheckpointError: the folder is missing, or made for other settings.
     """
-    require_policy_folder("checkpoint", folder)
+    if not Path(folder).is_file():  # a published policy may be one file
+        require_policy_folder("checkpoint", folder)
     kind = cast(type[Policy], load_target(config._target_))
     policy = kind.from_folder(Path(folder), config=config)
     move(policy.module, device)

@@ -87,14 +87,17 @@ class EnvSpec:
     obs_size: int  # S
     cameras: tuple[str, ...]
     backend: str  # which physics ran, for example "physx_cpu (batched)"
+    has_success: bool = True  # whether the task can be solved; where not, its return is what counts
+    categorical: bool = False  # an action is the choice of one of A: the largest entry, the others are -1
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEnd:
     """One finished episode: its row, its reset seed, and ManiSkill's episode metrics.
 
-    `metrics` has at least success_once, success_at_end, return, episode_len and reward (return / episode_len); `return`
-    is the sum of the task's own reward, not of the shaped reward that training sees.
+    `metrics` has at least return, episode_len and reward (return / episode_len), and success_once and success_at_end
+    where the env has a success; `return` is the sum of the task's own reward, not of the shaped reward that training
+    sees.
     """
 
     row: int

@@ -151,6 +151,28 @@ class Policy(Protocol):
 
 
 @runtime_checkable
+class HasRunningStatistics(Protocol):
+    """A policy that standardises by what its own rollouts show.
+
+    The statistics are buffers of its module, so that weights on the wire and checkpoints hold them.  They change once
+    per iteration, after its update: all that an iteration samples and trains on is standardised alike.
+    """
+
+    def statistics_sums(self, features: Features, returns: Tensor | None) -> Tensor:
+        """Returns what `update_statistics` needs of M samples, float64 [D]: it adds up over blocks.
+
+        Args:
+            features: of `encode`, M rows.
+            returns: the critic's targets of all valid actions, float32 [*]; None without a critic.
+        """
+        ...
+
+    def update_statistics(self, total: Tensor) -> None:
+        """Takes the sum over all blocks in, float64 [D]; the same in every worker."""
+        ...
+
+
+@runtime_checkable
 class ImitationPolicy(Policy, Protocol):
     """A policy that can be cloned from demonstrations, or begin with statistics of what it will see.
 

@@ -23,13 +23,14 @@ from rlinf_embodied.embodied.policy_check import check_policy, new_policy, requi
 from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Features, Policy
+from rlinf_embodied.interfaces.policies import Features, ImitationPolicy, Policy
 
 ROWS = 6
 PICK = EnvSpec("PickCube-v1", ROWS, 5, 50, 7, 34, 50, 64, ("base_camera",), "random numbers")
 EXAMPLE = Path(__file__).resolve().parents[2] / "experiments/examples/own_policy.yaml"
 SMOLVLA = Path(__file__).with_name("smolvla_toy.yaml")
-KINDS = ["tiny_vla", "flow_vla", "state", *(pytest.param(str(path), id=path.stem) for path in (SMOLVLA, EXAMPLE))]
+KINDS = ["tiny_vla", "flow_vla", "state", "actor_critic"]
+KINDS += [pytest.param(str(path), id=path.stem) for path in (SMOLVLA, EXAMPLE)]
 
 Make = Callable[[int], Policy]
 
@@ -155,7 +156,9 @@ def test_a_folder_restores_it(config, policy, features, shown, tmp_path) -> None
     with torch.no_grad():
         for parameter in policy.module.parameters():
             parameter.add_(0.01)
-    policy.set_statistics("proprio", torch.full((shown[0].proprio_dim,), 0.5), torch.full((shown[0].proprio_dim,), 2.0))
+    if isinstance(policy, ImitationPolicy):
+        size = (shown[0].proprio_dim,)
+        policy.set_statistics("proprio", torch.full(size, 0.5), torch.full(size, 2.0))
     save_policy(policy, tmp_path, env, config)
     again = load_policy(config, str(tmp_path), "cpu").policy
     before, after = policy.module.state_dict(), again.module.state_dict()
@@ -170,6 +173,8 @@ def test_cloning_draws_it_to_the_actions(config, policy, shown) -> None:
         require_policy_class(config, cloned=True)
     except ConfigError as error:
         pytest.skip(str(error))
+    if not isinstance(policy, ImitationPolicy):
+        pytest.skip(f"{config.name} is not cloned")
     env, seen = shown
     actions = torch.full((ROWS, env.chunk, env.action_dim), 0.5)
     optimizer = torch.optim.Adam(policy.imitation_parameters(True), 3e-3)

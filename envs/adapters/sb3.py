@@ -1,0 +1,98 @@
+"""An env of this project as a Stable-Baselines3 `VecEnv`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from envs.adapters.single_steps import Shown, SingleSteps
+from rlinf_embodied.interfaces.envs import VectorEnv
+
+
+class StableBaselinesVec(VecEnv):
+    """N rows behind SB3's interface; info tells what SB3's Monitor would, so that none is needed around it.
+
+    An info of an episode's last step has terminal_observation, TimeLimit.truncated, episode and, where the task can be
+    solved, is_success.
+    """
+
+    def __init__(self, env: VectorEnv, observations: Shown | str = Shown.state) -> None:
+        """Takes an env whose chunks are of one action, and what of its observations is shown.
+
+        Raises:
+            ConfigError: see SingleSteps.
+        """
+        self._rows = SingleSteps(env, observations)
+        self._actions = np.zeros(0)
+        self._start_s = time.time()
+        super().__init__(self._rows.num_envs, self._rows.observation_space, self._rows.action_space)
+
+    def reset(self) -> VecEnvObs:
+        """Starts an episode in every row, with the seeds of `seed` where it was called before."""
+        seeds = [seed for seed in self._seeds if seed is not None]
+        self._reset_seeds()
+        self._reset_options()
+        self.reset_infos = [{} for _ in range(self.num_envs)]
+        return self._rows.reset(seeds if len(seeds) == self.num_envs else None)
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Takes the actions."""
+        self._actions = actions
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Runs one step of all rows."""
+        stepped = self._rows.step(self._actions)
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        now_s = round(time.time() - self._start_s, 6)
+        for row, end in stepped.ends.items():
+            infos[row] = {
+                "terminal_observation": stepped.final[row],
+                "TimeLimit.truncated": bool(stepped.truncated[row]),
+                "episode": {"r": end.metrics["return"], "l": int(end.metrics["episode_len"]), "t": now_s},
+            }
+            if "success_once" in end.metrics:
+                infos[row]["is_success"] = bool(end.metrics["success_once"])
+        return stepped.seen, stepped.rewards, stepped.terminated | stepped.truncated, infos
+
+    def close(self) -> None:
+        """Frees the simulator."""
+        self._rows.close()
+
+    # ---------------------------------------------------------------------------------------- rows that are no objects
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """Returns what all rows share: render_mode (None), spec, and attributes of this object."""
+        shared = {"render_mode": None, "spec": self._rows.spec}
+        value = shared[attr_name] if attr_name in shared else getattr(self, attr_name)
+        return [value for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Refuses: rows are no objects of their own.
+
+        Raises:
+            AttributeError: always.
+        """
+        raise AttributeError(f"rows are no objects of their own, so {attr_name} cannot be set: make another env")
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Refuses: rows are no objects of their own.
+
+        Raises:
+            AttributeError: always.
+        """
+        raise AttributeError(f"rows are no objects of their own, so {method_name} cannot be called")
+
+    def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
+        """Tells that each row has a Monitor, since info says what that would, and nothing else."""
+        return [wrapper_class is Monitor for _ in self._get_indices(indices)]
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """Returns no images."""
+        return [None] * self.num_envs

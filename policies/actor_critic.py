@@ -1,0 +1,244 @@
+"""Actor and critic on a state, on images, or on both: small networks from nothing, as PPO on MuJoCo and Atari has them.
+
+state [B, P] --standardise by running statistics--> tanh network --> means or logits [B, C, A]
+                                                \\-> tanh network --> values [B, C]
+images [B, K, S, S, 3] --convolutions--> hidden -+-> (with the state) one layer each; trunk shared by both losses
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from policies.action_distributions import DISTRIBUTIONS
+from policies.checkpoint_folder import read_folder, write_folder
+from policies.running_statistics import RunningStatistics
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, PolicyOutput, PolicySpec, Record
+from rlinf_embodied.randomness import words
+from rlinf_embodied.typed_options import typed
+
+_LIMIT = 10.0  # deviations at which a standardised state is clipped
+_NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride: Mnih et al. 2015, on images of 84 pixels
+_SMALL = ((32, 3, 2), (64, 3, 2))  # of images below 36 pixels, which are padded
+_NATURE_LEAST = 36  # pixels that those kernels need
+
+
+@dataclass(kw_only=True, slots=True)
+class ActorCriticOptions:
+    """The section policy.options."""
+
+    distribution: str = "auto"  # gaussian, squashed_gaussian or categorical; auto: gaussian, of Discrete categorical
+    normalize_observations: bool = True  # by running statistics of the rollouts
+    normalize_returns: bool = True  # the critic's output is in deviations of the returns so far
+    use_state: bool = True  # whether a policy that sees images is shown the state as well
+
+    def __post_init__(self) -> None:
+        known, given = ("auto", *DISTRIBUTIONS), self.distribution
+        require(given in known, "policy.options.distribution", given, f"it is one of {', '.join(known)}", "use auto")
+
+
+class ActorCriticNet(nn.Module):
+    """All parameters and statistics; features: "state" [B, D], standardised, and "images" where the env has cameras."""
+
+    def __init__(self, config: PolicyConfig, env: EnvSpec, options: ActorCriticOptions, has_std: bool) -> None:
+        """Builds the modules for an env's observations and chunk."""
+        super().__init__()
+        self.sees, self._options = bool(env.cameras), options
+        self.state_dim = env.proprio_dim if options.use_state or not self.sees else 0
+        self.state_statistics = RunningStatistics(self.state_dim)
+        self.return_statistics = RunningStatistics(1)
+        width, seen, hidden_layers = config.hidden_size, self.state_dim, config.num_layers
+        if self.sees:
+            self.images = convolutions(3 * len(env.cameras), env.obs_size, width)
+            seen, hidden_layers = width + self.state_dim, 0
+        self.actor = tanh_network(seen, width, hidden_layers, env.chunk * env.action_dim)
+        self.critic = tanh_network(seen, width, hidden_layers, env.chunk)
+        self.log_std = (
+            nn.Parameter(torch.full((env.chunk, env.action_dim), config.initial_std).log()) if has_std else None
+        )
+        self._shape = (env.chunk, env.action_dim)
+        _orthogonal(self, 2**0.5)
+        nn.init.orthogonal_(_last(self.actor).weight, 0.01)
+        nn.init.orthogonal_(self.last_of_critic.weight, 1.0)
+
+    @property
+    def last_of_critic(self) -> nn.Linear:
+        """The critic's last layer."""
+        return _last(self.critic)
+
+    def standardised(self, state: Tensor) -> Tensor:
+        """Returns what the networks see of a state [B, P]."""
+        if not self.state_dim:
+            return state[:, :0]
+        return self.state_statistics.standardise(state, _LIMIT) if self._options.normalize_observations else state
+
+    def hidden(self, features: Features) -> Tensor:
+        """Returns what actor and critic begin with, [B, D]."""
+        if not self.sees:
+            return features["state"]
+        images = features["images"]  # uint8 [B, K, S, S, 3]
+        pixels = images.permute(0, 1, 4, 2, 3).flatten(1, 2).to(torch.float32) / 255.0
+        return torch.cat([self.images(pixels), features["state"]], 1)
+
+    def outputs(self, hidden: Tensor) -> Tensor:
+        """Returns means or logits [B, C, A]."""
+        return self.actor(hidden).unflatten(1, self._shape)
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """Returns V [B, C], in units of the return.
+
+        Its gradient is that of a squared error in deviations of the return: where losses share a trunk and are clipped
+        together, large returns do not drown the policy's loss.
+        """
+        found = self.critic(hidden)
+        if not self._options.normalize_returns:
+            return found
+        std = self.return_statistics.std()
+        through = found / std
+        return (found * std).detach() + (through - through.detach())
+
+
+class ActorCritic(Policy):
+    """The networks behind the `Policy` protocol; it starts from nothing and is not cloned."""
+
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
+        """Builds a policy with weights that are a function of the seed; the global generator is left as it was.
+
+        Raises:
+            ConfigError: a critic on privileged state, or a distribution that does not fit the env's actions.
+        """
+        options = typed(config.options, ActorCriticOptions, "policy.options")
+        _check(config, env, options)
+        self.config, self.env, self._options = config, env, options
+        fitting = "categorical" if env.categorical else "gaussian"
+        self._distribution = DISTRIBUTIONS[fitting if options.distribution == "auto" else options.distribution]()
+        noise = self._distribution.noise(env.chunk, env.action_dim)
+        choices = self._distribution.choices(env.action_dim)
+        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, choices, noise)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
+            self.module: ActorCriticNet = ActorCriticNet(config, env, options, self._distribution.has_std)
+
+    # ------------------------------------------------------------------------------------------------------ inference
+    def encode(self, observation: Observation) -> Features:
+        """Returns the state as it came and standardised, and the images."""
+        features = {"raw_state": observation.proprio, "state": self.module.standardised(observation.proprio)}
+        return features | ({"images": observation.images} if observation.images is not None else {})
+
+    @torch.no_grad()
+    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
+        """Draws actions, and says what the critic makes of the state."""
+        net, hidden = self.module, self.module.hidden(features)
+        out, dim = net.outputs(hidden), self.env.action_dim
+        drawn = self._distribution.draw(out, net.log_std, noise, temperature)
+        log_probs, _ = self._distribution.scored(out, net.log_std, drawn, temperature)
+        return PolicyOutput(self._distribution.actions(drawn, dim), {"drawn": drawn}, log_probs, net.values(hidden))
+
+    def evaluate(
+        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
+    ) -> Evaluation:
+        """Returns log-probs and entropy of what was drawn; values, too, where both come from one trunk."""
+        net, hidden = self.module, self.module.hidden(features)
+        scored = self._distribution.scored(
+            net.outputs(hidden), net.log_std, record["drawn"], temperature, entropy_gradient
+        )
+        return Evaluation(*scored, values=net.values(hidden) if net.sees else None)
+
+    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
+        """Returns V before each action, float32 [B, C]."""
+        return self.module.values(self.module.hidden(features))
+
+    # ------------------------------------------------------------------------------------------------------- training
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Returns the actor, and the convolutions that it shares with the critic."""
+        net = self.module
+        deviations = [] if net.log_std is None else [net.log_std]
+        return [*self._trunk(), *net.actor.parameters(), *deviations]
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Returns the critic, and the convolutions that it shares with the actor."""
+        return [*self._trunk(), *self.module.critic.parameters()]
+
+    def _trunk(self) -> list[nn.Parameter]:
+        return list(self.module.images.parameters()) if self.module.sees else []
+
+    def statistics_sums(self, features: Features, returns: Tensor | None) -> Tensor:
+        """See HasRunningStatistics: of states, and of returns."""
+        net = self.module
+        told = features["raw_state"][:, : net.state_dim]
+        of_returns = told.new_zeros(0, 1) if returns is None else returns.reshape(-1, 1)
+        return torch.cat([net.state_statistics.sums(told), net.return_statistics.sums(of_returns)])
+
+    @torch.no_grad()
+    def update_statistics(self, total: Tensor) -> None:
+        """See HasRunningStatistics; the critic's last layer is scaled so that its values stay (arXiv:1602.07714)."""
+        net = self.module
+        states, returns = total.split([1 + 2 * net.state_dim, 3])
+        net.state_statistics.absorb(states)
+        before = net.return_statistics.std()
+        net.return_statistics.absorb(returns)
+        if self._options.normalize_returns:
+            kept = before / net.return_statistics.std()
+            net.last_of_critic.weight.mul_(kept)
+            net.last_of_critic.bias.mul_(kept)
+
+    # ---------------------------------------------------------------------------------------------------------- files
+    def save(self, folder: Path) -> None:
+        """Writes config.json, model.safetensors with the statistics, and dataset_statistics.json."""
+        write_folder(folder, self.config, self.env, self.module)
+
+    @classmethod
+    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> ActorCritic:
+        """Reads them again; see Policy."""
+        saved = read_folder(folder, config)
+        policy = cls(saved.config, saved.env, seed=0)
+        saved.restore(policy.module)
+        return policy
+
+
+def convolutions(channels: int, size: int, width: int) -> nn.Sequential:
+    """Returns convolutions from float images [B, channels, size, size] to [B, width]."""
+    small, layers, before = size < _NATURE_LEAST, [], channels
+    for number, kernel, stride in _SMALL if small else _NATURE:
+        layers += [nn.Conv2d(before, number, kernel, stride, padding=1 if small else 0), nn.ReLU()]
+        before = number
+    with torch.no_grad():
+        flat = nn.Sequential(*layers)(torch.zeros(1, channels, size, size)).numel()
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, width), nn.ReLU())
+
+
+def tanh_network(inputs: int, width: int, hidden_layers: int, outputs: int) -> nn.Sequential:
+    """Returns a tanh network from [B, inputs] to [B, outputs]."""
+    sizes = [inputs, *[width] * hidden_layers]
+    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
+
+
+def _last(network: nn.Sequential) -> nn.Linear:
+    return cast(nn.Linear, network[-1])
+
+
+def _orthogonal(module: nn.Module, gain: float) -> None:
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(cast(Tensor, layer.bias))
+
+
+def _check(config: PolicyConfig, env: EnvSpec, options: ActorCriticOptions) -> None:
+    rule = "this critic sees what the actor sees"
+    require(config.critic is Critic.observation, "policy.critic", config.critic.value, rule, "use observation")
+    rule = f"{env.task} shows no state but an image"
+    require(bool(env.cameras) or env.proprio_dim > 0, "env.cameras", list(env.cameras), rule, "use [rgb_array]")
+    wanted = options.distribution
+    rule = f"the actions of {env.task} are {'the choice of one of several' if env.categorical else 'real numbers'}"
+    fits = wanted == "auto" or (wanted == "categorical") is env.categorical
+    require(fits, "policy.options.distribution", wanted, rule, "use auto")

@@ -1,0 +1,158 @@
+"""A policy that Stable-Baselines3 saved (model.save): it acts in evaluations here, and is not trained.
+
+The zip holds the class of its policy and the spaces; any algorithm's does whose policy has `predict` (PPO, A2C, SAC,
+TD3, DDPG, DQN).  Where it was trained behind VecNormalize, the statistics lie beside it: vecnormalize.pkl.  Reading
+either runs what their pickles say, so open files of people that you trust only.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor, nn
+
+from rlinf_embodied.config import PolicyConfig
+from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Evaluation, Features, Noise, Policy, PolicyOutput, PolicySpec, Record
+
+NORMALISER = "vecnormalize.pkl"  # beside the zip, as RL Baselines3 Zoo names it
+_ACTION = "give a file that model.save(...) of Stable-Baselines3 wrote"
+
+
+class StableBaselinesPolicy(Policy):
+    """SB3's greedy actions; features are the parts of an observation that its space asks for."""
+
+    reads_published = True
+
+    def __init__(self, policy: BasePolicy, normaliser: VecNormalize | None, path: Path) -> None:
+        """Takes the policy, the statistics of its training, and where they came from, for errors."""
+        self._policy, self._normaliser, self._path = policy.eval(), normaliser, path
+        self.module: nn.Module = policy
+        space = policy.action_space
+        if not isinstance(space, spaces.Box | spaces.Discrete):
+            raise CheckpointError(
+                f"checkpoint is {str(path)!r}, whose actions are {space}, but Box or Discrete acts here"
+            )
+        self._space = space
+        size = int(space.n) if isinstance(space, spaces.Discrete) else int(np.prod(space.shape))
+        self.spec = PolicySpec("sb3", 1, size, 1, Noise((1,)))
+
+    def encode(self, observation: Observation) -> Features:
+        """Returns what the policy's observation space asks for, by name.
+
+        Raises:
+            CheckpointError: the env does not show it.
+        """
+        wanted = self._policy.observation_space
+        parts = wanted.spaces if isinstance(wanted, spaces.Dict) else {"": wanted}
+        return {name: self._part(name, space, observation) for name, space in parts.items()}
+
+    def _part(self, name: str, space: spaces.Space, observation: Observation) -> Tensor:
+        shape = tuple(space.shape or ())
+        state = observation.privileged
+        known = {"proprio": observation.proprio, "state": None if state is None else state[:, :-CLOCK_COLUMNS]}
+        if observation.images is not None:
+            known["image"] = observation.images[:, 0]
+            known["image, channels first"] = observation.images[:, 0].permute(0, 3, 1, 2)
+        for told, value in known.items():
+            if value is not None and tuple(value.shape[1:]) == shape and name in ("", told.split(",")[0]):
+                return value
+        shown = {told: list(value.shape[1:]) for told, value in known.items() if value is not None}
+        raise CheckpointError(
+            f"checkpoint is {str(self._path)!r}, whose policy sees {name or 'an observation'} of shape {list(shape)}, "
+            f"but the env shows {shown}: choose the env that it was trained in (env=..., env.cameras, env.obs_size)"
+        )
+
+    @torch.no_grad()
+    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
+        """Returns greedy actions, mapped from the policy's bounds to [-1, 1]; log-probs are 0, nobody asks for them."""
+        seen: Any = {name: value.cpu().numpy() for name, value in features.items()}
+        seen = seen.get("", seen)
+        if self._normaliser is not None:
+            seen = self._normaliser.normalize_obs(seen)
+        chosen, _ = self._policy.predict(seen, deterministic=True)
+        actions = torch.from_numpy(self._mapped(np.asarray(chosen)))[:, None]
+        return PolicyOutput(actions, {"actions": actions}, torch.zeros(len(actions), 1, 1))
+
+    def _mapped(self, chosen: np.ndarray) -> np.ndarray:
+        if isinstance(self._space, spaces.Discrete):
+            return np.eye(self.spec.action_dim, dtype=np.float32)[chosen.reshape(-1) - int(self._space.start)] * 2 - 1
+        low, high = (bound.reshape(-1).astype(np.float64) for bound in (self._space.low, self._space.high))
+        return ((chosen.reshape(len(chosen), -1) - low) / (high - low) * 2 - 1).astype(np.float32)
+
+    # ------------------------------------------------------------------------------------------------- what it does not
+    def evaluate(
+        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
+    ) -> Evaluation:
+        """Refuses: such a policy is evaluated in episodes, and not trained."""
+        raise self._only_acts()
+
+    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
+        """Refuses, as `evaluate` does."""
+        raise self._only_acts()
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Returns nothing: it is not trained here."""
+        return []
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Returns nothing: it is not trained here."""
+        return []
+
+    def save(self, folder: Path) -> None:
+        """Refuses, as `evaluate` does."""
+        raise self._only_acts()
+
+    def _only_acts(self) -> CheckpointError:
+        return CheckpointError(
+            f"{self._path} is a policy of Stable-Baselines3, which is evaluated here and not trained"
+        )
+
+    @classmethod
+    def from_folder(
+        cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None
+    ) -> StableBaselinesPolicy:
+        """Returns the policy of a zip.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or no model of SB3's.
+        """
+        try:
+            data, parameters, _ = load_from_zip_file(folder, device="cpu")
+            assert data is not None
+            given = ({"use_sde": True} if data.get("use_sde") else {}) | data.get("policy_kwargs", {})
+            made = data["policy_class"](data["observation_space"], data["action_space"], lambda _: 0.0, **given)
+            made.load_state_dict(parameters["policy"])
+        except (OSError, ValueError, KeyError, TypeError, AssertionError, RuntimeError) as error:
+            raise CheckpointError(f"checkpoint is {str(folder)!r}, but {error!r}: {_ACTION}") from error
+        return cls(made, _normaliser(folder.parent / NORMALISER), folder)
+
+
+def _normaliser(path: Path) -> VecNormalize | None:
+    """Returns the statistics in a file, None where there is none.
+
+    Raises:
+        CheckpointError: it holds something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as file:
+            found = pickle.load(file)
+    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error!r}): save it by VecNormalize.save, or remove it"
+        ) from error
+    if not isinstance(found, VecNormalize):
+        raise CheckpointError(f"{path} holds a {type(found).__name__}: save it by VecNormalize.save, or remove it")
+    found.training = False
+    return found

@@ -1,0 +1,211 @@
+"""Gymnasium's envs behind the contract of tests/envs/test_env_contract.py: spaces, ends, success, images, errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from envs.episodes import EpisodeEnv
+from envs.gym.env import make_env
+from envs.gym.simulator import resized
+from envs.gym.spaces import ActionCode, ObservationCode
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.errors import ConfigError, SimulatorError
+
+CHEETAH = compose_train(["env=gymnasium", "policy=state", "env.id=HalfCheetah-v5"]).env
+WALK = replace(CHEETAH, task="gym_envs:Walk-v0", horizon=10, carry_over=False, chunks_per_rollout=10)
+
+
+def walk(rows: int = 2, options: dict | None = None, **changes: object) -> EpisodeEnv:
+    return make_env(replace(WALK, options={"make": options or {}}, **changes), rows)
+
+
+def forward(rows: int = 2) -> torch.Tensor:
+    return torch.zeros(rows, 1, 1)  # the middle of [-2, 4]: 1 step
+
+
+def test_env_id_is_gymnasiums_word_for_the_task() -> None:
+    assert CHEETAH.task == "HalfCheetah-v5"
+    assert compose_train(["env=gymnasium", "policy=state", "env.id=Hopper-v5"]).env.task == "Hopper-v5"
+
+
+def test_rows_are_bit_for_bit_gymnasiums_own_episodes() -> None:
+    env, actions = make_env(CHEETAH, 3), torch.rand(20, 3, 1, 6) * 2 - 1
+    env.reset([5, 6, 7])
+    for row, seed in enumerate((5, 6, 7)):
+        alone = gymnasium.make("HalfCheetah-v5")
+        alone.reset(seed=seed)
+        theirs = [alone.step(action.numpy()) for action in actions[:, row, 0]]
+        env.reset([5, 6, 7])
+        for action, (seen, reward, *_) in zip(actions, theirs, strict=True):
+            result = env.step_chunk(action)
+            assert torch.equal(result.observation.proprio[row], torch.as_tensor(seen, dtype=torch.float32))
+            assert float(result.rewards[row, 0]) == np.float32(reward)
+
+
+def test_threads_give_the_bits_of_one_thread() -> None:
+    one, three = (make_env(replace(CHEETAH, options={"threads": n}), 5) for n in (1, 3))
+    for env in (one, three):
+        env.reset(range(5))
+    actions = torch.rand(10, 5, 1, 6) * 2 - 1
+    for action in actions:
+        ours, theirs = one.step_chunk(action), three.step_chunk(action)
+        assert torch.equal(ours.observation.proprio, theirs.observation.proprio)
+        assert torch.equal(ours.rewards, theirs.rewards)
+    three.close()
+
+
+@pytest.mark.parametrize("hold_steps", [0, 1])
+def test_the_envs_own_end_is_terminated_even_where_success_ends_nothing(hold_steps: int) -> None:
+    env = walk(hold_steps=hold_steps)
+    env.reset([1, 2])
+    first, second = env.step_chunk(forward()), env.step_chunk(forward())
+    ended = first.terminated | second.terminated
+    assert ended.all()
+    assert not (first.truncated | second.truncated).any()
+    assert not env.step_chunk(forward()).valid.any()  # rows that ended are frozen, not stepped on
+
+
+def test_the_envs_own_cut_is_truncated() -> None:
+    env = walk(options={"ends": "truncated"})
+    env.reset([1, 2])
+    results = [env.step_chunk(forward()) for _ in range(2)]
+    assert torch.stack([r.truncated for r in results]).any(0).all()
+    assert not any(r.terminated.any() for r in results)
+    assert all(float(r.final_observation.proprio.min()) > 1 for r in results if r.final_rows)  # before any reset
+
+
+def test_the_horizon_takes_the_place_of_gymnasiums_time_limit() -> None:
+    env = walk(options={"low": -4.0})  # in the middle of [-4, 4] nothing moves; Walk-v0 is registered with 3 steps
+    env.reset([1, 2])
+    cut = [env.step_chunk(forward()).truncated[:, 0].tolist() for _ in range(10)]
+    assert cut == [[False, False]] * 9 + [[True, True]]
+
+
+def test_success_is_what_info_tells_and_without_it_there_is_none() -> None:
+    told, silent = walk(options={"ends": "success"}), walk()
+    assert told.spec.has_success
+    assert not silent.spec.has_success
+    ends = {}
+    for name, env in (("told", told), ("silent", silent)):
+        env.reset([1, 2])
+        ends[name] = [end for _ in range(2) for end in env.step_chunk(forward()).episodes]
+    assert [end.metrics["success_once"] for end in ends["told"]] == [1.0, 1.0]
+    assert all("success_once" not in end.metrics and "return" in end.metrics for end in ends["silent"])
+
+
+def test_actions_are_scaled_to_the_bounds_and_clipped() -> None:
+    env = walk(rows=1)
+    env.reset([0])
+    for action in (-1.0, 0.5, 3.0):
+        env.step_chunk(torch.full((1, 1, 1), action))
+        if env.running()[0] is None:
+            env.reset([0])
+    received = [float(a[0]) for a in env._sim._rows[0].unwrapped.received[1:]]  # the first looks for success
+    assert received == [-2.0, 2.5, 4.0]
+
+
+def test_a_discrete_action_is_the_largest_entry_plus_the_first_number() -> None:
+    code = ActionCode.of(spaces.Discrete(3, start=5), "x")
+    assert (code.dim, code.categorical) == (3, True)
+    assert [code.decode(np.eye(3)[k] * 2 - 1) for k in range(3)] == [5, 6, 7]
+
+
+@pytest.mark.parametrize("space", ["unbounded", "several"])
+def test_other_action_spaces_are_refused_by_name(space: str) -> None:
+    with pytest.raises(SimulatorError, match=r"env\.task is 'gym_envs:Walk-v0', whose actions .*put .*around"):
+        walk(options={"space": space})
+
+
+def test_observations_of_several_parts_become_one_vector() -> None:
+    space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2, 2))})
+    code = ObservationCode.of(space, "x")
+    seen = code.state({"a": 1, "b": np.full((2, 2), 0.5, np.float32)})
+    assert code.dim == 7
+    assert seen.tolist() == [0, 1, 0, 0.5, 0.5, 0.5, 0.5]
+    with pytest.raises(SimulatorError, match="fixed number of entries"):
+        ObservationCode.of(spaces.Sequence(spaces.Discrete(2)), "x")
+
+
+def picture(**changes: object) -> EpisodeEnv:
+    given = {"task": "gym_envs:Picture-v0", "cameras": ["rgb_array"], "obs_size": 3} | changes
+    return make_env(replace(WALK, **given), 2, render_final=True)
+
+
+def test_an_observation_that_is_an_image_is_seen_as_one_and_has_no_state() -> None:
+    env = picture()
+    seen = env.reset([0, 1])
+    where = [row.unwrapped.where for row in env._sim._rows]
+    assert seen.proprio.shape == (2, 0)
+    assert seen.images is not None
+    assert seen.images.shape == (2, 1, 3, 3, 3)
+    assert [int(image[0, 0].sum(-1).argmax()) for image in seen.images] == where
+    assert env.spec.categorical
+    assert env.spec.action_dim == 3
+
+
+def test_images_are_scaled_by_the_mean_of_an_area() -> None:
+    chequered = np.indices((4, 4)).sum(0) % 2 * 200
+    assert resized(chequered.astype(np.uint8), 2).unique().tolist() == [100]
+    with pytest.raises(SimulatorError, match="1 or 3 channels"):
+        resized(np.zeros((4, 4, 2), np.uint8), 2)
+
+
+def test_films_are_what_render_gives_and_missing_ones_are_left_out() -> None:
+    env = picture()
+    env.reset([0, 1])
+    env.record([1], 12)
+    env.step_chunk(torch.zeros(2, 1, 3))
+    frames = env.take_frames()
+    assert {row: [tuple(f.shape) for f in images] for row, images in frames.items()} == {1: [(12, 12, 3)]}
+    blind = walk()
+    blind.reset([0, 1])
+    blind.record([0], 12)
+    blind.step_chunk(forward())
+    assert blind.take_frames() == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "NoSuch-v0"}, "env.task is 'NoSuch-v0', which gymnasium.make refuses"),
+        ({"cameras": ["base_camera"]}, r"env.cameras is \['base_camera'\], but a Gymnasium env has one"),
+        ({"task": "gym_envs:Picture-v0"}, r"shows nothing but an image: set env.cameras=\[rgb_array\]"),
+        ({"cameras": ["rgb_array"]}, "shows no image and has no render mode"),
+        ({"options": {"thread": 2}}, "env.options.thread is 2"),
+        ({"options": {"threads": 0}}, "env.options.threads is 0"),
+        ({"options": {"make": {"max_episode_steps": 5}}}, "env.options.make"),
+        ({"carry_over": True}, "env.options.history_free=true"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_key_to_change(changes: dict, message: str) -> None:
+    with pytest.raises((ConfigError, SimulatorError), match=message):
+        make_env(replace(WALK, **changes), 2)
+
+
+def test_numbers_that_are_not_finite_name_their_rows() -> None:
+    env = walk(options={"ends": "nan"})
+    env.reset([0, 1])
+    env.step_chunk(torch.tensor([-1 / 3, -1 / 3])[:, None, None])
+    with pytest.raises(SimulatorError, match=r"observation is NaN or infinite in rows 1:"):
+        env.step_chunk(torch.tensor([-1 / 3, 1.0])[:, None, None])
+
+
+def test_only_gymnasiums_own_envs_are_taken_for_history_free_unless_the_user_says_so() -> None:
+    assert make_env(CHEETAH, 1)._sim.history_free
+    assert not walk()._sim.history_free
+    assert make_env(replace(WALK, options={"history_free": True}), 1)._sim.history_free
+
+
+def test_the_options_of_other_envs_are_still_numbers() -> None:
+    point = EnvConfig(_target_="envs.point_reach.make_env", options={"slow_s": "soon"})
+    from envs.point_reach import make_env as make_point
+
+    with pytest.raises(ConfigError, match=r"env\.options\.slow_s is 'soon', but a number is needed"):
+        make_point(point, 1)
