@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from policies.action_distributions import DISTRIBUTIONS
-from policies.checkpoint_folder import read_folder, write_folder
+from policies.checkpoint_folder import KeptInFolder
 from policies.running_statistics import RunningStatistics
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require
@@ -106,7 +105,7 @@ class ActorCriticNet(nn.Module):
         return (found * std).detach() + (through - through.detach())
 
 
-class ActorCritic(Policy):
+class ActorCritic(KeptInFolder, Policy):
     """The networks behind the `Policy` protocol; it starts from nothing and is not cloned."""
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
@@ -189,19 +188,6 @@ class ActorCritic(Policy):
             kept = before / net.return_statistics.std()
             net.last_of_critic.weight.mul_(kept)
             net.last_of_critic.bias.mul_(kept)
-
-    # ---------------------------------------------------------------------------------------------------------- files
-    def save(self, folder: Path) -> None:
-        """Writes config.json, model.safetensors with the statistics, and dataset_statistics.json."""
-        write_folder(folder, self.config, self.env, self.module)
-
-    @classmethod
-    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> ActorCritic:
-        """Reads them again; see Policy."""
-        saved = read_folder(folder, config)
-        policy = cls(saved.config, saved.env, seed=0)
-        saved.restore(policy.module)
-        return policy
 
 
 def convolutions(channels: int, size: int, width: int) -> nn.Sequential:

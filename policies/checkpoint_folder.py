@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from safetensors import SafetensorError
@@ -128,3 +128,27 @@ def _is_statistic(name: str) -> bool:
 def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Writes a JSON object."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+class KeptInFolder:
+    """Keeps a policy in such a folder: a class first in the bases of policies that are made of (config, env, seed)."""
+
+    config: PolicyConfig
+    env: EnvSpec
+    module: nn.Module
+
+    def save(self, folder: Path) -> None:
+        """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
+        write_folder(folder, self.config, self.env, self.module)
+
+    @classmethod
+    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> Self:
+        """Returns the policy of a folder; `config` may change its use (temperature, freeze_stem), not its shape.
+
+        Raises:
+            CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
+        """
+        saved = read_folder(folder, config)
+        policy = cast(Any, cls)(saved.config, saved.env, seed=0)
+        saved.restore(policy.module)
+        return policy

@@ -12,13 +12,12 @@ bin it knows of the neighbours, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from policies.checkpoint_folder import read_folder, write_folder
+from policies.checkpoint_folder import KeptInFolder
 from policies.critic import Standardise, ValueHead
 from rlinf_embodied.algorithms.log_probs import greedy_tokens, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
@@ -65,7 +64,7 @@ class StateNet(nn.Module):
         return -0.5 * deviations.square()
 
 
-class StatePolicy(ImitationPolicy):
+class StatePolicy(KeptInFolder, ImitationPolicy):
     """The policy behind the `Policy` protocol; features: "state" [B, Q], and "proprio" [B, P], which it ignores."""
 
     options_type: ClassVar[type] = NoOptions  # of policy.options; a subclass may have some
@@ -129,23 +128,6 @@ class StatePolicy(ImitationPolicy):
         last = self.config.num_bins - 1
         tokens = ((actions.clamp(-1.0, 1.0) + 1.0) * (last / 2.0)).round().long()
         return -self.evaluate(features, {"tokens": tokens}, 1.0).log_probs.mean((1, 2)).sum()
-
-    # ---------------------------------------------------------------------------------------------------------- files
-    def save(self, folder: Path) -> None:
-        """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
-        write_folder(folder, self.config, self.env, self.module)
-
-    @classmethod
-    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> StatePolicy:
-        """Returns the policy of a folder; `config` may change its use (temperature), not its shape.
-
-        Raises:
-            CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
-        """
-        saved = read_folder(folder, config)
-        policy = cls(saved.config, saved.env, seed=0)
-        saved.restore(policy.module)
-        return policy
 
 
 def _check(config: PolicyConfig, env: EnvSpec) -> None:

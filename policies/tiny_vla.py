@@ -12,15 +12,14 @@ chunk's log-prob is the exact sum over its tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaModel
 
-from policies.checkpoint_folder import read_folder, write_folder
+from policies.checkpoint_folder import KeptInFolder
 from policies.critic import Standardise, ValueHead
 from policies.tokenizer import WordTokenizer
 from policies.vision import Pool, Stem
@@ -94,7 +93,7 @@ def _transformer_config(config: PolicyConfig, num_other_tokens: int) -> LlamaCon
     )
 
 
-class TinyVLA(ImitationPolicy):
+class TinyVLA(KeptInFolder, ImitationPolicy):
     """The policy behind the `Policy` protocol.
 
     Features: "proprio" [B, P], "tokens" int64 [B, L], and either "maps" [B, K, W, M, M] (stem frozen) or the raw
@@ -242,23 +241,6 @@ class TinyVLA(ImitationPolicy):
         place = (actions.clamp(-1.0, 1.0) + 1.0) * (last / 2.0)
         distance = place[..., None] - torch.arange(self.config.num_bins, device=actions.device)
         return F.softmax(-2.0 * distance.square(), dim=-1)
-
-    # ---------------------------------------------------------------------------------------------------------- files
-    def save(self, folder: Path) -> None:
-        """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
-        write_folder(folder, self.config, self.env, self.module)
-
-    @classmethod
-    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> Self:
-        """Returns the policy of a folder; `config` may change its use (temperature, freeze_stem), not its shape.
-
-        Raises:
-            CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
-        """
-        saved = read_folder(folder, config)
-        policy = cls(saved.config, saved.env, seed=0)
-        saved.restore(policy.module)
-        return policy
 
 
 def _check(config: PolicyConfig, env: EnvSpec) -> None:

@@ -5,12 +5,10 @@ docs/own_policy.md explains it; own_policy.yaml beside it is the section `policy
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
-from policies.checkpoint_folder import read_folder, write_folder
+from policies.checkpoint_folder import KeptInFolder
 from policies.critic import Standardise
 from rlinf_embodied.algorithms.log_probs import (
     greedy_tokens,
@@ -23,7 +21,7 @@ from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
 
 
-class ProprioPolicy(ImitationPolicy):
+class ProprioPolicy(KeptInFolder, ImitationPolicy):
     """Two networks on the proprioception: logits of a chunk's actions, and the value before each of them."""
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
@@ -73,18 +71,6 @@ class ProprioPolicy(ImitationPolicy):
         """Takes the mean and deviation of what random actions see."""
         if name == "proprio":
             self._scale.set(mean, std, floor=0.01)
-
-    def save(self, folder: Path) -> None:
-        """Writes config.json, model.safetensors and dataset_statistics.json."""
-        write_folder(folder, self.config, self.env, self.module)
-
-    @classmethod
-    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> ProprioPolicy:
-        """Reads them again."""
-        saved = read_folder(folder, config)
-        policy = cls(saved.config, saved.env, seed=0)
-        saved.restore(policy.module)
-        return policy
 
 
 def network(inputs: int, width: int, *outputs: int) -> nn.Sequential:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from policies.checkpoint_folder import read_folder, write_folder
+from policies.checkpoint_folder import KeptInFolder
 from policies.critic import Standardise, ValueHead
 from policies.flow import Flow
 from policies.smolvla.network import Prefix, SmolVLANet
@@ -44,7 +42,7 @@ class SmolVLAModule(nn.Module):
         self.value = ValueHead(env.privileged_dim if privileged else options.expert_size, config.critic_hidden_size)
 
 
-class SmolVLA(ImitationPolicy):
+class SmolVLA(KeptInFolder, ImitationPolicy):
     """Records: "chain" float32 [B, K + 1, C, A]; policy.temperature is the size of the noise of a step.
 
     Features: "proprio" [B, P], "tokens" int64 [B, L], and either "vision" [B, K * T, d] (policy.freeze_stem) or the
@@ -161,23 +159,6 @@ class SmolVLA(ImitationPolicy):
         """
         velocity = partial(self.module.model.velocity, self._prefix(features))
         return self.flow.matching_loss(velocity, targets["noise"], actions).sum()
-
-    # ---------------------------------------------------------------------------------------------------------- files
-    def save(self, folder: Path) -> None:
-        """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
-        write_folder(folder, self.config, self.env, self.module)
-
-    @classmethod
-    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> Self:
-        """Returns the policy of a folder that `save` wrote; `config` may change its use, not its shape.
-
-        Raises:
-            CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
-        """
-        saved = read_folder(folder, config)
-        policy = cls(saved.config, saved.env, seed=0)
-        saved.restore(policy.module)
-        return policy
 
 
 def _check(config: PolicyConfig, env: EnvSpec, options: SmolVLAOptions, tokenizer: WordTokenizer) -> None:

@@ -225,6 +225,10 @@ class ImitationStage:
         """Returns when the checkpoint that was begun last is on the disk."""
         self._writer.wait()
 
+    def leave(self) -> None:
+        """Returns when nothing is being written."""
+        self._writer.leave()
+
     def load(self, step_context: StepContext, folder: str) -> None:
         """Reads the optimizer's state; the weights were loaded with the policy."""
         self._optimizer, self._shared.version = load_tensors(Path(folder), _OPTIMIZER), step_context.iteration

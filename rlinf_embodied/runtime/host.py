@@ -232,11 +232,15 @@ class WorkerHost:
         if torch is not None:
             torch.set_num_threads(self.spec.threads)
 
-    def clear(self) -> None:
-        """Forgets all stages, what they share and what they stored: the worker is as it was started."""
+    def leave(self) -> None:
+        """Returns when no stage does anything behind its calls any more."""
         for stage in self.stages.values():
             if isinstance(stage, Leaving):
                 stage.leave()
+
+    def clear(self) -> None:
+        """Forgets all stages, what they share and what they stored: the worker is as it was started."""
+        self.leave()
         self.stages.clear()
         self._groups.clear()
         self.activity.forget()

@@ -182,6 +182,7 @@ class SerialSession:
         for worker, host in self._hosts.items():
             host.abandon(self.attempt)
             if worker in workers:
+                host.leave()  # its threads would not end with it, as those of a process do
                 self._hosts[worker] = WorkerHost(host.spec)
 
     def clear(self) -> None:

@@ -28,7 +28,7 @@ def file_of(module: str) -> Path:
 
 
 def test_only_what_users_run_lies_at_the_top() -> None:
-    assert {path.stem for path in EXPERIMENTS.glob("*.py")} == {*USED, "doctor", "check_oracle", "__init__"}
+    assert {path.stem for path in EXPERIMENTS.glob("*.py")} == {*USED, "doctor", "chaos", "check_oracle", "__init__"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))

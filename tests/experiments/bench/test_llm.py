@@ -201,12 +201,19 @@ def test_ours_is_compared_with_the_fastest_setting_of_the_peer():
 
 
 def test_memory_counts_descendants_and_keeps_the_peak():
-    code = "b = bytearray(b'x') * 200_000_000; import time; time.sleep(1.5); del b; time.sleep(30)"
+    code = "b = bytearray(b'x') * 200_000_000; print(1, flush=True); input(); del b; print(2, flush=True); input()"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
-    process = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True)
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True, **piped)
     try:
         with arms.Memory(process.pid) as memory:
-            time.sleep(3)
+            assert process.stdout.readline() == "1\n"
+            while memory.peak_bytes < 200e6:
+                time.sleep(0.01)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "2\n"
+            assert arms.proportional_memory(process.pid) < 200e6
     finally:
         os.killpg(process.pid, 9)
         process.wait()
