@@ -32,6 +32,7 @@ from envs.stock import build_task, overrides
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.typed_options import NoOptions, typed
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +54,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     check_name("env.task", config.task, REGISTERED_ENVS)
     if config.robot is not None:
         check_name("env.robot", config.robot, REGISTERED_AGENTS)
-    if config.options:
-        raise ConfigError(f"env.options has {', '.join(config.options)}, but ManiSkill tasks take none: leave it empty")
+    typed(config.options, NoOptions, "env.options")
     check_assets("env.task", config.task)
     check_renderer(device)
     if config.reward is not Reward.sparse and not _has_dense_reward(config.task):

@@ -47,13 +47,24 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     Raises:
         ConfigError: an unknown option.
     """
-    for name in numbers(config.options, "env.options"):
+    read_options(config)
+    simulator = PointSimulator(config, num_envs, torch.device(device))
+    return EpisodeEnv(config, simulator, config.instruction or "move the point to the goal", render_final)
+
+
+def read_options(config: EnvConfig) -> dict[str, float]:
+    """Returns env.options.
+
+    Raises:
+        ConfigError: an unknown one, or no number.
+    """
+    options = numbers(config.options, "env.options")
+    for name in options:
         if name not in OPTIONS:
             close = difflib.get_close_matches(name, OPTIONS, n=1)
             meant = f"did you mean {close[0]}?" if close else f"use one of {', '.join(OPTIONS)}"
             raise ConfigError(f"env.options.{name} is not known to point_reach: {meant}")
-    simulator = PointSimulator(config, num_envs, torch.device(device))
-    return EpisodeEnv(config, simulator, config.instruction or "move the point to the goal", render_final)
+    return options
 
 
 class PointSimulator:

@@ -67,6 +67,12 @@ CONFIG: list[tuple[str, str, list[str]]] = [
         "algorithm=grpo algorithm.group_size=4 env.auto_reset=true",
         ["env.auto_reset is True", "set env.auto_reset=false"],
     ),
+    (VLA, "env=point_reach env.options.crash_at_step=x", ["env.options.crash_at_step is 'x'", "a number is needed"]),
+    (
+        VLA,
+        "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.crash=1",
+        ["env.options.crash is 1", "leave it out"],
+    ),
     (VLA, "algorithm.max_resamples=-1", ["algorithm.max_resamples is -1", "not be negative", "use 0"]),
     # warm start
     (
@@ -211,7 +217,7 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
     (EVALUATE, "checkpoint={run}", ["there is no", "checkpoints/latest"]),
     (EVALUATE, "checkpoint={run}/checkpoints/latest env.obs_size=32", ["obs_size is 16 there and 32 here"]),
     (EVALUATE, "checkpoint={run}/checkpoints/latest eval.num_episodes=0", ["eval.num_episodes is 0", "use 200"]),
-    (EVALUATE, "policy=exprt", ["policy is 'exprt'", "checkpoint, expert or random"]),
+    (EVALUATE, "policy=exprt", ["policy is 'exprt'", "checkpoint, expert, random or sb3"]),
     (EVALUATE, "policy=random env=point_reach eval.num_envs=0", ["eval.num_envs is 0", "at least 1"]),
 ]
 

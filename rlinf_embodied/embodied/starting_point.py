@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import cast
 
 from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.targets import load_plug_in, load_target
+from rlinf_embodied.typed_options import NoOptions, typed
 
 # envs that can say why they have no scripted expert without being built; of others it is known when they are
 _WHY_NO_EXPERT = {"envs.maniskill.make_env": "envs.expert_tasks.why_no_expert"}
@@ -42,13 +44,18 @@ def require_start(config: TrainConfig) -> None:
 
 
 def require_env_target(env: EnvConfig) -> None:
-    """Checks that an env of one's own can be imported and called.
+    """Checks that an env of one's own can be imported and called, and env.options by its module's `read_options`.
 
     Raises:
-        ConfigError: it cannot; names the field.
+        ConfigError: it cannot, or an option is not known or wrong; names the field.
     """
-    if env._target_ != EnvConfig()._target_:  # the project's own are right, and take seconds to import
-        load_plug_in(env._target_, "env._target_", "config", "num_envs", "device", "render_final")
+    if env._target_ == EnvConfig()._target_:  # ManiSkill's: it is right, and takes seconds to import
+        typed(env.options, NoOptions, "env.options")
+        return
+    made = load_plug_in(env._target_, "env._target_", "config", "num_envs", "device", "render_final")
+    read_options = getattr(inspect.getmodule(made), "read_options", None)
+    if read_options is not None:
+        read_options(env)
 
 
 def why_no_expert(env: EnvConfig) -> str | None:
