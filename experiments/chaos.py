@@ -1,11 +1,21 @@
 """Trains twice, once undisturbed and once while workers are killed, stopped and made to fail, and compares the weights.
 
-python experiments/chaos.py workflow=embodied faults=20 seed=7 run.dir=runs/chaos
-python experiments/chaos.py workflow=reasoning faults=20 seed=7 run.dir=runs/chaos
+python experiments/chaos.py workflow=embodied faults=20 seed=7 run.dir=runs/chaos [nodes=1]
+python experiments/chaos.py workflow=reasoning faults=20 seed=7 run.dir=runs/chaos [nodes=1]
 
 A schedule drawn from the seed says what happens to whom, and in which phase; the next fault comes when the one before
-is mended.  Other keys are those of the training, for example plan=collocated.  Exit code 0: all faults came, and the
-weights are the same, bit for bit.
+is mended.  With nodes=2 the disturbed run has two Ray nodes, and the last fault is the end of one of them.  Other keys
+are those of the training, for example plan=collocated.  Exit code 0: all faults came, and the weights are the same, bit
+for bit.
+
+| kind       | what happens                                                                                    |
+|------------|-------------------------------------------------------------------------------------------------|
+| SIGKILL    | the worker's process ends; so it does when memory runs out                                      |
+| SIGSTOP    | it stands still                                                                                 |
+| exception  | the call raises                                                                                 |
+| full disk  | the process cannot write to files for a while: its checkpoint is written later                  |
+| full store | objects fill Ray's store for a while: it has to write others to the disk; nothing is to be lost |
+| lost node  | all processes of a node end                                                                     |
 """
 
 from __future__ import annotations
@@ -13,26 +23,35 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import statistics
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
+import ray
 
 from experiments.bench.harness import parse
 from rlinf_embodied import portable
 from rlinf_embodied.compose import compose_math, compose_train
 from rlinf_embodied.config import ClusterConfig, MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.execution.meter import METER
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.telemetry.tables import text_table
 
 KINDS = ("SIGKILL", "SIGSTOP", "exception")
-FIRST = ("warm start", "set-up")  # these come once
+SPECIAL = (("checkpoint", "full disk"), ("transfer", "full store"), ("snapshot", "full store"))
+ENDURED = ("full disk", "full store")  # nobody has to recover from these
+LAST = ("rollout", "lost node")
+FIRST = ("warm start", "profile", "set-up")  # these come once
 AGAIN = ("rollout", "update", "transfer", "snapshot", "checkpoint", "evaluation")  # these come in every iteration
 _LEARNERS = ("actor", "critic")
 _METHODS = {
@@ -44,6 +63,8 @@ _METHODS = {
     "export_state": "checkpoint",
 }
 _LATEST_S = 0.2  # after a call was submitted
+_FULL_S = 3.0  # for which the disk or the store is full
+_STORE_BYTES = 128 << 20
 SMALL = {
     "embodied": (
         *("env=point_reach", "env.num_envs=16", "env.block_size=4", "env.obs_size=16", "env.chunk=4", "env.horizon=12"),
@@ -67,7 +88,7 @@ SMALL = {
 }
 _COMMON = (
     *("plan=disaggregated", "cluster=local", "cluster.num_devices=2", "cluster.hang_after_s=10"),
-    *("checkpoint.every=1", "recovery.max_restarts=1000", "run.seed=3"),
+    *("checkpoint.every=1", "recovery.max_restarts=1000", "run.seed=3", f"cluster.object_store_bytes={_STORE_BYTES}"),
 )
 
 
@@ -78,6 +99,7 @@ class Options:
     workflow: str = "embodied"
     faults: int = 20
     seed: int = 7
+    nodes: int = 1
 
 
 @dataclass(slots=True)
@@ -92,19 +114,30 @@ class Fault:
     at: float = 0.0  # seconds since the epoch
 
 
-def schedule(number: int, seed: int) -> list[Fault]:
-    """Returns faults in the order in which they come: every kind meets every phase when there are enough."""
+def schedule(number: int, seed: int, first: Sequence[str] = FIRST, nodes: int = 1) -> list[Fault]:
+    """Returns faults in the order in which they come: every kind meets every phase when there are enough.
+
+    Args:
+        number: of faults.
+        seed: of what happens to whom.
+        first: phases that come once, before the others.
+        nodes: with more than one the last fault is the end of a node.
+    """
     draw = random.Random(seed)
-    pairs = [(phase, kind) for phase in AGAIN for kind in KINDS]
-    chosen = [(phase, draw.choice(KINDS)) for phase in FIRST][: number // 2]
+    pairs = [*SPECIAL, *((phase, kind) for phase in AGAIN for kind in KINDS)]
+    chosen = [(phase, draw.choice(KINDS)) for phase in first][: number // 2]
     while len(chosen) < number:
         draw.shuffle(pairs)
         chosen += pairs[: number - len(chosen)]
+    if nodes > 1:
+        chosen[-1] = LAST
     return [Fault(phase, kind, draw.random(), draw.uniform(0, _LATEST_S)) for phase, kind in chosen]
 
 
 def phase_of(stage: str, method: str) -> str:
     """Returns the phase that a call belongs to."""
+    if stage == METER.name:
+        return "profile"
     if stage in ("warm_start", "fine_tuning"):
         return "warm start"
     if stage.startswith("eval"):
@@ -129,12 +162,41 @@ class Chaos:
 
     def happens(self, fault: Fault, attempt: int, met: str) -> None:
         """Notes that a fault comes now."""
-        fault.met, fault.at, self.attempt = met, time.time(), attempt
+        fault.met, fault.at = met, time.time()
+        if fault.kind not in ENDURED:
+            self.attempt = attempt
         self.come.append(fault)
 
 
-def chaos_session(config: ClusterConfig, chaos: Chaos):
-    """Returns a session on Ray in which faults happen."""
+def later(seconds: float, work: Callable[[], None]) -> None:
+    """Does something after a while, unless the program has ended."""
+    timer = threading.Timer(seconds, work)
+    timer.daemon = True
+    timer.start()
+
+
+def send(pid: int, number: int) -> None:
+    """Sends a signal to a process, if it is still there."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def allow_files(pid: int, num_bytes: int) -> None:
+    """Limits the size of the files that a process writes: with 0 all its writes to files fail, as on a full disk."""
+    with suppress(ProcessLookupError):
+        _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (num_bytes, most))
+
+
+def fill_store(num_bytes: int, seconds: float) -> None:
+    """Puts as much into the driver's object store as it holds, for a while."""
+    piece = num_bytes // 8
+    pieces = [ray.put(np.zeros(piece, dtype=np.uint8)) for _ in range(8)]
+    later(seconds, pieces.clear)
+
+
+def chaos_session(config: ClusterConfig, chaos: Chaos, end_node: Callable[[], None] = lambda: None):
+    """Returns a session on Ray in which faults happen; `end_node` ends all processes of the second node."""
     from rlinf_embodied.runtime.host import Call, StageContext
     from rlinf_embodied.runtime.ray_session import RaySession
     from rlinf_embodied.runtime.session import Ref
@@ -156,7 +218,13 @@ def chaos_session(config: ClusterConfig, chaos: Chaos):
                 return super().submit(calls, collective)
             chosen = int(fault.draw * len(calls))
             worker, call, payloads = calls[chosen]
-            if fault.kind == "exception":
+            if fault.kind == "full store":
+                chaos.happens(fault, self.attempt, f"the store, {call}")
+                fill_store(_STORE_BYTES, _FULL_S)
+            elif fault.kind == "lost node":
+                chaos.happens(fault, self.attempt, f"the second node, {call}")
+                end_node()
+            elif fault.kind == "exception":
                 chaos.happens(fault, self.attempt, f"worker {worker}, {call}")
                 wrong = replace(call, method=f"fault_{len(chaos.come)}")  # no stage has it
                 calls = [*calls[:chosen], (worker, wrong, payloads), *calls[chosen + 1 :]]
@@ -171,16 +239,34 @@ def chaos_session(config: ClusterConfig, chaos: Chaos):
                 return
             caller = known[int(fault.draw * len(known))]
             chaos.happens(fault, self.attempt, f"{caller}, {call}")
-            timer = threading.Timer(fault.delay_s, self._send, [caller.pid, getattr(signal, fault.kind)])
-            timer.daemon = True
-            timer.start()
-
-        @staticmethod
-        def _send(pid: int, number: int) -> None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+            if fault.kind == "full disk":
+                allow_files(caller.pid, 0)
+                later(_FULL_S, lambda: allow_files(caller.pid, resource.RLIM_INFINITY))
+            else:
+                later(fault.delay_s, lambda: send(caller.pid, getattr(signal, fault.kind)))
 
     return ChaosSession(config.call_timeout_s, config.object_store_bytes, config.hang_after_s)
+
+
+@contextmanager
+def two_nodes() -> Iterator[tuple[str | None, Callable[[], None]]]:
+    """A Ray cluster of two nodes in this machine: its address, and what ends the second one."""
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:  # short: Ray's sockets lie in it
+        os.environ["RAY_TMPDIR"] = folder
+        nodes = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "object_store_memory": _STORE_BYTES},
+            shutdown_at_exit=False,
+        )
+        try:
+            second = nodes.add_node(num_cpus=1, object_store_memory=_STORE_BYTES)
+            yield nodes.address, lambda: nodes.remove_node(second, allow_graceful=False)
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+            del os.environ["RAY_TMPDIR"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -194,14 +280,14 @@ def configure(own: Options, overrides: Sequence[str], folder: Path) -> TrainConf
     return compose([f"{key}={value}" for key, value in given.items()])
 
 
-def train(config: TrainConfig | MathConfig, chaos: Chaos) -> str:
+def train(config: TrainConfig | MathConfig, chaos: Chaos, end_node: Callable[[], None] = lambda: None) -> str:
     """Runs a training in this process and returns the digest of its weights."""
     from rlinf_embodied.embodied.job import EmbodiedJob
     from rlinf_embodied.reasoning.job import ReasoningJob
     from rlinf_embodied.training.trainer import Trainer
 
     job = EmbodiedJob(config) if isinstance(config, TrainConfig) else ReasoningJob(config)
-    code = Trainer(job, sessions=lambda cluster: chaos_session(cluster, chaos)).run()
+    code = Trainer(job, sessions=lambda cluster: chaos_session(cluster, chaos, end_node)).run()
     assert code == 0, f"a run that nobody interrupts ended with {code}"
     return json.loads((Path(str(config.run.dir)) / "summary.json").read_text())["weights_sha256"]
 
@@ -229,9 +315,16 @@ def report(chaos: Chaos, folder: Path) -> str:
 
 def compare(own: Options, overrides: Sequence[str], root: Path) -> int:
     """Makes both runs, prints what came of them, and returns the exit code."""
-    straight = train(configure(own, overrides, root / "straight"), Chaos([]))
-    chaos = Chaos(schedule(own.faults, own.seed))
-    disturbed = train(configure(own, overrides, root / "chaos"), chaos)
+    undisturbed = configure(own, overrides, root / "straight")
+    straight = train(undisturbed, Chaos([]))
+    first = [phase for phase in FIRST if phase != "profile" or undisturbed.plan.name == "auto"]
+    chaos = Chaos(schedule(own.faults, own.seed, first, own.nodes))
+    if own.nodes > 1:
+        with two_nodes() as (address, end_node):
+            there = [*overrides, "cluster=ray", f"cluster.address={address}"]
+            disturbed = train(configure(own, there, root / "chaos"), chaos, end_node)
+    else:
+        disturbed = train(configure(own, overrides, root / "chaos"), chaos)
     print(report(chaos, root / "chaos"))
     print(f"undisturbed {straight}\ndisturbed   {disturbed}: {'equal' if straight == disturbed else 'NOT EQUAL'}")
     return 0 if straight == disturbed and len(chaos.come) == own.faults else 1

@@ -19,6 +19,10 @@ class CheckpointError(RlinfError):
     """A checkpoint is missing, damaged, incomplete, or belongs to something else."""
 
 
+class CheckpointWriteError(CheckpointError):
+    """A checkpoint could not be written, and was removed again; older ones are untouched."""
+
+
 class DataError(RlinfError):
     """A dataset is missing or empty, one of its records cannot be used, or there is nothing to learn from it."""
 

@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.errors import CheckpointError, CheckpointWriteError
 
 _LOG = logging.getLogger(__name__)
 _FORMAT = "rlinf_embodied checkpoint 1"
@@ -65,7 +65,7 @@ def save(
         keep: how many checkpoints stay, at least one.
 
     Raises:
-        CheckpointError: it could not be written, and was removed again; older ones are untouched.
+        CheckpointWriteError: it could not be, and was removed again; older ones are untouched.
     """
     draft = begin(root, step, policy_writer)
     return finish(draft, {name: copied(group) for name, group in tensors.items()}, state, keep)
@@ -84,7 +84,7 @@ def begin(root: Path, step: int, policy_writer: Callable[[Path], None]) -> Draft
     """Clears what a killed writer left, and writes the policy's own files; the first half of `save`.
 
     Raises:
-        CheckpointError: they could not be written.
+        CheckpointWriteError: they could not be written.
     """
     target = step_folder(root, step)
     draft = Draft(target, root / f".{target.name}.partial", step)
@@ -105,7 +105,7 @@ def finish(
     """Adds tensors (on the CPU, see `copied`) and state, seals and installs; the second half of `save`.
 
     Raises:
-        CheckpointError: it could not be written, and was removed again; older ones are untouched.
+        CheckpointWriteError: it could not be, and was removed again; older ones are untouched.
     """
     target = draft.target
     with _all_or_nothing(draft):
@@ -136,7 +136,7 @@ def _all_or_nothing(draft: Draft) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft.partial, ignore_errors=True)
-        raise CheckpointError(
+        raise CheckpointWriteError(
             f"checkpoint {draft.target} could not be written ({error}) and was removed; older ones are untouched: free "
             "space on the disk or use another run.dir, then resume"
         ) from error

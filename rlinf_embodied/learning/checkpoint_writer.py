@@ -47,7 +47,7 @@ class CheckpointWriter:
         """Takes a snapshot and returns; arguments as `checkpoint.save`, and what they refer to may change from then on.
 
         Raises:
-            CheckpointError: the checkpoint before could not be written, or this one cannot.
+            CheckpointWriteError: the checkpoint before could not be written, or this one cannot.
         """
         self.wait()
         draft = checkpoint.begin(root, step, policy_writer)
@@ -61,7 +61,7 @@ class CheckpointWriter:
         """Returns when nothing is being written.
 
         Raises:
-            CheckpointError: what was written last could not be, and was removed; older ones are untouched.
+            CheckpointWriteError: what was written last could not be, and was removed; older ones are untouched.
         """
         if self._thread is not None:
             self._thread.join()

@@ -25,7 +25,7 @@ from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import ClusterConfig, Exactness
-from rlinf_embodied.errors import DataError, HangError, RlinfError, WorkerError
+from rlinf_embodied.errors import CheckpointWriteError, DataError, HangError, RlinfError, WorkerError
 from rlinf_embodied.execution import recovery as snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.learning.checkpoint import find_latest, point_latest, step_folder, verify
@@ -53,6 +53,8 @@ _LOG = logging.getLogger(__name__)
 _NOT_COMPUTING = (".export_weights", ".install_weights", ".offload", ".onload")
 _MUCH = 0.1  # of an iteration's time, for a snapshot
 _RECOVERIES = "recoveries.jsonl"  # what each fault cost
+_BEST = ("best", "best_evaluation")  # of a run's progress: which weights are kept in its folder of the best
+_TRY_AGAIN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after which the last checkpoint of a run is written again
 _Result = TypeVar("_Result")
 
 
@@ -121,6 +123,7 @@ class Trainer:
         self._saved: int | None = None  # the iteration of the newest checkpoint
         self._snapshot_noted = False
         self._being_written: Path | None = None  # the checkpoint that a worker writes at this moment
+        self._unwritten: CheckpointWriteError | None = None  # why the newest one is not there
 
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
@@ -224,7 +227,7 @@ class Trainer:
         if checkpoint is not None:
             self._progress = self._job.load(executor, checkpoint)
             self._saved = self._progress.iteration
-            self._forget_best_of_others()
+            self._forget_best_that_is_gone()
         self._job.prepare(executor, view.progress)
         if snapshot is not None:
             snapshots.restore(session, executor, snapshot)
@@ -288,6 +291,8 @@ class Trainer:
             running.snapshot = snapshots.take(running.session, running.executor, progress.iteration + 1, stages)
             metrics["time/snapshot_s"] = time.time() - start
         self._progress = progress
+        if self._unwritten is not None:
+            self._forget_best_that_is_gone()
         return result, metrics, seconds
 
     def _note_snapshot(self, metrics: Mapping[str, float], view: LiveView) -> None:
@@ -310,6 +315,8 @@ class Trainer:
             self._restore(running, view)
             self._begin_checkpoint(running.executor, self._folder.checkpoints)
             self._wait_saved(running.executor)
+            if self._unwritten is not None:
+                raise self._unwritten
             view.note(f"iteration {self._progress.iteration} is saved: go on from there with the same command")
         except RlinfError as another:
             view.note(
@@ -321,6 +328,7 @@ class Trainer:
         if self._saved != self._progress.iteration:
             self._save(running, view)
         self._settle(running, view)
+        self._write_at_last(running, view)
         latest = find_latest(self._folder.checkpoints)
         assert latest is not None
         self._renew(running, latest, view)
@@ -380,15 +388,16 @@ class Trainer:
             progress.best_evaluation = {"score": found.score, "iteration": progress.iteration}
             write = lambda: self._begin_checkpoint(running.executor, self._folder.best)  # noqa: E731
             self._safely(running, view, "checkpoint", write)
-            view.note(f"the best so far is kept: {self._best_folder(progress.best_evaluation)}")
+            if self._being_written is not None:
+                view.note(f"the best so far is kept: {self._being_written}")
 
     def _best_folder(self, best: Mapping[str, float]) -> Path:
         return step_folder(self._folder.best, int(best["iteration"]))
 
-    def _forget_best_of_others(self) -> None:
-        """Forgets what stayed in the folder of another run."""
+    def _forget_best_that_is_gone(self) -> None:
+        """Forgets what stayed in the folder of another run, or could not be written."""
         progress = self._progress
-        for name in ("best", "best_evaluation"):
+        for name in _BEST:
             best = getattr(progress, name)
             if best is not None and not self._best_folder(best).exists():
                 setattr(progress, name, None)
@@ -451,7 +460,7 @@ class Trainer:
             for warning in self._job.warnings(metrics):
                 view.note(f"warning: iteration {number}: {warning}")
             due = config.checkpoint.every and number % config.checkpoint.every == 0
-            if due or not self._goes_on():
+            if due or self._unwritten is not None or not self._goes_on():
                 self._save(running, view)
             self._replan(running, result, metrics, view, stop)
         if not stop.asked:
@@ -504,19 +513,51 @@ class Trainer:
     def _save(self, running: _Running, view: LiveView) -> None:
         write = lambda: self._begin_checkpoint(running.executor, self._folder.checkpoints)  # noqa: E731
         self._safely(running, view, "checkpoint", write)
-        self._saved = self._progress.iteration
+        if self._being_written is not None:
+            self._saved, self._unwritten = self._progress.iteration, None
 
     def _begin_checkpoint(self, executor: Executor, root: Path) -> None:
         self._wait_saved(executor)
-        self._job.save(executor, root, self._progress)
-        self._being_written = step_folder(root, self._progress.iteration)
+        target = step_folder(root, self._progress.iteration)
+        with self._outliving_a_full_disk(target):
+            self._job.save(executor, root, self._progress)
+            self._being_written = target
 
     def _wait_saved(self, executor: Executor) -> None:
         """Returns when the checkpoint under way is on the driver's disk; a worker writes it while training goes on."""
-        executor.call(self._job.learner, "wait_saved", StepContext(self._progress.iteration))
-        if self._being_written is not None:
-            bring_checkpoint(executor, self._job.learner, self._being_written, self._config.checkpoint.keep)
-            self._being_written = None
+        with self._outliving_a_full_disk(self._being_written):
+            executor.call(self._job.learner, "wait_saved", StepContext(self._progress.iteration))
+            if self._being_written is not None:
+                bring_checkpoint(executor, self._job.learner, self._being_written, self._config.checkpoint.keep)
+                self._being_written = None
+
+    @contextmanager
+    def _outliving_a_full_disk(self, target: Path | None) -> Iterator[None]:
+        """A checkpoint that cannot be written ends no training: the next iteration's end tries again."""
+        try:
+            yield
+        except CheckpointWriteError as error:
+            _LOG.warning("%s. Training goes on, and tries again after each iteration", error)
+            self._being_written, self._saved, self._unwritten = None, None, error
+            for name in _BEST:
+                best = getattr(self._progress, name)
+                if best is not None and self._best_folder(best) == target:
+                    setattr(self._progress, name, None)
+
+    def _write_at_last(self, running: _Running, view: LiveView) -> None:
+        """Writes what could not be written before, as long as that may help.
+
+        Raises:
+            CheckpointWriteError: it cannot be.
+        """
+        for seconds in _TRY_AGAIN_S:
+            if self._unwritten is None:
+                return
+            time.sleep(seconds)
+            self._save(running, view)
+            self._settle(running, view)
+        if self._unwritten is not None:
+            raise self._unwritten
 
     def _settle(self, running: _Running, view: LiveView) -> None:
         self._safely(running, view, "checkpoint", lambda: self._wait_saved(running.executor))
@@ -535,6 +576,7 @@ class Trainer:
                 _LOG.warning("the newest checkpoint may be the one before: %s", error)
             raise
         self._settle(running, view)
+        self._write_at_last(running, view)
 
     # ----------------------------------------------------------------------------------------------------- finish
     def _digest(self, executor: Executor) -> object:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -317,23 +319,51 @@ def test_a_plan_that_does_not_fit_is_refused_before_anything_starts(tmp_path, no
         trainer_of(four(tmp_path, "plan=collocated", "cluster.num_devices=5"))
 
 
-def test_a_full_disk_costs_the_checkpoint_under_way_only(straight, monkeypatch, tmp_path) -> None:
-    original = checkpoint.save_file
+@contextmanager
+def full_disk(monkeypatch, step: int, attempts: float) -> Iterator[list[str]]:
+    """Lets the checkpoint of a step meet a full disk, so often; holds what could not be written."""
+    original, met = checkpoint.save_file, []
 
     def full(tensors, path, *arguments, **options):
-        if "step_000004" in str(path):
+        if f"step_00000{step}" in str(path) and len(met) < attempts:
+            met.append(str(path))
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return original(tensors, path, *arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", full)
-        with pytest.raises(CheckpointError, match=r"step_000004 could not be written .*No space left .* free space"):
-            trainer_of(four(tmp_path)).run()
-    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["latest", "step_000002"]
+        patch.setattr(trainer_module, "_TRY_AGAIN_S", (0.0, 0.0))
+        yield met
+
+
+def kept(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_a_disk_that_stays_full_costs_what_was_learnt_since_the_last_checkpoint(
+    straight, monkeypatch, tmp_path
+) -> None:
+    reason = r"step_000004 could not be written .*No space left .* free space"
+    with full_disk(monkeypatch, 4, math.inf) as met, pytest.raises(CheckpointError, match=reason):
+        trainer_of(four(tmp_path)).run()
+    assert len(met) == 3
+    assert kept(tmp_path) == ["latest", "step_000002"]
     assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 2
     train(four(tmp_path))
     same_end(tmp_path, straight())
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(straight, monkeypatch, tmp_path, caplog) -> None:
+    with full_disk(monkeypatch, 2, 1) as met:
+        train(four(tmp_path / "on the way"))
+    assert len(met) == 1
+    assert "step_000002 could not be written" in caplog.text
+    assert kept(tmp_path / "on the way") == ["latest", "step_000003", "step_000004"]
+    same_end(tmp_path / "on the way", straight())
+    with full_disk(monkeypatch, 4, 2):
+        train(four(tmp_path / "at the end"))
+    assert kept(tmp_path / "at the end") == ["latest", "step_000002", "step_000004"]
+    same_end(tmp_path / "at the end", straight())
 
 
 # -------------------------------------------------------------------------------------------------------- run folder
