@@ -53,6 +53,7 @@ ENDURED = ("full disk", "full store")  # nobody has to recover from these
 LAST = ("rollout", "lost node")
 FIRST = ("warm start", "profile", "set-up")  # these come once
 AGAIN = ("rollout", "update", "transfer", "snapshot", "checkpoint", "evaluation")  # these come in every iteration
+MISSING = {"auto": ("transfer",), "collocated": ("profile", "transfer")}  # auto: whatever shares workers may win
 _LEARNERS = ("actor", "critic")
 _METHODS = {
     "export_weights": "transfer",
@@ -114,18 +115,19 @@ class Fault:
     at: float = 0.0  # seconds since the epoch
 
 
-def schedule(number: int, seed: int, first: Sequence[str] = FIRST, nodes: int = 1) -> list[Fault]:
+def schedule(number: int, seed: int, missing: Sequence[str] = (), nodes: int = 1) -> list[Fault]:
     """Returns faults in the order in which they come: every kind meets every phase when there are enough.
 
     Args:
         number: of faults.
         seed: of what happens to whom.
-        first: phases that come once, before the others.
+        missing: phases that do not come under the plan.
         nodes: with more than one the last fault is the end of a node.
     """
     draw = random.Random(seed)
     pairs = [*SPECIAL, *((phase, kind) for phase in AGAIN for kind in KINDS)]
-    chosen = [(phase, draw.choice(KINDS)) for phase in first][: number // 2]
+    pairs = [(phase, kind) for phase, kind in pairs if phase not in missing]
+    chosen = [(phase, draw.choice(KINDS)) for phase in FIRST if phase not in missing][: number // 2]
     while len(chosen) < number:
         draw.shuffle(pairs)
         chosen += pairs[: number - len(chosen)]
@@ -317,8 +319,7 @@ def compare(own: Options, overrides: Sequence[str], root: Path) -> int:
     """Makes both runs, prints what came of them, and returns the exit code."""
     undisturbed = configure(own, overrides, root / "straight")
     straight = train(undisturbed, Chaos([]))
-    first = [phase for phase in FIRST if phase != "profile" or undisturbed.plan.name == "auto"]
-    chaos = Chaos(schedule(own.faults, own.seed, first, own.nodes))
+    chaos = Chaos(schedule(own.faults, own.seed, MISSING.get(undisturbed.plan.name, ("profile",)), own.nodes))
     if own.nodes > 1:
         with two_nodes() as (address, end_node):
             there = [*overrides, "cluster=ray", f"cluster.address={address}"]
