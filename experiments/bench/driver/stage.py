@@ -1,0 +1,21 @@
+"""A stage that does nothing, and brings no torch into its worker."""
+
+from __future__ import annotations
+
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+
+
+class Nothing:
+    """Answers every call at once; its data are references to nothing."""
+
+    def __init__(self, config: object) -> None:
+        """Takes nothing."""
+
+    def setup(self, context: StageContext) -> None:
+        """Does nothing."""
+
+    def open(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
+        """Shows nothing."""
+        return Output(dict.fromkeys(inputs))
+
+    step = close = run = open
