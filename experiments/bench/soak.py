@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
-import ray
 from ray._private.worker import global_worker
 
 from experiments.bench.harness import Benchmark, Report, Run, Table
