@@ -142,7 +142,7 @@ def phase_of(stage: str, method: str) -> str:
         return "profile"
     if stage in ("warm_start", "fine_tuning"):
         return "warm start"
-    if stage.startswith("eval"):
+    if stage.startswith("eval") or stage == "answers":
         return "evaluation"
     return _METHODS.get(method, "update" if stage in _LEARNERS else "rollout")
 

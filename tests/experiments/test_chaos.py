@@ -54,6 +54,7 @@ def test_nobody_recovers_from_what_is_full_so_the_next_fault_does_not_wait(kind)
     [
         ("fine_tuning", "fit", "warm start"),
         ("eval_env", "loop", "evaluation"),
+        ("answers", "run", "evaluation"),
         ("profiler.meter", "read", "profile"),
         ("env", "step", "rollout"),
         ("generation", "run", "rollout"),
