@@ -295,16 +295,17 @@ def train(config: TrainConfig | MathConfig, chaos: Chaos, end_node: Callable[[],
 
 
 def report(chaos: Chaos, folder: Path) -> str:
-    """Returns what each fault cost: a table, and the median and the worst case."""
+    """Returns what each fault cost: a table, one by kind, and the median and the worst case."""
     path = folder / "recoveries.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    rows, costs = [], []
+    rows, costs, kinds = [], [], dict[str, list[tuple[float, float]]]()
     for number, fault in enumerate(chaos.come):
         until = chaos.come[number + 1].at if number + 1 < len(chaos.come) else float("inf")
         own = [record for record in records if fault.at <= record["at"] < until]
         lost, mended = (sum(record[key] for record in own) for key in ("lost_s", "recovery_s"))
         seen = min((record["at"] for record in own), default=fault.at) - fault.at
         costs.append(lost + mended)
+        kinds.setdefault(fault.kind, []).append((seen, lost + mended))
         again = ", ".join(record["work"] for record in own) or "nothing"
         seconds = {"seen": seen, "work lost": lost, "recovery": mended}
         row = {"fault": fault.kind, "phase": fault.phase, "met": fault.met, "done again": again}
@@ -312,7 +313,16 @@ def report(chaos: Chaos, folder: Path) -> str:
     last = f"{len(chaos.come)} of {len(chaos.faults)} faults came, {len(records)} recoveries"
     if costs:
         last += f"; seconds lost per fault: median {statistics.median(costs):.1f}, worst {max(costs):.1f}"
-    return "\n".join([text_table(rows, "faults:"), last] if rows else [last])
+    by_kind = [
+        {"fault": kind, "number": str(len(several))}
+        | {f"{name} s": _middle_and_worst([pair[k] for pair in several]) for k, name in enumerate(("seen", "lost"))}
+        for kind, several in sorted(kinds.items())
+    ]
+    return "\n".join([text_table(rows, "faults:"), text_table(by_kind, "by kind:"), last] if rows else [last])
+
+
+def _middle_and_worst(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.1f} ({max(seconds):.1f})"
 
 
 def compare(own: Options, overrides: Sequence[str], root: Path) -> int:
