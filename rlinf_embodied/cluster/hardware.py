@@ -16,6 +16,7 @@ from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 
 EMULATED = "emulated"  # the name of a device that is only described
+WAITING = "waiting"  # the kind of devices that are workers without a core, for stages that wait for something else
 RAY_GPUS = ("cuda",)  # kinds that Ray counts as GPUs: a worker sees its own device only, as number 0
 _LARGEST = 1e30  # beyond any bytes and rates; products of such numbers stay finite
 _COUNTS = ("num_nodes", "devices_per_node", "cores_per_node")
@@ -35,6 +36,12 @@ class NodeGroup:
     devices_per_node: int
     memory_bytes: float  # of each device
     cores_per_node: int
+    beside: int | None = None  # the earlier group in whose nodes these devices are; None: in nodes of their own
+
+    @property
+    def on_host(self) -> bool:
+        """Whether they are workers on the host's cores, or on none, and no accelerators."""
+        return self.kind in ("cpu", WAITING)
 
     @property
     def num_devices(self) -> int:
@@ -99,6 +106,11 @@ class Cluster:
         )
 
     @property
+    def num_computing(self) -> int:
+        """Devices that compute; they come first."""
+        return sum(group.num_devices for group in self.node_groups() if group.kind != WAITING)
+
+    @property
     def always_store(self) -> bool:
         """Whether all data goes through the object store, as if no two stages shared a worker."""
         return self.transport == "object_store"
@@ -111,12 +123,14 @@ class Cluster:
 
     def place_of(self, device: int) -> Place:
         """Returns where a device lies."""
-        first_node = 0
+        first_nodes: list[int] = []  # of each group so far
+        next_node = 0
         for group, devices in zip(self.node_groups(), self.group_devices(), strict=True):
+            first_nodes.append(next_node if group.beside is None else first_nodes[group.beside])
             if device in devices:
                 node, index = divmod(device - devices.start, group.devices_per_node)
-                return Place(group, first_node + node, index)
-            first_node += group.num_nodes
+                return Place(group, first_nodes[-1] + node, index)
+            next_node += group.num_nodes if group.beside is None else 0
         raise AssertionError(f"device {device} lies beyond the {self.num_devices} devices of cluster {self.name}")
 
     def node_id(self, device: int) -> str | None:
@@ -127,9 +141,10 @@ class Cluster:
         """Returns torch's name of a device as the worker that owns it sees it."""
         if self.emulated:
             return EMULATED
-        if self.kind == "cpu":
+        place = self.place_of(device)
+        if self.kind == "cpu" or place.group.kind == WAITING:
             return "cpu"
-        return f"{self.kind}:{0 if self.kind in RAY_GPUS else self.place_of(device).index}"
+        return f"{self.kind}:{0 if self.kind in RAY_GPUS else place.index}"
 
 
 def gpu_names() -> list[str]:
@@ -198,7 +213,20 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
             f"experiments/emulate.py cluster={config.name.removeprefix('emulated_')}, and train with cluster=local"
         )
     cluster = local_cluster(config.num_devices, config.torch_device)
-    return replace(cluster, transport=config.transport.value, device_module=config.device_module)
+    cluster = replace(cluster, transport=config.transport.value, device_module=config.device_module)
+    return with_waiting(cluster, config.waiting_devices) if config.waiting_devices else cluster
+
+
+def with_waiting(cluster: Cluster, number: int) -> Cluster:
+    """Returns a cluster with workers that have no core, behind its devices and in its first node."""
+    first = cluster.node_groups()[0]
+    waiting = replace(first, kind=WAITING, num_nodes=1, devices_per_node=number, cores_per_node=number, beside=0)
+    return replace(
+        cluster,
+        num_devices=cluster.num_devices + number,
+        groups=(*cluster.node_groups(), waiting),
+        description=f"{cluster.description} and {number} that wait",
+    )
 
 
 def local_cluster(num_devices: int | None, kind: str = "auto") -> Cluster:
@@ -263,7 +291,7 @@ def _record(schema: type[_Schema], data: object, path: str) -> _Schema:
     names = [entry.name for entry in fields(schema)]
     body = dict(data) if isinstance(data, Mapping) else {}
     unknown = sorted(str(name) for name in body if name not in names)
-    missing = [name for name in names if name not in body] if schema is NodeGroup else []
+    missing = [name for name in names if name not in (*body, "beside")] if schema is NodeGroup else []
     if unknown or missing or not isinstance(data, Mapping):
         raise ConfigError(f"{path} has unknown keys {unknown} and lacks {missing}: its keys are {', '.join(names)}")
     for name, value in body.items():

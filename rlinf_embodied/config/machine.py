@@ -74,6 +74,7 @@ class ClusterConfig:
 
     name: str = "local"
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
+    waiting_devices: int = 0  # workers beside these that need no core: for stages that wait, see reward.waits
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
     device_module: str | None = None  # imported in every process first: makes that kind known to torch
     session: str = "ray"  # ray, or serial: one process, for debuggers
@@ -93,6 +94,13 @@ class ClusterConfig:
             self.num_devices,
             "it must be at least 1",
             "leave it out to use all devices",
+        )
+        require(
+            self.waiting_devices == 0 or (self.waiting_devices > 0 and self.address is None and self.session == "ray"),
+            "cluster.waiting_devices",
+            self.waiting_devices,
+            "it is for workers on this machine (cluster=local), and not negative",
+            "use 0",
         )
         require(
             self.session in ("ray", "serial"),

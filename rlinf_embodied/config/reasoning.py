@@ -94,6 +94,8 @@ class RewardConfig:
     """What a completion earns: 1 for a right answer, or what a function of one's own says."""
 
     _target_: str | None = None  # dotted path of (completion, problem) -> float, where 1 and more count as right
+    concurrency: int = 1  # calls of this function at once, in threads: for one that waits for an answer of others
+    waits: bool = False  # it waits and hardly computes: the stage may run without a core (cluster.waiting_devices)
     num_workers: int = 1  # processes for math-verify, at most; they start when an answer needs it
     timeout_s: float = 2.0  # processor seconds that one answer may take
     format_reward: float = 0.0  # what the right format earns, with a right or a wrong answer
@@ -101,6 +103,22 @@ class RewardConfig:
     overlong_penalty: float = 1.0  # what a completion of max_new_tokens loses then
 
     def __post_init__(self) -> None:
+        own = self._target_ is not None
+        rule = "it is of a function of one's own, and at least 1"
+        require(
+            self.concurrency == 1 or (own and self.concurrency > 1),
+            "reward.concurrency",
+            self.concurrency,
+            rule,
+            "use 1",
+        )
+        require(
+            own or not self.waits,
+            "reward.waits",
+            self.waits,
+            "nothing is waited for without reward._target_",
+            "use false",
+        )
         require(self.num_workers >= 1, "reward.num_workers", self.num_workers, "it must be at least 1", "use 1")
         require(self.timeout_s > 0, "reward.timeout_s", self.timeout_s, "it must be positive", "use 2.0")
         value = self.overlong_tokens

@@ -67,7 +67,7 @@ class Executor:
     @classmethod
     def on_all_devices(cls, workflow: Workflow, session: Session, cluster: Cluster) -> Executor:
         """Returns the executor of a plan in which every stage is on all devices that its blocks suffice for."""
-        return cls(workflow, collocated(workflow, cluster.num_devices, workflow.name), session, cluster)
+        return cls(workflow, collocated(workflow, cluster.num_computing, workflow.name), session, cluster)
 
     # ------------------------------------------------------------------------------------------------------- set-up
     def workers(self, stage: str) -> list[int]:

@@ -158,7 +158,7 @@ def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:
     """Returns the worker with which worker 0 measures each kind of link that the devices in use have."""
     first = cluster.place_of(0).node
     ends: dict[str, int] = {}
-    for worker in range(1, min(cluster.num_devices, num_blocks)):
+    for worker in range(1, min(cluster.num_computing, num_blocks)):
         near = cluster.place_of(worker).node == first
         ends.setdefault("within_node_bytes_per_s" if near else "across_nodes_bytes_per_s", worker)
     return ends
@@ -184,7 +184,7 @@ def _budget(workflow: Workflow, cluster: Cluster, short_s: float, budget_s: floa
     """Returns how much of the loops can be run, from a short iteration on all devices."""
     steps = max((loop.chunk_steps for loop in workflow.loops.values()), default=_WARM_STEPS)
     whole_s = short_s * max(1.0, steps / _WARM_STEPS)
-    devices = min(cluster.num_devices, workflow.num_blocks)
+    devices = min(cluster.num_computing, workflow.num_blocks)
     all_s = _LEAST_REPETITIONS * whole_s * (num_probes - 1 + devices)
     return _Budget(min(1.0, budget_s / all_s) if all_s else 1.0, budget_s / num_probes)
 

@@ -28,6 +28,7 @@ class StageSpec:
     kinds: tuple[str, ...] = ()  # device kinds that it can run on; (): whatever its profile knows
     granularities: tuple[int, ...] = ()  # blocks per call that it accepts, WHOLE among them; (): any
     at_once: bool = False  # works on all its blocks together and hands each on when it is finished (long tails)
+    waits: bool = False  # for something that is none of the cluster's: it takes no longer where it has no core
     blocks_per_batch: int = 1  # so many neighbouring blocks are one batch, in one worker
 
     def accepts(self, blocks_per_chunk: int, num_blocks: int) -> bool:

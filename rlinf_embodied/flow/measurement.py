@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rlinf_embodied.cluster.hardware import WAITING
 from rlinf_embodied.flow.graph import Loop, Workflow
 from rlinf_embodied.flow.probes import Probe
 from rlinf_embodied.flow.profile_file import FORMAT
@@ -179,6 +180,8 @@ def _stage_dict(workflow: Workflow, stage: str, measured: Measurements) -> dict[
     # what cannot be offloaded stays where it is
     resident = max(memory.resident.values(), default=0.0)
     entry["parked_bytes"] = resident if memory.offloaded_bytes is None else memory.offloaded_bytes
+    if workflow.stages[stage].waits:
+        entry["kind_factors"] = {WAITING: 1.0}
     return entry | ({"stays": True} if memory.offloaded_bytes is None else {})
 
 

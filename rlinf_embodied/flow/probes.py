@@ -73,9 +73,9 @@ def _tree(workflow: Workflow, places: Mapping[str, Devices], shards: int) -> Nod
 
 def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     """Returns the runs that measure a workflow for a cluster, the shortest first."""
-    devices = min(cluster.num_devices, workflow.num_blocks)
+    devices = min(cluster.num_computing, workflow.num_blocks)
     found = [Probe(f"collocated on {devices}", workflow, collocated(workflow, devices), cluster)]
-    if cluster.num_devices > 1 and workflow.loops:
+    if cluster.num_computing > 1 and workflow.loops:
         most = min(max(loop.shards) for loop in workflow.loops.values())
         found.append(
             Probe("disaggregated", workflow, disaggregated(workflow, min(most, 2, workflow.num_blocks)), cluster)

@@ -35,6 +35,7 @@ def reasoning_graph(
     blocks_per_batch: int,
     repeat: Repeat | None = None,
     configs: Mapping[str, object] = _NO_CONFIGS,
+    waiting: Collection[str] = (),
 ) -> Workflow:
     """Returns the graph.
 
@@ -46,13 +47,14 @@ def reasoning_graph(
         blocks_per_batch: of generation.
         repeat: of dynamic sampling, see `resample`.
         configs: of the stages; without them the graph can be planned but not run.
+        waiting: stages that wait for something that is none of the cluster's.
     """
     names = [name for name in _CLASSES if name in stages]
     ends = _ends(names) if "prompts" in stages else _published_ends(names)
     return Workflow(
         name="reasoning",
         num_blocks=num_blocks,
-        stages={name: _spec(name, configs.get(name), blocks_per_batch, streams) for name in names},
+        stages={name: _spec(name, configs.get(name), blocks_per_batch, streams, name in waiting) for name in names},
         edges=tuple(Edge(a, b, granularities=() if streams or b not in _LEARNERS else (WHOLE,)) for a, b in ends),
         weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", "old_log_probs") if name in names),
         repeat=repeat,
@@ -62,13 +64,14 @@ def reasoning_graph(
     )
 
 
-def _spec(name: str, config: object, blocks_per_batch: int, streams: bool) -> StageSpec:
+def _spec(name: str, config: object, blocks_per_batch: int, streams: bool, waits: bool) -> StageSpec:
     learns = name in _LEARNERS
     return StageSpec(
         *(name, f"{_PACKAGE}.{_CLASSES[name]}", config),
         collective=learns,
         granularities=(WHOLE,) if learns and not streams else (),
         at_once=name == "generation",
+        waits=waits,
         blocks_per_batch=blocks_per_batch if name == "generation" else 1,
     )
 

@@ -44,6 +44,7 @@ class RewardStage:
             timeout_s=reward.timeout_s,
             format_reward=reward.format_reward,
             function=reward_function(reward),
+            concurrency=reward.concurrency,
         )
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:

@@ -3,13 +3,15 @@
 What is right is a pure function of (completion, problem): `answers.py` decides by the texts alone wherever it can, and
 bounds what is left for math-verify, which runs under a limit of processor time (not of the clock) in
 `verifier_pool.py`.  For references that are numbers, and for countdown, nothing is left that a limit could cut short.
-A function of the user's (reward._target_) replaces all that, and runs in the caller's process, without a limit.
+A function of the user's (reward._target_) replaces all that, and runs in the caller's process, without a limit; several
+calls of it at once in threads, if it waits for others.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import cast
@@ -64,6 +66,7 @@ class Verifier:
         timeout_s: float = 2.0,
         format_reward: float = 0.0,
         function: RewardFunction | None = None,
+        concurrency: int = 1,
     ) -> None:
         """Starts nothing yet.
 
@@ -73,8 +76,10 @@ class Verifier:
             timeout_s: processor seconds that one answer may take.
             format_reward: what a completion in the right format earns, right or wrong.
             function: says what a completion earns in place of the problem's answer; 1 and more count as right.
+            concurrency: calls of the function at once, in threads.
         """
         self._template, self._format_reward, self._function = template, format_reward, function
+        self._threads = ThreadPoolExecutor(concurrency, "reward") if concurrency > 1 else None
         self._pool = VerifierPool(num_workers, timeout_s)
 
     def __enter__(self) -> Verifier:
@@ -115,8 +120,7 @@ class Verifier:
             correct = self._settle([self._decide(text, problem) if whole else False for text, problem, whole in asked])
             raw = correct.astype(np.float32)
         else:
-            earned = [_earned(self._function, text, problem) if whole else 0.0 for text, problem, whole in asked]
-            raw = np.array(earned, np.float32)
+            raw = np.array(self._earned(self._function, asked), np.float32)
             correct = raw >= _RIGHT
         rewards = raw + np.float32(self._format_reward) * formatted
         return Verification(correct, formatted, raw, rewards.astype(np.float32))
@@ -124,6 +128,10 @@ class Verifier:
     def close(self) -> None:
         """Ends the processes; a later call starts new ones."""
         self._pool.close()
+
+    def _earned(self, function: RewardFunction, asked: Sequence[tuple[str, Problem, bool]]) -> list[float]:
+        one = lambda row: _earned(function, row[0], row[1]) if row[2] else 0.0  # noqa: E731
+        return list(map(one, asked) if self._threads is None else self._threads.map(one, asked))
 
     def _decide(self, completion: str, problem: Problem) -> bool | tuple[str, str]:
         answer = self._template.final_answer(completion)

@@ -64,6 +64,7 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         blocks_per_batch=config.blocks_per_batch,
         repeat=resample(sampling_filter, 1 + algorithm.max_resamples) if algorithm.dynamic_sampling else None,
         configs=_configs(config, policy_folder, reference_folder or policy_folder, tuple(sources)),
+        waiting=("reward",) if config.reward.waits else (),
     )
     return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)
 

@@ -78,7 +78,7 @@ def endpoints(cluster: Cluster) -> tuple[Endpoint, ...]:
     """Returns where each worker of a cluster runs, by its number: one worker per device."""
     places = [cluster.place_of(device) for device in range(cluster.num_devices)]
     return tuple(
-        Endpoint(device, place.node, place.group.kind, None if place.group.kind == "cpu" else place.index)
+        Endpoint(device, place.node, place.group.kind, None if place.group.on_host else place.index)
         for device, place in enumerate(places)
     )
 

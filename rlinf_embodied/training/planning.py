@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rlinf_embodied.cache import writable_place
 from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.profiler import (
     ShowProgress,
@@ -108,6 +109,16 @@ def measured_profile(
     return profile, path
 
 
+def _resolved(asked: PlanConfig, cluster: Cluster, workflow: Workflow) -> Plan:
+    """Returns a named plan: for the devices that compute, or, if it does not fit these, for all of them."""
+    try:
+        return resolve(asked.name, asked.trees, cluster.num_computing, workflow)
+    except PlanError:
+        if cluster.num_devices == cluster.num_computing:
+            raise
+        return resolve(asked.name, asked.trees, cluster.num_devices, workflow)
+
+
 class Planning:
     """The plan of one run, and what is known about it."""
 
@@ -122,7 +133,7 @@ class Planning:
         self._config = config = job.config
         self._forced: Plan | None = None
         if not config.plan.is_auto:
-            self._forced = resolve(config.plan.name, config.plan.trees, cluster.num_devices, workflow)
+            self._forced = _resolved(config.plan, cluster, workflow)
         self._pricer: Pricer | None = None
         if config.plan.profile is not None:
             self._price(load_profile(Path(config.plan.profile).expanduser()), workflow)
@@ -169,7 +180,7 @@ class Planning:
             return self._forced, f"plan {self._forced.name}: forced" + ("" if profile else ", not profiled")
         reason = self._only_one(workflow)
         if reason and config.profile is None:
-            plan = collocated(workflow, self._cluster.num_devices, "collocated")
+            plan = collocated(workflow, self._cluster.num_computing, "collocated")
             return plan, f"plan collocated: {reason}, so nothing is measured"
         parts = (self._job, self._cluster, workflow, session, progress, spare)
         self._price(self._known_profile(spare) or measured_profile(*parts)[0], workflow)
@@ -191,12 +202,12 @@ class Planning:
         if self._forced is not None:
             asked = self._config.plan
             try:
-                self._forced = resolve(asked.name, asked.trees, cluster.num_devices, self._workflow)
+                self._forced = _resolved(asked, cluster, self._workflow)
             except PlanError:
                 self._forced = None
         if not self.periods:
             return None
-        plan = self._forced or collocated(self._workflow, cluster.num_devices, "collocated")
+        plan = self._forced or collocated(self._workflow, cluster.num_computing, "collocated")
         if self._pricer is not None:
             self._pricer = Pricer(self._pricer.workflow, self._pricer.profile, linked(cluster, self._pricer.profile))
             if self._forced is None:

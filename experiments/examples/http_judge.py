@@ -1,0 +1,82 @@
+"""A reward that another machine gives: a judge behind HTTP, and a client that a training calls.
+
+python -m experiments.examples.http_judge [port=8765] [latency_s=0.1]      the judge: right or wrong, after a while
+
+JUDGE_URL=http://127.0.0.1:8765 python experiments/train_llm_math.py run.dir=runs/judged reward.concurrency=16
+    reward._target_=experiments.examples.http_judge.judged reward.waits=true cluster.waiting_devices=1
+
+The judge here compares numbers; a real one is a model or a tool that takes as long.  While it thinks, nothing of this
+machine is busy: with a waiting device the planner lets generation go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from omegaconf import OmegaConf
+
+from rlinf_embodied.data.problems import Problem
+
+URL = "JUDGE_URL"  # the variable that says where the judge is
+_TIMEOUT_S = 60.0
+
+
+def judged(completion: str, problem: Problem) -> float:
+    """Returns what the judge says of a completion."""
+    body = json.dumps({"completion": completion, "answer": problem.answer}).encode()
+    request = urllib.request.Request(os.environ[URL], body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+        return float(json.load(answer)["score"])
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The arguments of the judge."""
+
+    port: int = 8765  # 0: any
+    latency_s: float = 0.1  # that it thinks about each completion
+
+
+def make_server(own: Options) -> ThreadingHTTPServer:
+    """Returns the judge, which thinks about all completions that it is sent at once."""
+
+    class Judge(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            time.sleep(own.latency_s)
+            right = asked["completion"].rpartition("#")[2].strip() == asked["answer"]
+            body = json.dumps({"score": float(right)}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 1024
+        daemon_threads = True
+
+    return Server(("127.0.0.1", own.port), Judge)
+
+
+def main(words: list[str]) -> None:
+    """Serves until it is interrupted."""
+    own = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Options), OmegaConf.from_dotlist(words)))
+    assert isinstance(own, Options)
+    server = make_server(own)
+    print(f"export {URL}=http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
