@@ -26,6 +26,7 @@ NEWEST: dict[str, tuple[str | None, ...]] = {
     "in a checkpoint's write": ("step_000002",),
     "before a checkpoint has its name": ("step_000002",),
 }
+ALWAYS = ("in the warm start", "in a checkpoint's write", "in the iteration after a checkpoint")  # others take long
 OTHERWISE = ["plan=disaggregated", "cluster.num_devices=3"]
 
 
@@ -39,7 +40,9 @@ def digest(folder: Path) -> str:
     return json.loads((folder / "summary.json").read_text())["weights_sha256"]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [moment if moment in ALWAYS else pytest.param(moment, marks=pytest.mark.slow) for moment in MOMENTS]
+)
 def test_a_run_whose_driver_was_killed_ends_as_an_undisturbed_one(straight, tmp_path, monkeypatch, moment: str) -> None:
     folder = tmp_path / "run"
     assert killed_run(folder, tmp_path / "cache", moment) == -signal.SIGKILL

@@ -113,6 +113,7 @@ def _triangles(scene: object) -> int:
     return sum(len(part.triangles) for shape in shapes for part in shape.parts)
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 def test_the_decimated_images_look_like_the_full_ones() -> None:
     from envs.maniskill import make_env

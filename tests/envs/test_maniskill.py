@@ -137,7 +137,7 @@ def test_two_robots_act_together() -> None:
         ({"robot": "pandda"}, ConfigError, "env.robot is 'pandda'.*did you mean panda"),
         ({"cameras": ["base_camera", "wrist"]}, ConfigError, "env.cameras has wrist.*are: base_camera, hand_camera"),
         ({"control_mode": "pd_ee_delta"}, ConfigError, "env.control_mode.*pd_ee_delta_pose"),
-        ({"options": {"slow_s": 1.0}}, ConfigError, "env.options has slow_s"),
+        ({"options": {"slow_s": 1.0}}, ConfigError, r"env.options.slow_s is 1.0"),
         ({"backend": Backend.gpu}, SimulatorError, "needs a CUDA device"),
         (
             {"task": "MS-CartpoleSwingUp-v1"},

@@ -171,7 +171,11 @@ def test_an_unknown_maniskill_task_is_named_with_its_neighbours(monkeypatch, cap
 
 
 # -------------------------------------------------------------------------------------------------------------- signals
-SIGNALS = [(signal.SIGINT, "interrupt", 130), (signal.SIGTERM, "SIGTERM", 143), (signal.SIGHUP, "SIGHUP", 129)]
+SIGNALS = [
+    pytest.param(signal.SIGINT, "interrupt", 130, marks=pytest.mark.slow),
+    (signal.SIGTERM, "SIGTERM", 143),
+    pytest.param(signal.SIGHUP, "SIGHUP", 129, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
@@ -255,7 +259,9 @@ def test_sigterm_while_ray_workers_start_is_an_end_without_noise(tmp_path) -> No
     assert "***" not in printed
 
 
-@pytest.mark.parametrize("cluster", ["serial", pytest.param("local", marks=pytest.mark.ray)])
+@pytest.mark.parametrize(
+    "cluster", [pytest.param("serial", marks=pytest.mark.slow), pytest.param("local", marks=pytest.mark.ray)]
+)
 def test_two_runs_at_once_on_one_machine_do_not_disturb_each_other(tmp_path, finished, cluster: str) -> None:
     """They even make the same clone at the same time."""
     environment = {"RLINF_EMBODIED_CACHE": str(tmp_path / "cache")}

@@ -83,6 +83,7 @@ def test_the_toy_training_gives_equal_weights_on_equal_devices():
     assert moved["max_abs_weight_difference"] == pytest.approx(0.5, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_short_trainings_of_a_language_model_agree_on_equal_devices():
     results = gpu.language_on("cpu")
     assert results["cpu against cpu"]["max_abs_weight_difference"] == 0.0
