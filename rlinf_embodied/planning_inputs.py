@@ -10,7 +10,7 @@ from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, read_mapp
 from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.flow.explain import rank
-from rlinf_embodied.flow.plan import Plan, resolve
+from rlinf_embodied.flow.plan import Plan, resolve_on
 from rlinf_embodied.flow.planner import Mode, find_plans
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile import Profile
@@ -105,4 +105,4 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int) -> list[Plan]:
     trees = data.get("trees") or [stored_tree(data)]
     if not isinstance(trees, list):
         raise ConfigError(f"{path}.trees is {trees!r}, but it is a list: see configs/plan/collocated.yaml")
-    return [resolve(str(data.get("name") or path.stem), trees, pricer.cluster.num_devices, pricer.workflow)]
+    return [resolve_on(pricer.cluster, str(data.get("name") or path.stem), trees, pricer.workflow)]

@@ -16,8 +16,11 @@ every workload of a run.
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +39,7 @@ from experiments.bench.harness import (
     joined,
 )
 from experiments.bench.harness.trainings import digest_of, iterations, job_of, timed_iteration
+from experiments.examples.http_judge import URL
 from rlinf_embodied.cluster.hardware import cluster_at_hand
 from rlinf_embodied.compose import choices, compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
@@ -45,7 +49,7 @@ from rlinf_embodied.flow.drift import Prediction, predict
 from rlinf_embodied.flow.explain import rank, rows
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measured import as_measured, linked
-from rlinf_embodied.flow.plan import Plan, resolve
+from rlinf_embodied.flow.plan import Plan, resolve_on
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
@@ -70,7 +74,13 @@ CASES: dict[str, tuple[str, ...]] = {
     "point_reach": ("env=point_reach", "warm_start.num_demos=48", "warm_start.epochs=4", "env.chunks_per_rollout=20"),
     "math_grpo": (REASONING, "warm_start.steps=400"),
     "math_ppo": (REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=1"),
+    # rewards are given by a judge behind HTTP that thinks for 0.1 s; sixteen questions of each worker at once
+    "math_judge": (
+        *(REASONING, "warm_start.steps=400", "reward._target_=experiments.examples.http_judge.judged"),
+        *("reward.concurrency=16", "reward.waits=true", "cluster.waiting_devices=2"),
+    ),
 }
+_FEW = {"math_judge": ("collocated", "pipelined")}  # presets, where Ray's book-keeping has no place for all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +123,16 @@ def composed(words: Sequence[str]) -> TrainConfig | MathConfig:
     return compose_math([word for word in words if word != REASONING]) if REASONING in words else compose_train(words)
 
 
-def run_case(overrides: Sequence[str], count: int, least_devices: int = 2) -> dict[str, Outcome]:
+def run_case(
+    overrides: Sequence[str], count: int, least_devices: int = 2, names: Sequence[str] = ()
+) -> dict[str, Outcome]:
     """Profiles a workload and trains it under every plan in alternation; the picked one is called auto.
+
+    Args:
+        overrides: of the workload.
+        count: iterations of each plan.
+        least_devices: that the cluster has.
+        names: of the presets, all if there are none.
 
     Raises:
         ConfigError: the overrides are wrong, or there are fewer devices.
@@ -133,21 +151,37 @@ def run_case(overrides: Sequence[str], count: int, least_devices: int = 2) -> di
         pricer = Pricer(as_measured(workflow, profile), profile, linked(cluster, profile))
         ranked, _ = rank(pricer)
         print(text_table(rows(ranked)), flush=True)
-        plans = presets(overrides, pricer) | {"auto": replace(ranked[0].plan, name="auto")}
+        plans = presets(overrides, pricer, names) | {"auto": replace(ranked[0].plan, name="auto")}
         return _trained(job, workflow, plans, pricer, session, count)
     finally:
         session.close()
 
 
-def presets(overrides: Sequence[str], pricer: Pricer) -> dict[str, Plan]:
-    """Returns every preset that fits, by name."""
+@contextmanager
+def judge(overrides: Sequence[str]) -> Iterator[None]:
+    """Runs the judge beside, in a process of its own, where a workload asks it."""
+    if not any("http_judge" in text for text in overrides):
+        yield
+        return
+    command = [sys.executable, "-m", "experiments.examples.http_judge", "port=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        os.environ[URL] = process.stdout.readline().strip().partition("=")[2]
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def presets(overrides: Sequence[str], pricer: Pricer, names: Sequence[str] = ()) -> dict[str, Plan]:
+    """Returns every preset that fits, by name; those of these names, if there are any."""
     found = {}
     for name in choices("plan", type(composed(overrides))):
         preset = composed([*overrides, f"plan={name}"]).plan
-        if preset.is_auto:
+        if preset.is_auto or (names and name not in names):
             continue
         try:
-            found[name] = resolve(name, preset.trees, pricer.cluster.num_devices, pricer.workflow)
+            found[name] = resolve_on(pricer.cluster, name, preset.trees, pricer.workflow)
         except PlanError as error:
             print(f"  {name}: {error}")
     return found
@@ -273,7 +307,8 @@ def measure(run: Run[Options]) -> Report:
     measured = {}
     for case, words in cases.items():
         print(f"{case}: {' '.join(words)}", flush=True)
-        measured[case] = run_case([*words, *run.overrides], own.iterations)
+        with judge(words):
+            measured[case] = run_case([*words, *run.overrides], own.iterations, names=_FEW.get(case, ()))
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)
         outside = {name: found.outside_stages for name, found in measured[case].items() if found.outside_stages}
         print("in no stage: " + ", ".join(f"{name} {share.median:.1%}" for name, share in outside.items()), flush=True)

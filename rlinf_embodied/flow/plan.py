@@ -213,6 +213,20 @@ def _range(variant: Mapping[str, object], name: str) -> tuple[int, float]:
     return least, most
 
 
+def resolve_on(cluster: Cluster, name: str, trees: Sequence[Mapping[str, object]], workflow: Workflow) -> Plan:
+    """Returns a named plan for the devices of a cluster that compute; for all of them where it does not fit these.
+
+    Raises:
+        PlanError: see `resolve`.
+    """
+    try:
+        return resolve(name, trees, cluster.num_computing, workflow)
+    except PlanError:
+        if cluster.num_devices == cluster.num_computing:
+            raise
+        return resolve(name, trees, cluster.num_devices, workflow)
+
+
 def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, workflow: Workflow) -> Plan:
     """Returns the plan for a cluster: the first variant that the devices suffice for, checked against the workflow.
 

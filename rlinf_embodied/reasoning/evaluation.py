@@ -100,6 +100,7 @@ class AnswerStage(LanguageStage):
             num_workers=reward.num_workers,
             timeout_s=reward.timeout_s,
             function=reward_function(reward),
+            concurrency=reward.concurrency,
         )
         self._shared.leave(self._user)
 

@@ -403,6 +403,7 @@ class RaySession:
         found = diagnose(pending, callers, self._history, self._limits, time.monotonic(), stopped)
         if found is None:
             return
+        self._history.suspect([beat for w in found.culprits if w in callers and (beat := callers[w].beat) is not None])
         callers = self._switchboard.ask(_ANSWER_S, stacks=found.culprits)
         beats = [(callers[w], callers[w].beat) for w in found.culprits if w in callers]
         stacks = [f"{caller} is at\n{beat.stack}" for caller, beat in beats if beat is not None and beat.stack]

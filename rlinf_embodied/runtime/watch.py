@@ -38,7 +38,11 @@ class Limits:
 
 @dataclass(slots=True)
 class History:
-    """The longest times without progress that ended well, by stage and method, over all workers."""
+    """The longest times without progress, by stage and method, over all workers.
+
+    A method that was taken for one that hangs counts, too: it gets more time when it is called again, or one that is
+    only slow would be given up each time.
+    """
 
     longest_s: dict[str, float] = field(default_factory=dict)
 
@@ -47,6 +51,12 @@ class History:
         for beat in beats:
             if beat.longest_s is not None:
                 self.longest_s[beat.step] = max(self.longest_s.get(beat.step, 0.0), beat.longest_s)
+
+    def suspect(self, beats: Sequence[Beat]) -> None:
+        """Takes what workers tell that are given up."""
+        for beat in beats:
+            if beat.step:
+                self.longest_s[beat.step] = max(self.longest_s.get(beat.step, 0.0), beat.step_s)
 
     def limit(self, beat: Beat, limits: Limits) -> float:
         """Returns how long a worker's method may take without progress.

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from rlinf_embodied.cache import writable_place
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.profiler import (
     ShowProgress,
@@ -30,7 +29,7 @@ from rlinf_embodied.flow.drift import DriftWatch, Prediction, predict, replan
 from rlinf_embodied.flow.explain import LONG_COLUMNS, Ranked, rank, rows
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measured import as_measured, linked
-from rlinf_embodied.flow.plan import Plan, resolve
+from rlinf_embodied.flow.plan import Plan, resolve_on
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.probes import collocated
 from rlinf_embodied.flow.profile import Profile
@@ -109,16 +108,6 @@ def measured_profile(
     return profile, path
 
 
-def _resolved(asked: PlanConfig, cluster: Cluster, workflow: Workflow) -> Plan:
-    """Returns a named plan: for the devices that compute, or, if it does not fit these, for all of them."""
-    try:
-        return resolve(asked.name, asked.trees, cluster.num_computing, workflow)
-    except PlanError:
-        if cluster.num_devices == cluster.num_computing:
-            raise
-        return resolve(asked.name, asked.trees, cluster.num_devices, workflow)
-
-
 class Planning:
     """The plan of one run, and what is known about it."""
 
@@ -133,7 +122,7 @@ class Planning:
         self._config = config = job.config
         self._forced: Plan | None = None
         if not config.plan.is_auto:
-            self._forced = _resolved(config.plan, cluster, workflow)
+            self._forced = resolve_on(cluster, config.plan.name, config.plan.trees, workflow)
         self._pricer: Pricer | None = None
         if config.plan.profile is not None:
             self._price(load_profile(Path(config.plan.profile).expanduser()), workflow)
@@ -202,7 +191,7 @@ class Planning:
         if self._forced is not None:
             asked = self._config.plan
             try:
-                self._forced = _resolved(asked, cluster, self._workflow)
+                self._forced = resolve_on(cluster, asked.name, asked.trees, self._workflow)
             except PlanError:
                 self._forced = None
         if not self.periods:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlinf_embodied.cluster import hardware
-from rlinf_embodied.cluster.hardware import Cluster, NodeGroup, cluster_at_hand, local_cluster
+from rlinf_embodied.cluster.hardware import WAITING, Cluster, NodeGroup, cluster_at_hand, local_cluster
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 
@@ -123,3 +123,25 @@ def test_a_control_group_limits_the_memory_of_the_host(tmp_path, monkeypatch) ->
         (tmp_path / "memory.max").write_text(said)
         monkeypatch.setattr(hardware, "_MEMORY_LIMITS", (tmp_path / "memory.max", tmp_path / "none"))
         assert hardware.host_memory_bytes() == expected
+
+
+def test_workers_that_wait_lie_beside_the_cores_of_the_first_node(machine) -> None:
+    machine("", cores=3)
+    found = cluster_at_hand(ClusterConfig(num_devices=2, waiting_devices=2))
+    assert (found.num_devices, found.num_computing, found.kind) == (4, 2, "cpu")
+    assert [found.place_of(device).node for device in range(4)] == [0] * 4
+    assert [found.place_of(device).group.kind for device in range(4)] == ["cpu", "cpu", WAITING, WAITING]
+    assert [found.torch_device(device) for device in range(4)] == ["cpu"] * 4
+
+
+def test_workers_that_wait_beside_gpus_are_on_the_host(machine) -> None:
+    machine("NVIDIA H100")
+    found = cluster_at_hand(ClusterConfig(waiting_devices=1))
+    assert [found.torch_device(device) for device in range(2)] == ["cuda:0", "cpu"]
+
+
+def test_devices_beside_others_share_their_nodes() -> None:
+    beside = NodeGroup(kind="cpu", num_nodes=2, devices_per_node=3, memory_bytes=8e9, cores_per_node=3, beside=0)
+    groups = (nodes("h100", 2, 2, 80e9), beside, nodes("rtx4090", 1, 1, 24e9))
+    cluster = Cluster("mixed", "h100+cpu", 11, 24, 0, groups=groups)
+    assert [cluster.place_of(device).node for device in range(11)] == [0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 2]

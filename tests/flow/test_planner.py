@@ -5,13 +5,13 @@ import json
 import pytest
 from planning import cluster, embodied, graph, profile, stage
 
-from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup, described_cluster
+from rlinf_embodied.cluster.hardware import WAITING, Cluster, Links, NodeGroup, described_cluster, with_waiting
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.allocations import make_allocations
 from rlinf_embodied.flow.explain import rank
 from rlinf_embodied.flow.graph import WHOLE, Edge, StageSpec, Workflow
-from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, Spatial, Temporal, leaves, nodes, resolve
+from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, Spatial, Temporal, leaves, nodes, resolve, resolve_on
 from rlinf_embodied.flow.planner import Mode, find_plans
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile_file import FORMAT, parse_profile
@@ -249,3 +249,31 @@ def test_a_plan_of_turns_on_one_device_needs_no_more_than_its_parts() -> None:
     pricer = Pricer(graph("ab", (("a", "b"),)), profile({name: stage(0, 1) for name in "ab"}), cluster(1))
     tree = Temporal((Leaf("a", (0,)), Leaf("b", (0,))))
     assert seconds(pricer, tree) == pytest.approx(16.0)
+
+
+def waiting_case(waits: bool) -> Pricer:
+    """Rewards that take long and no core, between stages that take the cores; two cores and two that wait."""
+    machine = with_waiting(cluster(devices=2), 2)
+    work = graph(("sample", "judge", "learn"), (("sample", "judge"), ("judge", "learn")), blocks=8)
+    factors = {"kind_factors": {WAITING: 1.0}} if waits else {}
+    stages = {"sample": stage(0, 0.25), "judge": stage(0, 0.25, **factors), "learn": stage(0, 0.25)}
+    return Pricer(work, profile(stages), machine)
+
+
+def test_what_waits_goes_where_no_core_is_and_the_others_go_on() -> None:
+    best = find_plans(waiting_case(waits=True))[0]
+    leaves = Plan("", 4, best.tree).leaves()
+    assert leaves["judge"].devices == (2, 3)
+    assert max(*leaves["sample"].devices, *leaves["learn"].devices) < 2
+    turns = find_plans(waiting_case(waits=False))[0]
+    assert Plan("", 4, turns.tree).devices() == (0, 1)
+    assert best.iteration_s < 0.85 * turns.iteration_s
+
+
+def test_a_preset_takes_the_devices_that_compute() -> None:
+    pricer = waiting_case(waits=True)
+    parts = [{"leaf": {"stage": name, "devices": "all"}} for name in ("sample", "judge", "learn")]
+    assert resolve_on(pricer.cluster, "turns", [{"tree": {"temporal": parts}}], pricer.workflow).devices() == (0, 1)
+    parts[1] = {"leaf": {"stage": "judge", "devices": [2, 3]}}
+    found = resolve_on(pricer.cluster, "apart", [{"tree": {"temporal": parts}}], pricer.workflow)
+    assert found.leaves()["judge"].devices == (2, 3)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from math_runs import iterate_math, math_executor, tiny_math, train_math, untimed_rows, warm
 from model_folders import CHAT, gsm8k_rows, model_folder, write_rows
 
+from experiments.examples import http_judge
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import DataConfig, LanguagePolicyConfig, RewardConfig
@@ -275,3 +278,38 @@ def test_workers_import_the_reward_by_its_name(plug_ins, ray_session):
     ended = 1 - metrics["rollout/truncated"]
     assert 0.51 * ended <= metrics["rollout/reward"] <= 0.53 * ended
     assert metrics["rollout/accuracy"] == 0
+
+
+def test_calls_of_a_reward_that_waits_run_at_once_and_keep_their_order() -> None:
+    together = threading.Barrier(3, timeout=30.0)
+
+    def judged(completion: str, problem: Problem) -> float:
+        together.wait()  # or breaks, where fewer than three run at once
+        return float(completion)
+
+    with Verifier(PROMPT_TEMPLATES["compact"], function=judged, concurrency=3) as verifier:
+        assert verifier.verify(["1", "0.5", "2"], [SIX] * 3).raw.tolist() == [1.0, 0.5, 2.0]
+
+
+@pytest.mark.parametrize("words", [["reward.concurrency=4"], ["reward.waits=true"]])
+def test_only_a_reward_of_ones_own_waits(words) -> None:
+    with pytest.raises(ConfigError, match=words[0].partition("=")[0]):
+        compose_math(words)
+
+
+@pytest.mark.ray
+def test_a_judge_behind_http_is_asked_from_a_worker_without_a_core(tmp_path, monkeypatch) -> None:
+    server = http_judge.make_server(http_judge.Options(port=0, latency_s=0.01))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv(http_judge.URL, f"http://127.0.0.1:{server.server_port}")
+    given = [f"run.dir={tmp_path / 'run'}", "reward._target_=experiments.examples.http_judge.judged"]
+    alone = train_math(tiny_math(*given))
+    waiting = ["reward.concurrency=4", "reward.waits=true", "cluster=local", "cluster.num_devices=1"]
+    leaves = [{"leaf": {"stage": s, "devices": d}} for s, d in (("prompts", [0]), ("generation", [0]), ("reward", [1]))]
+    plan = tmp_path / "plan.json"
+    tree = {"temporal": [leaves[0], {"spatial": leaves[1:]}, {"leaf": {"stage": "actor", "devices": [0]}}]}
+    plan.write_text(json.dumps({"name": "judged", "num_devices": 2, "tree": tree}))
+    apart = [f"run.dir={tmp_path / 'apart'}", given[1], *waiting, "cluster.waiting_devices=1", f"plan={plan}"]
+    together = train_math(tiny_math(*apart))
+    server.shutdown()
+    assert together["weights_sha256"] == alone["weights_sha256"]

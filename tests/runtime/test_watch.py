@@ -94,3 +94,11 @@ def test_a_worker_that_does_not_begin_is_late_only_when_nobody_keeps_it_waiting(
     never = asked([Pending(1, 4, "env.setup", NOW - 601)], [])
     assert never is not None
     assert "worker 4 has not started" in never.told
+
+
+def test_a_method_that_was_given_up_gets_more_time_the_next_time() -> None:
+    history = History({"env.step": 2.0})
+    history.suspect([stepping(40.0)])
+    assert history.limit(stepping(0.0), LIMITS) == 30.0 + 2 * 40.0
+    history.suspect([stepping(1.0), Beat()])
+    assert history.limit(stepping(0.0), LIMITS) == 30.0 + 2 * 40.0
