@@ -114,6 +114,10 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     (VLA, "checkpoint.every=-1", ["checkpoint.every is -1", "not be negative", "use 0"]),
     # reasoning
     (MATH, "algorithm=ppp", ["algorithm is 'ppp'", "did you mean algorithm=ppo?"]),
+    (MATH, "reward.concurrency=4", ["reward.concurrency is 4", "a function of one's own", "use 1"]),
+    (MATH, "reward.waits=true", ["reward.waits is True", "without reward._target_"]),
+    (MATH, "cluster.waiting_devices=-1", ["cluster.waiting_devices is -1", "not negative"]),
+    (MATH, "cluster=ray cluster.waiting_devices=1", ["cluster.waiting_devices is 1", "on this machine"]),
     (MATH, "data.level=sums", ["data.level is 'sums'", "sum"]),
     (MATH, "data.files.train=x.jsonl", ["data.files is", "a file each", "add the missing one"]),
     (MATH, "data.files.all=/nowhere.jsonl policy.folder={run}", ["/nowhere.jsonl"]),
