@@ -271,6 +271,16 @@ def described_cluster(data: Mapping[str, object], path: str) -> Cluster:
     if not isinstance(nodes, (list, tuple)) or not nodes:
         raise ConfigError(f"{path}.nodes is {nodes!r}, but a cluster has at least one group of nodes: describe it")
     groups = tuple(_record(NodeGroup, group, f"{path}.nodes[{i}]") for i, group in enumerate(nodes))
+    for i, group in enumerate(groups):
+        if group.beside is not None and not (
+            group.beside in range(i)
+            and groups[group.beside].beside is None
+            and groups[group.beside].num_nodes == group.num_nodes
+        ):
+            raise ConfigError(
+                f"{path}.nodes[{i}].beside is {group.beside!r}, but it is the number of an earlier group with nodes of "
+                f"its own, and as many as these: mend the file"
+            )
     links = _record(Links, data.get("links", {}), f"{path}.links")
     kinds = "+".join(group.kind for group in groups)
     return Cluster(
@@ -295,7 +305,7 @@ def _record(schema: type[_Schema], data: object, path: str) -> _Schema:
     if unknown or missing or not isinstance(data, Mapping):
         raise ConfigError(f"{path} has unknown keys {unknown} and lacks {missing}: its keys are {', '.join(names)}")
     for name, value in body.items():
-        if name == "kind" and isinstance(value, str):
+        if (name == "kind" and isinstance(value, str)) or name == "beside":
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LARGEST:
             what = "the name of a kind of device" if name == "kind" else "a positive number"

@@ -8,7 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from rlinf_embodied.cluster import hardware
-from rlinf_embodied.cluster.hardware import WAITING, Cluster, NodeGroup, cluster_at_hand, local_cluster
+from rlinf_embodied.cluster.hardware import (
+    WAITING,
+    Cluster,
+    NodeGroup,
+    cluster_at_hand,
+    described_cluster,
+    local_cluster,
+)
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 
@@ -145,3 +152,13 @@ def test_devices_beside_others_share_their_nodes() -> None:
     groups = (nodes("h100", 2, 2, 80e9), beside, nodes("rtx4090", 1, 1, 24e9))
     cluster = Cluster("mixed", "h100+cpu", 11, 24, 0, groups=groups)
     assert [cluster.place_of(device).node for device in range(11)] == [0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("beside", "num_nodes"), [(1, 2), (-1, 2), ("first", 2), (True, 2), (0, 3)])
+def test_devices_lie_beside_an_earlier_group_of_as_many_nodes(beside, num_nodes) -> None:
+    first = {"kind": "h100", "num_nodes": 2, "devices_per_node": 2, "memory_bytes": 8e10, "cores_per_node": 8}
+    cores = {"kind": "cpu", "num_nodes": num_nodes, "devices_per_node": 4, "memory_bytes": 8e9, "cores_per_node": 4}
+    found = described_cluster({"nodes": [first, cores | {"num_nodes": 2, "beside": 0}]}, "file")
+    assert [found.place_of(device).node for device in (0, 2, 4, 8)] == [0, 1, 0, 1]
+    with pytest.raises(ConfigError, match=r"file.nodes\[1\].beside is .*an earlier group"):
+        described_cluster({"nodes": [first, cores | {"beside": beside}]}, "file")
