@@ -76,7 +76,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "math_ppo": (REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=1"),
     # rewards are given by a judge behind HTTP that thinks for 0.1 s; sixteen questions of each worker at once
     "math_judge": (
-        *(REASONING, "warm_start.steps=400", "reward._target_=experiments.examples.http_judge.judged"),
+        *(REASONING, "warm_start.steps=400", "policy.hidden_size=192", "policy.intermediate_size=512"),
+        *("generation.rows_per_block=32", "reward._target_=experiments.examples.http_judge.judged"),
         *("reward.concurrency=16", "reward.waits=true", "cluster.waiting_devices=2"),
     ),
 }
