@@ -109,7 +109,7 @@ def watch(samples: list[dict[str, float]], seconds: float) -> None:
     while time.time() - started < seconds:
         time.sleep(_SAMPLE_S)
         samples.append(sample(started))
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)  # shells let programs in the background ignore Ctrl-C
 
 
 def compared(samples: Sequence[Mapping[str, float]], seconds: float) -> dict[str, tuple[float, float]]:
@@ -176,7 +176,7 @@ def measure(run: Run[Options]) -> Report:
         text=f"{table}\n{said}",
         markdown=f"{table.markdown()}\n\n{said}",
         draw=lambda path: draw(samples, when, path),
-        exit_code=0 if code == 130 else 1,
+        exit_code=0 if code == 143 else 1,
     )
 
 
