@@ -62,7 +62,7 @@ test test-all: export RLINF_REQUIRE_SIM = 1
 test test-all: setup
 	@status=0; \
 	$(BIN)/python -m pytest -m "not ray $(TIER)" -n 2 --dist loadfile $(PYTEST_ARGS) || status=$$?; \
-	$(BIN)/python -m pytest -m "ray $(TIER)" $(PYTEST_ARGS) || status=$$?; \
+	$(BIN)/python -m pytest -m "ray $(TIER)" -n 2 --dist loadfile $(PYTEST_ARGS) || status=$$?; \
 	exit $$status
 
 check: $(DEV_STAMP)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
-from math_runs import iterate_math, math_executor, tiny_math, train_math, untimed_rows, warm
+from math_runs import iterate_math, math_executor, tiny_math, tiny_math_overrides, train_math, untimed_rows, warm
 from model_folders import CHAT, gsm8k_rows, model_folder, write_rows
 
 from experiments.examples import http_judge
@@ -302,14 +303,24 @@ def test_a_judge_behind_http_is_asked_from_a_worker_without_a_core(tmp_path, mon
     server = http_judge.make_server(http_judge.Options(port=0, latency_s=0.01))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv(http_judge.URL, f"http://127.0.0.1:{server.server_port}")
-    given = [f"run.dir={tmp_path / 'run'}", "reward._target_=experiments.examples.http_judge.judged"]
-    alone = train_math(tiny_math(*given))
-    waiting = ["reward.concurrency=4", "reward.waits=true", "cluster=local", "cluster.num_devices=1"]
-    leaves = [{"leaf": {"stage": s, "devices": d}} for s, d in (("prompts", [0]), ("generation", [0]), ("reward", [1]))]
-    plan = tmp_path / "plan.json"
-    tree = {"temporal": [leaves[0], {"spatial": leaves[1:]}, {"leaf": {"stage": "actor", "devices": [0]}}]}
-    plan.write_text(json.dumps({"name": "judged", "num_devices": 2, "tree": tree}))
-    apart = [f"run.dir={tmp_path / 'apart'}", given[1], *waiting, "cluster.waiting_devices=1", f"plan={plan}"]
-    together = train_math(tiny_math(*apart))
+    judged = "reward._target_=experiments.examples.http_judge.judged"
+    alone = train_math(tiny_math(f"run.dir={tmp_path / 'alone'}", judged))
+    places = {"prompts": [0], "generation": [0], "reward": [1], "actor": [0]}
+    leaves = {name: {"leaf": {"stage": name, "devices": devices}} for name, devices in places.items()}
+    beside = {"spatial": [leaves["generation"], leaves["reward"]]}
+    plan = {"name": "judged", "num_devices": 2, "tree": {"temporal": [leaves["prompts"], beside, leaves["actor"]]}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    waiting = [
+        "reward.concurrency=4",
+        "reward.waits=true",
+        "cluster.waiting_devices=1",
+        f"plan={tmp_path / 'plan.json'}",
+    ]
+    run = ["cluster=local", "cluster.num_devices=1", f"run.dir={tmp_path / 'apart'}", judged, *waiting]
+    # a process of its own: the workers of Ray that tests share do not know where the judge is
+    command = [sys.executable, "experiments/train_llm_math.py", *tiny_math_overrides(*run)]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     server.shutdown()
-    assert together["weights_sha256"] == alone["weights_sha256"]
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    apart = json.loads((tmp_path / "apart/summary.json").read_text())
+    assert apart["weights_sha256"] == alone["weights_sha256"]
