@@ -54,8 +54,8 @@ vulkan: | $(STAMP)
 demo: $(STAMP) vulkan
 	$(BIN)/python experiments/train_vla.py env=maniskill_pick algorithm=ppo_finetune run=demo $(DEMO_CLONE) run.dir=runs/demo $(DEMO_ARGS)
 
-# Ray tests share one cluster and use the cores themselves, so they run in one process after the others, whose failures
-# are not the last word.
+# Ray tests start processes that use the cores themselves, so they come after the others, whose failures are not the last
+# word; each of the two test processes has a Ray of its own.
 # Set-up has seen to it that rendering works, so no test may be skipped for want of it.
 test: TIER := and not slow
 test test-all: export RLINF_REQUIRE_SIM = 1

@@ -1,4 +1,4 @@
-"""Is the plan that plan=auto picks the fastest one, and how good are the predictions?  Eight workloads, for real.
+"""Is the plan that plan=auto picks the fastest one, and how good are the predictions?  Nine workloads, for real.
 
 python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [out=docs/results/auto.json]
                                  [join=earlier.json] [overrides of train_vla.py or train_llm_math.py]

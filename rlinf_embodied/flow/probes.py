@@ -86,6 +86,9 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
         if few not in {probe.blocks_per_call(s) for probe in found for s in workflow.stages if probe.devices(s) == 1}:
             small = with_blocks(workflow, few)
             found.append(Probe("few on 1", small, collocated(small, 1), cluster))
+        if few > 1 and any(spec.waits for spec in workflow.stages.values()):  # what flows on meanwhile is single blocks
+            single = with_blocks(workflow, 1)
+            found.append(Probe("one block", single, collocated(single, 1), cluster))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from planning import cluster, embodied, replace_cluster
 
+from rlinf_embodied.cluster.hardware import with_waiting
 from rlinf_embodied.flow.graph import Edge, StageSpec, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, Temporal, resolve
 from rlinf_embodied.flow.probes import Probe, collocated, probes, shortened, with_blocks
@@ -56,6 +57,9 @@ def test_a_chain_without_loops_is_measured_together_only() -> None:
     chain = Workflow("chain", 4, stages, (Edge("a", "b", granularities=()),))
     assert [probe.name for probe in probes(chain, cluster(2))] == ["collocated on 2", "collocated on 1", "few on 1"]
     assert [*collocated(chain, 2).leaves()] == ["a", "b"]
+    waiting = Workflow("chain", 4, stages | {"b": StageSpec("b", "fakes.b", None, waits=True)}, chain.edges)
+    last = probes(waiting, with_waiting(cluster(2), 1))[-1]  # while it waits the others go on block by block
+    assert (last.name, last.workflow.num_blocks, last.plan.devices()) == ("one block", 1, (0,))
 
 
 def test_rollouts_are_shortened_only_as_far_as_they_stand_for_whole_ones() -> None:
