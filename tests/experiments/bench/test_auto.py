@@ -68,7 +68,7 @@ def test_workloads_of_an_earlier_run_are_read_back_as_they_were() -> None:
 def test_what_is_measured_anew_replaces_an_earlier_run_and_the_rest_is_kept(tmp_path, monkeypatch) -> None:
     slow = {"collocated": [2.0], "auto": [2.0]}
     monkeypatch.setattr(command, "use_one_thread_per_process", lambda: None)  # this process is the tests'
-    monkeypatch.setattr(bench, "run_case", lambda words, iterations: found(**slow))
+    monkeypatch.setattr(bench, "run_case", lambda words, iterations, names: found(**slow))
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     assert bench.BENCHMARK.main(["cases=pick,point_reach", f"out={first}"]) == 0
     slow["auto"] = [3.0]
