@@ -81,7 +81,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("reward.concurrency=16", "reward.waits=true", "cluster.waiting_devices=2"),
     ),
 }
-_FEW = {"math_judge": ("collocated", "pipelined")}  # presets, where Ray's book-keeping has no place for all of them
+_FEW = {"math_judge": ("collocated", "pipelined")}  # presets: four workers each are enough for two cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +193,7 @@ def _trained(
 ) -> dict[str, Outcome]:
     """Runs the plans' iterations in turn, each with workers of its own; `first` lends its workers to one.
 
-    Every worker takes a book-keeping CPU of Ray, and there are eight at least: enough for four plans on two devices,
-    but not for idle workers beside them.
+    Idle workers beside them would only take memory.
     """
     config, cluster = job.config, cluster_at_hand(job.config.cluster)
     before = max(1, workflow.typical_iteration)  # these do not count: what is done once is done then
