@@ -26,9 +26,7 @@ class Measurement:
     fail: Tensor | None = None  # bool [B], the episode cannot be solved any more and ends; None: that never happens
     privileged: Tensor | None = None  # float32 [B, Q - 2], all that the simulator knows; None: no more than `proprio`
     terminated: Tensor | None = None  # bool [B], the simulator itself ends the episode, solved or not; None: never
-    truncated: Tensor | None = (
-        None  # bool [B], the simulator itself cuts the episode off before env.horizon; None: never
-    )
+    truncated: Tensor | None = None  # bool [B], the simulator itself cuts the episode off; None: env.horizon alone does
 
     @staticmethod
     def concatenate(parts: Sequence[Measurement]) -> Measurement:

@@ -183,11 +183,11 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def allow_files(pid: int, num_bytes: int) -> None:
-    """Limits the size of the files that a process writes: with 0 all its writes to files fail, as on a full disk."""
+def allow_files(pid: int, num_bytes: int | None) -> None:
+    """Limits the size of the files that a process writes: 0 lets all writes fail, as on a full disk; None: none."""
     with suppress(ProcessLookupError):
         _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (num_bytes, most))
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (most if num_bytes is None else num_bytes, most))
 
 
 def fill_store(num_bytes: int, seconds: float) -> None:
@@ -243,7 +243,7 @@ def chaos_session(config: ClusterConfig, chaos: Chaos, end_node: Callable[[], No
             chaos.happens(fault, self.attempt, f"{caller}, {call}")
             if fault.kind == "full disk":
                 allow_files(caller.pid, 0)
-                later(_FULL_S, lambda: allow_files(caller.pid, resource.RLIM_INFINITY))
+                later(_FULL_S, lambda: allow_files(caller.pid, None))
             else:
                 later(fault.delay_s, lambda: send(caller.pid, getattr(signal, fault.kind)))
 
