@@ -115,7 +115,7 @@ def test_a_policy_that_has_learned_nothing_is_made_on_an_accelerator(tmp_path) -
     assert train(config)["iterations"] == 1
 
 
-@pytest.mark.parametrize("lora", [0, 4])
+@pytest.mark.parametrize("lora", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_an_openvla_folder_is_trained_on_accelerators_as_on_a_cpu(tmp_path, lora: int) -> None:
     folder = openvla_folders.write_published(tmp_path / "published", action=2)
     own = ["policy=openvla_oft", "policy.options.prompt_length=24", f"policy.options.lora.rank={lora}"]

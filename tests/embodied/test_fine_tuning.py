@@ -172,7 +172,9 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights_in_either_phase(
         assert untimed(tmp_path / str(died_in)) == untimed(tmp_path / "straight")
 
 
-@pytest.mark.parametrize("call", [0, 2], ids=["whole policy", "head"])
+@pytest.mark.parametrize(
+    "call", [pytest.param(0, id="whole policy"), pytest.param(2, id="head", marks=pytest.mark.slow)]
+)
 def test_an_epoch_in_which_a_worker_is_lost_is_made_again(recording: Path, tmp_path: Path, monkeypatch, call) -> None:
     expected = fine_tune(small(recording, f"run.dir={tmp_path}/straight"))
     calls = once(monkeypatch, ImitationStage, "run", call, lost(), after=True)

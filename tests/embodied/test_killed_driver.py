@@ -26,7 +26,7 @@ NEWEST: dict[str, tuple[str | None, ...]] = {
     "in a checkpoint's write": ("step_000002",),
     "before a checkpoint has its name": ("step_000002",),
 }
-ALWAYS = ("in the warm start", "in a checkpoint's write", "in the iteration after a checkpoint")  # others take long
+ALWAYS = ("in a checkpoint's write", "in the iteration after a checkpoint")  # others take long
 OTHERWISE = ["plan=disaggregated", "cluster.num_devices=3"]
 
 
@@ -58,6 +58,7 @@ def test_a_run_whose_driver_was_killed_ends_as_an_undisturbed_one(straight, tmp_
     assert (folder / "checkpoints/latest").resolve().name == "step_000004"
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_driver_with_ray_workers_that_is_killed_takes_them_along_and_its_run_goes_on(straight, tmp_path) -> None:
     start = f"warm_start.checkpoint={clone(four(tmp_path))}"

@@ -166,10 +166,10 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
     [
         ("ppo", ["policy.options.lora.rank=4"]),
         ("ppo, a critic on the network", ["policy.options.lora.rank=4", "policy.critic=observation"]),
-        ("grpo", [*GRPO, "policy.options.lora.rank=4"]),
-        ("all weights", ["algorithm.rows_per_microbatch=2"]),
+        pytest.param("grpo", [*GRPO, "policy.options.lora.rank=4"], marks=pytest.mark.slow),
+        pytest.param("all weights", ["algorithm.rows_per_microbatch=2"], marks=pytest.mark.slow),
         ("in slices", ["policy.options.lora.rank=4", "algorithm.sharding=fsdp2", "run.exact=false"]),
-        ("in bfloat16", ["policy.options.lora.rank=4", *LOW]),
+        pytest.param("in bfloat16", ["policy.options.lora.rank=4", *LOW], marks=pytest.mark.slow),
         ("in slices, in bfloat16", ["algorithm.sharding=fsdp2", "run.exact=false", *LOW]),
     ],
 )

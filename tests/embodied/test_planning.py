@@ -273,6 +273,7 @@ def test_a_simulator_that_becomes_slower_gets_another_plan_and_the_weights_do_no
     switched(tmp_path, expected, capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_workers_go_on_under_another_plan(tmp_path, slowness, undisturbed, ray_cluster, capsys) -> None:
     expected = undisturbed()

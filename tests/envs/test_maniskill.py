@@ -26,8 +26,8 @@ def make(config: EnvConfig, num_envs: int = 1, **kwargs: object):
     ("task", "instruction"),
     [
         ("PickCube-v1", "pick up the cube"),
-        ("PushCube-v1", "push the cube to the goal"),
-        ("PullCube-v1", "pull the cube to the goal"),
+        pytest.param("PushCube-v1", "push the cube to the goal", marks=pytest.mark.slow),
+        pytest.param("PullCube-v1", "pull the cube to the goal", marks=pytest.mark.slow),
         ("StackCube-v1", "stack the red cube on the green cube"),
     ],
 )

@@ -82,8 +82,9 @@ def test_the_next_fault_waits_until_the_one_before_is_mended() -> None:
 @pytest.mark.parametrize(
     ("workflow", "faults"),
     [
-        ("embodied", [("rollout", "SIGKILL"), ("update", "SIGKILL"), ("rollout", "SIGSTOP"), ("update", "exception")]),
-        ("reasoning", [("transfer", "SIGKILL"), ("checkpoint", "full disk")]),
+        ("embodied", [("rollout", "SIGKILL"), ("update", "exception")]),
+        pytest.param("embodied", [("update", "SIGKILL"), ("rollout", "SIGSTOP")], marks=pytest.mark.slow),
+        pytest.param("reasoning", [("transfer", "SIGKILL"), ("checkpoint", "full disk")], marks=pytest.mark.slow),
     ],
 )
 def test_the_weights_of_a_disturbed_run_are_those_of_an_undisturbed_one(tmp_path: Path, workflow, faults) -> None:

@@ -234,10 +234,10 @@ def test_a_signal_during_the_warm_start_leaves_nothing_half_written(
 @pytest.mark.ray
 @pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
 def test_with_ray_workers_a_signal_stops_as_cleanly(tmp_path, number: int, name: str, code: int) -> None:
-    chosen = ["cluster=local", "cluster.num_devices=2", "env.options.slow_s=0.1", "run.num_iterations=50"]
+    chosen = ["cluster=local", "cluster.num_devices=2", "plan=collocated", "run.num_iterations=2000"]
     chosen += [f"run.dir={tmp_path}", f"warm_start.checkpoint={clone(tiny())}", "eval.num_episodes=4"]
     process = start("train_vla", *tiny_overrides(*chosen))
-    read_until(process, "iteration 1/50")
+    read_until(process, "iteration 1/2000")
     process.send_signal(number)
     printed, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code, printed
@@ -260,7 +260,8 @@ def test_sigterm_while_ray_workers_start_is_an_end_without_noise(tmp_path) -> No
 
 
 @pytest.mark.parametrize(
-    "cluster", [pytest.param("serial", marks=pytest.mark.slow), pytest.param("local", marks=pytest.mark.ray)]
+    "cluster",
+    [pytest.param("serial", marks=pytest.mark.slow), pytest.param("local", marks=[pytest.mark.ray, pytest.mark.slow])],
 )
 def test_two_runs_at_once_on_one_machine_do_not_disturb_each_other(tmp_path, finished, cluster: str) -> None:
     """They even make the same clone at the same time."""

@@ -86,6 +86,7 @@ def test_a_models_memory_is_planned_from_its_config_alone(
         assert [text for text in row.values() if text not in printed or text not in page] == []
 
 
+@pytest.mark.slow
 def test_a_policy_that_flows_is_planned_with_its_expert_alone_and_whole(tmp_path: Path) -> None:
     published = json.loads((CONFIG_DIR / "models" / "smolvla.json").read_text())
     path = tmp_path / "config.json"

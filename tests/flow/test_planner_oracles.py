@@ -11,7 +11,7 @@ from rlinf_embodied.flow.planner import Search, draft_tree, find_plans
 from rlinf_embodied.flow.simulate import simulate
 
 
-@settings(max_examples=12, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_no_tree_on_whole_regions_is_promised_to_be_faster(seed: int) -> None:
     pricer = random_case(seed, blocks=6)
@@ -24,7 +24,7 @@ def test_no_tree_on_whole_regions_is_promised_to_be_faster(seed: int) -> None:
     assert plans[0].iteration_s <= best_s * (1 + 1e-9)
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.integers(0, 10**6))
 def test_predictions_are_those_of_the_tree_and_its_memory_fits(seed: int) -> None:
     pricer = random_case(seed, blocks=6)

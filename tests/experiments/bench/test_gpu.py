@@ -101,7 +101,7 @@ def counted(work: Work, lora_rank: int, rows: int = 1) -> tuple[float, float]:
     return counter.get_total_flops(), rows * (2 * frozen + 3 * adapters if lora_rank else 3 * frozen)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 32])
+@pytest.mark.parametrize("lora_rank", [pytest.param(0, marks=pytest.mark.slow), 32])
 def test_the_formula_says_what_torch_counts_of_an_update_but_for_attention(lora_rank: int) -> None:
     work = published()
     few = replace(work.config, text={**work.config.text, "num_hidden_layers": 3})
