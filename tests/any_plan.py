@@ -15,7 +15,7 @@ import torch
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
@@ -253,20 +253,23 @@ def features(plan: Plan) -> set[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------ running
-def outcome(workflow: Workflow, plan: Plan, session: Session) -> list[dict[str, dict[int, int]]]:
+def outcome(
+    workflow: Workflow, plan: Plan, session: Session, iterations: int = ITERATIONS
+) -> list[dict[str, dict[int, int]]]:
     """What every stage reported for every block, by iteration; of a loop's sides the opener speaks."""
-    silent = {loop.answerer for loop in workflow.loops.values()}
     cluster = Cluster("test", "cpu", plan.num_devices, plan.num_devices, 0)
     executor = Executor(workflow, plan, session, cluster)
-    found = []
-    for iteration in range(ITERATIONS):
-        result = executor.run(StepContext(iteration))
-        merged: dict[str, dict[int, int]] = {}
-        for stage, rounds in ((s, r) for s, r in result.reports.items() if s not in silent and "." not in s):
-            merged[f"{stage} rounds"] = {0: len(rounds) if workflow.loops or workflow.repeat else 1}
-            merged[stage] = {b: v for answers in rounds for a in answers if isinstance(a, dict) for b, v in a.items()}
-        found.append(merged)
-    return found
+    return [by_block(workflow, executor.run(StepContext(number))) for number in range(iterations)]
+
+
+def by_block(workflow: Workflow, result: IterationResult) -> dict[str, dict[int, int]]:
+    """Returns an iteration's reports by stage and block."""
+    silent = {loop.answerer for loop in workflow.loops.values()}
+    merged: dict[str, dict[int, int]] = {}
+    for stage, rounds in ((s, r) for s, r in result.reports.items() if s not in silent and "." not in s):
+        merged[f"{stage} rounds"] = {0: len(rounds) if workflow.loops or workflow.repeat else 1}
+        merged[stage] = {b: v for answers in rounds for a in answers if isinstance(a, dict) for b, v in a.items()}
+    return merged
 
 
 def alone(workflow: Workflow) -> list[dict[str, dict[int, int]]]:

@@ -105,7 +105,7 @@ def iterate_math(config: MathConfig, executor: Executor, iterations: int) -> lis
 
 def iterate_from(executor: Executor, iteration: int, used: int) -> dict[str, float]:
     """Runs one iteration and returns its metrics."""
-    return run_iteration(executor, iteration, used)[1]
+    return run_iteration(executor, iteration, used, 0)[1]
 
 
 def untimed_rows(folder: Path) -> list[dict]:

@@ -17,6 +17,7 @@ and what to do next.  Sections are handed to the component they belong to; nobod
 
 from rlinf_embodied.config.commands import (
     FREE_ON_RESUME,
+    KEPT_ON_RESUME,
     EmulationConfig,
     EvaluateAnswersConfig,
     EvaluateConfig,
@@ -61,6 +62,7 @@ from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, R
 
 __all__ = [
     "FREE_ON_RESUME",
+    "KEPT_ON_RESUME",
     "AlgorithmConfig",
     "AlgorithmName",
     "AnswerEvalConfig",

@@ -41,6 +41,7 @@ FREE_ON_RESUME = (
     "algorithm.max_zero_advantage_iterations",
     "env.backend",  # what it comes to on this machine is compared with the checkpoint's fingerprint
 )
+KEPT_ON_RESUME = ("plan.max_staleness",)  # of these: what is not a matter of speed alone
 
 
 @dataclass(kw_only=True, slots=True)

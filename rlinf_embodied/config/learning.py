@@ -90,6 +90,22 @@ class Sharding(StrEnum):
     fsdp2 = "fsdp2"  # in slices over its workers, see docs/reasoning.md and docs/openvla.md
 
 
+def require_correction(staleness: int, tis_cap: float | None) -> None:
+    """Checks that samples of earlier weights are corrected for.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    require(
+        staleness == 0 or tis_cap is not None,
+        "algorithm.tis_cap",
+        tis_cap,
+        f"with a staleness of {staleness} (plan.max_staleness, or the plan's) other weights sample than are trained, "
+        "and truncated importance weights correct for them",
+        "use algorithm.tis_cap=2.0, or plan.max_staleness=0",
+    )
+
+
 def require_ratio_bounds(
     clip_high: float, dual_clip: float | None, max_log_ratio: float, tis_cap: float | None
 ) -> None:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from rlinf_embodied.config.checks import require
 
+MAX_STALENESS = 8  # iterations that rollouts may run ahead
 _LEAST_STORE_BYTES = 75 << 20
 
 
@@ -24,11 +25,15 @@ class PlanConfig:
     name: str = "auto"
     file: str | None = None
     trees: list[dict] = field(default_factory=list)  # variants by number of devices, see flow/plan.py
+    max_staleness: int = 0  # auto: rollouts may run so many iterations ahead; another plan: they do, see flow/plan.py
     replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see flow/drift.py
     profile: str | None = None  # auto: a profile file to plan with; None: the cached one, or measured now
     profile_budget_s: float = 36.0  # auto: seconds for the repeated measurements of a profile, besides set-up
 
     def __post_init__(self) -> None:
+        most = self.max_staleness
+        rule = f"it counts iterations by which a rollout runs ahead, 0 to {MAX_STALENESS}"
+        require(0 <= most <= MAX_STALENESS, "plan.max_staleness", most, rule, "use 0, or 1 with algorithm.tis_cap=2.0")
         require(
             self.profile_budget_s > 0,
             "plan.profile_budget_s",

@@ -42,9 +42,10 @@ from rlinf_embodied.embodied.old_log_probs import (
 from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
-from rlinf_embodied.errors import ConfigError, ObjectiveError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import RunningEpisode
 from rlinf_embodied.interfaces.policies import Features, HasRunningStatistics, Policy, Record
+from rlinf_embodied.learning import earlier_weights
 from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
 from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.optimizer import linear_decay
@@ -60,7 +61,7 @@ from rlinf_embodied.learning.update import (
     policy_metrics,
     value_metrics,
 )
-from rlinf_embodied.learning.weights import WeightsMessage, export_weights
+from rlinf_embodied.learning.weights import WeightsMessage, export_weights, require_version
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
@@ -147,7 +148,7 @@ class ActorStage:
             block: _pair([to_device(payload, self._device) for payload in payloads])
             for block, payloads in inputs.items()
         }
-        self._require_version(rollouts)
+        self._require_version(step_context, rollouts)
         if self._algorithm.sharding is not Sharding.none:
             self._any_row = _first_row(next(iter(rollouts.values()))[0][0])
         if self._algorithm.tis_cap is not None:
@@ -180,13 +181,9 @@ class ActorStage:
                 sums = {b: policy.statistics_sums(t.features, _valid_returns(t)) for b, t in blocks.items()}
             policy.update_statistics(self._reducer.sum_blocks(sums))
 
-    def _require_version(self, rollouts: Mapping[int, Rollouts]) -> None:
+    def _require_version(self, step_context: StepContext, rollouts: Mapping[int, Rollouts]) -> None:
         versions = {columns.version for parts in rollouts.values() for columns, _ in parts}
-        if versions != {self._shared.version}:
-            raise ObjectiveError(
-                f"samples come from weights of version {sorted(versions)}, but the actor has {self._shared.version}: "
-                "the weights were not installed"
-            )
+        require_version(versions, self._shared.version, step_context.staleness)
 
     def _minibatches(
         self, step_context: StepContext, blocks: Mapping[int, TrainingBlock], purpose: str, epochs: int
@@ -252,7 +249,7 @@ class ActorStage:
         apart = reduce(add, (Mismatch.of(part) for part in stacked.values()))
         largest, tolerance = float(apart.abs_max), self._algorithm.ratio_tolerance
         exact = self._algorithm.precision is Precision.float32 and not is_accelerator(self._device)
-        if tolerance is not None or exact:
+        if step_context.staleness == 0 and (tolerance is not None or exact):
             require_unit_ratio(largest, _RATIO_TOLERANCE if tolerance is None else tolerance)
         metrics = {"losses/initial_log_ratio": largest}
         if cap is not None:
@@ -298,22 +295,29 @@ class ActorStage:
         return weights_sha256(self._policy.module.state_dict())
 
     def save(
-        self, step_context: StepContext, argument: tuple[str, int, int, dict[str, object], dict[int, list]]
+        self,
+        step_context: StepContext,
+        argument: tuple[str, int, int, dict[str, object], dict[int, list]],
+        *earlier: WeightsMessage,
     ) -> None:
-        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state, what the env carries over)."""
+        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state, what the env carries over).
+
+        `earlier` are the weights that rollouts under way were begun with.
+        """
         tensors = {name: learner.export_state() for name, learner in self._learners.items()}  # all take part
         if self._rank != 0:
             return
         root, step, keep, state, carry_over = argument
         if carry_over:
             tensors["carry_over"] = flatten_carry_over(carry_over)
-        state = state | {"version": self._shared.version, "blocks": sorted(carry_over)}
+        more, values = earlier_weights.to_save(earlier)
+        state = state | {"version": self._shared.version, "blocks": sorted(carry_over)} | values
         policy, config = self._shared.policy, self._config
 
         def write_policy(folder: Path) -> None:
             save_policy(policy, folder, config.env, config.model.policy, self._device)
 
-        self._writer.save(Path(root), step, policy_writer=write_policy, tensors=tensors, state=state, keep=keep)
+        self._writer.save(Path(root), step, policy_writer=write_policy, tensors=tensors | more, state=state, keep=keep)
 
     def wait_saved(self, step_context: StepContext) -> None:
         """Returns when the checkpoint that was begun last is on the disk."""
@@ -342,6 +346,11 @@ class ActorStage:
             learner.adopt()
             learner.import_state(moments[name])
         self._shared.version = state.weights.version
+
+    def earlier_weights(self, step_context: StepContext, asked: tuple[str, int, int]) -> WeightsMessage | None:
+        """Returns what a checkpoint keeps beside the learner's (the first worker does): folder, place, version."""
+        folder, number, version = asked
+        return earlier_weights.read(Path(folder), number, version) if self._rank == 0 else None
 
     def load_carry_over(self, step_context: StepContext, folder: str) -> dict[int, list[RunningEpisode | None]]:
         """Returns what the env carried over, {} if nothing."""

@@ -120,6 +120,9 @@ class ImitationJob:
     def _digests(self) -> list[str]:
         return [source.digest for source in self.sources]
 
+    def require_staleness(self, staleness: int) -> None:
+        """See Job; it samples nothing."""
+
     def launch_notes(self) -> list[str]:
         """Returns how many episodes are learned from."""
         stage = self._stage("")

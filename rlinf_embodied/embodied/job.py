@@ -10,6 +10,7 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Reward, TrainConfig
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.learning import require_correction
 from rlinf_embodied.embodied.evaluation import Evaluation, file_name, held_out, policy_stage
 from rlinf_embodied.embodied.graph import ACTOR, ENV
 from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, shown
@@ -25,6 +26,8 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
@@ -101,6 +104,10 @@ class EmbodiedJob:
             require_start(config)
             require_source(config)
 
+    def require_staleness(self, staleness: int) -> None:
+        """See Job."""
+        require_correction(staleness, self.config.algorithm.tis_cap)
+
     def launch_notes(self) -> list[str]:
         """Returns what training sees as the reward."""
         env = self.config.env
@@ -148,7 +155,7 @@ class EmbodiedJob:
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
         """See Job; the global step counts env steps."""
-        result, metrics = run_iteration(executor, progress.iteration)
+        result, metrics = run_iteration(executor, progress.iteration, self.config.run.num_iterations)
         progress.global_step += int(metrics["rollout/env_steps"])
         return result, metrics
 
@@ -163,12 +170,18 @@ class EmbodiedJob:
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers (the actor's workers do) and the episodes that go on (the env's hold them)."""
         step_context = StepContext(progress.iteration)
+        parts = None if executor.ahead is None else executor.ahead.state_before(ENV)
+        if parts is None:
+            parts = executor.call(ENV, "export_state", step_context)
         carry_over: dict[int, object] = {}
-        for part in of_type(executor.call(ENV, "export_state", step_context), dict):
+        for part in of_type(parts, dict):
             carry_over |= part
         state = {"progress": asdict(progress), "config": to_yaml(self.config)}
         keep = self.config.checkpoint.keep
-        executor.call(ACTOR, "save", step_context, (str(root), progress.iteration, keep, state, carry_over))
+        argument = (str(root), progress.iteration, keep, state, carry_over)
+        executor.call(
+            ACTOR, "save", step_context, argument, [] if executor.ahead is None else executor.ahead.messages(ACTOR)
+        )
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""
@@ -180,6 +193,8 @@ class EmbodiedJob:
         carry_over = executor.call(ACTOR, "load_carry_over", step_context, str(checkpoint))[0]
         if carry_over:
             executor.call(ENV, "import_state", step_context, carry_over)
+        if executor.ahead is not None:
+            executor.ahead.begin_again_from(ACTOR, checkpoint, earlier_versions(load_state(checkpoint)), step_context)
         return progress
 
     # ------------------------------------------------------------------------------------------------------- finish

@@ -26,6 +26,7 @@ from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
 from rlinf_embodied.embodied.graph import ACTOR, ENV, POLICY, embodied_graph, rollout
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
+from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import RepeatDecision, Workflow
 from rlinf_embodied.runtime.host import StepContext
@@ -83,12 +84,14 @@ def _groups(reports: Sequence[RolloutReport]) -> list[tuple[int, tuple[bool, ...
     return sorted(item for report in reports for item in report.group_success.items())
 
 
-def run_iteration(executor: Executor, iteration: int) -> tuple[IterationResult, dict[str, float]]:
-    """Runs one iteration and returns what came back, and its metrics by name.
+def run_iteration(
+    executor: Executor, iteration: int, end: int | None = None
+) -> tuple[IterationResult, dict[str, float]]:
+    """Runs one iteration and returns what came back, and its metrics by name; none is begun from number `end` on.
 
     An iteration is a function of a snapshot: weights, optimizer state, counters and what the env carries over.
     """
-    result = executor.run(StepContext(iteration))
+    result = executor.run(StepContext(iteration), Follow(end=end))
     reports = result.all_of(ENV, RolloutReport)
     update = result.all_of(ACTOR, ActorReport)[0]
     # in an order that no plan changes: floating-point means depend on it
@@ -98,6 +101,8 @@ def run_iteration(executor: Executor, iteration: int) -> tuple[IterationResult, 
     metrics["rollout/episodes_cut"] = float(sum(report.num_cut for report in reports))
     metrics["rollout/env_steps"] = float(sum(report.env_steps for report in reports))
     metrics["rollout/rounds"] = float(len(result.reports[ENV]))
+    if executor.plan.staleness:
+        metrics["rollout/staleness"] = float(result.staleness)
     return result, metrics | update.metrics
 
 

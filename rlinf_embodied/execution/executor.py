@@ -9,6 +9,8 @@ The plan tree becomes a list of steps (schedule.py), which are submitted in orde
     2. leaf    gets, block by block, what the edges into it brought; all workers of a collective stage start at once.
     3. weights go to the workers of a weight edge's target that do not share a process with its source.
 
+With a plan's staleness successive iterations overlap: ahead.py.
+
 The driver holds references; values move only between the workers that need them, or stay where they are.  Stages that
 may not be in a device's memory together are switched by their worker, when one of them is called (runtime/host.py).
 """
@@ -22,9 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.execution.ahead import Ahead, Follow
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
 from rlinf_embodied.execution.schedule import Step, parts, repeats, schedule, shards_of
-from rlinf_embodied.flow.graph import Loop, Repeat, RepeatDecision, Workflow
+from rlinf_embodied.flow.graph import Loop, Repeat, RepeatDecision, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
 from rlinf_embodied.flow.probes import collocated
 from rlinf_embodied.learning.groups import SoloGroup
@@ -34,6 +37,7 @@ from rlinf_embodied.runtime.node_files import paths_in
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
 
 _LOG = logging.getLogger(__name__)
+_FOLLOW = Follow()
 
 
 class Executor:
@@ -49,6 +53,12 @@ class Executor:
         _LOG.info("transports of plan %s:\n%s", plan.name, transport.table(self.routes))
         self._repeated, self._steps = parts(schedule(plan, workflow), workflow)
         self._repeats = repeats(workflow)
+        self.back = tuple(name for name in workflow.order() if name in workflow.back())
+        self.front = tuple(name for name in workflow.order() if name not in self.back)
+        self.is_apart = not {w for s in self.front for w in self.workers(s)} & {
+            w for s in self.back for w in self.workers(s)
+        }
+        self.ahead = Ahead(self) if plan.staleness else None
         self._exclusive = plan.exclusive()
         module = cluster.device_module
         session.start(
@@ -97,12 +107,18 @@ class Executor:
         return frozenset(stage for stage, owners in self._owners.items() if worker in owners)
 
     # ---------------------------------------------------------------------------------------------------- iteration
-    def run(self, step_context: StepContext) -> IterationResult:
+    def run(self, step_context: StepContext, follow: Follow = _FOLLOW) -> IterationResult:
         """Runs one iteration of the workflow and returns when its weights are installed.
+
+        Args:
+            step_context: of the iteration.
+            follow: what comes after it, where the plan has later iterations begin before it ends.
 
         Raises:
             RlinfError: what a worker raised, or a HangError.
         """
+        if self.ahead is not None:
+            return self.ahead.run(step_context, follow)
         state = Iteration(step_context)
         if self.workflow.repeat is not None:
             self._run_rounds(self.workflow.repeat, state)
@@ -111,6 +127,20 @@ class Executor:
             self.sync_weights(edge.source, edge.target, state)
         self._collect(state)
         return state.result
+
+    def run_front(self, state: Iteration) -> None:
+        """Submits the calls of the stages that nothing is learnt in."""
+        if self.workflow.repeat is not None:
+            self._run_rounds(self.workflow.repeat, state)
+        self._run_steps([step for step in self._steps if self._stage(step) in self.front], state)
+
+    def run_back(self, state: Iteration) -> None:
+        """Submits the calls of the others."""
+        self._run_steps([step for step in self._steps if self._stage(step) in self.back], state)
+
+    @staticmethod
+    def _stage(step: Step) -> str:
+        return step.node.stages[0].stage if isinstance(step.node, LoopNode) else step.node.stage
 
     def _run_steps(self, steps: Sequence[Step], state: Iteration) -> None:
         for step in steps:
@@ -269,6 +299,10 @@ class Executor:
         }
 
     # ----------------------------------------------------------------------------------------------------- the rest
+    def collect_calls(self, state: Iteration) -> None:
+        """See _collect."""
+        self._collect(state)
+
     def _collect(self, state: Iteration) -> None:
         """Waits for everything submitted so far and files reports and spans."""
         where = f"iteration {state.step_context.iteration} of {self.workflow.name}"
@@ -296,9 +330,9 @@ class Executor:
         receipts = self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
         return [receipt.report for receipt in of_type(receipts, Receipt)]
 
-    def publish(self, stage: str, method: str, step_context: StepContext) -> list[Ref]:
+    def publish(self, stage: str, method: str, step_context: StepContext, argument: object = None) -> list[Ref]:
         """Calls a method on every worker of a stage at once and returns references to their answers, by rank."""
-        call = Call(stage, method, step_context, publishes=True)
+        call = Call(stage, method, step_context, argument=argument, publishes=True)
         calls = [(worker, call, []) for worker in self.workers(stage)]
         answers = self._session.submit(calls, collective=self.workflow.stages[stage].collective)
         self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
@@ -317,6 +351,62 @@ class Executor:
             if state:
                 state.result.spans.extend(span for receipt in sent for span in receipt.spans)
                 state.result.reports[f"{target}.install_weights"] = [[receipt.report for receipt in sent[1:]]]
+
+    def export(self, source: str, step_context: StepContext, state: Iteration | None) -> Ref:
+        """Has a stage publish its weights, behind the calls that it was given."""
+        sender = self.workers(source)[0]
+        ((weights, receipt),) = self._session.submit(
+            [(sender, Call(source, "export_weights", step_context, publishes=True), [])]
+        )
+        if state is not None:
+            state.timings.append(receipt)
+        return weights
+
+    def install(self, weights: Ref, edge: WeightEdge, state: Iteration | None, everywhere: bool = False) -> None:
+        """Has published weights installed at the end of an edge, behind the calls that its workers were given.
+
+        Args:
+            weights: what `export` returned.
+            edge: its source made them.
+            state: of the iteration that waits for it; None: it is waited for here.
+            everywhere: in workers that share them with their source, too.
+        """
+        receivers = self.workers(edge.target) if everywhere else self._handover.weights[edge.source, edge.target][1]
+        step_context = state.step_context if state else StepContext(0)
+        calls = [(worker, Call(edge.target, "install_weights", step_context), [weights]) for worker in receivers]
+        answers = [refs[-1] for refs in self._session.submit(calls)]
+        if state is None:
+            self._session.fetch(answers, f"weights of {edge.source}")
+        elif answers:
+            state.receipts.append((f"{edge.target}.install_weights", answers))
+
+    # ------------------------------------------------------------------------------------------------------- state
+    def export_states(self, stage: str, step_context: StepContext) -> list[list[Ref]]:
+        """Has the workers of a stage publish their part of its state; returns [part, receipt] of each."""
+        call = Call(stage, "export_snapshot", step_context, publishes=True)
+        calls = [(worker, call, []) for worker in self.workers(stage)]
+        return self._session.submit(calls, self.workflow.stages[stage].collective)
+
+    def states_of(self, answers: Mapping[str, Sequence[Sequence[Ref]]]) -> dict[str, tuple[Ref, ...]]:
+        """Waits for what `export_states` submitted, by stage; returns the parts of stages that have a state."""
+        states = {}
+        for stage, parts_of in answers.items():
+            receipts = of_type(self._session.fetch([refs[-1] for refs in parts_of], f"a snapshot of {stage}"), Receipt)
+            if any(receipt.report for receipt in receipts):
+                states[stage] = tuple(refs[0] for refs in parts_of)
+        return states
+
+    def values(self, refs: Sequence[Ref], what: str) -> list[object]:
+        """Returns what workers published: for what is small."""
+        return self._session.fetch(refs, what)
+
+    def import_states(self, states: Mapping[str, Sequence[Ref]], step_context: StepContext) -> None:
+        """Brings stages into these states: every worker of a stage gets all parts of it."""
+        for stage, parts_of in states.items():
+            call = Call(stage, "import_snapshot", step_context)
+            calls = [(worker, call, list(parts_of)) for worker in self.workers(stage)]
+            answers = self._session.submit(calls, self.workflow.stages[stage].collective)
+            self._session.fetch([refs[-1] for refs in answers], f"the snapshot of {stage}")
 
     @staticmethod
     def send_weights(

@@ -26,6 +26,7 @@ class IterationResult:
 
     reports: dict[str, list[list[object]]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
+    staleness: int = 0  # versions by which the weights that made its data were behind those that it trained
 
     def all_of(self, stage: str, kind: type[_Report]) -> list[_Report]:
         """Returns a stage's reports of all rounds, which are of this type."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from rlinf_embodied.execution.ahead import Weights
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.runtime.host import Call, Receipt, StepContext
-from rlinf_embodied.runtime.session import Ref, Session, of_type
+from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.session import Ref, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Snapshot:
 
     iteration: int  # the one that is to come
     states: dict[str, tuple[Ref, ...]]  # by stage, in the order of its workers
+    earlier: tuple[Weights, ...] = ()  # that iterations to come were begun with, see ahead.py
 
 
 def take(session: Session, executor: Executor, iteration: int, stages: Collection[str] | None = None) -> Snapshot:
@@ -31,31 +33,26 @@ def take(session: Session, executor: Executor, iteration: int, stages: Collectio
         RlinfError: what a worker raised, or that it was lost.
     """
     names = [name for name in executor.workflow.order() if stages is None or name in stages]
-    answers = {}
-    for name in names:
-        call = Call(name, "export_snapshot", StepContext(iteration), publishes=True)
-        calls = [(worker, call, []) for worker in executor.workers(name)]
-        answers[name] = session.submit(calls, executor.workflow.stages[name].collective)
-    states: dict[str, tuple[Ref, ...]] = {}
-    for name, answer in answers.items():
-        receipts = of_type(session.fetch([refs[-1] for refs in answer], f"a snapshot of {name}"), Receipt)
-        if any(receipt.report for receipt in receipts):
-            states[name] = tuple(refs[0] for refs in answer)
+    before = executor.ahead.states_before() if executor.ahead is not None else None
+    if before is not None:  # the fronts of iterations to come have changed their stages since
+        names = [name for name in names if name in executor.back]
+    states = executor.states_of({name: executor.export_states(name, StepContext(iteration)) for name in names})
+    earlier = executor.ahead.earlier() if executor.ahead is not None else ()
+    states |= before or {}
     session.secure([ref for refs in states.values() for ref in refs])
-    return Snapshot(iteration, states)
+    session.secure([ref for weights in earlier for ref in weights.messages.values()])
+    return Snapshot(iteration, states, earlier)
 
 
-def restore(session: Session, executor: Executor, snapshot: Snapshot) -> None:
+def restore(executor: Executor, snapshot: Snapshot) -> None:
     """Brings new stages into the state of a snapshot, and sends the weights to all copies.
 
     Raises:
         ObjectiveError: a state arrived damaged.
         RlinfError: what a worker raised, or that it was lost.
     """
-    for name, states in snapshot.states.items():
-        call = Call(name, "import_snapshot", StepContext(snapshot.iteration))
-        calls = [(worker, call, list(states)) for worker in executor.workers(name)]
-        answers = session.submit(calls, executor.workflow.stages[name].collective)
-        session.fetch([refs[-1] for refs in answers], f"the snapshot of {name}")
+    executor.import_states(snapshot.states, StepContext(snapshot.iteration))
     for edge in executor.workflow.weight_edges:
         executor.sync_weights(edge.source, edge.target)
+    if executor.ahead is not None:
+        executor.ahead.begin_again_with(snapshot.earlier)

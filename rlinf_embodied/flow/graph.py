@@ -250,11 +250,13 @@ class Workflow:
         return found
 
     def back(self) -> frozenset[str]:
-        """Returns the stages that make weights and all that data of these reaches: the second part of an iteration.
+        """Returns the stages that learn and all that data of these reaches: the second part of an iteration.
 
         The others, its front, may run ahead of it.  A loop is on one side: with either of its stages, both are here.
+        Whoever passes weights on learns, and so do those whose workers work collectively, such as a critic.
         """
         found = {edge.source for edge in self.weight_edges}
+        found |= {name for name, spec in self.stages.items() if spec.collective} if found else set()
         while True:
             closed = found | self.downstream(*found)
             for loop in self.loops.values():

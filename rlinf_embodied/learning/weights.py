@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +59,25 @@ def install_weights(module: nn.Module, message: WeightsMessage) -> None:
     if unlike and sent != set(_changing(module)):
         raise ObjectiveError(f"weights of version {message.version} are of another module: {unlike[:5]} differ")
     module.load_state_dict(message.tensors, strict=False)
+
+
+def require_version(sampled: Collection[int], learner: int, staleness: int) -> None:
+    """Checks which weights made the samples.
+
+    Args:
+        sampled: the versions that they name.
+        learner: the version that is to be trained.
+        staleness: by how many versions they may be, and are, behind.
+
+    Raises:
+        ObjectiveError: others made them.
+    """
+    if set(sampled) != {learner - staleness}:
+        behind = f", {staleness} behind" if staleness else ""
+        raise ObjectiveError(
+            f"samples come from weights of version {sorted(sampled)}, but the learner has {learner}, so that they were "
+            f"to be of {learner - staleness}{behind}: the weights were not installed"
+        )
 
 
 def _changing(module: nn.Module) -> dict[str, Tensor]:

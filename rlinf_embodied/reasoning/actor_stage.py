@@ -11,9 +11,8 @@ own, from which the worker's copy is filled at the end of an update (learning/sh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -23,18 +22,20 @@ from rlinf_embodied.algorithms.losses import require_unit_ratio
 from rlinf_embodied.config import Engine, MathConfig, Precision, ReasoningName, Sharding
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import require_autocast
-from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces.language import LanguagePolicy
+from rlinf_embodied.learning import earlier_weights
 from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
 from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner, Step
 from rlinf_embodied.learning.optimizer import linear_decay
+from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.sharded import ShardedLearner
 from rlinf_embodied.learning.snapshot import StageState, kept
 from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
-from rlinf_embodied.learning.weights import WeightsMessage, export_weights
+from rlinf_embodied.learning.weights import WeightsMessage, export_weights, require_version
+from rlinf_embodied.reasoning.dynamic_batching import all_log_probs
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, zero_loss
 from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
@@ -133,6 +134,7 @@ class ActorStage(LanguageStage):
         if step_context.chunk == 0:
             self._rows, self._objective = {}, self._new_objective()
             self._differences: tuple[float, float] | None = None
+            self._stale = step_context.staleness > 0
             self._learner.start()
         ppo = self._algorithm.name is ReasoningName.ppo
         warming = ppo and step_context.iteration < self._algorithm.critic_warmup_iterations
@@ -157,16 +159,24 @@ class ActorStage(LanguageStage):
         rounds = _rounds([to_device(payload, self._device) for payload in payloads], self._inputs)
         versions = {r.completions.version for r in rounds}
         versions |= {part.version for r in rounds for part in (r.old_log_probs,) if part is not None}
-        if versions != {self._shared.version}:
-            raise ObjectiveError(
-                f"completions or log-probs come from weights of version {sorted(versions)}, but the actor has "
-                f"{self._shared.version}: the weights were not installed"
-            )
+        require_version(versions, self._shared.version, step_context.staleness)
         kept = None
         if self._algorithm.dynamic_sampling:
             chosen = cast("tuple[tuple[int, int, int], ...]", step_context.message)
             kept = [(number, group) for number, of_block, group in chosen if of_block == block]
-        return training_rows(rounds, self._algorithm, kept)
+        rows = training_rows(rounds, self._algorithm, kept)
+        return self._scored_again(rows) if self._stale and rows.old_log_probs is not None else rows
+
+    def _scored_again(self, rows: TrainingRows) -> TrainingRows:
+        """Returns rows whose old log-probs are of the weights that are to be trained, not of those that sampled.
+
+        The ratio's clip is around the policy before the update, and importance weights correct for the sampler
+        (decoupled PPO: Hilton et al. 2022, arXiv 2110.00641).
+        """
+        settings = (self._config.generation.temperature, self._algorithm.tokens_per_microbatch)
+        with computing(self._algorithm.precision, self._device):
+            found = all_log_probs(self._policy, rows.sequences, *settings)
+        return replace(rows, old_log_probs=found.log_probs)
 
     def _begin(self, block: int) -> None:
         self._learner.add(block, torch.arange(len(self._rows[block])), self._passes)
@@ -225,7 +235,7 @@ class ActorStage(LanguageStage):
         found = torch.stack(list(self._reducer.gather_blocks(own).values())).amax(0)
         self._differences = (float(found[0]), float(found[1]))
         precisions = {self._config.policy.precision, self._algorithm.precision}
-        if self._device == "cpu" and precisions == {Precision.float32}:
+        if not self._stale and self._device == "cpu" and precisions == {Precision.float32}:
             if self._config.generation.engine is Engine.transformers:  # others round as they like
                 require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
             require_unit_ratio(self._differences[1], _LARGEST_RATIO)
@@ -281,21 +291,27 @@ class ActorStage(LanguageStage):
         self,
         step_context: StepContext,
         argument: tuple[str, int, int, dict[str, object]],
-        added: Mapping[str, dict[str, Tensor]] = MappingProxyType({}),
+        *payloads: Mapping[str, dict[str, Tensor]] | WeightsMessage,
     ) -> None:
-        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state), and what another stage adds."""
+        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state).
+
+        `payloads` are what another stage adds, and the weights that completions under way were begun with.
+        """
         own = {_OPTIMIZER: self._learner.export_state()}  # all take part
         if self._rank != 0:
             return
         root, step, keep, state = argument
         if self._config.policy.lora.rank:  # the folder holds merged weights, from which adapters cannot be had back
             own["policy_module"] = self._shared.policy.module.state_dict()
+        for added in payloads:
+            own |= {} if isinstance(added, WeightsMessage) else dict(added)
+        more, values = earlier_weights.to_save([part for part in payloads if isinstance(part, WeightsMessage)])
         policy, config = self._shared.policy, self._config
         self._writer.save(
             *(Path(root), step),
             policy_writer=lambda folder: save_policy(policy, folder, config),
-            tensors=own | dict(added),
-            state=state | {"version": self._shared.version},
+            tensors=own | more,
+            state=state | {"version": self._shared.version} | values,
             keep=keep,
         )
 
@@ -315,6 +331,11 @@ class ActorStage(LanguageStage):
             self._shared.policy.module.load_state_dict(module)
             self._learner.adopt()
         self._shared.version, self._updated = step_context.iteration, False
+
+    def earlier_weights(self, step_context: StepContext, asked: tuple[str, int, int]) -> WeightsMessage | None:
+        """Returns what a checkpoint keeps beside the learner's (the first worker does): folder, place, version."""
+        folder, number, version = asked
+        return earlier_weights.read(Path(folder), number, version) if self._rank == 0 else None
 
     def export_snapshot(self, step_context: StepContext) -> StageState | None:
         """Returns weights and moments (the first worker does)."""

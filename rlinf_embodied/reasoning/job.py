@@ -10,6 +10,7 @@ from typing import cast
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import Engine, MathConfig, ReasoningName
+from rlinf_embodied.config.learning import require_correction
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.data.sources import problem_source, require_laws
@@ -19,6 +20,7 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.reasoning.batch import Prompt, RewardReport, SamplingParams
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
@@ -78,6 +80,10 @@ class ReasoningJob:
     def planning_parts(self) -> dict[str, object]:
         """Returns the sections that the stages' times depend on."""
         return {n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "reward", "algorithm")}
+
+    def require_staleness(self, staleness: int) -> None:
+        """See Job."""
+        require_correction(staleness, self.config.algorithm.tis_cap)
 
     def launch_notes(self) -> list[str]:
         """Returns what training sees as the reward."""
@@ -199,11 +205,12 @@ class ReasoningJob:
             DataError: it was the last of algorithm.max_zero_advantage_iterations in a row, from which nothing could be
                 learned; `progress` is left as it was.
         """
-        used = progress.counts.get(_PROBLEMS, 0)
-        result, metrics = run_iteration(executor, progress.iteration, used)
+        used, per_round = progress.counts.get(_PROBLEMS, 0), self.config.algorithm.prompts_per_iteration
+        end = self.config.run.num_iterations
+        result, metrics = run_iteration(executor, progress.iteration, used, per_round, end)
         self._count_zero_advantage(progress, metrics)
         rounds = int(metrics["rollout/rounds"])
-        progress.counts[_PROBLEMS] = used + rounds * self.config.algorithm.prompts_per_iteration
+        progress.counts[_PROBLEMS] = used + rounds * per_round
         progress.global_step += int(metrics["rollout/tokens"])
         return result, metrics
 
@@ -268,7 +275,9 @@ class ReasoningJob:
             reference = reference.relative_to(own)
         state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": str(reference)}
         keep = self.config.checkpoint.keep
-        executor.call("actor", "save", step_context, (str(root), progress.iteration, keep, state), added)
+        argument = (str(root), progress.iteration, keep, state)
+        earlier = [] if executor.ahead is None else executor.ahead.messages("actor")
+        executor.call("actor", "save", step_context, argument, [*added, *earlier])
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""
@@ -279,6 +288,8 @@ class ReasoningJob:
                 executor.call(stage, "load", step_context, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge.source, edge.target)
+        if executor.ahead is not None:
+            executor.ahead.begin_again_from("actor", checkpoint, earlier_versions(load_state(checkpoint)), step_context)
         return progress
 
     # ------------------------------------------------------------------------------------------------------- finish

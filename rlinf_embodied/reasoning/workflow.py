@@ -22,9 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
 from rlinf_embodied.errors import DataError
+from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import RepeatDecision, Workflow
 from rlinf_embodied.reasoning.actor_stage import ActorReport, ActorStageConfig
@@ -141,15 +143,33 @@ def _groups(reports: Sequence[RewardReport]) -> list[_Scored]:
 
 
 # -------------------------------------------------------------------------------------------------------- an iteration
-def run_iteration(executor: Executor, iteration: int, start: int) -> tuple[IterationResult, dict[str, float]]:
+def run_iteration(
+    executor: Executor, iteration: int, start: int, per_round: int, end: int | None = None
+) -> tuple[IterationResult, dict[str, float]]:
     """Runs one iteration and returns what came back, and its metrics by name.
 
     An iteration is a function of a snapshot: weights, optimizers, counters, and `start`, the number of problems that
     the run has used so far.
+
+    Args:
+        executor: of the workflow.
+        iteration: its number.
+        start: see above.
+        per_round: problems of a round.
+        end: no iteration of this number or a later one is begun.
     """
-    result = executor.run(StepContext(iteration, message=start))
+
+    def following(context: StepContext, result: IterationResult) -> StepContext:
+        rounds = max(executor.workflow.rounds(result.reports).values(), default=1)
+        return replace(
+            context, iteration=context.iteration + 1, message=cast(int, context.message) + rounds * per_round
+        )
+
+    result = executor.run(StepContext(iteration, message=start), Follow(following, end))
     metrics = rollout_metrics(result.all_of("generation", GenerationReport), result.all_of("reward", RewardReport))
     metrics["rollout/rounds"] = float(max(executor.workflow.rounds(result.reports).values(), default=1))
+    if executor.plan.staleness:
+        metrics["rollout/staleness"] = float(result.staleness)
     if "critic" in executor.workflow.stages:
         metrics |= result.all_of("critic", CriticReport)[0].metrics
     metrics |= next(r.metrics for r in reversed(result.all_of("actor", ActorReport)) if r.metrics)

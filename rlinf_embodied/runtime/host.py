@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from rlinf_embodied import device as devices
 from rlinf_embodied.errors import PlugInError, RlinfError, WorkerError
@@ -44,6 +44,8 @@ class StepContext:
     chunk: int = 0  # of a stage whose blocks arrive in several calls ...
     num_chunks: int = 1  # ... and how many there are
     message: object = None  # a repeat's decision, for the stages downstream
+    staleness: int = 0  # versions by which the weights that made the data are behind those that are trained
+    oldest: int | None = None  # the first iteration whose data is still needed; None: this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +386,8 @@ class WorkerHost:
 
     def _forget_before(self, step_context: StepContext) -> None:
         """Drops what earlier iterations left: an iteration consumes only its own data."""
-        for key in [key for key in self._store if key[0] != step_context.iteration]:
+        oldest = step_context.iteration if step_context.oldest is None else step_context.oldest
+        for key in [key for key in self._store if cast(int, key[0]) < oldest]:
             del self._store[key]
 
     def _failure(self, where: str, error: Exception) -> WorkerError:

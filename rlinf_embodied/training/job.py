@@ -130,6 +130,14 @@ class Job(Protocol):
         """Returns the parts of the config that the stages' times depend on."""
         ...
 
+    def require_staleness(self, staleness: int) -> None:
+        """Checks that it may train on what weights made that are so many versions behind.
+
+        Raises:
+            ConfigError: nothing corrects for them.
+        """
+        ...
+
     def launch_notes(self) -> list[str]:
         """Returns lines that are shown when the run starts: what a person would otherwise have to look up."""
         ...

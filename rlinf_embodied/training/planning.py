@@ -30,6 +30,7 @@ from rlinf_embodied.flow.explain import LONG_COLUMNS, Ranked, rank, rows
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measured import as_measured, linked
 from rlinf_embodied.flow.plan import Plan, resolve_on
+from rlinf_embodied.flow.plan_check import require_staleness
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.probes import collocated
 from rlinf_embodied.flow.profile import Profile
@@ -122,13 +123,23 @@ class Planning:
         self._config = config = job.config
         self._forced: Plan | None = None
         if not config.plan.is_auto:
-            self._forced = resolve_on(cluster, config.plan.name, config.plan.trees, workflow)
+            self._forced = self._resolved(cluster)
+            job.require_staleness(self._forced.staleness)
         self._pricer: Pricer | None = None
         if config.plan.profile is not None:
             self._price(load_profile(Path(config.plan.profile).expanduser()), workflow)
         self._ranked: list[Ranked] = []
         self._watch: DriftWatch | None = None
         self.periods: list[Period] = []
+
+    def _resolved(self, cluster: Cluster) -> Plan:
+        """Returns the plan that the config names; one without a staleness of its own has plan.max_staleness."""
+        asked = self._config.plan
+        plan = resolve_on(cluster, asked.name, asked.trees, self._workflow)
+        if plan.staleness or not asked.max_staleness:
+            return plan
+        require_staleness(plan.name, asked.max_staleness, self._workflow)
+        return replace(plan, staleness=asked.max_staleness)
 
     @property
     def edge_bytes_per_item(self) -> Mapping[tuple[str, str], float]:
@@ -189,9 +200,8 @@ class Planning:
         """
         self._cluster = cluster
         if self._forced is not None:
-            asked = self._config.plan
             try:
-                self._forced = resolve_on(cluster, asked.name, asked.trees, self._workflow)
+                self._forced = self._resolved(cluster)
             except PlanError:
                 self._forced = None
         if not self.periods:

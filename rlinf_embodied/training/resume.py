@@ -11,7 +11,7 @@ from typing import cast
 import yaml
 
 from rlinf_embodied.compose import PATH_KEYS, keys, to_yaml
-from rlinf_embodied.config import FREE_ON_RESUME
+from rlinf_embodied.config import FREE_ON_RESUME, KEPT_ON_RESUME
 from rlinf_embodied.config.renamed import with_current_keys
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning.checkpoint import Newest, load_state, newest_undamaged, verify
@@ -145,7 +145,7 @@ def _differences(config: JobConfig, theirs: Mapping[str, object]) -> Iterator[tu
     """Yields (key, value there, value here) of what must be the same; keys that the checkpoint does not know may be."""
     mine = cast(dict, yaml.safe_load(to_yaml(config)))
     for key, kind in keys(type(config)).items():
-        if is_dataclass(kind) or key.startswith(FREE_ON_RESUME):
+        if is_dataclass(kind) or (key.startswith(FREE_ON_RESUME) and key not in KEPT_ON_RESUME):
             continue
         before, here = _at(theirs, key), _at(mine, key)
         if before in (_ABSENT, here):

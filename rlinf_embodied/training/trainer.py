@@ -230,7 +230,7 @@ class Trainer:
             self._forget_best_that_is_gone()
         self._job.prepare(executor, view.progress)
         if snapshot is not None:
-            snapshots.restore(session, executor, snapshot)
+            snapshots.restore(executor, snapshot)
         self._startup.mark("stages", executor.setup_s)
         evaluation = self._job.evaluation(session, self._cluster, str(policy_folder), self._folder)
         job, folder = self._job, str(policy_folder)

@@ -1,0 +1,84 @@
+"""Iterations that overlap: which weights make which data is a matter of the staleness alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from any_plan import Fake, by_block, every_plan, outcome, random_workflow
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.iteration import Iteration, IterationResult
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.plan_check import require_staleness
+from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.session import SerialSession
+
+
+def runs_ahead(workflow: Workflow) -> bool:
+    try:
+        require_staleness("p", 1, workflow)
+    except PlanError:
+        return False
+    return True
+
+
+NUMBER = 5  # iterations
+CASES = [seed for seed in range(200) if runs_ahead(random_workflow(seed))]
+
+
+class HandMade:
+    """One device, whose weights are put in by hand before each half of an iteration."""
+
+    def __init__(self, workflow: Workflow, staleness: int) -> None:
+        plan = next(p for p in every_plan(workflow, 1) if "False" not in str(p.tree))
+        self.session, self.staleness = SerialSession(), staleness
+        self.executor = Executor(workflow, plan, self.session, Cluster("test", "cpu", 1, 1, 0))
+        self.versions = [0]
+
+    def weights(self) -> list[int]:
+        (edge,) = self.executor.workflow.weight_edges
+        stage = self.session._hosts[0].stages[edge.source]
+        assert isinstance(stage, Fake)
+        return stage.weights
+
+    def iteration(self, number: int) -> IterationResult:
+        state = Iteration(StepContext(number))
+        self.weights()[0] = self.versions[max(0, number - self.staleness)]
+        self.executor.run_front(state)
+        self.weights()[0] = self.versions[number]
+        self.executor.run_back(state)
+        self.executor.collect_calls(state)
+        self.versions.append(self.weights()[0])
+        return state.result
+
+
+def test_there_are_cases_of_every_kind() -> None:
+    workflows = [random_workflow(seed) for seed in CASES]
+    assert len(CASES) >= 20
+    assert sum(bool(workflow.loops) for workflow in workflows) >= 5
+    assert sum(workflow.repeat is not None for workflow in workflows) >= 1
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+@pytest.mark.parametrize(
+    "seed", [seed if place < 5 else pytest.param(seed, marks=pytest.mark.slow) for place, seed in enumerate(CASES[:16])]
+)
+def test_no_plan_changes_which_weights_make_which_data(seed: int, staleness: int) -> None:
+    workflow = random_workflow(seed)
+    by_hand = HandMade(workflow, staleness)
+    expected = [by_block(workflow, by_hand.iteration(number)) for number in range(NUMBER)]
+    for plan in [*every_plan(workflow, 1), *every_plan(workflow, 2)]:
+        ahead = replace(plan, staleness=staleness)
+        assert outcome(workflow, ahead, SerialSession(20.0), NUMBER) == expected, plan.tree
+
+
+def test_staleness_changes_what_is_computed() -> None:
+    changed = 0
+    for workflow in map(random_workflow, CASES):
+        plan = every_plan(workflow, 1)[0]
+        found = [outcome(workflow, replace(plan, staleness=k), SerialSession(), NUMBER) for k in range(3)]
+        changed += found[0] != found[1] != found[2]
+    assert changed >= len(CASES) // 2

@@ -1,0 +1,101 @@
+"""Completions of earlier weights: no plan changes which, nothing is lost, and the ratio's clip is around the newest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from math_runs import DAPO, PPO, TWO_STEPS, iterate_math, math_executor, tiny_math, train_math, untimed_rows
+from runs import digest
+from training_faults import lost, once
+
+from rlinf_embodied.config import MathConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reasoning.actor_stage import ActorStage
+from rlinf_embodied.reasoning.reward_stage import RewardStage
+from rlinf_embodied.runtime.session import SerialSession
+
+CORRECTED = ["algorithm.tis_cap=2.0", "algorithm.lr_end_fraction=1.0", "run.num_iterations=4"]
+VARIANTS = {
+    "grpo": [],
+    "grpo, several steps": TWO_STEPS,
+    "dapo, several steps": [*DAPO, *TWO_STEPS],
+    "ppo": PPO,
+}
+Trained = tuple[str, list[dict[str, float]]]
+
+
+def trained(variant: str, plan: str, devices: int, staleness: int) -> Trained:
+    config = tiny_math(*VARIANTS[variant], *CORRECTED, f"plan={plan}")
+    trees = [{**entry, "staleness": staleness} for entry in config.plan.trees]
+    executor = math_executor(config, trees, devices, SerialSession())
+    metrics = iterate_math(config, executor, 4)
+    return digest(executor), metrics
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[tuple[str, int], Trained]:
+    """What one worker gives."""
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("variant", "plan", "devices", "staleness"),
+    [
+        ("grpo", "disaggregated", 2, 1),
+        ("dapo, several steps", "hybrid", 2, 1),
+        ("ppo", "disaggregated", 4, 2),
+        pytest.param("grpo", "pipelined", 2, 2, marks=pytest.mark.slow),
+        pytest.param("grpo, several steps", "disaggregated", 2, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant, plan, devices, staleness) -> None:
+    if (variant, staleness) not in alone:
+        alone[variant, staleness] = trained(variant, "collocated", 1, staleness)
+    expected, metrics = alone[variant, staleness]
+    assert [row["rollout/staleness"] for row in metrics] == [float(min(n, staleness)) for n in range(4)]
+    assert metrics[-1]["losses/mismatch_max"] > 1e-3  # other weights sampled than were trained
+    assert metrics[-1]["losses/initial_log_ratio"] < 1e-4  # the clip is around the weights that were trained
+    found, found_metrics = trained(variant, plan, devices, staleness)
+    assert found_metrics == metrics
+    assert found == expected
+
+
+def short(folder: Path, *overrides: str) -> MathConfig:
+    few = ["checkpoint.every=1", "eval.num_problems=8", "eval.num_samples=0", *CORRECTED]
+    config = tiny_math(*few, *DAPO, "plan.max_staleness=2", *overrides)
+    config.run.dir = str(folder)
+    return config
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The folder and the summary of an undisturbed run."""
+    folder = tmp_path_factory.mktemp("straight")
+    return folder, train_math(short(folder))
+
+
+def test_a_stopped_run_goes_on_under_another_plan_to_the_same_weights(tmp_path, straight) -> None:
+    folder, summary = straight
+    train_math(short(tmp_path, "run.num_iterations=2"))
+    found = train_math(short(tmp_path, "plan=disaggregated", "cluster.num_devices=2"))
+    assert found["weights_sha256"] == summary["weights_sha256"]
+    assert untimed_rows(tmp_path) == untimed_rows(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "call"), [(ActorStage, "run", 2), (RewardStage, "run", 5)], ids=["an update", "a reward"]
+)
+def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, kind, method, call) -> None:
+    folder, summary = straight
+    calls = once(monkeypatch, kind, method, call, lost(), True)
+    found = train_math(short(tmp_path))
+    assert len(calls) > call + 1
+    assert found["weights_sha256"] == summary["weights_sha256"]
+    assert untimed_rows(tmp_path) == untimed_rows(folder)
+
+
+def test_without_a_correction_it_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.tis_cap is None, but with a staleness of 1.*tis_cap=2\.0"):
+        train_math(tiny_math("plan.max_staleness=1", "algorithm.tis_cap=null", f"run.dir={tmp_path}/run"))
+    assert list(tmp_path.iterdir()) == []
