@@ -51,7 +51,8 @@ def stored_plan(text: str, schema: type) -> str:
 def stored_tree(data: Mapping[str, object]) -> dict[str, object]:
     """Returns the variant that a plan.json holds: a tree for its number of devices and no other."""
     number = data.get("num_devices", 1)
-    return {"min_devices": number, "max_devices": number, "tree": data.get("tree")}
+    variant: dict[str, object] = {"min_devices": number, "max_devices": number, "tree": data.get("tree")}
+    return variant | {"staleness": data["staleness"]} if "staleness" in data else variant
 
 
 def _file_of(text: str, group: str) -> Path | None:

@@ -249,6 +249,21 @@ class Workflow:
             found |= sources
         return found
 
+    def back(self) -> frozenset[str]:
+        """Returns the stages that make weights and all that data of these reaches: the second part of an iteration.
+
+        The others, its front, may run ahead of it.  A loop is on one side: with either of its stages, both are here.
+        """
+        found = {edge.source for edge in self.weight_edges}
+        while True:
+            closed = found | self.downstream(*found)
+            for loop in self.loops.values():
+                if closed & {loop.opener, loop.answerer}:
+                    closed |= {loop.opener, loop.answerer}
+            if closed == found:
+                return frozenset(found)
+            found = closed
+
     def rounds(self, reports: Mapping[str, Sequence[Sequence[object]]]) -> dict[str, int]:
         """Returns how often each stage of a loop or a repeat ran, from an iteration's reports by stage."""
         found = {}

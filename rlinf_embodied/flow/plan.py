@@ -15,7 +15,7 @@ from rlinf_embodied.config.renamed import with_current_stages
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.calls import owners
 from rlinf_embodied.flow.graph import WHOLE, Workflow
-from rlinf_embodied.flow.plan_check import require_runnable
+from rlinf_embodied.flow.plan_check import MAX_STALENESS, require_runnable, require_staleness
 from rlinf_embodied.flow.tree import Devices, Leaf, LoopNode, Node, Spatial, Temporal, granularity, leaves, nodes
 
 _SHARE = r"(\d{1,9}(?:/0{0,8}[1-9]\d{0,8}|\.\d{1,9})?)"
@@ -24,11 +24,16 @@ _RANGE = re.compile(rf"{_SHARE}:{_SHARE}")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan tree for `num_devices` devices."""
+    """A plan tree for `num_devices` devices.
+
+    With a staleness of k, the stages before the weights' sources work up to k iterations ahead of them: those of
+    iteration i with the weights that iteration i - k - 1 made (at the start of a run: with those that there are).
+    """
 
     name: str
     num_devices: int
     tree: Node
+    staleness: int = 0
 
     def leaves(self) -> dict[str, Leaf]:
         """Returns each stage's leaf, in the order of the tree."""
@@ -86,7 +91,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, object]:
         """Returns the plan as JSON-ready data (what plan.json holds)."""
-        return {"name": self.name, "num_devices": self.num_devices, "tree": _to_dict(self.tree)}
+        found: dict[str, object] = {"name": self.name, "num_devices": self.num_devices, "tree": _to_dict(self.tree)}
+        return found | {"staleness": self.staleness} if self.staleness else found
 
 
 def _to_dict(node: Node) -> dict[str, object]:
@@ -213,6 +219,17 @@ def _range(variant: Mapping[str, object], name: str) -> tuple[int, float]:
     return least, most
 
 
+def _staleness(variant: Mapping[str, object], name: str) -> int:
+    """Returns how many iterations a variant's rollouts run ahead."""
+    value = variant.get("staleness", 0)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STALENESS:
+        raise PlanError(
+            f"plan.{name}.staleness is {value!r}, but it is a whole number of iterations from 0 to {MAX_STALENESS}: "
+            "mend the plan, or leave it out for 0"
+        )
+    return value
+
+
 def resolve_on(cluster: Cluster, name: str, trees: Sequence[Mapping[str, object]], workflow: Workflow) -> Plan:
     """Returns a named plan for the devices of a cluster that compute; for all of them where it does not fit these.
 
@@ -232,12 +249,12 @@ def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, 
 
     Args:
         name: for messages and plan.json.
-        trees: variants `{min_devices, tree}`; the one with the largest min_devices that fits is taken.
+        trees: variants `{min_devices, tree, staleness}`; the one with the largest min_devices that fits is taken.
         num_devices: devices of the cluster.
         workflow: what the plan is for.
 
     Raises:
-        PlanError: no variant fits, a stage is missing or unknown, or there are too few blocks.
+        PlanError: no variant fits, a stage is missing or unknown, there are too few blocks, or nothing can run ahead.
     """
     ranges = [(*_range(variant, name), variant) for variant in trees]
     fitting = [(least, variant) for least, most, variant in ranges if least <= num_devices <= most]
@@ -254,6 +271,7 @@ def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, 
         )
     _, variant = max(fitting, key=lambda entry: entry[0])
     tree = without_absent(with_current_stages(variant["tree"], workflow.stages), workflow)
-    plan = Plan(name, num_devices, _parse(tree, num_devices, f"plan.{name}"))
+    plan = Plan(name, num_devices, _parse(tree, num_devices, f"plan.{name}"), _staleness(variant, name))
     require_runnable(name, plan.tree, workflow)
+    require_staleness(name, plan.staleness, workflow)
     return plan

@@ -1,10 +1,12 @@
-"""Whether a plan tree can run a workflow: all stages placed once, in order, and streaming only what may stream."""
+"""Whether a plan can run a workflow: all stages placed once, in order, streaming and ahead only where they may be."""
 
 from __future__ import annotations
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.graph import WHOLE, Workflow
 from rlinf_embodied.flow.tree import Leaf, LoopNode, Node, Spatial, leaves, nodes
+
+MAX_STALENESS = 8  # iterations that rollouts may run ahead
 
 
 def require_runnable(name: str, tree: Node, workflow: Workflow) -> None:
@@ -37,6 +39,26 @@ def require_runnable(name: str, tree: Node, workflow: Workflow) -> None:
             _check_loop(name, node, workflow)
     _check_spatial(name, tree, workflow, WHOLE)
     _check_order(name, tree, workflow)
+
+
+def require_staleness(name: str, staleness: int, workflow: Workflow) -> None:
+    """Checks that a workflow has something to run ahead of, and something that can, where a plan's staleness asks so.
+
+    Raises:
+        PlanError: it has no weight edge, or all of its stages get data of a stage that makes weights.
+    """
+    if staleness == 0:
+        return
+    where = f"plan.{name}.staleness is {staleness}"
+    if not workflow.weight_edges:
+        raise PlanError(
+            f"{where}, but the workflow {workflow.name} passes no weights on, so that nothing can be stale: use 0"
+        )
+    if not set(workflow.stages) - workflow.back():
+        raise PlanError(
+            f"{where}, but every stage of the workflow {workflow.name} makes weights or gets data of one that does "
+            f"({sorted(workflow.back())}), so that none can run ahead: use 0"
+        )
 
 
 def _what_differs(placed: list[str], workflow: Workflow) -> str:

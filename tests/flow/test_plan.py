@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.compose import stored_tree
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Temporal, parse_devices, resolve
@@ -134,3 +135,39 @@ def test_blocks_are_spread_contiguously_and_evenly(num_devices: int, num_blocks:
 def test_halves_are_disjoint_and_cover_all_devices(num_devices: int) -> None:
     low, high = (parse_devices(text, num_devices, "plan") for text in ("0:1/2", "1/2:1"))
     assert sorted(low + high) == list(range(num_devices))
+
+
+def test_staleness_is_a_number_of_the_plan_and_of_its_file() -> None:
+    plan = resolve("p", [{"tree": tree(), "staleness": 2}], 2, workflow())
+    assert plan.staleness == 2
+    assert plan.to_dict()["staleness"] == 2
+    assert resolve("p", [stored_tree(plan.to_dict())], 2, workflow()) == plan
+    fresh = resolve("p", [{"tree": tree()}], 2, workflow())
+    assert fresh.staleness == 0
+    assert "staleness" not in fresh.to_dict()
+
+
+@pytest.mark.parametrize("value", [-1, 9, 1.0, True, "1", None])
+def test_a_staleness_that_is_no_small_whole_number_is_refused(value: object) -> None:
+    with pytest.raises(PlanError, match=r"plan\.p\.staleness is .*from 0 to 8"):
+        resolve("p", [{"tree": tree(), "staleness": value}], 2, workflow())
+
+
+def test_staleness_needs_weights_and_a_stage_that_can_run_ahead() -> None:
+    with pytest.raises(PlanError, match="passes no weights on"):
+        resolve("p", [{"tree": tree(), "staleness": 1}], 2, replace(workflow(), weight_edges=()))
+    turned = replace(workflow(), weight_edges=(WeightEdge("policy", "actor"),))
+    with pytest.raises(PlanError, match="none can run ahead"):
+        resolve("p", [{"tree": tree(), "staleness": 1}], 2, turned)
+    resolve("p", [{"tree": tree(), "staleness": 0}], 2, turned)
+
+
+def test_the_back_of_an_iteration_is_what_makes_weights_and_what_comes_behind() -> None:
+    assert workflow().back() == {"actor"}
+    stages = {name: StageSpec(name, f"fakes.{name}", None) for name in "abcde"}
+    edges = (Edge("a", "b"), Edge("b", "c"), Edge("a", "e"))
+    line = Workflow("line", 2, stages, edges, (WeightEdge("b", "a"),))
+    assert line.back() == {"b", "c"}
+    looped = replace(line, loops={"l": Loop("l", "d", "c", 2)}, edges=(Edge("a", "b"), Edge("b", "d"), Edge("d", "e")))
+    assert looped.back() == {"b", "c", "d", "e"}
+    assert replace(line, weight_edges=()).back() == frozenset()
