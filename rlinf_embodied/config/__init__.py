@@ -41,7 +41,7 @@ from rlinf_embodied.config.learning import (
     StartConfig,
     WarmStartConfig,
 )
-from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig, TransportMode
+from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig, TransportMode
 from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
@@ -61,6 +61,7 @@ from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, R
 
 __all__ = [
     "FREE_ON_RESUME",
+    "MAX_STALENESS",
     "AlgorithmConfig",
     "AlgorithmName",
     "AnswerEvalConfig",

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from rlinf_embodied.config.checks import require
 
+MAX_STALENESS = 8  # iterations that rollouts may run ahead
 _LEAST_STORE_BYTES = 75 << 20
 
 
@@ -17,6 +18,16 @@ class TransportMode(StrEnum):
     object_store = "object_store"  # always through the object store, as if no two stages shared a process
 
 
+def require_staleness(path: str, value: int) -> None:
+    """Checks how many versions old the weights of rollouts may be.
+
+    Raises:
+        ConfigError: less than none, or more than are possible.
+    """
+    rule = f"rollouts run 0 to {MAX_STALENESS} iterations ahead"
+    require(0 <= value <= MAX_STALENESS, path, value, rule, "use 0 for weights of the iteration before, or 1")
+
+
 @dataclass(kw_only=True, slots=True)
 class PlanConfig:
     """Which plan tree runs: `auto` (the best one for what is measured), a preset, or any file of the same form."""
@@ -24,6 +35,9 @@ class PlanConfig:
     name: str = "auto"
     file: str | None = None
     trees: list[dict] = field(default_factory=list)  # variants by number of devices, see flow/plan.py
+    max_staleness: int = (
+        0  # auto: rollouts may use weights this many versions old, where that pays, see flow/planner.py
+    )
     replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see flow/drift.py
     profile: str | None = None  # auto: a profile file to plan with; None: the cached one, or measured now
     profile_budget_s: float = 36.0  # auto: seconds for the repeated measurements of a profile, besides set-up
@@ -43,6 +57,7 @@ class PlanConfig:
             "a plan needs a tree",
             "use plan=auto, plan=collocated, plan=disaggregated, or plan=<file.yaml>",
         )
+        require_staleness("plan.max_staleness", self.max_staleness)
 
     @property
     def is_auto(self) -> bool:
