@@ -21,7 +21,7 @@ from rlinf_embodied.telemetry.tables import described_table, terminal_width
 def emulate(config: EmulationConfig) -> None:
     profile, cluster = find_profile(config), replace(find_cluster(config.cluster), emulated=True)
     pricer = Pricer(workflow_for(profile, config.workflow), profile, cluster)
-    plans = find_named_plans(config.plan, pricer, config.num_ranked)
+    plans = find_named_plans(config.plan, pricer, config.num_ranked, config.max_staleness)
 
     from rlinf_embodied.execution.emulation import Emulator, row
     from rlinf_embodied.runtime.ray_session import RaySession

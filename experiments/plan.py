@@ -2,6 +2,7 @@
 
 python experiments/plan.py profile=maniskill_openvla cluster=h100x64
 python experiments/plan.py profile=runs/mine/profile.json cluster=local run.dir=runs/plan
+python experiments/plan.py profile=grpo_llm cluster=h100x8 max_staleness=1
 python experiments/plan.py model=openvla_7b
 python experiments/plan.py model=smolvla
 
@@ -37,7 +38,7 @@ def plan(config: PlanningConfig) -> None:
     pricer = Pricer(
         workflow_for(profile, config.workflow), profile, cluster, overlap_in_worker=config.overlap_in_worker
     )
-    ranked, impossible = rank(pricer, config.num_ranked)
+    ranked, impossible = rank(pricer, config.num_ranked, max_staleness=config.max_staleness)
     show(ranked, impossible, pricer)
     folder = Path(config.run.dir or f"runs/plan-{profile.name}-{cluster.name}")
     write(folder, ranked, impossible, pricer)
@@ -68,12 +69,12 @@ def write(folder: Path, ranked: list[Ranked], impossible: list[Infeasible], pric
         "impossible": {str(entry.mode): entry.reason for entry in impossible},
     }
     (folder / "plan.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    spans = simulate(best.plan.tree, pricer).spans
+    spans = simulate(best.plan.tree, pricer, staleness=best.plan.staleness).spans
     if pricer.cluster.num_devices > DRAWN_DEVICES:  # a stage's first device stands for all of them
         first = {stage: leaf.devices[0] for stage, leaf in best.plan.leaves().items()}
         spans = [span for span in spans if span.worker == first[span.stage]]
     write_trace(folder / "trace.json", spans)
-    write_gantt(folder / "plan.png", spans, f"{pricer.workflow.name} on {pricer.cluster.name}: {best.shape}, predicted")
+    write_gantt(folder / "plan.png", spans, f"{pricer.workflow.name} on {pricer.cluster.name}: {best.label}, predicted")
 
 
 def plan_memory(name: str, config: PlanningConfig) -> None:

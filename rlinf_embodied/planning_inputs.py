@@ -75,7 +75,7 @@ def find_cluster(name: str) -> Cluster:
     return described_cluster(read_mapping(path), str(path))
 
 
-def find_named_plans(text: str, pricer: Pricer, num_ranked: int) -> list[Plan]:
+def find_named_plans(text: str, pricer: Pricer, num_ranked: int, max_staleness: int = 0) -> list[Plan]:
     """Returns the plans that a text names, the best first.
 
     Args:
@@ -83,17 +83,19 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int) -> list[Plan]:
             configs/plan, or a path to a plan file.
         pricer: what is planned.
         num_ranked: how many `all` means at least.
+        max_staleness: the largest staleness of `auto` and `all`.
 
     Raises:
         ConfigError: there is no such plan.
         PlanError: no plan of that mode is possible, or the file's plan does not suit the workflow or the cluster.
     """
     if text == "all":
-        return [replace(entry.plan, name=entry.shape) for entry in rank(pricer, num_ranked)[0]]
+        ranked, _ = rank(pricer, num_ranked, max_staleness=max_staleness)
+        return [replace(entry.plan, name=entry.label) for entry in ranked]
     if text == "auto" or text in [mode.value for mode in Mode if mode is not Mode.any]:
         mode = Mode.any if text == "auto" else Mode(text)
-        best = find_plans(pricer, mode)[0]
-        return [Plan(f"{text} {best.shape}", pricer.cluster.num_devices, best.tree)]
+        best = find_plans(pricer, mode, max_staleness=max_staleness if mode is Mode.any else 0)[0]
+        return [Plan(f"{text} {best.label}", pricer.cluster.num_devices, best.tree, best.staleness)]
     path = Path(text).expanduser()
     if text in choices("plan"):
         path = CONFIG_DIR / "plan" / f"{text}.yaml"

@@ -47,7 +47,7 @@ def predicted(run: Run) -> Activity | str:
         profile = load_profile(path)
         workflow = as_measured(workflow_for(profile), profile)
         plan = resolve(str(run.plan.get("name")), [stored_tree(run.plan)], cluster.num_devices, workflow)
-        result = simulate(plan.tree, Pricer(workflow, profile, linked(cluster, profile)))
+        result = simulate(plan.tree, Pricer(workflow, profile, linked(cluster, profile)), staleness=plan.staleness)
     except RlinfError as error:
         return f"nothing can be predicted: {error}"
     idle = {device: result.idle_share(device) for device in sorted({span.worker for span in result.spans})}

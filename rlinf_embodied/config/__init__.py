@@ -42,7 +42,7 @@ from rlinf_embodied.config.learning import (
     StartConfig,
     WarmStartConfig,
 )
-from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig, TransportMode
+from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig, TransportMode
 from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
@@ -63,6 +63,7 @@ from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, R
 __all__ = [
     "FREE_ON_RESUME",
     "KEPT_ON_RESUME",
+    "MAX_STALENESS",
     "AlgorithmConfig",
     "AlgorithmName",
     "AnswerEvalConfig",

@@ -16,7 +16,7 @@ from rlinf_embodied.config.learning import (
     StartConfig,
     WarmStartConfig,
 )
-from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig
+from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig, require_staleness
 from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
@@ -358,11 +358,13 @@ class ProfiledConfig:
     cluster: str = "h100x8"  # local, a file under configs/cluster (also without "emulated_"), or a path to a .yaml file
     num_items: int | None = None  # another amount of work than the profile's
     num_ranked: int = 8  # plans that are shown
+    max_staleness: int = 0  # rollouts may use weights this many versions old, where that pays: as plan.max_staleness
     overlap_in_worker: bool = False  # price loops as if a worker's CPU and device sides ran at once
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
         require(self.num_ranked >= 1, "num_ranked", self.num_ranked, "it must be at least 1", "use 8")
+        require_staleness("max_staleness", self.max_staleness)
         require(self.num_items is None or self.num_items >= 1, "num_items", self.num_items, "it is positive", "use 256")
 
 

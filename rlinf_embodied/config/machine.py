@@ -18,6 +18,16 @@ class TransportMode(StrEnum):
     object_store = "object_store"  # always through the object store, as if no two stages shared a process
 
 
+def require_staleness(path: str, value: int) -> None:
+    """Checks how many versions old the weights of rollouts may be.
+
+    Raises:
+        ConfigError: less than none, or more than are possible.
+    """
+    rule = f"rollouts run 0 to {MAX_STALENESS} iterations ahead"
+    require(0 <= value <= MAX_STALENESS, path, value, rule, "use 0 for weights of the iteration before, or 1")
+
+
 @dataclass(kw_only=True, slots=True)
 class PlanConfig:
     """Which plan tree runs: `auto` (the best one for what is measured), a preset, or any file of the same form."""
@@ -31,9 +41,6 @@ class PlanConfig:
     profile_budget_s: float = 36.0  # auto: seconds for the repeated measurements of a profile, besides set-up
 
     def __post_init__(self) -> None:
-        most = self.max_staleness
-        rule = f"it counts iterations by which a rollout runs ahead, 0 to {MAX_STALENESS}"
-        require(0 <= most <= MAX_STALENESS, "plan.max_staleness", most, rule, "use 0, or 1 with algorithm.tis_cap=2.0")
         require(
             self.profile_budget_s > 0,
             "plan.profile_budget_s",
@@ -48,6 +55,7 @@ class PlanConfig:
             "a plan needs a tree",
             "use plan=auto, plan=collocated, plan=disaggregated, or plan=<file.yaml>",
         )
+        require_staleness("plan.max_staleness", self.max_staleness)
 
     @property
     def is_auto(self) -> bool:

@@ -29,11 +29,12 @@ NO_WEIGHTS = WeightProfile(0.0)
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The message of every step: when the iteration began on the wall clock, and wall seconds per emulated second."""
+    """The message of every step: when the iteration began, and wall seconds per emulated second."""
 
     iteration: int
-    wall_s: float
+    wall_s: float  # on the wall clock
     scale: float
+    begin_s: float = 0.0  # in emulated seconds: nothing that is submitted in it begins earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Parcel:
 
     stage: str  # that made it
     device: int
-    ready_s: float  # emulated seconds since the iteration began
+    ready_s: float  # emulated seconds
     place: int = 0  # among the blocks of its call: they leave the device one after the other
 
 
@@ -83,9 +84,9 @@ class EmulatedDevice:
         self.peak_bytes = 0.0
 
     def at(self, step_context: StepContext) -> None:
-        """Sets the clock back where a new iteration begins."""
+        """Sets the clock forward where a new iteration begins."""
         if isinstance(step_context.message, Start) and step_context.message != self.start:
-            self.start, self._free_s = step_context.message, 0.0
+            self.start, self._free_s = step_context.message, max(self._free_s, step_context.message.begin_s)
 
     def hold(self, stage: str, num_bytes: float) -> None:
         """Notes what a stage holds from now on, loaded or offloaded."""
@@ -117,7 +118,7 @@ class EmulatedDevice:
     def work(self, begin_s: float, seconds: float) -> float:
         """Is busy for `seconds` from `begin_s` on, and returns the end."""
         self._free_s = max(begin_s, self._free_s) + seconds
-        deadline = self.start.wall_s + self._free_s * self.start.scale
+        deadline = self.start.wall_s + (self._free_s - self.start.begin_s) * self.start.scale
         time.sleep(max(0.0, deadline - time.time()))
         return self._free_s
 

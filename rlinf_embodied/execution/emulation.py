@@ -67,6 +67,15 @@ class Emulated:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Iterated:
+    """One iteration: emulated seconds until the last worker was done, by the wall clock and by the deadlines."""
+
+    measured_s: float
+    due_s: float
+    peak_bytes: float
+
+
 class Emulator:
     """Emulates plans of one workflow, profile and cluster one after the other, in the same workers."""
 
@@ -75,13 +84,14 @@ class Emulator:
         assert pricer.cluster.emulated, f"cluster {pricer.cluster.name} is a real one"
         self._pricer, self._session = pricer, session
         self._iteration = 0  # over all plans: workers tell iterations apart by it
+        self._clock_s = 0.0  # emulated seconds until the last one ended
 
     def predicted_s(self, plan: Plan) -> float:
         """Returns the seconds per iteration that the planner predicts."""
-        return simulate(plan.tree, self._pricer, traced=False).iteration_s
+        return simulate(plan.tree, self._pricer, traced=False, staleness=plan.staleness).iteration_s
 
     def run(self, plan: Plan, num_iterations: int, scale: float | None = None) -> Emulated:
-        """Runs a plan for an uncounted iteration, then for so many.
+        """Runs a plan for an uncounted iteration (and as many as its fronts run ahead), then for so many.
 
         Args:
             plan: made for the cluster.
@@ -96,27 +106,31 @@ class Emulator:
         self._session.clear()  # or stages of the plan before would be switched out for those of this one
         workflow = emulated_workflow(self._pricer, f"{plan.name} {uuid.uuid4().hex[:8]}")
         executor = Executor(workflow, plan, self._session, self._pricer.cluster)
-        self._iterate(executor, scale * _WARM_UP)
+        self._clock_s = 0.0
+        for _ in range(1 + plan.staleness):
+            self._iterate(executor, scale * _WARM_UP)
         start = time.time()
         done = [self._iterate(executor, scale) for _ in range(num_iterations)]
         return Emulated(
             plan=plan,
             predicted_s=predicted_s,
             simulated_s=predicted_s,
-            measured_s=tuple(measured for measured, _ in done),
-            due_s=tuple(max(finish.end_s for finish in finishes) for _, finishes in done),
-            peak_bytes=max(finish.peak_bytes for _, finishes in done for finish in finishes),
+            measured_s=tuple(one.measured_s for one in done),
+            due_s=tuple(one.due_s for one in done),
+            peak_bytes=max(one.peak_bytes for one in done),
             wall_s=time.time() - start,
             scale=scale,
         )
 
-    def _iterate(self, executor: Executor, scale: float) -> tuple[float, list[Finish]]:
-        """Runs an iteration; returns the emulated seconds until the last worker was done, and what they report."""
+    def _iterate(self, executor: Executor, scale: float) -> _Iterated:
+        """Runs an iteration."""
         self._iteration += 1
-        begin = Start(self._iteration, time.time(), scale)
+        begin = Start(self._iteration, time.time(), scale, self._clock_s)
         result = executor.run(StepContext(self._iteration, message=begin))
-        end_s = max(span.end_s for span in result.spans)
-        return (end_s - begin.wall_s) / scale, _finishes(result)
+        end_s, finishes = max(span.end_s for span in result.spans), _finishes(result)
+        self._clock_s = max(begin.begin_s, *(finish.end_s for finish in finishes))
+        peak_bytes = max(finish.peak_bytes for finish in finishes)
+        return _Iterated((end_s - begin.wall_s) / scale, self._clock_s - begin.begin_s, peak_bytes)
 
 
 def _finishes(result: IterationResult) -> list[Finish]:

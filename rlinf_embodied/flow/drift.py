@@ -34,7 +34,7 @@ class Prediction:
 
 def predict(pricer: Pricer, plan: Plan) -> Prediction:
     """Returns the seconds of any plan, whether the planner would have chosen it or not; inf where it cannot run."""
-    run = simulate(plan.tree, pricer, traced=False)
+    run = simulate(plan.tree, pricer, traced=False, staleness=plan.staleness)
     return Prediction(run.iteration_s, run.stages_s if math.isfinite(run.iteration_s) else {})
 
 
@@ -96,6 +96,8 @@ class Replanned:
 def replan(pricer: Pricer, plan: Plan, factors: Mapping[str, float], name: str = "auto") -> Replanned:
     """Plans again with a profile scaled by what was measured; keeps the plan unless another wins by the margin.
 
+    The staleness stays what it is.
+
     Raises:
         PlanError: nothing fits any more (memory is not scaled, so a plan that ran still does).
     """
@@ -103,8 +105,8 @@ def replan(pricer: Pricer, plan: Plan, factors: Mapping[str, float], name: str =
         pricer.workflow, scaled(pricer.profile, factors), pricer.cluster, overlap_in_worker=pricer.overlap_in_worker
     )
     stays = predict(again, plan)
-    best = find_plans(again)[0]
+    best = find_plans(again, min_staleness=plan.staleness, max_staleness=plan.staleness)[0]
     if best.iteration_s >= stays.iteration_s * (1 - MARGIN):
         return Replanned(again, plan, stays, stays.iteration_s, False)
-    other = Plan(f"{name}: {best.shape}", pricer.cluster.num_devices, best.tree)
+    other = Plan(f"{name}: {best.label}", pricer.cluster.num_devices, best.tree, best.staleness)
     return Replanned(again, other, predict(again, other), stays.iteration_s, True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.flow.planner import Found, Mode, find_plans
+from rlinf_embodied.flow.planner import WORTH, Found, Mode, by_choice, find_plans, label
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import simulate
 
@@ -29,6 +29,11 @@ class Ranked:
     peak_bytes: float
     why_not: str = ""  # why it lost; empty for the best
 
+    @property
+    def label(self) -> str:
+        """Its shape and, where it has one, its staleness."""
+        return label(self.shape, self.plan.staleness)
+
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
@@ -38,30 +43,35 @@ class Infeasible:
     reason: str
 
 
-def rank(pricer: Pricer, num_ranked: int = 8) -> tuple[list[Ranked], list[Infeasible]]:
+def rank(
+    pricer: Pricer, num_ranked: int = 8, *, min_staleness: int = 0, max_staleness: int = 0
+) -> tuple[list[Ranked], list[Infeasible]]:
     """Returns the best plans of all kinds, the best of every mode among them, and the modes that are impossible.
+
+    The first plan is the one to choose.  Modes are of plans without staleness.
 
     Raises:
         PlanError: no plan is possible at all; says what is short.
     """
-    plans = {found.shape: found for found in find_plans(pricer)[:num_ranked]}
+    found = find_plans(pricer, min_staleness=min_staleness, max_staleness=max_staleness)
+    plans = {plan.label: plan for plan in found[:num_ranked]}
     impossible = []
-    for mode in (Mode.temporal, Mode.spatial, Mode.hybrid):
+    for mode in (Mode.temporal, Mode.spatial, Mode.hybrid) if not min_staleness else ():
         try:
             best = find_plans(pricer, mode)[0]
         except PlanError as error:
             impossible.append(Infeasible(mode, str(error)))
             continue
-        plans.setdefault(best.shape, best)
-    ordered = sorted(plans.values(), key=lambda found: found.iteration_s)
+        plans.setdefault(best.label, best)
+    ordered = by_choice(plans.values())
     ranked = [describe(pricer, found, f"{pricer.workflow.name}_{i + 1}") for i, found in enumerate(ordered)]
     return [_compared(entry, ranked[0]) for entry in ranked], impossible
 
 
 def describe(pricer: Pricer, found: Found, name: str) -> Ranked:
     """Returns a found plan with everything that a report says of it."""
-    plan = Plan(name, pricer.cluster.num_devices, found.tree)
-    run = simulate(found.tree, pricer, traced=False)
+    plan = Plan(name, pricer.cluster.num_devices, found.tree, found.staleness)
+    run = simulate(found.tree, pricer, traced=False, staleness=found.staleness)
     devices = {stage: len(leaf.devices) for stage, leaf in plan.leaves().items()}
     busy = run.stages_s
     idle = [max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices)]
@@ -82,6 +92,10 @@ def _compared(entry: Ranked, best: Ranked) -> Ranked:
     """Returns the entry with the reason why it is slower than the best."""
     if entry is best:
         return entry
+    if entry.iteration_s < best.iteration_s * (1 - 1e-6):
+        saved = 1 - entry.iteration_s / best.iteration_s
+        why = f"saves {saved:.1%}, but a larger staleness has to save {WORTH:.0%} of the best with a smaller one"
+        return Ranked(**{**_as_dict(entry), "why_not": why})
     if entry.iteration_s <= best.iteration_s * (1 + 1e-6):
         return Ranked(**{**_as_dict(entry), "why_not": "as fast as the best"})
     slower = {stage: entry.busy_s[stage] - best.busy_s[stage] for stage in entry.busy_s}
@@ -105,10 +119,12 @@ def _as_dict(entry: Ranked) -> dict[str, object]:
 
 
 def rows(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
-    """Returns the table that is printed: one row per plan, one text per column."""
+    """Returns the table that is printed: one row per plan, one text per column; staleness where any plan has one."""
+    stale = any(entry.plan.staleness for entry in ranked)
     return [
         {
             "plan": entry.shape,
+            **({"staleness": str(entry.plan.staleness)} if stale else {}),
             "devices": " ".join(f"{stage} {n}" for stage, n in entry.devices.items()),
             "s/iteration": f"{entry.iteration_s:.2f}",
             "bottleneck": f"{entry.bottleneck} {entry.busy_s[entry.bottleneck]:.1f} s",

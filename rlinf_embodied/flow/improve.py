@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlinf_embodied.flow import cost
@@ -25,7 +26,17 @@ def priced(draft: Draft, pricer: Pricer) -> Drafted:
     return Drafted(draft, float(cost.iteration_s(known)[0]), float(known.peak_bytes[0]))
 
 
-def improved(plan: Drafted, pricer: Pricer) -> Drafted:
+def priced_ahead(draft: Draft, pricer: Pricer) -> Drafted:
+    """Returns a draft of two parts, the first of which runs ahead of the second: the slower one counts."""
+    parts = [price(part, pricer)[0] for part in draft.parts]
+    seconds, peaks = (
+        [float(one[0]) for one in some]
+        for some in zip(*((cost.iteration_s(p), p.peak_bytes) for p in parts), strict=True)
+    )
+    return Drafted(draft, max(seconds), max(peaks))
+
+
+def improved(plan: Drafted, pricer: Pricer, priced: Callable[[Draft, Pricer], Drafted] = priced) -> Drafted:
     """Returns the plan after moving nodes, then halves of them, between its parts; as it is on a small cluster."""
     devices = sum(plan.draft.allocation)
     if is_small(devices):
@@ -34,12 +45,12 @@ def improved(plan: Drafted, pricer: Pricer) -> Drafted:
     steps = [largest >> k for k in range(largest.bit_length())]
     smallest = min(min(group.devices_per_node for group in pricer.classes), 8) if devices > 64 else 1
     for step in [s for s in steps if s >= smallest] or [smallest]:
-        while (better := _one_move(plan, pricer, step)) is not None:
+        while (better := _one_move(plan, pricer, step, priced)) is not None:
             plan = better
     return plan
 
 
-def _one_move(plan: Drafted, pricer: Pricer, step: int) -> Drafted | None:
+def _one_move(plan: Drafted, pricer: Pricer, step: int, priced: Callable[[Draft, Pricer], Drafted]) -> Drafted | None:
     """Returns the first plan that differs by `step` devices moved between two parts, fits, and is faster; or None."""
     tried = (d for i in range(len(pricer.classes)) for d in moves(plan.draft, step, i) if is_possible(d))
     for other in (priced(draft, pricer) for draft in tried):

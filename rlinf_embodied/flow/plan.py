@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config import MAX_STALENESS
 from rlinf_embodied.config.renamed import with_current_stages
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.calls import owners
 from rlinf_embodied.flow.graph import WHOLE, Workflow
-from rlinf_embodied.flow.plan_check import MAX_STALENESS, require_runnable, require_staleness
+from rlinf_embodied.flow.plan_check import require_runnable, require_staleness
 from rlinf_embodied.flow.tree import Devices, Leaf, LoopNode, Node, Spatial, Temporal, granularity, leaves, nodes
 
 _SHARE = r"(\d{1,9}(?:/0{0,8}[1-9]\d{0,8}|\.\d{1,9})?)"

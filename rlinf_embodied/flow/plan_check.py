@@ -6,8 +6,6 @@ from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow.graph import WHOLE, Workflow
 from rlinf_embodied.flow.tree import Leaf, LoopNode, Node, Spatial, leaves, nodes
 
-MAX_STALENESS = 8  # iterations that rollouts may run ahead
-
 
 def require_runnable(name: str, tree: Node, workflow: Workflow) -> None:
     """Checks a plan tree against the workflow that it is to run.
@@ -58,6 +56,12 @@ def require_staleness(name: str, staleness: int, workflow: Workflow) -> None:
         raise PlanError(
             f"{where}, but every stage of the workflow {workflow.name} makes weights or gets data of one that does "
             f"({sorted(workflow.back())}), so that none can run ahead: use 0"
+        )
+    again = workflow.upstream(workflow.repeat.before) if workflow.repeat else set()
+    if again & workflow.back():
+        raise PlanError(
+            f"{where}, but the workflow {workflow.name} does {sorted(again)} again until there is enough, of which "
+            f"{sorted(again & workflow.back())} are of the part that cannot run ahead: use 0"
         )
 
 

@@ -13,6 +13,9 @@
                     devices, unequal parts of turns, sides of a loop that overlap in part, idle devices (refine.py)
     7. rank         by simulated seconds per iteration; explain.py says what binds each plan and why it lost
 
+With a staleness, the front of the workflow (what is not in Workflow.back()) runs ahead of its back: step 5 adds plans
+that give each of them devices of its own, where the slower one counts, and steps 6 and 7 simulate several iterations.
+
 The formulas of step 3 and 4 (cost.py) only tell which trees are worth simulating: they are bounds from above, but for
 a few per cent.
 
@@ -22,39 +25,26 @@ once.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from enum import StrEnum
-
-import numpy as np
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow import cost
-from rlinf_embodied.flow.allocations import is_small, make_allocations
-from rlinf_embodied.flow.draft import Allocation, Draft, realize
-from rlinf_embodied.flow.frontier import Candidates, Front, Ints, Operator, at, fitting, flatten, prune
-from rlinf_embodied.flow.improve import Drafted, improved, priced
+from rlinf_embodied.flow.allocations import is_small
+from rlinf_embodied.flow.draft import realize
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.improve import Drafted
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Spatial, leaves
+from rlinf_embodied.flow.plan_check import require_staleness
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.refine import MOST_CALLS, Refiner
+from rlinf_embodied.flow.search import LARGE_WIDTH, NUM_RANKED, SMALL_WIDTH, Mode, Search
 from rlinf_embodied.flow.simulate import Simulator
-from rlinf_embodied.flow.units import cuts, find_predecessors, find_units, intervals
 
-SMALL_WIDTH = 8  # candidates kept per set and allocation: in 120 random cases nothing was lost, with 4 up to 7 %
-LARGE_WIDTH = 4  # on larger clusters
-NUM_RANKED = 12  # plans of different shape that are returned
-LARGE_RANKED = 2  # the same on larger clusters, where a simulation takes up to a tenth of a second and more
-NUM_IMPROVED = 4  # of them, those whose parts are fitted node by node
+__all__ = ["WORTH", "Found", "Mode", "Search", "by_choice", "draft_tree", "find_plans", "label", "ranked", "shape"]
 
-
-class Mode(StrEnum):
-    """Which trees are searched."""
-
-    any = "any"
-    temporal = "temporal"  # all on all devices, by turns
-    spatial = "spatial"  # every stage on devices of its own
-    hybrid = "hybrid"  # the sides of a loop disaggregated (without loops: some parts), and turns on all devices
+LARGE_RANKED = 2  # plans that are returned on larger clusters, where a simulation takes a tenth of a second and more
+WORTH = 0.05  # of the seconds of the best plan with a smaller staleness, that a plan with a larger one has to save
+NUM_STALER = 2  # plans with each larger staleness that are returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,249 +55,41 @@ class Found:
     shape: str
     iteration_s: float
     peak_bytes: float  # on the fullest device
+    staleness: int = 0
+
+    @property
+    def label(self) -> str:
+        """Its shape and, where it has one, its staleness."""
+        return label(self.shape, self.staleness)
 
 
-class Search:
-    """Steps 1 to 5 for one workflow, profile and cluster."""
+def find_plans(
+    pricer: Pricer, mode: Mode = Mode.any, width: int | None = None, *, min_staleness: int = 0, max_staleness: int = 0
+) -> list[Found]:
+    """Returns the feasible plans of a mode, at most one per shape and staleness: the best one, then the fastest.
 
-    def __init__(
-        self,
-        pricer: Pricer,
-        mode: Mode = Mode.any,
-        *,
-        width: int = SMALL_WIDTH,
-        ignore_memory: bool = False,
-    ) -> None:
-        """Prepares a search.
-
-        Args:
-            pricer: what is to be planned.
-            mode: which trees are tried.
-            width: candidates that are kept per set of units and allocation.
-            ignore_memory: look for the plan that needs the least memory, whether or not there is as much.
-        """
-        self.pricer, self.mode, self.width, self.by_memory = pricer, mode, width, ignore_memory
-        self.allocations = make_allocations(
-            [group.num_devices for group in pricer.classes], [group.devices_per_node for group in pricer.classes]
-        )
-        self.capacity_bytes = np.inf if ignore_memory else pricer.capacity_bytes
-        self.chunk_counts = pricer.chunk_counts() if mode in (Mode.any, Mode.spatial, Mode.hybrid) else (1,)
-        self.units = find_units(pricer)
-        self.before = find_predecessors(self.units, pricer)
-        self.fronts: dict[tuple[int, int], Front] = {}
-        self._last: list[Candidates] = []  # what was found for all units, before any of it is dropped
-
-    # ---------------------------------------------------------------------------------------------------- steps 3 and 4
-    def run(self) -> list[Drafted]:
-        """Returns plans for the whole workflow on the whole cluster, the fastest first; empty if none fits."""
-        everything = sum(self.units)
-        for units in intervals(self.units, self.before):
-            self._solve(units, is_root=units == everything)
-        return self._read_off(everything)
-
-    def _solve(self, mask: int, is_root: bool) -> None:
-        """Finds the front of a set of units for every number of chunks; the unchunked one comes last."""
-        collapsed: list[Candidates] = []
-        for chunks in sorted(self.chunk_counts, reverse=True):
-            sets = list(self._alone(mask, chunks)) if mask in self.units else list(self._combined(mask, chunks))
-            if chunks > 1:
-                collapsed += [
-                    Candidates(
-                        replace(b.operator, own_chunks=chunks), b.state, cost.collapse(b.price, chunks), b.left, b.right
-                    )
-                    for b in sets
-                    if b.operator.kind == "spatial"
-                ]
-            else:
-                sets += collapsed
-            sets = [fitting(candidates, self.capacity_bytes, chunks) for candidates in sets]
-            sets = [candidates for candidates in sets if len(candidates.state)]
-            if is_root and chunks == 1:
-                self._last = sets
-            elif sets and not (is_root and chunks > 1):
-                self.fronts[mask, chunks] = prune(
-                    sets, len(self.allocations.counts), self.width, chunks, self.by_memory
-                )
-
-    def _alone(self, mask: int, chunks: int) -> Iterator[Candidates]:
-        """Step 3: a unit on every allocation."""
-        counts, none = self.allocations.counts, np.zeros(len(self.allocations.counts), dtype=np.int64)
-        loop = self.units[mask]
-        if isinstance(loop, str):
-            for classes in _subsets(counts.shape[1]):
-                used = counts * np.isin(np.arange(counts.shape[1]), classes)
-                leaf = self.pricer.leaf(loop, used, chunks)
-                present = (used[:, list(classes)] > 0).all(axis=1)
-                same = (used == counts).all(axis=1)
-                leaf = replace(
-                    leaf,
-                    first_s=np.where(present, leaf.first_s, np.inf),
-                    everywhere=np.where(same, leaf.everywhere, 0),
-                )
-                yield Candidates(Operator("leaf", loop, classes=classes), np.arange(len(counts)), leaf, none, none)
-            return
-        if chunks > 1:  # a loop hands its blocks on when its episodes have ended
-            return
-        if self.mode in (Mode.any, Mode.temporal):
-            for shards in loop.shards if self.pricer.overlap_in_worker else (1,):
-                collocated = self.pricer.loop_collocated(loop, counts, shards)
-                yield Candidates(
-                    Operator("loop", loop.name, shards=shards), np.arange(len(counts)), collocated, none, none
-                )
-        if self.mode in (Mode.any, Mode.spatial, Mode.hybrid):
-            first, second, total = self.allocations.first, self.allocations.second, self.allocations.total
-            for shards in loop.shards:
-                disaggregated = self.pricer.loop_disaggregated(loop, counts[first], counts[second], shards)
-                yield Candidates(
-                    Operator("loop", loop.name, shards=shards, masks=(1, 1)), total, disaggregated, first, second
-                )
-
-    def _combined(self, mask: int, chunks: int) -> Iterator[Candidates]:
-        """Step 4: a set of units, cut in two in every way."""
-        for first, second in cuts(mask, list(self.units), self.before):
-            a, b = self.fronts.get((first, chunks)), self.fronts.get((second, chunks))
-            if a is None or b is None:
-                continue
-            if self.mode is not Mode.spatial:
-                yield from self._temporal(first, second, a, b, chunks)
-            dependent = self.pricer.cut(first, second).dependent
-            if self.mode is not Mode.temporal and (dependent or first < second):
-                yield from self._spatial(first, second, a, b, chunks)
-
-    def _temporal(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Candidates]:
-        """Both parts on one allocation, for each allocation."""
-        counts, n = self.allocations.counts, len(self.allocations.counts)
-        rows, shape = np.arange(n), (n, a.width, b.width)
-        left, right, state = _places(rows, rows, rows, a.width, b.width)
-        cut, by_chunk = self.pricer.cut(first, second), self.pricer.by_chunk(first, second, chunks)
-        sides = at(a.price, rows, 1), at(b.price, rows, 2)
-        may_switch = not self.pricer.staying & (first | second)
-        for resident in (True, False) if may_switch else (True,):
-            joined = self.pricer.temporal(cut, *sides, chunks, counts[:, None, None], by_chunk, resident)
-            if chunks == 1:
-                joined = cost.collapse(joined, 1)
-            operator = Operator("temporal", chunks=chunks, masks=(first, second), resident=resident)
-            yield Candidates(operator, state, flatten(joined, shape), left, right)
-
-    def _spatial(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Candidates]:
-        """The two parts on two allocations, for every split of every allocation."""
-        if not self.pricer.streams(first, second, chunks):
-            return
-        i, j, total = self.allocations.first, self.allocations.second, self.allocations.total
-        left, right, state = _places(i, j, total, a.width, b.width)
-        counts = self.allocations.counts
-        joined = self.pricer.spatial(
-            self.pricer.cut(first, second),
-            *(at(a.price, i, 1), at(b.price, j, 2)),
-            chunks,
-            *(counts[i][:, None, None], counts[j][:, None, None]),
-        )
-        if chunks == 1:
-            joined = cost.collapse(joined, 1)
-        operator = Operator("spatial", chunks=chunks, masks=(first, second))
-        yield Candidates(operator, state, flatten(joined, (len(i), a.width, b.width)), left, right)
-
-    # ----------------------------------------------------------------------------------------------------------- step 5
-    def _read_off(self, everything: int) -> list[Drafted]:
-        """Returns the plans for the whole cluster, one per shape, the fastest (or smallest) first."""
-        last = len(self.allocations.counts) - 1
-        entries = []
-        for candidates in self._last:
-            here = np.flatnonzero(candidates.state == last)
-            seconds = cost.iteration_s(candidates.price, 1)[here]
-            goal = candidates.price.peak_bytes[here] if self.by_memory else seconds
-            entries += [(goal[k], candidates, here[k]) for k in np.argsort(goal, kind="stable")[:24]]
-        found: dict[str, Drafted] = {}
-        whole = tuple(int(n) for n in self.allocations.counts[last])
-        for _, candidates, entry in sorted(entries, key=lambda e: e[0]):
-            if len(found) == NUM_RANKED:
-                break
-            draft = self._draft(candidates.operator, int(candidates.left[entry]), int(candidates.right[entry]), whole)
-            if draft.shape() not in found and _is_of(draft, self.mode):
-                plan = priced(draft, self.pricer)
-                fit = len(found) < NUM_IMPROVED and not self.by_memory
-                found[draft.shape()] = improved(plan, self.pricer) if fit else plan
-        return sorted(found.values(), key=lambda plan: plan.peak_bytes if self.by_memory else plan.iteration_s)
-
-    def _draft(self, operator: Operator, left: int, right: int, allocation: Allocation) -> Draft:
-        """Returns the draft of a candidate on an allocation (that of its state, or a little more)."""
-        if operator.kind == "leaf":
-            return Draft("leaf", allocation, operator.name, classes=operator.classes)
-        if operator.kind == "loop":
-            if not operator.masks[0]:
-                return Draft("loop", allocation, operator.name, shards=operator.shards)
-            mine = tuple(int(n) for n in self.allocations.counts[left])
-            return Draft(
-                "loop", allocation, operator.name, shards=operator.shards, split=(mine, _rest(allocation, mine))
-            )
-        a, b = (self.fronts[mask, operator.chunks] for mask in operator.masks)
-        allocations = (allocation, allocation)
-        if operator.kind == "spatial":
-            mine = tuple(int(n) for n in self.allocations.counts[left // a.width])
-            allocations = (mine, _rest(allocation, mine))
-        parts = tuple(self._candidate(f, k, own) for f, k, own in zip((a, b), (left, right), allocations, strict=True))
-        return Draft(
-            operator.kind,
-            allocation,
-            parts=_flat(operator, parts),
-            chunks=operator.own_chunks,
-            resident=operator.resident,
-        )
-
-    def _candidate(self, front: Front, index: int, allocation: Allocation) -> Draft:
-        row, place = divmod(index, front.width)
-        operator = front.operators[front.made_by[row, place]]
-        return self._draft(operator, int(front.left[row, place]), int(front.right[row, place]), allocation)
-
-
-# --------------------------------------------------------------------------------------------------------- small pieces
-def _subsets(n: int) -> list[tuple[int, ...]]:
-    return [s for size in range(1, n + 1) for s in itertools.combinations(range(n), size)]
-
-
-def _places(i: Ints, j: Ints, total: Ints, a_width: int, b_width: int) -> tuple[Ints, Ints, Ints]:
-    """Returns left place, right place and allocation of all pairs of candidates of allocations i and j."""
-    shape = (len(i), a_width, b_width)
-    left = np.broadcast_to((i[:, None] * a_width + np.arange(a_width))[:, :, None], shape)
-    right = np.broadcast_to((j[:, None] * b_width + np.arange(b_width))[:, None, :], shape)
-    return left.ravel(), right.ravel(), np.broadcast_to(total[:, None, None], shape).ravel()
-
-
-def _rest(allocation: Allocation, mine: Allocation) -> Allocation:
-    return tuple(a - b for a, b in zip(allocation, mine, strict=True))
-
-
-def _flat(operator: Operator, parts: tuple[Draft, ...]) -> tuple[Draft, ...]:
-    """Returns the parts with those of the same kind of node opened: a > (b > c) is a > b > c.
-
-    Side by side, a || (b || c) is not (a || b) || c where c waits for a but not for b; only the latter is opened.
-    """
-    flat: list[Draft] = []
-    for place, part in enumerate(parts):
-        alike = part.kind == operator.kind and part.resident == operator.resident and part.chunks == 1
-        flat += part.parts if alike and (part.kind == "temporal" or place == 0) else [part]
-    return tuple(flat)
-
-
-def _is_of(draft: Draft, mode: Mode) -> bool:
-    """Returns whether a draft is of a mode: hybrid has devices that are shared, and parts that work side by side."""
-    if mode is not Mode.hybrid:
-        return True
-    nodes = list(draft.walk())
-    apart = any(node.kind == "spatial" or node.split for node in nodes)
-    return draft.kind == "temporal" and apart
-
-
-def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) -> list[Found]:
-    """Returns the feasible plans of a mode, at most one per shape, the fastest first.
+    Args:
+        pricer: what is to be planned.
+        mode: which trees are tried.
+        width: candidates that are kept per set of units and allocation; None: by the size of the cluster.
+        min_staleness: the least staleness of any plan.
+        max_staleness: the largest one, where the workflow has a part that can run ahead.
 
     Raises:
         PlanError: no plan fits into memory: says which comes closest, and what it lacks.
     """
     width = width or (SMALL_WIDTH if is_small(pricer.cluster.num_devices) else LARGE_WIDTH)
-    drafts = Search(pricer, mode, width=width).run()
+    search = Search(pricer, mode, width=width)
+    drafts = search.run()
+    stalenesses = [k for k in range(min_staleness, max_staleness + 1) if not k or runs_ahead(pricer.workflow)]
+    plans = [found for k in stalenesses for found in ranked(drafts, pricer, mode, k, search.apart() if k else [])]
+    if plans:
+        return plans if len(stalenesses) == 1 else by_choice(plans)
     if drafts:
-        return ranked(drafts, pricer, mode)
+        raise PlanError(
+            f"no plan of {pricer.workflow.name} with staleness {min_staleness} fits into the memory of "
+            f"{pricer.cluster.name}, or its stages cannot run ahead: use a smaller staleness, which holds less data"
+        )
     what = "plan" if mode is Mode.any else f"{mode} plan"
     smallest = Search(pricer, mode, width=width, ignore_memory=True).run()
     if not smallest:
@@ -336,18 +118,54 @@ def find_plans(pricer: Pricer, mode: Mode = Mode.any, width: int | None = None) 
     )
 
 
-def ranked(drafts: list[Drafted], pricer: Pricer, mode: Mode) -> list[Found]:
+def ranked(
+    drafts: list[Drafted], pricer: Pricer, mode: Mode, staleness: int = 0, apart: Sequence[Drafted] = ()
+) -> list[Found]:
     """Step 6: the drafts as trees, and what refining makes of them; by simulated seconds, at most one per shape."""
     small = is_small(pricer.cluster.num_devices)
-    trees = [draft_tree(draft, pricer) for draft in drafts[: NUM_RANKED if small else LARGE_RANKED]]
-    refiner = Refiner(pricer, Simulator(pricer))
+    most = NUM_RANKED if small else LARGE_RANKED
+    trees = [draft_tree(draft, pricer) for draft in (*apart[:most], *drafts[:most])]
+    refiner = Refiner(pricer, Simulator(pricer), staleness)
     plans = refiner.best(trees, MOST_CALLS if small and mode is Mode.any else 0)
     found: dict[str, Found] = {}
     for plan in plans:
         text = shape(plan.tree)
         if text not in found and len(found) < NUM_RANKED:
-            found[text] = Found(plan.tree, text, plan.iteration_s, plan.peak_bytes)
+            found[text] = Found(plan.tree, text, plan.iteration_s, plan.peak_bytes, staleness)
     return list(found.values())
+
+
+def label(shape: str, staleness: int) -> str:
+    """Returns what a plan is called: its shape and, where it has one, its staleness."""
+    return f"{shape}, staleness {staleness}" if staleness else shape
+
+
+def runs_ahead(workflow: Workflow) -> bool:
+    """Returns whether a workflow has a part that can run ahead of what makes its weights."""
+    try:
+        require_staleness("", 1, workflow)
+    except PlanError:
+        return False
+    return True
+
+
+def by_choice(plans: Iterable[Found]) -> list[Found]:
+    """Step 7: the plan to choose, then the others by their seconds.
+
+    Staler rollouts cost learning: a larger staleness is chosen only where it saves a share of the best time with any
+    smaller one, and its other plans are of interest only where they save anything.
+    """
+    kept: list[Found] = []
+    best: Found | None = None
+    ordered = sorted(plans, key=lambda found: found.iteration_s)
+    for staleness in sorted({found.staleness for found in ordered}):
+        least_s = min((found.iteration_s for found in kept), default=float("inf"))
+        own = [found for found in ordered if found.staleness == staleness]
+        if best is None or own[0].iteration_s <= least_s * (1 - WORTH):
+            best = own[0]
+        faster = [found for found in own if found.iteration_s < least_s][:NUM_STALER]
+        kept += (faster or own[:1]) if kept else own
+    return sorted(kept, key=lambda found: (found is not best, found.iteration_s))
 
 
 def draft_tree(found: Drafted, pricer: Pricer) -> Node:

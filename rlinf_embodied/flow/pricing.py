@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from rlinf_embodied.flow.part_prices import PartPrices
-from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Spatial, Temporal, leaves, nodes
+from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, nodes
 
 
 class Pricer(PartPrices):
     """Knows a workflow, its profile and a cluster; prices the parts of plans, and counts the bytes of whole ones."""
 
-    def memory(self, tree: Node) -> dict[int, float]:
-        """Returns the most bytes that each device of a plan tree holds at any time of an iteration."""
+    def memory(self, tree: Node, staleness: int = 0) -> dict[int, float]:
+        """Returns the most bytes that each device of a plan holds at any time of an iteration.
+
+        What is made ahead is counted where it was made, as far as the bytes of the edges are known.
+        """
         stages_on: dict[int, list[str]] = {}
         devices = {leaf.stage: leaf.devices for leaf in leaves(tree)}
         for stage, owned in devices.items():
@@ -22,7 +25,25 @@ class Pricer(PartPrices):
         chunks = self._chunks(tree, 1)
         facts = {s: self._bytes(s, len(d), shards.get(s, 1), chunks[s]) for s, d in devices.items()}
         known = {tuple(stages): self._on_device(tree, facts, set(stages))[1] for stages in stages_on.values()}
-        return {device: known[tuple(stages)] for device, stages in stages_on.items()}
+        found = {device: known[tuple(stages)] for device, stages in stages_on.items()}
+        for device, num_bytes in self._waiting(tree).items() if staleness else ():
+            found[device] += staleness * num_bytes
+        return found
+
+    def _waiting(self, tree: Node) -> dict[int, float]:
+        """Returns the bytes on each device of one iteration's data that its front has made for its back.
+
+        A stage that several others take data of makes it once: the largest counts.
+        """
+        work, back, found = self.workflow, self.workflow.back(), dict[int, float]()
+        plan = Plan("", self.cluster.num_devices, tree)
+        for stage, spec in work.stages.items():
+            sizes = [self.edge_bytes(e.source, e.target) for e in work.edges if e.source == stage and e.target in back]
+            if stage in back or not any(sizes):
+                continue
+            for device in plan.owners(stage, work.num_blocks, spec.blocks_per_batch):
+                found[device] = found.get(device, 0.0) + max(sizes) * work.items_per_block
+        return found
 
     def least_memory(self, tree: Node) -> dict[int, float]:
         """Returns the bytes that each device needs for the largest of its stages while the others are offloaded."""

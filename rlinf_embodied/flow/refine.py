@@ -39,8 +39,9 @@ class Priced:
 class Refiner:
     """Prices sketches and looks for better ones, for one workflow, profile and cluster."""
 
-    def __init__(self, pricer: Pricer, simulator: Simulator) -> None:
-        """Takes what is planned and what prices it."""
+    def __init__(self, pricer: Pricer, simulator: Simulator, staleness: int = 0) -> None:
+        """Takes what is planned, what prices it, and how many iterations the fronts of all plans run ahead."""
+        self.staleness = staleness
         self.pricer, self.simulator, self.work = pricer, simulator, pricer.workflow
         self.moves = Moves(self.work, pricer.cluster)
         self._memory = [pricer.cluster.place_of(d).group.memory_bytes for d in self.moves.everywhere]
@@ -53,7 +54,7 @@ class Refiner:
         for tree in seeds:
             sketch = sketch_of(tree, self.work)
             peak = self.fits(tree)
-            own = None if peak is None else Priced(tree, self.simulator.run(tree).iteration_s, peak)
+            own = None if peak is None else self._priced(tree, peak)
             if _seconds(own) < _seconds(known.get(sketch)):
                 known[sketch] = own
         self._expand(known, most_calls)
@@ -103,7 +104,7 @@ class Refiner:
         for number, tree in enumerate(trees(sketch, self.work)):
             peak = self.fits(tree)
             if peak is not None:
-                found = Priced(tree, self.simulator.run(tree).iteration_s, peak)
+                found = self._priced(tree, peak)
                 if found.iteration_s < _seconds(best):
                     best = found
                 if number == 0:
@@ -111,6 +112,9 @@ class Refiner:
             elif number == 0 and not self._could_fit(tree):
                 break
         return best
+
+    def _priced(self, tree: Node, peak_bytes: float) -> Priced:
+        return Priced(tree, self.simulator.run(tree, staleness=self.staleness).iteration_s, peak_bytes)
 
     def fits(self, tree: Node) -> float | None:
         """Returns the bytes on the fullest device, None where they are too many or a stage would leave that cannot."""
@@ -120,7 +124,7 @@ class Refiner:
             for stage, others in plan.exclusive().items():
                 if stage in self._staying and any(places[stage] & places[other] for other in others):
                     return None
-        memory = self.pricer.memory(tree)
+        memory = self.pricer.memory(tree, self.staleness)
         fit = all(needed <= self._memory[device] for device, needed in memory.items())
         return max(memory.values()) if fit else None
 

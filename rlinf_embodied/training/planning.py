@@ -122,6 +122,7 @@ class Planning:
         self._job, self._cluster, self._workflow = job, cluster, workflow
         self._config = config = job.config
         self._forced: Plan | None = None
+        job.require_staleness(config.plan.max_staleness)
         if not config.plan.is_auto:
             self._forced = self._resolved(cluster)
             job.require_staleness(self._forced.staleness)
@@ -185,17 +186,18 @@ class Planning:
         parts = (self._job, self._cluster, workflow, session, progress, spare)
         self._price(self._known_profile(spare) or measured_profile(*parts)[0], workflow)
         assert self._pricer is not None
-        self._ranked, impossible = rank(self._pricer)
+        self._ranked, impossible = rank(self._pricer, max_staleness=config.max_staleness)
         best = self._ranked[0]
         title = f"plans of {workflow.name} on {self._cluster.name}, predicted:"
         lines = [described_table(rows(self._ranked), LONG_COLUMNS, title, terminal_width())]
         lines += [f"{entry.mode}: {entry.reason}" for entry in impossible]
-        return replace(best.plan, name=f"auto: {best.shape}"), "\n".join(lines)
+        return replace(best.plan, name=f"auto: {best.label}"), "\n".join(lines)
 
     def move(self, cluster: Cluster, iteration: int) -> Plan | None:
         """Goes over to another cluster, such as the nodes that are left of this one; iteration: the next one.
 
-        A forced plan stays if it fits; otherwise the best by what was measured; otherwise all stages take turns.
+        A forced plan stays if it fits; otherwise the best by what was measured; otherwise all stages take turns.  The
+        staleness stays what it is.
         Returns the plan to go on with, None if none was chosen before.
         """
         self._cluster = cluster
@@ -206,12 +208,14 @@ class Planning:
                 self._forced = None
         if not self.periods:
             return None
-        plan = self._forced or collocated(self._workflow, cluster.num_computing, "collocated")
+        ahead = self.plan.staleness
+        turns = collocated(self._workflow, cluster.num_computing, "collocated")
+        plan = self._forced or replace(turns, staleness=ahead)
         if self._pricer is not None:
             self._pricer = Pricer(self._pricer.workflow, self._pricer.profile, linked(cluster, self._pricer.profile))
             if self._forced is None:
-                self._ranked, _ = rank(self._pricer)
-                plan = replace(self._ranked[0].plan, name=f"auto: {self._ranked[0].shape}")
+                self._ranked, _ = rank(self._pricer, min_staleness=ahead, max_staleness=ahead)
+                plan = replace(self._ranked[0].plan, name=f"auto: {self._ranked[0].label}")
         self._begin(plan, None if self._pricer is None else predict(self._pricer, plan), iteration)
         return plan
 
@@ -243,12 +247,16 @@ class Planning:
     def _begin(self, plan: Plan, predicted: Prediction | None, iteration: int) -> None:
         self.periods.append(Period(plan, predicted, iteration))
         self._watch = None
-        if predicted is not None and math.isfinite(predicted.iteration_s) and self._may_replan():
+        if predicted is not None and math.isfinite(predicted.iteration_s) and self._may_replan(plan):
             assert self._pricer is not None
             self._watch = DriftWatch(predicted, self._pricer.workflow.expected_rounds())
 
-    def _may_replan(self) -> bool:
-        return self._forced is None and self._config.plan.replan
+    def _may_replan(self, plan: Plan) -> bool:
+        """Returns whether a plan may be replaced: not where it would show which weights a rollout has seen.
+
+        When stages have drifted depends on times; a new plan starts with fronts that are not ahead.
+        """
+        return self._forced is None and self._config.plan.replan and not plan.staleness
 
     def observe(
         self, iteration: int, seconds: float, stages_s: Mapping[str, float], rounds: Mapping[str, int], goes_on: bool
@@ -325,7 +333,7 @@ class Planning:
         measured = {shape: _median(seconds) for shape, seconds in under.items() if seconds}
         table = []
         for entry, row in zip(self._ranked, rows(self._ranked), strict=True):
-            seconds = measured.get(entry.shape)
+            seconds = measured.get(entry.label)
             error = f"{entry.iteration_s / seconds - 1:+.0%}" if seconds else "-"
             shown = {"measured": f"{seconds:.2f}" if seconds else "-", "error": error}
             table.append({k: v for k, v in row.items() if k not in ("simulated", "why not")} | shown)

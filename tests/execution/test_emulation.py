@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 
 import planning
 import pytest
 
 from rlinf_embodied.errors import WorkerError
+from rlinf_embodied.execution import executor
 from rlinf_embodied.execution.emulated_stage import EmulatedStage, EmulatedStageConfig, Finish, Parcel, Start
 from rlinf_embodied.execution.emulation import Emulator, Rounds, emulated_workflow, num_calls
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, nodes
-from rlinf_embodied.flow.planner import Mode, find_plans
+from rlinf_embodied.flow.planner import Mode, find_plans, runs_ahead
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import simulate
 from rlinf_embodied.learning.groups import SoloGroup
@@ -50,8 +52,8 @@ def test_a_call_waits_for_its_inputs_and_for_the_device():
     stage = one_stage(planning.stage(1.0, 0.5))
     assert end_of(stage.run(step_context(), {0: [Parcel("a", 0, 7.0)]})) == pytest.approx(7.0 + 1.5)
     assert end_of(stage.run(step_context(), {1: [Parcel("a", 0, 2.0)]})) == pytest.approx(8.5 + 1.5)
-    again = StepContext(1, message=Start(1, 0.0, NOW))  # a new iteration begins at 0
-    assert end_of(stage.run(again, {1: [Parcel("a", 0, 2.0)]})) == pytest.approx(2.0 + 1.5)
+    again = StepContext(1, message=Start(1, 0.0, NOW, begin_s=20.0))  # nothing of a later iteration begins before it
+    assert end_of(stage.run(again, {1: [Parcel("a", 0, 2.0)]})) == pytest.approx(20.0 + 1.5)
 
 
 def test_parcels_of_other_devices_come_over_the_wire_one_after_the_other():
@@ -132,6 +134,19 @@ def test_the_simulated_plans_are_of_all_kinds():
     assert sum(len({frozenset(region) for region in some}) > 1 for some in regions) > 10  # turns on unequal parts
     assert sum(not n.resident for tree in trees for n in nodes(tree) if isinstance(n, Temporal)) > 10
     assert sum(isinstance(n, Spatial) and n.granularity > 0 for tree in trees for n in nodes(tree)) > 10
+
+
+@pytest.mark.skipif("staleness" not in inspect.getsource(executor), reason="Executor has no staleness")
+@pytest.mark.parametrize("staleness", [1, 2])
+@pytest.mark.parametrize("seed", range(0, 60, 2))
+def test_a_plan_whose_rollouts_run_ahead_takes_what_its_simulation_says(seed: int, staleness: int):
+    pricer, tree = wide_case(seed)
+    if not runs_ahead(pricer.workflow):
+        return
+    plan = Plan("tree", pricer.cluster.num_devices, tree, staleness)
+    due_s = Emulator(emulated(pricer), SerialSession()).run(plan, 24, NOW).due_s
+    steady_s = sum(due_s[-12:]) / 12  # of whole periods
+    assert steady_s == pytest.approx(simulate(tree, pricer, staleness=staleness).iteration_s, rel=1e-6)
 
 
 def test_a_plan_that_does_not_fit_is_found_out():
