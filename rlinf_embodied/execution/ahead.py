@@ -79,7 +79,7 @@ class Ahead:
         front = self._begun.popleft()
         state, behind = front.state, number - front.weights.version
         state.result.staleness = behind
-        state.step_context = replace(front.context, staleness=behind, oldest=number)
+        state.step_context = replace(step_context, staleness=behind, oldest=number)
         executor.run_back(state)
         if apart:
             self._begin_more(most, follow, number)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.emulated_stage import NO_WEIGHTS, EmulatedStageConfig, Finish, Start
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.flow.graph import RepeatDecision, StageSpec, Workflow
@@ -126,7 +127,8 @@ class Emulator:
         """Runs an iteration."""
         self._iteration += 1
         begin = Start(self._iteration, time.time(), scale, self._clock_s)
-        result = executor.run(StepContext(self._iteration, message=begin))
+        now = Follow(lambda context, _: replace(context, iteration=context.iteration + 1, message=begin))
+        result = executor.run(StepContext(self._iteration, message=begin), now)
         end_s, finishes = max(span.end_s for span in result.spans), _finishes(result)
         self._clock_s = max(begin.begin_s, *(finish.end_s for finish in finishes))
         peak_bytes = max(finish.peak_bytes for finish in finishes)

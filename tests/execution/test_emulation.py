@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 
 import planning
 import pytest
 
 from rlinf_embodied.errors import WorkerError
-from rlinf_embodied.execution import executor
 from rlinf_embodied.execution.emulated_stage import EmulatedStage, EmulatedStageConfig, Finish, Parcel, Start
 from rlinf_embodied.execution.emulation import Emulator, Rounds, emulated_workflow, num_calls
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, nodes
@@ -136,7 +134,6 @@ def test_the_simulated_plans_are_of_all_kinds():
     assert sum(isinstance(n, Spatial) and n.granularity > 0 for tree in trees for n in nodes(tree)) > 10
 
 
-@pytest.mark.skipif("staleness" not in inspect.getsource(executor), reason="Executor has no staleness")
 @pytest.mark.parametrize("staleness", [1, 2])
 @pytest.mark.parametrize("seed", range(0, 60, 2))
 def test_a_plan_whose_rollouts_run_ahead_takes_what_its_simulation_says(seed: int, staleness: int):

@@ -81,7 +81,7 @@ class Oracle:
     def __init__(self, work: Workflow, times: dict[str, tuple[float, float]], parts: list[Node]) -> None:
         self.work, self.times, self.parts, self.machine = work, times, parts, Machine()
         weights = work.weight_edges[0]
-        reached = {weights.source}
+        reached = {weights.source} | {name for name, spec in work.stages.items() if spec.collective}
         for _ in work.stages:
             reached |= {edge.target for edge in work.edges if edge.source in reached}
         self.back_stages, self.weights = reached, weights
