@@ -245,6 +245,34 @@ def _spatial(workflow: Workflow, first, second, devices: Devices, chunk: int) ->
                     yield Spatial((a, b), size)
 
 
+def with_shares(plan: Plan, workflow: Workflow, draw: random.Random, most: int = 3) -> list[Plan]:
+    """Returns variants of a plan in which devices have unlike shares of the blocks, as far as they can run."""
+    found = {}
+    for _ in range(most):
+        tree = _shared(plan.tree, workflow, draw)
+        try:
+            found[str(tree)] = resolve("p", [replace(plan, tree=tree).to_dict()], plan.num_devices, workflow)
+        except PlanError:
+            continue
+    return [other for other in found.values() if any(leaf.shares for leaf in leaves(other.tree))]
+
+
+def _shared(node: Node, workflow: Workflow, draw: random.Random) -> Node:
+    if isinstance(node, Leaf):
+        number = len(node.devices)
+        ends = sorted(draw.sample(range(1, workflow.num_blocks), number - 1))
+        shares = tuple(b - a for a, b in itertools.pairwise([0, *ends, workflow.num_blocks]))
+        return replace(node, shares=shares if number > 1 and draw.random() < 0.8 else ())
+    if isinstance(node, LoopNode):
+        first, second = (_shared(leaf, workflow, draw) for leaf in node.stages)
+        assert isinstance(first, Leaf)
+        assert isinstance(second, Leaf)
+        if first.devices == second.devices and draw.random() < 0.5:  # one call per worker
+            second = replace(second, shares=first.shares)
+        return replace(node, stages=(first, second))
+    return replace(node, parts=tuple(_shared(part, workflow, draw) for part in node.parts))
+
+
 def features(plan: Plan) -> set[str]:
     """Returns what a plan exercises, for a sample that covers all of it."""
     text = str(plan.to_dict()["tree"])

@@ -233,6 +233,40 @@ def wide_tree(pricer: Pricer, draw: random.Random) -> Node:
         return tree
 
 
+def with_speeds(pricer: Pricer, speeds: Sequence[float]) -> Pricer:
+    """The same case on devices of these speeds, all in one node."""
+    (group,) = pricer.cluster.node_groups()
+    groups = [
+        dataclasses.replace(group, num_nodes=1, devices_per_node=1, speed=speed, beside=0 if k else None)
+        for k, speed in enumerate(speeds)
+    ]
+    cluster = dataclasses.replace(pricer.cluster, num_devices=len(speeds), groups=tuple(groups))
+    return Pricer(pricer.workflow, pricer.profile, cluster)
+
+
+def with_shares(node: Node, pricer: Pricer, draw: random.Random) -> Node:
+    """The same tree with random shares of the blocks, where they can be run; as it is where none can."""
+    for _ in range(20):
+        tree = _shared(node, pricer.workflow.num_blocks, draw)
+        try:
+            require_runnable("random", tree, pricer.workflow)
+        except PlanError:
+            continue
+        return tree
+    return node
+
+
+def _shared(node: Node, num_blocks: int, draw: random.Random) -> Node:
+    if isinstance(node, Leaf):
+        ends = sorted(draw.sample(range(1, num_blocks), len(node.devices) - 1))
+        shares = tuple(b - a for a, b in itertools.pairwise([0, *ends, num_blocks]))
+        return dataclasses.replace(node, shares=shares if draw.random() < 0.7 else ())
+    if isinstance(node, LoopNode):
+        sides = [_shared(leaf, num_blocks, draw) for leaf in node.stages]
+        return dataclasses.replace(node, stages=tuple(side for side in sides if isinstance(side, Leaf)))
+    return dataclasses.replace(node, parts=tuple(_shared(part, num_blocks, draw) for part in node.parts))
+
+
 def _units(pricer: Pricer) -> list[str]:
     """Stages and loops (by the opener's name) in the order of the edges."""
     answerers = {loop.answerer for loop in pricer.workflow.loops.values()}

@@ -6,9 +6,10 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,6 +38,7 @@ class NodeGroup:
     memory_bytes: float  # of each device
     cores_per_node: int
     beside: int | None = None  # the earlier group in whose nodes these devices are; None: in nodes of their own
+    speed: float = 1.0  # of each device, as a share of that of others of its kind
 
     @property
     def on_host(self) -> bool:
@@ -124,13 +126,16 @@ class Cluster:
     def place_of(self, device: int) -> Place:
         """Returns where a device lies."""
         first_nodes: list[int] = []  # of each group so far
+        alike: Counter[tuple[int | None, str]] = Counter()  # devices of a kind so far, in a node of a group
         next_node = 0
         for group, devices in zip(self.node_groups(), self.group_devices(), strict=True):
             first_nodes.append(next_node if group.beside is None else first_nodes[group.beside])
             if device in devices:
                 node, index = divmod(device - devices.start, group.devices_per_node)
-                return Place(group, first_nodes[-1] + node, index)
+                return Place(group, first_nodes[-1] + node, index + alike[group.beside, group.kind])
             next_node += group.num_nodes if group.beside is None else 0
+            here = len(first_nodes) - 1 if group.beside is None else group.beside
+            alike[here, group.kind] += group.devices_per_node
         raise AssertionError(f"device {device} lies beyond the {self.num_devices} devices of cluster {self.name}")
 
     def node_id(self, device: int) -> str | None:
@@ -214,13 +219,38 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
         )
     cluster = local_cluster(config.num_devices, config.torch_device)
     cluster = replace(cluster, transport=config.transport.value, device_module=config.device_module)
+    cluster = with_speeds(cluster, config.speeds) if config.speeds else cluster
     return with_waiting(cluster, config.waiting_devices) if config.waiting_devices else cluster
+
+
+def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
+    """Returns a cluster of one node with a speed for each of its devices.
+
+    Raises:
+        ConfigError: there are more or fewer speeds than devices.
+    """
+    if len(speeds) != cluster.num_devices:
+        raise ConfigError(
+            f"cluster.speeds is {list(speeds)}, {len(speeds)} numbers, but there are {cluster.num_devices} devices: "
+            "give one for each, and cluster.num_devices"
+        )
+    (whole,) = cluster.node_groups()
+    groups = []
+    for speed, alike in groupby(speeds):
+        number = len(list(alike))
+        cores = max(1, round(whole.cores_per_device * number))
+        beside = 0 if groups else None
+        groups.append(replace(whole, devices_per_node=number, cores_per_node=cores, beside=beside, speed=speed))
+    said = ", ".join(f"{speed:g}" for speed in speeds)
+    return replace(cluster, groups=tuple(groups), description=f"{cluster.description} of the speeds {said}")
 
 
 def with_waiting(cluster: Cluster, number: int) -> Cluster:
     """Returns a cluster with workers that have no core, behind its devices and in its first node."""
     first = cluster.node_groups()[0]
-    waiting = replace(first, kind=WAITING, num_nodes=1, devices_per_node=number, cores_per_node=number, beside=0)
+    waiting = replace(
+        first, kind=WAITING, num_nodes=1, devices_per_node=number, cores_per_node=number, beside=0, speed=1.0
+    )
     return replace(
         cluster,
         num_devices=cluster.num_devices + number,
@@ -301,7 +331,7 @@ def _record(schema: type[_Schema], data: object, path: str) -> _Schema:
     names = [entry.name for entry in fields(schema)]
     body = dict(data) if isinstance(data, Mapping) else {}
     unknown = sorted(str(name) for name in body if name not in names)
-    missing = [name for name in names if name not in (*body, "beside")] if schema is NodeGroup else []
+    missing = [name for name in names if name not in (*body, "beside", "speed")] if schema is NodeGroup else []
     if unknown or missing or not isinstance(data, Mapping):
         raise ConfigError(f"{path} has unknown keys {unknown} and lacks {missing}: its keys are {', '.join(names)}")
     for name, value in body.items():

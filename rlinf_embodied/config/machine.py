@@ -87,6 +87,7 @@ class ClusterConfig:
 
     name: str = "local"
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
+    speeds: list[float] = field(default_factory=list)  # of each device, 0.5: half as fast as others; []: all alike
     waiting_devices: int = 0  # workers beside these that need no core: for stages that wait, see reward.waits
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
     device_module: str | None = None  # imported in every process first: makes that kind known to torch
@@ -114,6 +115,20 @@ class ClusterConfig:
             self.waiting_devices,
             "it is for workers on this machine (cluster=local), and not negative",
             "use 0",
+        )
+        require(
+            all(0 < speed < float("inf") for speed in self.speeds),
+            "cluster.speeds",
+            self.speeds,
+            "a device's speed is a positive share of the others'",
+            "use for example [1.0, 0.5], or leave it out",
+        )
+        require(
+            not self.speeds or self.address is None,
+            "cluster.speeds",
+            self.speeds,
+            "it is for the devices of this machine (cluster=local)",
+            "leave it out",
         )
         require(
             self.session in ("ray", "serial"),

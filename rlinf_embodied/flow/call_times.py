@@ -12,7 +12,7 @@ from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.calls import Layout, Link, links
 from rlinf_embodied.flow.clocks import Clocks, Parts, arrival
 from rlinf_embodied.flow.graph import Loop
-from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Plan
+from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.schedule import Step
 
@@ -32,7 +32,7 @@ class CallTimes:
         self.work = replace(pricer.workflow, stages=stages)
         self._rounds = pricer.workflow.expected_rounds() if pricer.workflow.repeat else {}
         self.num_calls = 0  # simulated so far
-        self._layouts: dict[tuple[str, Devices, int], Layout] = {}
+        self._layouts: dict[tuple[Leaf, int], Layout] = {}
         self._links: dict[tuple[int, int, tuple[str, str]], list[Parts]] = {}
         self._seconds: dict[tuple[str, int, int, int], float] = {}
         self._ends = [devices.stop for devices in pricer.cluster.group_devices()]
@@ -49,11 +49,9 @@ class CallTimes:
                 continue
             if isinstance(node, LoopNode):
                 shards = 1 if self._is_fused(node) else node.shards
-                found |= {
-                    leaf.stage: self.layout(leaf.stage, leaf.devices, shards, shards=True) for leaf in node.stages
-                }
+                found |= {leaf.stage: self.layout(leaf, shards, shards=True) for leaf in node.stages}
             else:
-                found[node.stage] = self.layout(node.stage, node.devices, step.num_chunks)
+                found[node.stage] = self.layout(node, step.num_chunks)
         return found
 
     def submit(self, steps: Iterable[Step], exclusive: Exclusive, clocks: Clocks) -> None:
@@ -80,11 +78,12 @@ class CallTimes:
             self._seconds[key] = one * slowdown * self._rounds.get(stage, 1.0)
         return self._seconds[key]
 
-    def busy_s(self, stage: str, devices: Devices, chunks: int) -> dict[int, float]:
+    def busy_s(self, leaf: Leaf, chunks: int) -> dict[int, float]:
         """Returns how long a stage in so many chunks, or a side of a loop, works on each of its devices at least."""
+        stage = leaf.stage
         loop = next((o for o in self.work.loops.values() if stage in (o.opener, o.answerer)), None)
         streams = bool(self.pricer.profile.stages[stage].finish_quantiles)
-        layout = self.layout(stage, devices, 1 if streams or loop else chunks, shards=loop is not None)
+        layout = self.layout(leaf, 1 if streams or loop else chunks, shards=loop is not None)
         times = 1.0 if loop is None else loop.chunk_steps * loop.expected_rounds
         if self.pricer.overlap_in_worker and loop is not None:
             return dict.fromkeys(layout.hosts, 0.0)
@@ -93,13 +92,13 @@ class CallTimes:
             found[device] = found.get(device, 0.0) + times * self.seconds(stage, size, len(layout.hosts), device)
         return found
 
-    def layout(self, stage: str, devices: Devices, parts: int, shards: bool = False) -> Layout:
+    def layout(self, leaf: Leaf, parts: int, shards: bool = False) -> Layout:
         """Returns the calls of a stage: for each of `parts` chunks, or shards of a loop."""
-        key = (stage, devices, -parts if shards else parts)
+        key = (leaf, -parts if shards else parts)
         if key not in self._layouts:
-            blocks, together = self.work.num_blocks, self.work.stages[stage].blocks_per_batch
+            blocks, together = self.work.num_blocks, self.work.stages[leaf.stage].blocks_per_batch
             make = Layout.of_shards if shards else Layout.of_chunks
-            self._layouts[key] = make(devices, blocks, parts, together)
+            self._layouts[key] = make(leaf, blocks, parts, together)
         return self._layouts[key]
 
     def _parts(self, source: Layout, target: Layout, edge: tuple[str, str]) -> list[Parts]:

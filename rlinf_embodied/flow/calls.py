@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlinf_embodied.flow.tree import Devices
+from rlinf_embodied.flow.tree import Devices, Leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +22,31 @@ class Layout:
     hosts: tuple[int, ...]  # devices with any block, ascending
 
     @classmethod
-    def of_chunks(cls, devices: Devices, num_blocks: int, chunks: int, blocks_per_batch: int) -> Layout:
+    def of_chunks(cls, leaf: Leaf, num_blocks: int, chunks: int, blocks_per_batch: int) -> Layout:
         """Returns the calls for chunks of neighbouring blocks, each spread over all devices."""
         size = num_blocks // chunks
         parts = [range(k * size, (k + 1) * size) for k in range(chunks)]
-        return _layout(parts, owners(devices, num_blocks, size, blocks_per_batch))
+        return _layout(parts, owners(leaf, num_blocks, size, blocks_per_batch))
 
     @classmethod
-    def of_shards(cls, devices: Devices, num_blocks: int, shards: int, blocks_per_batch: int) -> Layout:
+    def of_shards(cls, leaf: Leaf, num_blocks: int, shards: int, blocks_per_batch: int) -> Layout:
         """Returns the calls for the shards of a loop, whose blocks are dealt round robin."""
         parts = [range(k, num_blocks, shards) for k in range(shards)]
-        return _layout(parts, owners(devices, num_blocks, num_blocks, blocks_per_batch))
+        return _layout(parts, owners(leaf, num_blocks, num_blocks, blocks_per_batch))
 
 
-def owners(devices: Devices, num_blocks: int, chunk: int, blocks_per_batch: int = 1) -> tuple[int, ...]:
-    """Returns the device that owns each block: contiguous and as even as possible within a chunk.
+def owners(leaf: Leaf, num_blocks: int, chunk: int, blocks_per_batch: int = 1) -> Devices:
+    """Returns the device that owns each block: contiguous within a chunk, by the leaf's shares or else evenly.
 
-    The blocks of a batch have one owner, whatever the chunks.
+    The blocks of a batch have one owner, whatever the chunks.  Shares divide by the number of chunks, and so does each
+    chunk (see plan_check.py): (4, 2) of six blocks in two chunks is 0 0 1 0 0 1.
     """
+    devices = leaf.devices
+    if leaf.shares:
+        chunk = num_blocks if blocks_per_batch > 1 else chunk
+        sizes = [share * chunk // num_blocks for share in leaf.shares]
+        of_chunk = [device for device, size in zip(devices, sizes, strict=True) for _ in range(size)]
+        return tuple(of_chunk) * (num_blocks // chunk)
     if blocks_per_batch > 1:
         sets = num_blocks // blocks_per_batch
         return tuple(devices[block // blocks_per_batch * len(devices) // sets] for block in range(num_blocks))

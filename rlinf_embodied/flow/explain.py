@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.plan import Plan
+from rlinf_embodied.flow.plan import Leaf, Plan
 from rlinf_embodied.flow.planner import WORTH, Found, Mode, by_choice, find_plans, label
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import simulate
@@ -118,6 +118,12 @@ def _as_dict(entry: Ranked) -> dict[str, object]:
     return {name: getattr(entry, name) for name in Ranked.__dataclass_fields__}
 
 
+def _placed(leaf: Leaf) -> str:
+    """Returns a stage with its number of devices, and the blocks of each where they are given: "env 2 (5:3)"."""
+    shares = f" ({':'.join(map(str, leaf.shares))})" if leaf.shares else ""
+    return f"{leaf.stage} {len(leaf.devices)}{shares}"
+
+
 def rows(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
     """Returns the table that is printed: one row per plan, one text per column; staleness where any plan has one."""
     stale = any(entry.plan.staleness for entry in ranked)
@@ -125,7 +131,7 @@ def rows(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
         {
             "plan": entry.shape,
             **({"staleness": str(entry.plan.staleness)} if stale else {}),
-            "devices": " ".join(f"{stage} {n}" for stage, n in entry.devices.items()),
+            "devices": " ".join(_placed(leaf) for leaf in entry.plan.leaves().values()),
             "s/iteration": f"{entry.iteration_s:.2f}",
             "bottleneck": f"{entry.bottleneck} {entry.busy_s[entry.bottleneck]:.1f} s",
             "idle (worst)": f"{entry.idle_share:.0%} ({entry.worst_idle_share:.0%})",

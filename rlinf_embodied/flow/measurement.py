@@ -81,34 +81,40 @@ def samples(
         spans: of the iteration.
         rounds: how often each stage that is repeated ran.
     """
+    speeds = [probe.cluster.place_of(device).group.speed for device in range(probe.cluster.num_devices)]
     stretch = {name: whole.loops[name].chunk_steps / loop.chunk_steps for name, loop in run.loops.items()}
     found = []
     for stage in run.stages:
         loop = loop_of(run, stage)
         if loop is None:
             factor = max([stretch[name] for name in _upstream_loops(run, stage)], default=1.0)
-            (seconds,) = _critical(spans, (stage,), {"run": factor / rounds.get(stage, 1)})
+            (seconds,) = _critical(spans, (stage,), {"run": factor / rounds.get(stage, 1)}, speeds)
             found.append(Sample(stage, *cell_of(probe, stage), seconds))
             continue
         shared = probe.plan.shares_workers(loop.name, probe.workflow.num_blocks)
         sides = (loop.opener, loop.answerer) if shared else (stage,)
         # a shortened rollout is opened and closed as often as a whole one
         methods = {"open": 1.0, "step": stretch[loop.name], "close": 1.0}
-        seconds = dict(zip(sides, _critical(spans, sides, methods), strict=True))[stage]
+        seconds = dict(zip(sides, _critical(spans, sides, methods, speeds), strict=True))[stage]
         calls = whole.loops[loop.name].chunk_steps * probe.shards(stage) * rounds.get(loop.opener, 1)
         found.append(Sample(stage, *cell_of(probe, stage), seconds / calls))
     return found
 
 
-def _critical(spans: Iterable[Span], stages: Sequence[str], methods: Mapping[str, float]) -> list[float]:
-    """Returns the seconds of each stage, methods weighted, on the worker on which they took longest together."""
+def _critical(
+    spans: Iterable[Span], stages: Sequence[str], methods: Mapping[str, float], speeds: Sequence[float]
+) -> list[float]:
+    """Returns the seconds of each stage, methods weighted, on the worker on which they took longest together.
+
+    They are those of a device of speed 1: a slow one, as the config has it, is expected to take longer.
+    """
     names = {f"{stage}.{method}": (stage, weight) for stage in stages for method, weight in methods.items()}
     by_worker: dict[int, dict[str, float]] = {}
     for span in spans:
         if span.name in names:
             seconds = by_worker.setdefault(span.worker, dict.fromkeys(stages, 0.0))
             stage, weight = names[span.name]
-            seconds[stage] += weight * span.duration_s
+            seconds[stage] += weight * span.duration_s * speeds[span.worker]
     busiest = max(by_worker.values(), key=lambda seconds: sum(seconds.values()))
     return [busiest[stage] for stage in stages]
 

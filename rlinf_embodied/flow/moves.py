@@ -1,4 +1,7 @@
-"""What a search tries next to a sketch: other devices, chunks, shards, neighbours joined or parted, another order."""
+"""What a search tries next to a sketch: other devices, chunks, shards, neighbours joined or parted, another order.
+
+Where devices are unlike, other shares of the blocks, too: see shares.py.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.shares import ShareMoves, Slowdown, all_alike
 from rlinf_embodied.flow.sketch import Item, Sketch, single
 from rlinf_embodied.flow.tree import Devices
 
@@ -16,12 +20,13 @@ from rlinf_embodied.flow.tree import Devices
 class Moves:
     """The neighbours of a sketch, for one workflow and cluster."""
 
-    def __init__(self, workflow: Workflow, cluster: Cluster) -> None:
-        """Takes what is planned."""
-        self.work = workflow
+    def __init__(self, workflow: Workflow, cluster: Cluster, slowdown: Slowdown = all_alike) -> None:
+        """Takes what is planned, and how much longer a stage takes on a device than elsewhere."""
+        self.work, self.shares = workflow, ShareMoves(workflow, slowdown)
         self.everywhere = tuple(range(cluster.num_devices))
-        self.nodes = [cluster.place_of(device).node for device in self.everywhere]
-        nodes = {n: tuple(d for d in self.everywhere if self.nodes[d] == n) for n in self.nodes}
+        places = [cluster.place_of(device) for device in self.everywhere]
+        self.kinds = [(place.node, place.group) for place in places]  # devices of one kind in one node are alike
+        nodes = {p.node: tuple(d for d in self.everywhere if places[d].node == p.node) for p in places}
         self.pool = [*((d,) for d in self.everywhere), *nodes.values(), self.everywhere]  # where a kick puts a stage
         blocks = workflow.num_blocks
         self.chunks = [k for k in range(2, blocks + 1) if blocks % k == 0]
@@ -31,8 +36,9 @@ class Moves:
 
     def around(self, sketch: Sketch) -> Iterator[Sketch]:
         """Yields the sketches one move away that can run, possibly more than once."""
-        tried = itertools.chain(self._devices(sketch), self._forms(sketch), self._orders(sketch), self._shards(sketch))
-        return (other for other in tried if self.is_possible(other))
+        parts = self._devices(sketch), self._forms(sketch), self._orders(sketch), self._shards(sketch)
+        tried = itertools.chain(*parts, self.shares.around(sketch))
+        return (other for other in map(self.shares.mended, tried) if self.is_possible(other))
 
     def kicked(self, sketch: Sketch, draw: random.Random) -> Sketch:
         """Returns a sketch with several stages elsewhere, half of the time without streaming; it may not run."""
@@ -54,8 +60,9 @@ class Moves:
         if any(len(own) > work.most_devices(s, work.num_blocks) for s, own in self._placed(sketch)):
             return False
         for loop, shards in zip(work.loops.values(), sketch.shards, strict=True):
-            most = max(len(sketch.devices[self.number[side]]) for side in (loop.opener, loop.answerer))
-            if shards > work.num_blocks // most:
+            sides = [self.number[side] for side in (loop.opener, loop.answerer)]
+            own = ((sketch.shares[i], len(sketch.devices[i])) for i in sides)
+            if shards > min(min(shares, default=work.num_blocks // number) for shares, number in own):
                 return False
         return all(self._streams(item, sketch) for item in sketch.items if item.chunks > 1)
 
@@ -113,9 +120,9 @@ class Moves:
                 yield sketch.placed({i: both[:at], j: both[at:]})
 
     def _roles(self, sketch: Sketch) -> list[object]:
-        """Returns for each device what sets it apart from others: its node, and the stages that it has."""
+        """Returns for each device what sets it apart from others: its node and kind, and the stages that it has."""
         hosted = [tuple(i for i, own in enumerate(sketch.devices) if d in own) for d in self.everywhere]
-        return list(zip(self.nodes, hosted, strict=True))
+        return list(zip(self.kinds, hosted, strict=True))
 
     def _one_of_each(self, devices: Sequence[int], role: Sequence[object]) -> list[int]:
         return list({role[d]: d for d in reversed(devices)}.values())

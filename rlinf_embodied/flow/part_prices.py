@@ -6,6 +6,7 @@ stage on many allocations of a cluster.  A number of devices that a stage cannot
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -58,8 +59,12 @@ class PartPrices:
         self._expected_rounds = workflow.expected_rounds() if workflow.repeat else {}
         self._cuts: dict[tuple[int, int], Cut] = {}
         self._leaves: dict[tuple[str, bytes, int], Price] = {}
-        self._known_bytes: dict[tuple[str, int, int, int], tuple[float, float, float]] = {}
+        self._known_bytes: dict[tuple[str, int, int, int, int], tuple[float, float, float]] = {}
         self._ends = np.array([devices.stop for devices in cluster.group_devices()])
+        per_node = Counter[int]()
+        for number, group in enumerate(self.classes):
+            per_node[number if group.beside is None else group.beside] += group.devices_per_node
+        self._devices_per_node = min(per_node.values())
         self._memory = np.array([group.memory_bytes for group in self.classes], dtype=float)
 
     # -------------------------------------------------------------------------------------------------------- devices
@@ -82,8 +87,10 @@ class PartPrices:
         return np.where(np.isfinite(smallest), self.capacity_bytes / smallest, 1.0)
 
     def _bytes_per_s(self, num_devices: NDArray[np.int64]) -> NDArray[np.float64]:
-        links, node = self.cluster.links, min(group.devices_per_node for group in self.classes)
-        return np.where(num_devices <= node, links.within_node_bytes_per_s, links.across_nodes_bytes_per_s)
+        links = self.cluster.links
+        return np.where(
+            num_devices <= self._devices_per_node, links.within_node_bytes_per_s, links.across_nodes_bytes_per_s
+        )
 
     def _send_s(self, num_bytes: cost.Number, lanes: Counts, region: Counts) -> NDArray[np.float64]:
         """Returns the seconds for bytes that `lanes` devices send at once within a region; nothing for no bytes."""
@@ -98,7 +105,7 @@ class PartPrices:
         for group in self.classes:
             factor = stage.kind_factors.get(group.kind, 1.0 if group.kind == self.profile.device_kind else np.inf)
             fits = stage.cores_per_device <= group.cores_per_device and (not spec.kinds or group.kind in spec.kinds)
-            factors.append(factor if fits else np.inf)
+            factors.append(factor / group.speed if fits else np.inf)
         return np.where(counts > 0, np.array(factors), 0.0).max(axis=-1)
 
     def slowdown_on(self, stage: str, device: int) -> float:

@@ -55,7 +55,7 @@ class Plan:
     def owners(self, stage: str, num_blocks: int, blocks_per_batch: int = 1) -> tuple[int, ...]:
         """Returns the device that owns each block of a stage: see `calls.owners`."""
         chunk = self.granularity(stage) or num_blocks
-        return owners(self.leaves()[stage].devices, num_blocks, chunk, blocks_per_batch)
+        return owners(self.leaves()[stage], num_blocks, chunk, blocks_per_batch)
 
     def all_owners(self, workflow: Workflow) -> dict[str, tuple[int, ...]]:
         """Returns the device that owns each block, by stage."""
@@ -98,14 +98,19 @@ class Plan:
 
 def _to_dict(node: Node) -> dict[str, object]:
     if isinstance(node, Leaf):
-        return {"leaf": {"stage": node.stage, "devices": list(node.devices)}}
+        return {"leaf": {"stage": node.stage, **_placed(node)}}
     if isinstance(node, LoopNode):
-        stages = {leaf.stage: list(leaf.devices) for leaf in node.stages}
+        stages = {leaf.stage: _placed(leaf) if leaf.shares else list(leaf.devices) for leaf in node.stages}
         return {"loop": {"name": node.loop, "shards": node.shards, "stages": stages}}
     parts = [_to_dict(part) for part in node.parts]
     if isinstance(node, Temporal):
         return {"temporal": parts if node.resident else {"resident": False, "parts": parts}}
     return {"spatial": {"granularity": node.granularity, "parts": parts} if node.granularity else parts}
+
+
+def _placed(leaf: Leaf) -> dict[str, object]:
+    found: dict[str, object] = {"devices": list(leaf.devices)}
+    return found | {"shares": list(leaf.shares)} if leaf.shares else found
 
 
 def parse_devices(text: object, num_devices: int, path: str) -> Devices:
@@ -157,13 +162,28 @@ def _parse(data: object, num_devices: int, path: str) -> Node:
         return _parse_parts(kind, body, num_devices, here)
     try:
         if kind == "leaf":
-            return Leaf(_name(body["stage"]), parse_devices(body["devices"], num_devices, here))
-        stages = tuple(Leaf(_name(s), parse_devices(d, num_devices, f"{here}.{s}")) for s, d in body["stages"].items())
+            return _leaf(body["stage"], body, num_devices, here)
+        stages = tuple(_leaf(s, d, num_devices, f"{here}.{s}") for s, d in body["stages"].items())
         return LoopNode(_name(body["name"]), stages, int(body.get("shards", 1)))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanError(
             f"{here} is {body!r}, and {error} is missing or of the wrong kind: mend the plan file"
         ) from error
+
+
+def _leaf(stage: object, body: object, num_devices: int, path: str) -> Leaf:
+    """Returns a stage on what is said of its devices: them alone, or with the blocks of each."""
+    if not isinstance(body, Mapping):
+        return Leaf(_name(stage), parse_devices(body, num_devices, path))
+    devices = parse_devices(body["devices"], num_devices, path)
+    shares = body.get("shares", ())
+    numbers = isinstance(shares, (list, tuple)) and all(isinstance(n, int) and not isinstance(n, bool) for n in shares)
+    if not numbers or ("shares" in body and (len(shares) != len(devices) or min(shares) < 1)):
+        raise PlanError(
+            f"{path}.shares is {shares!r}, but it is the number of blocks of each of the {len(devices)} devices, at "
+            "least one: mend the plan, or leave it out for shares as even as possible"
+        )
+    return Leaf(_name(stage), devices, tuple(shares))
 
 
 def _name(value: object) -> str:

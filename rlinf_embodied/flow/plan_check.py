@@ -32,6 +32,7 @@ def require_runnable(name: str, tree: Node, workflow: Workflow) -> None:
                 f"plan {name} gives {leaf.stage} {len(leaf.devices)} devices, but there are only "
                 f"{workflow.num_blocks} blocks: {workflow.more_blocks} or fewer devices"
             )
+        _check_shares(name, leaf, workflow)
     for node in nodes(tree):
         if isinstance(node, LoopNode):
             _check_loop(name, node, workflow)
@@ -71,6 +72,17 @@ def _what_differs(placed: list[str], workflow: Workflow) -> str:
     return " and ".join(parts or ["take out what is there twice"])
 
 
+def _check_shares(name: str, leaf: Leaf, workflow: Workflow) -> None:
+    where = f"plan {name} gives {leaf.stage} shares of {list(leaf.shares)}"
+    if leaf.shares and sum(leaf.shares) != workflow.num_blocks:
+        raise PlanError(
+            f"{where}, {sum(leaf.shares)} blocks in all, but there are {workflow.num_blocks} blocks: make them add up"
+        )
+    size = workflow.stages[leaf.stage].blocks_per_batch
+    if any(share % size for share in leaf.shares):
+        raise PlanError(f"{where}, but it works on {size} blocks at a time: use multiples of {size}")
+
+
 def _check_order(name: str, tree: Node, workflow: Workflow) -> None:
     place = {leaf.stage: number for number, leaf in enumerate(leaves(tree))}
     ends = [{loop.opener, loop.answerer} for loop in workflow.loops.values()]
@@ -95,6 +107,13 @@ def _check_spatial(name: str, node: Node, workflow: Workflow, chunk: int) -> Non
             f"plan {name} calls {node.stage} for {chunk} blocks at a time, but it accepts {sizes} (0: all): use "
             "one of these as granularity, or a plan that has it behind the spatial node"
         )
+    if isinstance(node, Leaf) and chunk and workflow.stages[node.stage].blocks_per_batch == 1:
+        chunks = workflow.num_blocks // chunk
+        if any(share % chunks for share in node.shares):
+            raise PlanError(
+                f"plan {name} gives {node.stage} shares of {list(node.shares)}, but calls it for {chunk} blocks at a "
+                f"time, {chunks} times: use multiples of {chunks}, so that each chunk is shared alike"
+            )
     if isinstance(node, (Leaf, LoopNode)):
         return
     if isinstance(node, Spatial):
@@ -136,7 +155,7 @@ def _check_loop(name: str, node: LoopNode, workflow: Workflow) -> None:
     if sorted(leaf.stage for leaf in node.stages) != sorted((loop.opener, loop.answerer)):
         raise PlanError(f"plan {name}: loop {node.loop} is made of {loop.opener} and {loop.answerer}: place both")
     for leaf in node.stages:
-        least = workflow.num_blocks // len(leaf.devices)
+        least = min(leaf.shares, default=workflow.num_blocks // len(leaf.devices))
         if not 1 <= node.shards <= least:
             raise PlanError(
                 f"plan {name}: loop {node.loop} has {node.shards} shards, but a worker of {leaf.stage} has only "

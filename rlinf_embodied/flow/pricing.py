@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from rlinf_embodied.flow.part_prices import PartPrices
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, nodes
+
+Triple = tuple[float, float, float]  # bytes of a stage, or of a part of a plan: held, at its peak, offloaded
 
 
 class Pricer(PartPrices):
@@ -16,16 +20,13 @@ class Pricer(PartPrices):
 
         What is made ahead is counted where it was made, as far as the bytes of the edges are known.
         """
-        stages_on: dict[int, list[str]] = {}
-        devices = {leaf.stage: leaf.devices for leaf in leaves(tree)}
-        for stage, owned in devices.items():
-            for device in owned:
-                stages_on.setdefault(device, []).append(stage)
-        shards = {leaf.stage: n.shards for n in nodes(tree) if isinstance(n, LoopNode) for leaf in n.stages}
-        chunks = self._chunks(tree, 1)
-        facts = {s: self._bytes(s, len(d), shards.get(s, 1), chunks[s]) for s, d in devices.items()}
-        known = {tuple(stages): self._on_device(tree, facts, set(stages))[1] for stages in stages_on.values()}
-        found = {device: known[tuple(stages)] for device, stages in stages_on.items()}
+        known: dict[tuple[tuple[str, Triple], ...], float] = {}
+        found: dict[int, float] = {}
+        for device, facts in self._facts(tree).items():
+            key = tuple(facts.items())
+            if key not in known:
+                known[key] = self._on_device(tree, facts)[1]
+            found[device] = known[key]
         for device, num_bytes in self._waiting(tree).items() if staleness else ():
             found[device] += staleness * num_bytes
         return found
@@ -47,15 +48,22 @@ class Pricer(PartPrices):
 
     def least_memory(self, tree: Node) -> dict[int, float]:
         """Returns the bytes that each device needs for the largest of its stages while the others are offloaded."""
+        return {
+            device: max(peak - offloaded for _, peak, offloaded in facts.values())
+            + sum(o for _, _, o in facts.values())
+            for device, facts in self._facts(tree).items()
+        }
+
+    def _facts(self, tree: Node) -> dict[int, dict[str, Triple]]:
+        """Returns for each device of a tree its stages' bytes: held, at their peak, offloaded."""
         shards = {leaf.stage: n.shards for n in nodes(tree) if isinstance(n, LoopNode) for leaf in n.stages}
-        chunks, needs, parked = self._chunks(tree, 1), {}, {}
+        chunks, found = self._chunks(tree, 1), dict[int, dict[str, Triple]]()
         for leaf in leaves(tree):
-            stage = leaf.stage
-            _, peak, offloaded = self._bytes(stage, len(leaf.devices), shards.get(stage, 1), chunks[stage])
-            for device in leaf.devices:
-                needs[device] = max(needs.get(device, 0.0), peak - offloaded)
-                parked[device] = parked.get(device, 0.0) + offloaded
-        return {device: need + parked[device] for device, need in needs.items()}
+            shares = leaf.shares or (0,) * len(leaf.devices)
+            for device, share in zip(leaf.devices, shares, strict=True):
+                facts = self._bytes(leaf.stage, len(leaf.devices), shards.get(leaf.stage, 1), chunks[leaf.stage], share)
+                found.setdefault(device, {})[leaf.stage] = facts
+        return found
 
     def _chunks(self, node: Node, chunks: int) -> dict[str, int]:
         """Returns in how many chunks each stage of a tree gets its blocks."""
@@ -66,37 +74,39 @@ class Pricer(PartPrices):
         parts = node.stages if isinstance(node, LoopNode) else node.parts
         return {stage: number for part in parts for stage, number in self._chunks(part, chunks).items()}
 
-    def _bytes(self, stage: str, devices: int, shards: int, chunks: int) -> tuple[float, float, float]:
-        """Returns a stage's bytes on each of its devices: held, at its peak, offloaded."""
-        key = (stage, devices, shards, chunks)
+    def _bytes(self, stage: str, devices: int, shards: int, chunks: int, share: int) -> Triple:
+        """Returns a stage's bytes on a device with that share of its blocks; 0: with an even one."""
+        key = (stage, devices, shards, chunks, share)
         if key not in self._known_bytes:
             self._known_bytes[key] = self._new_bytes(*key)
         return self._known_bytes[key]
 
-    def _new_bytes(self, stage: str, devices: int, shards: int, chunks: int) -> tuple[float, float, float]:
+    def _new_bytes(self, stage: str, devices: int, shards: int, chunks: int, share: int) -> Triple:
         measured, work = self.profile.stages[stage], self.workflow
         size = work.num_blocks // chunks
         devices = min(devices, work.most_devices(stage, size))
         items = self._items(stage, chunks, np.array(devices))
         in_chunk, owned = (int(number) // work.items_per_block for number in items)
+        if share:
+            in_chunk, owned = -(-share // chunks), share
         at_once = owned if measured.finish_quantiles else in_chunk
         called = -(-at_once // shards) * work.items_per_block
         held = float(measured.resident(owned * work.items_per_block, devices))
         return held, held + float(measured.working(called, devices)), measured.offloaded_bytes
 
-    def _on_device(self, node: Node, facts: dict[str, tuple[float, float, float]], here: set[str]) -> tuple[float, ...]:
-        """Returns (held, peak, offloaded) of a node on a device that hosts the stages `here`."""
+    def _on_device(self, node: Node, facts: Mapping[str, Triple]) -> Triple:
+        """Returns (held, peak, offloaded) of a node on a device that hosts the stages of `facts`."""
         if isinstance(node, Leaf):
-            return facts[node.stage] if node.stage in here else (0.0, 0.0, 0.0)
+            return facts.get(node.stage, (0.0, 0.0, 0.0))
         parts = node.stages if isinstance(node, LoopNode) else node.parts
         resident = not isinstance(node, Temporal) or node.resident
         total = (0.0, 0.0, 0.0)
         for part in parts:
-            total = _shared(total, self._on_device(part, facts, here), resident)
+            total = _shared(total, self._on_device(part, facts), resident)
         return total
 
 
-def _shared(a: tuple[float, ...], b: tuple[float, ...], resident: bool) -> tuple[float, ...]:
+def _shared(a: Triple, b: Triple, resident: bool) -> Triple:
     """Returns (held, peak, offloaded) of two parts that take turns on a device."""
     if not b[1]:
         return a

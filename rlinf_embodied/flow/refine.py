@@ -18,7 +18,7 @@ from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import Simulator
 from rlinf_embodied.flow.sketch import Sketch, sketch_of, trees
-from rlinf_embodied.flow.tree import Devices, Node, Temporal, nodes
+from rlinf_embodied.flow.tree import Leaf, Node, Temporal, nodes
 
 WIDTH = 6  # sketches that are expanded at least, each better than all the others
 MOST_CALLS = 400_000  # that are simulated in all: about half a second of CPU
@@ -43,10 +43,10 @@ class Refiner:
         """Takes what is planned, what prices it, and how many iterations the fronts of all plans run ahead."""
         self.staleness = staleness
         self.pricer, self.simulator, self.work = pricer, simulator, pricer.workflow
-        self.moves = Moves(self.work, pricer.cluster)
+        self.moves = Moves(self.work, pricer.cluster, pricer.slowdown_on)
         self._memory = [pricer.cluster.place_of(d).group.memory_bytes for d in self.moves.everywhere]
         self._staying = {s for s, profile in pricer.profile.stages.items() if profile.stays}
-        self._busy: dict[tuple[int, Devices, int], dict[int, float]] = {}
+        self._busy: dict[tuple[Leaf, int], dict[int, float]] = {}
 
     def best(self, seeds: Iterable[Node], most_calls: int = MOST_CALLS) -> list[Priced]:
         """Returns the seeds and what was found around them, the fastest first; none if none fits."""
@@ -142,17 +142,16 @@ class Refiner:
             for side in (loop.opener, loop.answerer)
         }
         for number, stage in enumerate(self.work.stages):
-            own = sketch.devices[number]
-            parts = 1 if stage in shards else chunks[stage]
-            for device, seconds in self._busy_s(number, stage, own, parts).items():
+            leaf = Leaf(stage, sketch.devices[number], sketch.shares[number])
+            for device, seconds in self._busy_s(leaf, 1 if stage in shards else chunks[stage]).items():
                 total[device] = total.get(device, 0.0) + seconds
         return max(total.values())
 
-    def _busy_s(self, number: int, stage: str, devices: Devices, parts: int) -> dict[int, float]:
+    def _busy_s(self, leaf: Leaf, parts: int) -> dict[int, float]:
         """Returns how long a stage works on each device at least."""
-        key = (number, devices, parts)
+        key = (leaf, parts)
         if key not in self._busy:
-            self._busy[key] = self.simulator.busy_s(stage, devices, parts)
+            self._busy[key] = self.simulator.busy_s(leaf, parts)
         return self._busy[key]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.flow.tree import Devices, Leaf, LoopNode, Node, Spatial, Temporal, leaves
+from rlinf_embodied.flow.tree import Devices, Leaf, LoopNode, Node, Shares, Spatial, Temporal, leaves
 
 MOST_NESTED = 5  # up to so many items, every nesting of turns that switch is tried
 
@@ -33,19 +33,23 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Items in their order; devices by stage, in the workflow's order of stages; shards by loop, likewise."""
+    """Items in their order; devices and their shares by stage, in the workflow's order; shards by loop, likewise."""
 
     items: tuple[Item, ...]
     devices: tuple[Devices, ...]
     shards: tuple[int, ...]
+    shares: tuple[Shares, ...]
 
     def units(self) -> tuple[str, ...]:
         """Returns all units in their order."""
         return tuple(unit for item in self.items for unit in item.units())
 
     def placed(self, changes: dict[int, Devices]) -> Sketch:
-        """Returns the sketch with other devices for some stages (by their number)."""
-        return replace(self, devices=tuple(changes.get(i, own) for i, own in enumerate(self.devices)))
+        """Returns the sketch with other devices, which share evenly, for some stages (by their number)."""
+        devices = tuple(changes.get(i, own) for i, own in enumerate(self.devices))
+        return replace(
+            self, devices=devices, shares=tuple(() if i in changes else s for i, s in enumerate(self.shares))
+        )
 
 
 def single(unit: str) -> Item:
@@ -56,11 +60,15 @@ def single(unit: str) -> Item:
 def sketch_of(tree: Node, workflow: Workflow) -> Sketch:
     """Returns the sketch of a plan tree; which of its turns switch is left out."""
     devices = {leaf.stage: tuple(sorted(leaf.devices)) for leaf in leaves(tree)}
+    shares = {
+        leaf.stage: tuple(s for _, s in sorted(zip(leaf.devices, leaf.shares, strict=False))) for leaf in leaves(tree)
+    }
     shards = {node.loop: node.shards for node in _loops(tree)}
     return Sketch(
         tuple(_items(tree, workflow)),
         tuple(devices[stage] for stage in workflow.stages),
         tuple(shards[loop] for loop in workflow.loops),
+        tuple(shares[stage] for stage in workflow.stages),
     )
 
 
@@ -105,16 +113,16 @@ def trees(sketch: Sketch, workflow: Workflow) -> Iterator[Node]:
 
 def item_node(item: Item, sketch: Sketch, workflow: Workflow, resident: bool = True) -> Node:
     """Returns the node of an item."""
-    devices = dict(zip(workflow.stages, sketch.devices, strict=True))
+    placed = dict(zip(workflow.stages, zip(sketch.devices, sketch.shares, strict=True), strict=True))
     if item.chunks > 1:
-        parts = [joined([Leaf(stage, devices[stage]) for stage in part], resident) for part in item.parts]
+        parts = [joined([Leaf(stage, *placed[stage]) for stage in part], resident) for part in item.parts]
         return Spatial(tuple(parts), workflow.num_blocks // item.chunks)
     ((unit,),) = item.parts
     for loop, shards in zip(workflow.loops.values(), sketch.shards, strict=True):
         if loop.opener == unit:
-            sides = tuple(Leaf(stage, devices[stage]) for stage in (loop.opener, loop.answerer))
+            sides = tuple(Leaf(stage, *placed[stage]) for stage in (loop.opener, loop.answerer))
             return LoopNode(loop.name, sides, shards)
-    return Leaf(unit, devices[unit])
+    return Leaf(unit, *placed[unit])
 
 
 def joined(nodes: Sequence[Node], resident: bool) -> Node:

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from rlinf_embodied.flow.graph import WHOLE
 
 Devices = tuple[int, ...]
+Shares = tuple[int, ...]  # blocks of each device, in the order of the devices; (): as even as possible
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One stage on its devices."""
+    """One stage on its devices, each with its share of the blocks."""
 
     stage: str
     devices: Devices
+    shares: Shares = ()
 
 
 @dataclass(frozen=True, slots=True)

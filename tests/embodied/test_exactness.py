@@ -38,6 +38,18 @@ PLANS = {
     "one env, policy on all": (2, trees([0], "all", "all")),
     "unlike splits": (3, trees([0, 1], [2], [0, 2], shards=2)),
 }
+OVER_THREE, OVER_ONE = {"devices": [0, 1], "shares": [3, 1]}, {"devices": [0, 1], "shares": [1, 3]}
+
+
+def with_shares(env: dict, policy: dict, actor: dict, shards: int = 1) -> list[dict]:
+    loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
+    return [{"tree": {"temporal": [{"loop": loop}, {"leaf": {"stage": "actor", **actor}}]}}]
+
+
+PLANS |= {
+    "unlike shares": (2, with_shares(OVER_THREE, OVER_THREE, OVER_ONE)),
+    "unlike shares of a loop's sides": (2, with_shares(OVER_THREE, OVER_ONE, OVER_ONE)),
+}
 # what changes the path through the code; the plans compared under each
 VARIANTS = {
     "ppo": ([], [*PLANS][1:]),
@@ -62,6 +74,8 @@ TELLING = {
     ("ppo", "hybrid on 2"),
     ("ppo", "disaggregated on 2, switching"),
     ("ppo", "unlike splits"),
+    ("ppo", "unlike shares"),
+    ("ppo", "unlike shares of a loop's sides"),
     ("ppo, bootstrap at time-outs from images", "disaggregated on 2"),
     ("ppo, carried over", "unlike splits"),
     ("ppo, stops at a KL", "collocated on 2"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from any_plan import alone, every_plan, features, outcome, random_workflow
+from any_plan import alone, every_plan, features, outcome, random_workflow, with_shares
 
-from rlinf_embodied.flow.plan import Plan
+from rlinf_embodied.flow.plan import Plan, leaves
 from rlinf_embodied.runtime.session import SerialSession
 
 SEEDS = range(60)
@@ -24,6 +24,34 @@ def test_every_feasible_plan_computes_what_one_device_computes(seed: int) -> Non
     assert plans
     for plan in plans:
         assert outcome(workflow, plan, SerialSession(20.0)) == expected, plan.tree
+
+
+def shared_plans(seed: int) -> list[Plan]:
+    draw, workflow = random.Random(seed), random_workflow(seed)
+    plans = every_plan(workflow, 3)
+    chosen = draw.sample(plans, min(len(plans), 12))
+    return [other for plan in chosen for other in with_shares(plan, workflow, draw)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_unlike_shares_compute_what_one_device_computes(seed: int) -> None:
+    workflow = random_workflow(seed)
+    expected = alone(workflow)
+    for plan in shared_plans(seed):
+        assert outcome(workflow, plan, SerialSession(20.0)) == expected, plan.tree
+
+
+def test_the_shares_are_of_all_kinds() -> None:
+    plans = [(random_workflow(seed), plan) for seed in SEEDS for plan in shared_plans(seed)]
+    given = [(work, plan, leaf) for work, plan in plans for leaf in leaves(plan.tree) if leaf.shares]
+    assert len(given) >= 200
+    assert sum(work.stages[leaf.stage].collective for work, _, leaf in given) >= 30
+    assert sum(work.stages[leaf.stage].blocks_per_batch > 1 for work, _, leaf in given) >= 5
+    assert sum(bool(plan.granularity(leaf.stage)) for _, plan, leaf in given) >= 10  # chunk by chunk
+    fused = [plan.shares_workers("l", work.num_blocks) for work, plan, leaf in given if leaf.stage == "env"]
+    assert sum(fused) >= 5
+    assert sum(not both for both in fused) >= 5
+    assert any(len(set(leaf.shares)) > 1 for _, _, leaf in given)
 
 
 def test_the_cases_cover_what_there_is() -> None:

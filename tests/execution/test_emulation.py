@@ -123,6 +123,25 @@ def test_a_plan_takes_what_its_simulation_says(seed: int):
     assert due_s(pricer, tree) == pytest.approx(simulate(tree, pricer).iteration_s, rel=1e-6)
 
 
+def uneven_case(seed: int) -> tuple[Pricer, Node]:
+    pricer, tree = wide_case(seed)
+    draw = random.Random(seed)
+    speeds = [draw.choice([1.0, 0.5, 0.8]) for _ in range(pricer.cluster.num_devices)]
+    pricer = planning.with_speeds(pricer, speeds)
+    return pricer, planning.with_shares(tree, pricer, draw)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_uneven_shares_on_unlike_devices_take_what_their_simulation_says(seed: int):
+    pricer, tree = uneven_case(seed)
+    assert due_s(pricer, tree) == pytest.approx(simulate(tree, pricer).iteration_s, rel=1e-6)
+
+
+def test_the_shares_are_uneven():
+    given = [leaf.shares for seed in range(40) for leaf in leaves(uneven_case(seed)[1])]
+    assert sum(len(set(shares)) > 1 for shares in given) >= 30
+
+
 def test_the_simulated_plans_are_of_all_kinds():
     trees = [wide_case(seed)[1] for seed in range(60)]
     loops = [tuple(set(leaf.devices) for leaf in n.stages) for t in trees for n in nodes(t) if isinstance(n, LoopNode)]

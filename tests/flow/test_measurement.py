@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from planning import cluster, embodied
@@ -91,3 +93,15 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     assert (profile.workload.expected_rounds, profile.workload.num_items) == (1.5, 8)
     assert profile.links is not None
     assert profile.links.latency_s == 0.002
+
+
+def test_a_device_that_is_known_to_be_slow_makes_no_stage_slow() -> None:
+    """Worker 1 is at half speed: its 6 s are 3 s of an alike device, which is less than what worker 0 took."""
+    groups = cluster(2).node_groups()
+    one = replace(groups[0], devices_per_node=1)
+    unlike = replace(cluster(2), groups=(one, replace(one, beside=0, speed=0.5)))
+    probe = Probe("x", workflow(), collocated(workflow(), 2), unlike)
+    spans = [span(f"{stage}.step", worker, 1.0) for stage in ("env", "policy") for worker in (0, 1)]
+    spans += [span("actor.run", 0, 4.0), span("actor.run", 1, 6.0)]
+    found = {s.stage: s for s in samples(probe, workflow(), workflow(), spans, {})}
+    assert found["actor"] == Sample("actor", 4, 2, pytest.approx(4.0))

@@ -171,3 +171,65 @@ def test_the_back_of_an_iteration_is_what_makes_weights_and_what_comes_behind() 
     looped = replace(line, loops={"l": Loop("l", "d", "c", 2)}, edges=(Edge("a", "b"), Edge("b", "d"), Edge("d", "e")))
     assert looped.back() == {"b", "c", "d", "e"}
     assert replace(line, weight_edges=()).back() == frozenset()
+
+
+# --------------------------------------------------------------------------------------------------------------- shares
+def shared(shares: object, devices: object = "all", **more) -> dict:
+    loop = {"name": "rollout", "shards": 1, "stages": {"env": "all", "policy": "all", **more}}
+    actor = {"stage": "actor", "devices": devices, "shares": shares}
+    return {"temporal": [{"loop": loop}, {"leaf": actor}]}
+
+
+def test_shares_say_how_many_blocks_each_device_has() -> None:
+    side = {"devices": [0, 1], "shares": [3, 1]}
+    plan = resolve("p", [{"tree": shared([1, 3], env=side, policy=side)}], 2, workflow())
+    assert plan.owners("actor", 4) == (0, 1, 1, 1)
+    assert plan.owners("env", 4) == plan.owners("policy", 4) == (0, 0, 0, 1)
+    assert plan.is_fused("rollout", 4, HERE)
+    assert resolve("p", [stored_tree(plan.to_dict())], 2, workflow()) == plan
+    apart = resolve("p", [{"tree": shared([1, 3], env=side)}], 2, workflow())
+    assert not apart.is_fused("rollout", 4, HERE)  # half of the blocks have both sides in one worker
+
+
+def test_every_chunk_is_shared_alike_but_batches_stay_whole() -> None:
+    stages = {"a": StageSpec("a", "fake", None), "b": StageSpec("b", "fake", None, blocks_per_batch=2)}
+    work = Workflow("w", 8, stages, (Edge("a", "b", granularities=()),))
+    parts = [
+        {"leaf": {"stage": "a", "devices": [0, 1], "shares": [6, 2]}},
+        {"leaf": {"stage": "b", "devices": [2, 3], "shares": [2, 6]}},
+    ]
+    plan = resolve("p", [{"tree": {"spatial": {"granularity": 4, "parts": parts}}}], 4, work)
+    assert plan.owners("a", 8) == (0, 0, 0, 1, 0, 0, 0, 1)
+    assert plan.owners("b", 8, 2) == (2, 2, 3, 3, 3, 3, 3, 3)
+    parts[0]["leaf"]["shares"] = [5, 3]
+    with pytest.raises(PlanError, match=r"gives a shares of \[5, 3\], but calls it for 4 blocks at a time, 2 times"):
+        resolve("p", [{"tree": {"spatial": {"granularity": 4, "parts": parts}}}], 4, work)
+    parts[1]["leaf"]["shares"] = [5, 3]
+    with pytest.raises(PlanError, match=r"gives b shares of \[5, 3\], but it works on 2 blocks at a time"):
+        resolve("p", [{"tree": {"temporal": parts}}], 4, work)
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ([3, 2], "5 blocks in all, but there are 4 blocks"),
+        ([4, 0], "at least one"),
+        ([1, 1, 2], "of the 2 devices"),
+        ([], "of the 2 devices"),
+        ([1.5, 2.5], r"shares is \[1.5, 2.5\]"),
+        ([True, 3], r"shares is \[True, 3\]"),
+        ("31", "shares is '31'"),
+        (None, "shares is None"),
+    ],
+)
+def test_shares_that_are_none_are_refused(shares: object, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        resolve("p", [{"tree": shared(shares)}], 2, workflow())
+
+
+def test_a_worker_has_a_block_of_every_shard() -> None:
+    side = {"devices": [0, 1], "shares": [3, 1]}
+    data = shared([1, 3], env=side)
+    data["temporal"][0]["loop"]["shards"] = 2
+    with pytest.raises(PlanError, match=r"has 2 shards, but a worker of env has only 1 block"):
+        resolve("p", [{"tree": data}], 2, workflow())
