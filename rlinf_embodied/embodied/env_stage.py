@@ -253,13 +253,15 @@ class EnvStage:
         return state
 
     def import_state(self, step_context: StepContext, state: Mapping[int, list[RunningEpisode | None]]) -> None:
-        """Brings every row to where `export_state` found it, by reset and replay; before the first rollout, nowhere."""
+        """Brings every row to where `export_state` found it, by reset and replay; before the first rollout, to none."""
         for shard in self._shards.values():
             there = all(block in state for block in shard.blocks)
             episodes = [episode for block in shard.blocks for episode in state[block]] if there else []
             if any(episode is not None for episode in episodes):
                 shard.observation = shard.env.restore(episodes)
                 shard.running[:] = [episode is not None for episode in episodes]
+            else:
+                shard.observation = None
 
     # ---------------------------------------------------------------------------------------------------- snapshots
     def export_snapshot(self, step_context: StepContext) -> dict[int, list[RunningEpisode | None]]:

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.errors import HangError, WorkerError
 from rlinf_embodied.execution.ahead import Ahead, Follow
-from rlinf_embodied.execution.iteration import Iteration, IterationResult
+from rlinf_embodied.execution.iteration import Iteration, IterationResult, Mends
 from rlinf_embodied.execution.schedule import Step, parts, repeats, schedule, shards_of
 from rlinf_embodied.flow.graph import Loop, Repeat, RepeatDecision, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
@@ -34,7 +35,7 @@ from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
 from rlinf_embodied.runtime.node_files import paths_in
-from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
+from rlinf_embodied.runtime.session import MendingSession, Ref, SerialSession, Session, of_type
 
 _LOG = logging.getLogger(__name__)
 _FOLLOW = Follow()
@@ -45,7 +46,8 @@ class Executor:
 
     def __init__(self, workflow: Workflow, plan: Plan, session: Session, cluster: Cluster) -> None:
         """Starts the workers and builds every stage where the plan puts it."""
-        self.workflow, self.plan, self._session = workflow, plan, session
+        self.workflow, self.plan, self._session, self._cluster = workflow, plan, session, cluster
+        self.mender: Mends | None = None  # None: an iteration that loses workers is done again as a whole
         self._owners = plan.all_owners(workflow)
         self._handover = transport.handover(workflow, plan, cluster)
         one_process = isinstance(session, SerialSession)
@@ -71,7 +73,7 @@ class Executor:
         self.setup_s: dict[str, float] = {}  # by stage; the first one waits for the workers to start
         for name in workflow.order():
             start = time.time()
-            self.facts[name] = self._add_stage(name, cluster)
+            self.facts[name] = self._add_stage(name)
             self.setup_s[name] = time.time() - start
 
     @classmethod
@@ -87,8 +89,14 @@ class Executor:
     def _blocks(self, stage: str, worker: int) -> tuple[int, ...]:
         return tuple(block for block, owner in enumerate(self._owners[stage]) if owner == worker)
 
-    def _add_stage(self, name: str, cluster: Cluster) -> list[object]:
-        workers = self.workers(name)
+    def _add_stage(self, name: str) -> list[object]:
+        spec = self.workflow.stages[name]
+        for path in paths_in(spec.config) if self._cluster.nodes else ():
+            self._session.provide(self.workers(name), path)
+        return self._session.add_stage(spec, self._contexts(name))
+
+    def _contexts(self, name: str) -> list[StageContext]:
+        cluster, workers = self._cluster, self.workers(name)
         owners = tuple(workers.index(owner) for owner in self._owners[name])
         contexts, num_blocks = [], self.workflow.num_blocks
         parts = self.plan.shards(name, num_blocks, cluster)
@@ -98,13 +106,26 @@ class Executor:
             device = cluster.torch_device(worker)
             contexts.append(StageContext(worker, device, blocks, shards, num_blocks, owners, SoloGroup(), {}))
             contexts[-1].exclusive = self._exclusive[name] & self._hosted(worker)
-        spec = self.workflow.stages[name]
-        for path in paths_in(spec.config) if cluster.nodes else ():
-            self._session.provide(workers, path)
-        return self._session.add_stage(spec, contexts)
+        return contexts
 
     def _hosted(self, worker: int) -> frozenset[str]:
         return frozenset(stage for stage, owners in self._owners.items() if worker in owners)
+
+    def can_renew(self, session: MendingSession) -> bool:
+        """Returns whether `renew` is possible: no stage holds what is inside of its group."""
+        meeting = [spec for spec in self.workflow.stages.values() if spec.collective]
+        return all(session.can_renew(spec, self.workers(spec.name)) for spec in meeting)
+
+    def renew(self, session: MendingSession, anew: Collection[int]) -> None:
+        """Builds the stages of replaced workers again; stages that exchange data get other groups, whoever hosts them.
+
+        Raises:
+            RlinfError: what a worker raised, or that it was lost.
+        """
+        for name in self.workflow.order():
+            spec, contexts = self.workflow.stages[name], self._contexts(name)
+            if (spec.collective and len(contexts) > 1) or not set(self.workers(name)).isdisjoint(anew):
+                session.renew_stage(spec, contexts, anew)
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run(self, step_context: StepContext, follow: Follow = _FOLLOW) -> IterationResult:
@@ -123,9 +144,7 @@ class Executor:
         if self.workflow.repeat is not None:
             self._run_rounds(self.workflow.repeat, state)
         self._run_steps(self._steps, state)
-        for edge in self.workflow.weight_edges:
-            self.sync_weights(edge.source, edge.target, state)
-        self._collect(state)
+        self._finish(state)
         return state.result
 
     def run_front(self, state: Iteration) -> None:
@@ -141,6 +160,35 @@ class Executor:
     @staticmethod
     def _stage(step: Step) -> str:
         return step.node.stages[0].stage if isinstance(step.node, LoopNode) else step.node.stage
+
+    def _finish(self, state: Iteration) -> None:
+        """Waits for the last stages, and sends weights on; both once more where a worker was lost in it."""
+        while True:
+            try:
+                for edge in self.workflow.weight_edges:
+                    self.sync_weights(edge.source, edge.target, state)
+                self._file(state)
+                return
+            except (WorkerError, HangError) as error:
+                self._mend(error, state)
+
+    def _mend(self, error: WorkerError | HangError, state: Iteration) -> None:
+        """Raises an error unless the iteration goes on in spite of it."""
+        if self.mender is None:
+            raise error
+        self.mender.mend(state, error)
+
+    def _submit(
+        self,
+        calls: Sequence[tuple[int, Call, Sequence[Ref]]],
+        state: Iteration,
+        collective: bool = False,
+        passing: bool = False,
+    ) -> list[list[Ref]]:
+        """Submits calls of an iteration, see CallLog."""
+        if self.mender is None:
+            return self._session.submit(calls, collective)
+        return state.calls.submit(self._session, calls, collective, passing)
 
     def _run_steps(self, steps: Sequence[Step], state: Iteration) -> None:
         for step in steps:
@@ -166,8 +214,8 @@ class Executor:
         """Has workers switch as soon as the turn before is over, not only when the inputs of the next one arrive."""
         for stage in stages:
             switching = [w for w in self.workers(stage) if self._exclusive[stage] & self._hosted(w)]
-            answers = self._session.submit(
-                [(worker, Call(stage, "enter", state.step_context), []) for worker in switching]
+            answers = self._submit(
+                [(worker, Call(stage, "enter", state.step_context), []) for worker in switching], state
             )
             state.timings.extend(refs[-1] for refs in answers)
 
@@ -190,7 +238,7 @@ class Executor:
             call = Call(stage, "run", step_context, blocks, len(inputs) // len(blocks), keep)
             calls.append((worker, call, inputs))
         collective = self.workflow.stages[stage].collective
-        self._note(stage, calls, self._session.submit(calls, collective), state)
+        self._note(stage, calls, self._submit(calls, state, collective), state)
 
     def _note(self, stage: str, calls: Sequence[tuple], answers: list[list[Ref]], state: Iteration) -> None:
         """Files block results as the stage's outputs and the receipts for later."""
@@ -235,7 +283,7 @@ class Executor:
                 chunk_steps=loop.chunk_steps,
             )
             calls.append((worker, call, inputs))
-        answers = self._session.submit(calls)
+        answers = self._submit(calls, state)
         for (_, call, _), refs in zip(calls, answers, strict=True):
             size = len(call.blocks)
             for block, ours, theirs in zip(call.blocks, refs[:size], refs[size : 2 * size], strict=True):
@@ -287,7 +335,7 @@ class Executor:
                     stage, method, step_context or state.step_context, blocks, len(payloads) // len(blocks), keep
                 )
                 calls.append((worker, call, payloads))
-        answers = self._session.submit(calls)
+        answers = self._submit(calls, state, passing=not final)
         if final:
             self._note(stage, calls, answers, state)
         else:
@@ -304,18 +352,31 @@ class Executor:
         self._collect(state)
 
     def _collect(self, state: Iteration) -> None:
-        """Waits for everything submitted so far and files reports and spans."""
+        """Waits for everything submitted so far and files reports and spans; what is lost meanwhile is done again."""
+        while True:
+            try:
+                self._file(state)
+                return
+            except (WorkerError, HangError) as error:
+                self._mend(error, state)
+
+    def _file(self, state: Iteration) -> None:
         where = f"iteration {state.step_context.iteration} of {self.workflow.name}"
         by_stage: dict[str, list[object]] = {}
+        spans = []
         for stage, refs in state.receipts:
-            receipts = of_type(self._session.fetch(refs, f"{stage} in {where}"), Receipt)
+            receipts = self._receipts(refs, f"{stage} in {where}", state)
             by_stage.setdefault(stage, []).extend(receipt.report for receipt in receipts)
-            state.result.spans.extend(span for receipt in receipts for span in receipt.spans)
+            spans += [span for receipt in receipts for span in receipt.spans]
+        spans += [span for receipt in self._receipts(state.timings, where, state) for span in receipt.spans]
         for stage, reports in by_stage.items():
             state.result.reports.setdefault(stage, []).append(reports)
-        for receipt in of_type(self._session.fetch(state.timings, where), Receipt):
-            state.result.spans.extend(receipt.spans)
+        state.result.spans.extend(spans)
         state.receipts, state.timings = [], []
+
+    def _receipts(self, refs: Sequence[Ref], waiting: str, state: Iteration) -> list[Receipt]:
+        refs = refs if self.mender is None else [state.calls.current(ref) for ref in refs]
+        return of_type(self._session.fetch(refs, waiting), Receipt)
 
     def call(
         self, stage: str, method: str, step_context: StepContext, argument: object = None, payloads: Sequence[Ref] = ()

@@ -163,4 +163,5 @@ class ReplicatedLearner:
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
         """See Learner."""
+        self.start()
         self._optimizer.import_state(state)

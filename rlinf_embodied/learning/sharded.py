@@ -279,6 +279,7 @@ class ShardedLearner:
     @torch.no_grad()
     def import_state(self, state: Mapping[str, Tensor]) -> None:
         """See Learner; every worker reads the whole state and keeps its slice."""
+        self.start()
         sizes = [parameter.numel() for parameter in self._parameters]
         require_state(state, sum(sizes))
         for name, key in _MOMENTS.items():

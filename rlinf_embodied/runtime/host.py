@@ -89,9 +89,11 @@ class Stage(Protocol):
     the loop; `step(step_context, {block: message}) -> {block: message}`;
     `close(step_context, {block: None}) -> Output`.
     Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
-    Weight edge: `export_weights(step_context) -> object`, `install_weights(step_context, object)`.
-    State: `export_snapshot(step_context) -> object` (None where another worker's is that of all), and
-    `import_snapshot(step_context, [what each worker gave])`; a stage without them has none between iterations.
+    Weight edge: `export_weights(step_context) -> object`, `install_weights(step_context, object)`; a stage that does
+    not always export all of them has `send_whole(step_context)`: a copy was lost, so the next export is of all.
+    State: `export_snapshot(step_context) -> object` (None where another worker's is that of all; {}: nothing), and
+    `import_snapshot(step_context, [what each worker gave])`, also in the midst of an iteration that is given up; a
+    stage without them has none between iterations.
     End: `leave()` returns when the stage does nothing behind its calls any more.
     Context switch: `offload(step_context)` leaves the device's memory and `onload(step_context)` comes back; a stage
     without them is always resident, and so is one on an accelerator whose class has `stays_on_accelerators`.
@@ -222,6 +224,14 @@ class WorkerHost:
         if stage in self._groups:
             self._groups[stage].close()
 
+    def regroup(self, stage: str, group: Group) -> None:
+        """Lets a stage go on with another group of the same members."""
+        self._groups[stage].renew(group)
+
+    def holds_group(self, stage: str) -> bool:
+        """Returns whether a stage uses more of its group than the protocol, which could not be exchanged."""
+        return stage in self._groups and self._groups[stage].is_held
+
     def abandon(self, attempt: int) -> None:
         """Ends the calls of attempts before this one as soon as they can be; called from another thread."""
         self.activity.attempt = attempt
@@ -326,8 +336,10 @@ class WorkerHost:
             return [], None
         stage = self.stages[call.stage]
         if call.method == "export_snapshot":  # the report tells whether there is one
-            has = hasattr(stage, call.method)
-            return [self._timed(call, stage) if has else None], has
+            state = self._timed(call, stage) if hasattr(stage, call.method) else None
+            return [state], not (state is None or (isinstance(state, Mapping) and not state))
+        if call.method == "send_whole":
+            return [], self._timed(call, stage) if hasattr(stage, call.method) else None
         if call.method == "import_snapshot":
             return [], self._timed(call, stage, payloads)
         given = [] if call.argument is None else [call.argument]
@@ -381,6 +393,8 @@ class WorkerHost:
             call.blocks,
             index,
         )
+        for old in [old for old in self._store if old[2:] == key[2:]]:  # of an attempt that was given up
+            del self._store[old]
         self._store[key] = value
         return LocalRef(self.spec.worker, key)
 

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -88,14 +88,21 @@ class _Worker:
     def add_stage(
         self, spec: StageSpec, context: StageContext, rendezvous: Rendezvous | None, timeout_s: float
     ) -> object:
-        context.group = SoloGroup()
-        if rendezvous is not None:
-            meeting, self._meeting = self._meeting, None
-            activity, rank = self._host.activity, context.owners[context.blocks[0]]
-            activity.join(spec.name, rank, len(set(context.owners)))
-            with activity.calling(f"{spec.name}.setup"), activity.meeting(spec.name, "rendezvous"):
-                context.group = _group(context, rendezvous, meeting, timeout_s)
+        context.group = SoloGroup() if rendezvous is None else self._meet(spec.name, context, rendezvous, timeout_s)
         return self._host.add_stage(spec, context)
+
+    def _meet(self, stage: str, context: StageContext, rendezvous: Rendezvous, timeout_s: float) -> Group:
+        meeting, self._meeting = self._meeting, None
+        activity, rank = self._host.activity, context.owners[context.blocks[0]]
+        activity.join(stage, rank, len(set(context.owners)))
+        with activity.calling(f"{stage}.setup"), activity.meeting(stage, "rendezvous"):
+            return _group(context, rendezvous, meeting, timeout_s)
+
+    def regroup(self, stage: str, context: StageContext, rendezvous: Rendezvous, timeout_s: float) -> None:
+        self._host.regroup(stage, self._meet(stage, context, rendezvous, timeout_s))
+
+    def holds_group(self, stage: str) -> bool:
+        return self._host.holds_group(stage)
 
     def clear(self) -> None:
         self._host.clear()
@@ -187,24 +194,31 @@ class RaySession:
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """See Session; a collective stage gets a process group with a rendezvous of its own."""
-        rendezvous = None
+        return self._set_up(spec, contexts, {context.worker for context in contexts})
+
+    def _set_up(self, spec: StageSpec, contexts: Sequence[StageContext], anew: Collection[int]) -> list[object]:
+        """Builds a stage in the workers `anew`; in the others it is there, and gets another group."""
+        rendezvous, limit_s = None, self._limits.call_timeout_s
         if spec.collective and len(contexts) > 1:
             rendezvous = self._actors[contexts[0].worker].meeting_place.remote()  # goes to the members unread
         refs = []
         for context in contexts:
             context.shared = {}
             actor = self._actors[context.worker]
-            refs.append(actor.add_stage.remote(spec, context, rendezvous, self._limits.call_timeout_s))
+            if context.worker in anew:
+                refs.append(actor.add_stage.remote(spec, context, rendezvous, limit_s))
+            elif rendezvous is not None:
+                refs.append(actor.regroup.remote(spec.name, context, rendezvous, limit_s))
+            else:
+                continue
             self._note(refs[-1], context.worker, f"{spec.name}.setup")
         return self.fetch(refs, f"{spec.name}.setup")
 
     def replace(self, workers: Sequence[int]) -> None:
         """See Session."""
         self.attempt += 1
-        for forgotten in (self._waiting, self._makers, self._failed, self._looked):
-            forgotten.clear()
-        gone = {caller.worker for caller in self._switchboard.gone()}
-        lost = {worker for worker in (*workers, *gone) if worker in self._actors}
+        self._forget_calls()
+        lost = self._at_fault(workers)
         for worker in lost:
             self._end(worker, at_once=True)
         self._switchboard.abandon(self.attempt)
@@ -212,12 +226,91 @@ class RaySession:
             _LOG.warning("worker %d does not let go of what it does: it is started anew, too", worker)
             lost.add(worker)
             self._end(worker, at_once=True)
+        try:
+            self._require_nodes()
+        except LostNodeError:
+            self._end_all(at_once=True)
+            raise
+        self.start([self._specs[worker] for worker in sorted(lost)])
+
+    def _forget_calls(self) -> None:
+        for forgotten in (self._waiting, self._makers, self._failed, self._looked):
+            forgotten.clear()
+
+    def _at_fault(self, workers: Sequence[int]) -> set[int]:
+        """Returns those of the workers that are there, and all whose processes ended."""
+        gone = {caller.worker for caller in self._switchboard.gone()}
+        return {worker for worker in (*workers, *gone) if worker in self._actors}
+
+    def _require_nodes(self) -> None:
         gone = lost_nodes(set(self._nodes.values()))
         if gone:
             here = tuple(worker for worker, node in self._nodes.items() if node in gone)
-            self._end_all(at_once=True)
             raise LostNodeError(f"the nodes {', '.join(gone.values())} are gone, with workers {here}", here)
+
+    # --------------------------------------------------------------------------------------------------------- mending
+    def can_renew(self, spec: StageSpec, workers: Sequence[int]) -> bool:
+        """See MendingSession."""
+        if len(workers) < 2:
+            return True
+        refs = [self._actors[worker].holds_group.remote(spec.name) for worker in workers]
+        for ref, worker in zip(refs, workers, strict=True):
+            self._note(ref, worker, f"{spec.name}.setup")
+        return not any(self.fetch(refs, f"{spec.name}.setup"))
+
+    def renew_stage(self, spec: StageSpec, contexts: Sequence[StageContext], anew: Collection[int]) -> None:
+        """See MendingSession."""
+        self._set_up(spec, contexts, anew)
+
+    def mend(self, workers: Sequence[int]) -> frozenset[int]:
+        """See MendingSession."""
+        self._require_nodes()
+        lost: set[int] = set()
+        self._switchboard.abandon(self.attempt)  # no attempt is older: only groups are closed, in which others may wait
+        ending = self._at_fault(workers)
+        while ending:
+            for worker in ending:
+                self._end(worker, at_once=True)
+            lost |= ending
+            ending = self._in_trouble() or self._deaf()
+        self._require_nodes()
+        self._forget_calls()
+        self.attempt += 1
         self.start([self._specs[worker] for worker in sorted(lost)])
+        return frozenset(lost)
+
+    def _in_trouble(self) -> set[int]:
+        """Returns when every call has ended; or before, with workers that die or hang meanwhile."""
+        while True:
+            self._look(list(self._waiting))
+            gone = self._at_fault(())
+            pending = [cast(ray.ObjectRef, ref) for ref in self._waiting if ref not in self._looked]
+            if gone or not pending:
+                return gone
+            if ray.wait(pending, num_returns=len(pending), timeout=_TICK_S)[1]:
+                try:
+                    self._diagnose("the calls under way, before lost workers are started anew")
+                except HangError as error:
+                    return self._at_fault(error.workers)
+
+    def _deaf(self) -> set[int]:
+        """Returns workers that have not heard by now that groups are closed: they might close those that follow."""
+        deadline = time.monotonic() + _LET_GO_S
+        while deaf := {c.worker for c in self._switchboard.ask(_ANSWER_S).values() if c.silent_since is not None}:
+            if time.monotonic() > deadline:
+                break
+        return self._at_fault(tuple(deaf))
+
+    def failed(self, receipts: Sequence[Ref]) -> list[bool]:
+        """See MendingSession."""
+        return [self._is_error(cast(ray.ObjectRef, ref)) for ref in receipts]
+
+    def _is_error(self, ref: ray.ObjectRef) -> bool:
+        try:
+            ray.get(ref)
+        except RayError:
+            return True
+        return False
 
     def _stuck(self) -> list[int]:
         """Returns the workers that run calls of the old attempt still, or are dead; those that only start are not."""

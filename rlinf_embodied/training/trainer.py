@@ -3,7 +3,8 @@
 prepare   run folder, cluster, session                    nothing expensive has started
 start     starting policy or resume -> a policy folder; the plan (planning.py); workers with all stages; evaluation
 iterate   the job's iteration -> snapshot -> metrics -> checkpoint
-          whoever dies in it is replaced, and what was lost is done again from the snapshot (recovery.py)
+          whoever dies in it is replaced, and what was lost is done again: calls of others (mending.py), or all of it,
+          from the snapshot (recovery.py)
           times that drift from the prediction -> another plan, from a checkpoint, at the iteration's border
 finish    evaluation after; summary, trace, curve
 """
@@ -14,7 +15,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
@@ -25,14 +26,15 @@ from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import ClusterConfig, Exactness
-from rlinf_embodied.errors import CheckpointWriteError, DataError, HangError, RlinfError, WorkerError
+from rlinf_embodied.errors import CheckpointError, CheckpointWriteError, DataError, HangError, RlinfError, WorkerError
 from rlinf_embodied.execution import recovery as snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.execution.mending import Mender
 from rlinf_embodied.learning.checkpoint import find_latest, point_latest, step_folder, verify
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.runtime.session import MendingSession, Session
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.stop_signals import StopRequest, ends_when_asked
 from rlinf_embodied.telemetry.boards import require_boards, start_boards
@@ -69,11 +71,13 @@ class _Running:
     folder: Path  # what every copy of the policy was loaded from
     checkpoint: Path | None  # what the other state was loaded from
     snapshot: snapshots.Snapshot | None = None  # of the iteration that is to come; None: none are kept
+    mender: Mender | None = None  # of iterations that lose workers; None: they are done again as a whole
 
     def become(self, other: _Running) -> None:
         """Takes over the stages of another."""
         self.executor, self.evaluation, self.checking = other.executor, other.evaluation, other.checking
         self.folder, self.checkpoint, self.snapshot = other.folder, other.checkpoint, other.snapshot
+        self.mender = other.mender
 
 
 class Trainer:
@@ -236,10 +240,8 @@ class Trainer:
         job, folder = self._job, str(policy_folder)
         checking = None if job.goal is None else job.checking(session, self._cluster, folder)
         running = _Running(session, executor, evaluation, checking, policy_folder, checkpoint, snapshot)
-        if checkpoint is not None:  # all that the actor holds; later on it may send what changed only
-            for stages in (evaluation, checking):
-                if stages is not None:
-                    self._update(running, stages, self._progress.iteration)
+        self._refresh(running)
+        self._let_mend(running)
         if snapshot is None and self._keeps_snapshots:
             running.snapshot = snapshots.take(session, executor, self._progress.iteration)
         self._startup.mark("evaluation stages")
@@ -249,6 +251,35 @@ class Trainer:
     @property
     def _keeps_snapshots(self) -> bool:
         return self._config.recovery.max_restarts > 0
+
+    def _let_mend(self, running: _Running) -> None:
+        """Has iterations mended where the session can: only what is lost is done again."""
+        session, checking = running.session, running.checking
+        ahead = running.executor.plan.staleness > 0  # data of several iterations is under way
+        if ahead or not self._keeps_snapshots or not isinstance(session, MendingSession):
+            return
+        running.mender = running.executor.mender = Mender(
+            *(session, running.executor, self._recovery.mend),
+            beside=[running.evaluation.executor, *([] if checking is None else [checking.executor])],
+            allows=lambda lost: self._is_written(running, lost),
+            refresh=lambda: self._refresh(running),
+        )
+
+    def _is_written(self, running: _Running, lost: Collection[int]) -> bool:
+        """Returns whether these workers take no part of a checkpoint with them, which is of the iteration's start."""
+        if self._being_written is None or running.executor.workers(self._job.learner)[0] not in lost:
+            return True
+        try:
+            verify(self._being_written)
+        except CheckpointError:
+            return False
+        return True
+
+    def _refresh(self, running: _Running) -> None:
+        """Sends all that the actor holds to copies beside training; later on it may send what changed only."""
+        for stages in (running.evaluation, running.checking) if running.checkpoint is not None else ():
+            if stages is not None:
+                self._update(running, stages, self._progress.iteration)
 
     def _safely(self, running: _Running, view: LiveView, what: str, work: Callable[[], _Result]) -> _Result:
         """Does what works with the stages as they are between iterations; again if workers are lost in it."""
@@ -283,6 +314,8 @@ class Trainer:
         """Runs an iteration; returns what came of it, and its seconds.  Until its end is kept it has not happened."""
         progress = copy.deepcopy(self._progress)
         start = time.time()
+        if running.mender is not None:
+            running.mender.snapshot = running.snapshot
         result, metrics = self._job.run_iteration(running.executor, progress)
         seconds = time.time() - start
         if running.snapshot is not None:
