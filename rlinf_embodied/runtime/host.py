@@ -151,7 +151,7 @@ class Call:
         """Number of results beside the receipt: of both sides of a loop for each block; of a relay its end, too."""
         if not self.blocks:
             return int(self.publishes)
-        return len(self.blocks) * (2 if self.method == "loop" else 1) + (self.method == "relay")
+        return len(self.blocks) * (2 if self.method == "loop" else 1) + bool(self.relay)
 
 
 @dataclass(frozen=True, slots=True)
