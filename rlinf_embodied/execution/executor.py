@@ -68,7 +68,8 @@ class Executor:
     @classmethod
     def on_all_devices(cls, workflow: Workflow, session: Session, cluster: Cluster) -> Executor:
         """Returns the executor of a plan in which every stage is on all devices that its blocks suffice for."""
-        return cls(workflow, collocated(workflow, cluster.num_computing, workflow.name), session, cluster)
+        plan = collocated(workflow, cluster.num_computing, workflow.name, cluster.cores_beside)
+        return cls(workflow, plan, session, cluster)
 
     # ------------------------------------------------------------------------------------------------------- set-up
     def workers(self, stage: str) -> list[int]:
