@@ -88,6 +88,8 @@ def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
     backend = config.backend
     if backend is Backend.auto:
         backend = Backend.gpu if runs_physx(device) else Backend.batched
+    elif backend is Backend.cpu:
+        backend = Backend.batched
     options = SimulatorOptions(
         cameras=tuple(config.cameras),
         decimate=backend is not Backend.gpu if config.decimate is None else config.decimate,

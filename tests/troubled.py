@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
@@ -61,3 +62,31 @@ class Maker:
         if step_context.iteration == 1:
             fall(self.fates.get(self.worker))
         return Output({block: block for block in inputs}, sorted(inputs))
+
+
+class Turns:
+    """Either side of a loop: adds to what it is given; in chunk-step 1 of iteration 1 a worker has its fate.
+
+    The fate "end it" is for the process that the step's message names.
+    """
+
+    def __init__(self, config: dict[int, str]) -> None:
+        self.fates = config
+
+    def setup(self, context: StageContext) -> int:
+        self.worker = context.worker
+        return os.getpid()
+
+    def open(self, step_context: StepContext, blocks: Sequence[int]) -> dict[int, int]:
+        return {block: 100 * block for block in blocks}
+
+    def step(self, step_context: StepContext, given: dict[int, int]) -> dict[int, int]:
+        if (step_context.iteration, step_context.chunk_step) == (1, 1):
+            fate = self.fates.get(self.worker)
+            if fate == "end it":
+                os.kill(int(str(step_context.message)), 9)
+            fall(fate)
+        return {block: value + 1 for block, value in given.items()}
+
+    def close(self, step_context: StepContext, last: dict[int, int | None]) -> Output:
+        return Output(last, last)

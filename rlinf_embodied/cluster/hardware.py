@@ -109,8 +109,16 @@ class Cluster:
 
     @property
     def num_computing(self) -> int:
-        """Devices that compute; they come first."""
-        return sum(group.num_devices for group in self.node_groups() if group.kind != WAITING)
+        """Devices in nodes of their own, which every stage may be on; they come first."""
+        return sum(group.num_devices for group in self.node_groups() if group.beside is None)
+
+    @property
+    def cores_beside(self) -> tuple[int, ...]:
+        """The devices that are cores beside accelerators: of stages that run on nothing else."""
+        groups = zip(self.node_groups(), self.group_devices(), strict=True)
+        return tuple(
+            k for group, devices in groups if group.beside is not None and group.kind == "cpu" for k in devices
+        )
 
     @property
     def always_store(self) -> bool:
@@ -147,7 +155,7 @@ class Cluster:
         if self.emulated:
             return EMULATED
         place = self.place_of(device)
-        if self.kind == "cpu" or place.group.kind == WAITING:
+        if self.kind == "cpu" or place.group.on_host:
             return "cpu"
         return f"{self.kind}:{0 if self.kind in RAY_GPUS else place.index}"
 
@@ -209,7 +217,8 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
     """Returns the cluster that a run gets.
 
     Raises:
-        ConfigError: an emulated cluster was asked for, or more GPUs than there are.
+        ConfigError: an emulated cluster was asked for, more GPUs than there are, or cores beside accelerators where
+            there are none of these.
     """
     if config.emulated:
         raise ConfigError(
@@ -220,6 +229,7 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
     cluster = local_cluster(config.num_devices, config.torch_device)
     cluster = replace(cluster, transport=config.transport.value, device_module=config.device_module)
     cluster = with_speeds(cluster, config.speeds) if config.speeds else cluster
+    cluster = with_cores(cluster, config.cpu_devices) if config.cpu_devices else cluster
     return with_waiting(cluster, config.waiting_devices) if config.waiting_devices else cluster
 
 
@@ -243,6 +253,35 @@ def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
         groups.append(replace(whole, devices_per_node=number, cores_per_node=cores, beside=beside, speed=speed))
     said = ", ".join(f"{speed:g}" for speed in speeds)
     return replace(cluster, groups=tuple(groups), description=f"{cluster.description} of the speeds {said}")
+
+
+def with_cores(cluster: Cluster, number: int) -> Cluster:
+    """Returns a cluster with cores of each node as devices of their own, behind its accelerators.
+
+    Raises:
+        ConfigError: it has no accelerators, or a node has fewer cores.
+    """
+    first, least = cluster.node_groups(), min(group.cores_per_node for group in cluster.node_groups())
+    if cluster.kind == "cpu":
+        raise ConfigError(
+            f"cluster.cpu_devices is {number}, but there is no accelerator for cores to be beside: the devices are "
+            "cores already; leave it out, and use cluster.num_devices"
+        )
+    if number > least:
+        raise ConfigError(
+            f"cluster.cpu_devices is {number}, but a node has {least} cores: use cluster.cpu_devices={least} or less"
+        )
+    memory = host_memory_bytes() / number
+    cores = tuple(
+        replace(group, kind="cpu", devices_per_node=number, memory_bytes=memory, beside=k)
+        for k, group in enumerate(first)
+    )
+    return replace(
+        cluster,
+        num_devices=cluster.num_devices + sum(group.num_devices for group in cores),
+        groups=(*first, *cores),
+        description=f"{cluster.description} and {number} cores beside",
+    )
 
 
 def with_waiting(cluster: Cluster, number: int) -> Cluster:

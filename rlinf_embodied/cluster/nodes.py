@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
+from rlinf_embodied.cluster.hardware import Cluster, NodeGroup, with_cores
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 
@@ -76,7 +76,7 @@ def cluster_of(nodes: Sequence[RayNode], config: ClusterConfig) -> Cluster:
     used = list(_first(counted, wanted))
     parts = _grouped((node, _group(node, kind, number)) for node, number in used)
     groups = tuple(_alike(part) for part in parts)
-    return Cluster(
+    cluster = Cluster(
         name=config.name,
         kind=kind,
         num_devices=wanted,
@@ -90,6 +90,15 @@ def cluster_of(nodes: Sequence[RayNode], config: ClusterConfig) -> Cluster:
         device_module=config.device_module,
         nodes=tuple(node.node_id for part in parts for node, _ in part),
     )
+    if not config.cpu_devices:
+        return cluster
+    for node, _ in used:  # their workers' cores are held with Ray, which may have been given fewer than there are
+        if kind != "cpu" and node.num_cpus < config.cpu_devices:
+            raise ConfigError(
+                f"cluster.cpu_devices is {config.cpu_devices}, but Ray has {node.num_cpus} cores of node "
+                f"{node.address}: use fewer, or start it with `ray start --num-cpus={config.cpu_devices}`"
+            )
+    return with_cores(cluster, config.cpu_devices)
 
 
 def _kind(nodes: Sequence[RayNode], asked: str) -> str:

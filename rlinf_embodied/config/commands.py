@@ -64,6 +64,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         env, algorithm = self.env, self.algorithm
+        env.on_cores(self.cluster.cpu_devices)
         if algorithm.name is AlgorithmName.grpo:
             require(
                 env.block_size % algorithm.group_size == 0,
@@ -132,6 +133,7 @@ class ImitationConfig:
     warm_start: StartConfig = field(default_factory=StartConfig)
 
     def __post_init__(self) -> None:
+        _require_no_cores(self.cluster)
         target, rule = self.run.until_success, "fine-tuning goes on for its epochs"
         require(target is None, "run.until_success", target, rule, "leave it out")
         number, epochs = self.run.num_iterations, self.sft.num_epochs
@@ -159,6 +161,7 @@ class ExportConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
+        _require_no_cores(self.cluster)
         rule, example = "it is checkpoint or expert", "use policy=checkpoint checkpoint=<dir>"
         require(self.policy in ("checkpoint", "expert"), "policy", self.policy, rule, example)
         require(
@@ -195,6 +198,7 @@ class MathConfig:
 
     def __post_init__(self) -> None:
         generation, algorithm = self.generation, self.algorithm
+        _require_no_cores(self.cluster)
         target, rule = self.run.until_success, "only training in simulators is stopped by its success"
         require(target is None, "run.until_success", target, rule, "leave it out")
         group, block = algorithm.group_size, generation.rows_per_block
@@ -277,6 +281,11 @@ class MathConfig:
         return self.generation.rows_per_batch // self.generation.rows_per_block
 
 
+def _require_no_cores(cluster: ClusterConfig) -> None:
+    rule = "only training and evaluation in simulators use cores beside accelerators"
+    require(cluster.cpu_devices == 0, "cluster.cpu_devices", cluster.cpu_devices, rule, "leave it out")
+
+
 def _require_whole_distribution(evaluation: AnswerEvalConfig, generation: GenerationConfig) -> None:
     require(
         evaluation.engine is not Engine.vllm or generation.top_p == 1 or not evaluation.num_samples,
@@ -305,6 +314,7 @@ class EvaluateConfig:
     allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs; shapes have to fit
 
     def __post_init__(self) -> None:
+        self.env.on_cores(self.cluster.cpu_devices)
         require(
             self.policy in ("checkpoint", "expert", "random", "sb3"),
             "policy",
@@ -346,6 +356,7 @@ class EvaluateAnswersConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
+        _require_no_cores(self.cluster)
         _require_whole_distribution(self.eval, self.generation)
 
 

@@ -14,6 +14,7 @@ class Backend(StrEnum):
 
     auto = "auto"  # gpu where there is one, else batched CPU, else stock
     batched = "batched"  # N CPU scenes in one process behind ManiSkill's batched code path
+    cpu = "cpu"  # batched CPU, else stock, also where there is a GPU
     stock = "stock"  # one stock ManiSkill env object per row
     gpu = "gpu"  # one batched physx_cuda env
 
@@ -121,6 +122,22 @@ class EnvConfig:
             f"it lies in [0, env.horizon={self.horizon}]",
             f"use {min(10, self.horizon)}, 1 to end episodes once the task is solved, or 0 to never end them early",
         )
+
+    def on_cores(self, cpu_devices: int) -> None:
+        """Keeps the simulators off the GPU where cores beside the accelerators are devices of their own.
+
+        Raises:
+            ConfigError: the GPU's simulator is asked for.
+        """
+        require(
+            not cpu_devices or self.backend is not Backend.gpu,
+            "env.backend",
+            self.backend.value,
+            f"with cluster.cpu_devices={cpu_devices} simulators run on cores",
+            "use env.backend=auto, or leave cluster.cpu_devices out",
+        )
+        if cpu_devices and self.backend is Backend.auto:
+            self.backend = Backend.cpu
 
     def runs_on_gpu(self, kind: str) -> bool:
         """Whether a GPU simulates and renders a ManiSkill task where devices are of a kind, torch's name of it."""

@@ -88,6 +88,7 @@ class ClusterConfig:
     name: str = "local"
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
     speeds: list[float] = field(default_factory=list)  # of each device, 0.5: half as fast as others; []: all alike
+    cpu_devices: int = 0  # cores of each node beside its accelerators, as devices of their own: simulators run there
     waiting_devices: int = 0  # workers beside these that need no core: for stages that wait, see reward.waits
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
     device_module: str | None = None  # imported in every process first: makes that kind known to torch
@@ -108,6 +109,13 @@ class ClusterConfig:
             self.num_devices,
             "it must be at least 1",
             "leave it out to use all devices",
+        )
+        require(
+            self.cpu_devices >= 0,
+            "cluster.cpu_devices",
+            self.cpu_devices,
+            "it counts cores beside the accelerators of a node",
+            "use 0: simulators share the accelerators' workers",
         )
         require(
             self.waiting_devices == 0 or (self.waiting_devices > 0 and self.address is None and self.session == "ray"),

@@ -28,7 +28,7 @@ from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStag
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import Loop, RepeatDecision, StageSpec, Workflow
+from rlinf_embodied.flow.graph import CORES, Loop, RepeatDecision, StageSpec, Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec, EpisodeEnd, Observation
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
@@ -253,7 +253,8 @@ class Evaluation:
             max_rounds=rounds,
             decide=lambda reports: RepeatDecision(self._show(reports) == rounds or self._is_missed(reports)),
         )
-        stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", asked), policy.name: policy}
+        kinds = CORES if cluster.cores_beside else ()
+        stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", asked, kinds=kinds), policy.name: policy}
         workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop})
         self.executor = Executor.on_all_devices(workflow, session, cluster)
         self._opener = opener

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import CORES, WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.profile import Workload
 
 ENV, POLICY, ACTOR = "env", "policy", "actor"
@@ -13,13 +13,23 @@ _PACKAGE = __name__.rpartition(".")[0]
 _NO_CONFIGS: Mapping[str, object] = {}
 
 
-def embodied_graph(num_blocks: int, loop: Loop, configs: Mapping[str, object] = _NO_CONFIGS) -> Workflow:
-    """Returns the graph; without `configs`, by stage, it can be planned but not run."""
+def embodied_graph(
+    num_blocks: int, loop: Loop, configs: Mapping[str, object] = _NO_CONFIGS, on_cores: bool = False
+) -> Workflow:
+    """Returns the graph; without `configs`, by stage, it can be planned but not run.
+
+    Args:
+        num_blocks: of an iteration.
+        loop: between simulator and policy.
+        configs: of the stages, by name.
+        on_cores: whether simulators run on cores only, also where there are accelerators.
+    """
+    kinds = CORES if on_cores else ()
     return Workflow(
         name="embodied",
         num_blocks=num_blocks,
         stages={
-            ENV: StageSpec(ENV, f"{_PACKAGE}.env_stage.EnvStage", configs.get(ENV)),
+            ENV: StageSpec(ENV, f"{_PACKAGE}.env_stage.EnvStage", configs.get(ENV), kinds=kinds),
             POLICY: StageSpec(POLICY, f"{_PACKAGE}.rollout_stage.RolloutStage", configs.get(POLICY)),
             ACTOR: StageSpec(
                 *(ACTOR, f"{_PACKAGE}.actor_stage.ActorStage", configs.get(ACTOR)),

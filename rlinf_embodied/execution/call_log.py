@@ -1,6 +1,6 @@
 """What an iteration has asked its workers for, so that single calls can be made again.
 
-    call 0 prompts.run   worker 0, blocks 0-1   -->  call 2 generation.run   worker 0   -->  call 5 reward.run   worker 1
+    call 0 prompts.run   worker 0, blocks 0-1   -->  call 2 generation.run   worker 0   -->  call 5 reward.run  worker 1
     call 1 prompts.run   worker 2, blocks 2-3   -->  call 3 ...
 
 Which results a call took is known by the number of the call that made them.  The executor holds references as it got

@@ -32,7 +32,7 @@ from rlinf_embodied.flow.graph import Loop, Repeat, RepeatDecision, WeightEdge, 
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
 from rlinf_embodied.flow.probes import collocated
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.runtime import transport
+from rlinf_embodied.runtime import relay, transport
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
 from rlinf_embodied.runtime.node_files import paths_in
 from rlinf_embodied.runtime.session import MendingSession, Ref, SerialSession, Session, of_type
@@ -50,6 +50,7 @@ class Executor:
         self.mender: Mends | None = None  # None: an iteration that loses workers is done again as a whole
         self._owners = plan.all_owners(workflow)
         self._handover = transport.handover(workflow, plan, cluster)
+        self._always_store = cluster.always_store
         one_process = isinstance(session, SerialSession)
         self.routes = transport.routes(workflow, plan, cluster, self._handover, one_process=one_process)
         _LOG.info("transports of plan %s:\n%s", plan.name, transport.table(self.routes))
@@ -79,7 +80,8 @@ class Executor:
     @classmethod
     def on_all_devices(cls, workflow: Workflow, session: Session, cluster: Cluster) -> Executor:
         """Returns the executor of a plan in which every stage is on all devices that its blocks suffice for."""
-        return cls(workflow, collocated(workflow, cluster.num_computing, workflow.name), session, cluster)
+        plan = collocated(workflow, cluster.num_computing, workflow.name, cluster.cores_beside)
+        return cls(workflow, plan, session, cluster)
 
     # ------------------------------------------------------------------------------------------------------- set-up
     def workers(self, stage: str) -> list[int]:
@@ -301,14 +303,50 @@ class Executor:
         given = {b: [ref for s in sources for ref in state.outputs[s][b]] for b in range(self.workflow.num_blocks)}
         for shard in shards:
             messages |= self._exchange(loop.opener, "open", shard, given, state)
-        for step in range(loop.chunk_steps):
+        ends: dict[int, list[Ref]] = {}
+        owners = self._owners[loop.opener], self._owners[loop.answerer]
+        relayed = relay.shards_of(*owners, shards) if self._session.relays else {}
+        if relayed:
+            messages, ends = self._relay(loop, relayed, messages, state)
+        for step in range(0 if relayed else loop.chunk_steps):
             step_context = replace(state.step_context, chunk_step=step)
             for shard in shards:
                 answers = self._exchange(loop.answerer, "step", shard, messages, state, step_context)
                 messages |= self._exchange(loop.opener, "step", shard, answers, state, step_context)
         for shard in shards:
             self._exchange(loop.answerer, "close", shard, messages, state, final=True)
-            self._exchange(loop.opener, "close", shard, {}, state, final=True)
+            self._exchange(loop.opener, "close", shard, ends, state, final=True)
+
+    def _relay(
+        self,
+        loop: Loop,
+        relayed: Mapping[int, tuple[relay.Shard, ...]],
+        messages: Mapping[int, list[Ref]],
+        state: Iteration,
+    ) -> tuple[dict[int, list[Ref]], dict[int, list[Ref]]]:
+        """Submits all chunk-steps as one call to each of the answerer's workers (runtime/relay.py).
+
+        Returns by block what the opener shows last, and what is there when the opener's steps are over: its `close` has
+        to come after them, although they are not the driver's calls.
+        """
+        calls = []
+        for worker, shards in relayed.items():
+            blocks = self._blocks(loop.answerer, worker)
+            keep = frozenset() if self._always_store else frozenset(blocks)
+            call = Call(
+                *(loop.answerer, "relay", state.step_context, blocks, 1, keep),
+                partner=loop.opener,
+                chunk_steps=loop.chunk_steps,
+                relay=shards,
+            )
+            calls.append((worker, call, [ref for block in blocks for ref in messages[block]]))
+        answers = self._submit(calls, state, passing=True)
+        state.timings.extend(refs[-1] for refs in answers)
+        last, ends = {}, {}
+        for (_, call, _), (*shown, end, _) in zip(calls, answers, strict=True):
+            last |= {block: [ref] for block, ref in zip(call.blocks, shown, strict=True)}
+            ends |= {block: [end] for block in call.blocks}
+        return last, ends
 
     def _shard_blocks(self, stage: str, num_shards: int) -> list[set[int]]:
         parts = [shards_of(self._blocks(stage, worker), num_shards) for worker in self.workers(stage)]

@@ -133,6 +133,11 @@ class MeteredSession:
         self.answers: list[tuple[Call, list[Ref]]] = []  # that left their workers, while `recording`
         self.recording = False
 
+    @property
+    def relays(self) -> bool:
+        """See Session; while it records, everything passes the driver, which measures it."""
+        return self._inner.relays and not self.recording
+
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         """Starts the workers, each with a meter."""
         self._inner.start(workers)

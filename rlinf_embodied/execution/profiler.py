@@ -158,7 +158,7 @@ def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:
     """Returns the worker with which worker 0 measures each kind of link that the devices in use have."""
     first = cluster.place_of(0).node
     ends: dict[str, int] = {}
-    for worker in range(1, min(cluster.num_computing, num_blocks)):
+    for worker in (*range(1, min(cluster.num_computing, num_blocks)), *cluster.cores_beside[:1]):
         near = cluster.place_of(worker).node == first
         ends.setdefault("within_node_bytes_per_s" if near else "across_nodes_bytes_per_s", worker)
     return ends

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from rlinf_embodied.errors import PlanError
 
 WHOLE = 0  # a granularity: all blocks of the iteration at once
+CORES = ("cpu",)  # the kinds of a stage that runs on cores only
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,10 @@ class Workflow:
                 f"{where} has expected_rounds={repeat.expected_rounds} and max_rounds={repeat.max_rounds}, but it "
                 "takes between 1 and max_rounds rounds: mend one of the two"
             )
+
+    def of_cores(self) -> tuple[str, ...]:
+        """Returns the stages that run on cores only, also where there are accelerators."""
+        return tuple(name for name, spec in self.stages.items() if spec.kinds == CORES)
 
     def sources(self, stage: str) -> tuple[str, ...]:
         """Returns the stages whose data `stage` consumes, in the order of the edges."""

@@ -186,8 +186,9 @@ def _stage_dict(workflow: Workflow, stage: str, measured: Measurements) -> dict[
     # what cannot be offloaded stays where it is
     resident = max(memory.resident.values(), default=0.0)
     entry["parked_bytes"] = resident if memory.offloaded_bytes is None else memory.offloaded_bytes
-    if workflow.stages[stage].waits:
-        entry["kind_factors"] = {WAITING: 1.0}
+    spec = workflow.stages[stage]
+    if factors := dict.fromkeys((*spec.kinds, *([WAITING] if spec.waits else [])), 1.0):
+        entry["kind_factors"] = factors
     return entry | ({"stays": True} if memory.offloaded_bytes is None else {})
 
 

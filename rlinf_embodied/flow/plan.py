@@ -113,8 +113,8 @@ def _placed(leaf: Leaf) -> dict[str, object]:
     return found | {"shares": list(leaf.shares)} if leaf.shares else found
 
 
-def parse_devices(text: object, num_devices: int, path: str) -> Devices:
-    """Returns device numbers for `all`, "a/b:c/d" (fractions of the devices) or a list of numbers.
+def parse_devices(text: object, num_devices: int, path: str, cores: Devices = ()) -> Devices:
+    """Returns device numbers for `all`, "a/b:c/d" (fractions of the devices), `cores` or a list of numbers.
 
     Raises:
         PlanError: not of that form, empty, or beyond the cluster.
@@ -125,6 +125,8 @@ def parse_devices(text: object, num_devices: int, path: str) -> Devices:
         devices = tuple(text)
     elif text == "all":
         devices = tuple(range(num_devices))
+    elif text == "cores":
+        devices = cores
     else:
         devices = _range_of(str(text), num_devices, path)
     if not devices:
@@ -133,9 +135,9 @@ def parse_devices(text: object, num_devices: int, path: str) -> Devices:
         )
     if len(set(devices)) < len(devices):
         raise PlanError(f"{path}.devices is {text!r}, but a stage has each device once: mend the plan")
-    if min(devices) < 0 or max(devices) >= num_devices:
+    if min(devices) < 0 or max(devices) >= num_devices + len(cores):
         raise PlanError(
-            f"{path}.devices is {text!r}, but the cluster has the devices 0..{num_devices - 1}: "
+            f"{path}.devices is {text!r}, but the cluster has the devices 0..{num_devices + len(cores) - 1}: "
             "set cluster.num_devices or use a plan made for this cluster"
         )
     return devices
@@ -152,18 +154,18 @@ def _range_of(text: str, num_devices: int, path: str) -> Devices:
     return tuple(range(int(low * num_devices), int(high * num_devices)))
 
 
-def _parse(data: object, num_devices: int, path: str) -> Node:
+def _parse(data: object, known: tuple[int, Devices], path: str) -> Node:
     kinds = ("leaf", "loop", "temporal", "spatial")
     if not isinstance(data, Mapping) or len(data) != 1 or next(iter(data)) not in kinds:
         raise PlanError(f"{path} is {data!r}, but a node has exactly one key of {list(kinds)}: mend the plan file")
     ((kind, body),) = data.items()
     here = f"{path}.{kind}"
     if kind in ("temporal", "spatial"):
-        return _parse_parts(kind, body, num_devices, here)
+        return _parse_parts(kind, body, known, here)
     try:
         if kind == "leaf":
-            return _leaf(body["stage"], body, num_devices, here)
-        stages = tuple(_leaf(s, d, num_devices, f"{here}.{s}") for s, d in body["stages"].items())
+            return _leaf(body["stage"], body, known, here)
+        stages = tuple(_leaf(s, d, known, f"{here}.{s}") for s, d in body["stages"].items())
         return LoopNode(_name(body["name"]), stages, int(body.get("shards", 1)))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanError(
@@ -171,11 +173,11 @@ def _parse(data: object, num_devices: int, path: str) -> Node:
         ) from error
 
 
-def _leaf(stage: object, body: object, num_devices: int, path: str) -> Leaf:
+def _leaf(stage: object, body: object, known: tuple[int, Devices], path: str) -> Leaf:
     """Returns a stage on what is said of its devices: them alone, or with the blocks of each."""
     if not isinstance(body, Mapping):
-        return Leaf(_name(stage), parse_devices(body, num_devices, path))
-    devices = parse_devices(body["devices"], num_devices, path)
+        return Leaf(_name(stage), parse_devices(body, known[0], path, known[1]))
+    devices = parse_devices(body["devices"], known[0], path, known[1])
     shares = body.get("shares", ())
     numbers = isinstance(shares, (list, tuple)) and all(isinstance(n, int) and not isinstance(n, bool) for n in shares)
     if not numbers or ("shares" in body and (len(shares) != len(devices) or min(shares) < 1)):
@@ -192,14 +194,14 @@ def _name(value: object) -> str:
     return value
 
 
-def _parse_parts(kind: str, body: object, num_devices: int, here: str) -> Node:
+def _parse_parts(kind: str, body: object, known: tuple[int, Devices], here: str) -> Node:
     """Returns a node with parts: a list of them, or a mapping of `parts` and the node's setting."""
     setting = {"temporal": "resident", "spatial": "granularity"}[kind]
     data = body if isinstance(body, Mapping) else {"parts": body}
     parts = data.get("parts")
     if not isinstance(parts, (list, tuple)) or not parts or set(data) - {"parts", setting}:
         raise PlanError(f"{here} is {body!r}, but it is a list of nodes, or has `parts` and `{setting}`: mend the plan")
-    nodes = tuple(_parse(part, num_devices, f"{here}[{i}]") for i, part in enumerate(parts))
+    nodes = tuple(_parse(part, known, f"{here}[{i}]") for i, part in enumerate(parts))
     value = data.get(setting, kind == "temporal" or WHOLE)
     if not isinstance(value, bool if kind == "temporal" else int):
         wanted = "true or false" if kind == "temporal" else "a whole number"
@@ -257,27 +259,61 @@ def resolve_on(cluster: Cluster, name: str, trees: Sequence[Mapping[str, object]
     Raises:
         PlanError: see `resolve`.
     """
+    cores = cluster.cores_beside if workflow.of_cores() else ()
     try:
-        return resolve(name, trees, cluster.num_computing, workflow)
-    except PlanError:
+        return resolve(name, trees, cluster.num_computing, workflow, cores)
+    except PlanError as error:
         if cluster.num_devices == cluster.num_computing:
             raise
-        return resolve(name, trees, cluster.num_devices, workflow)
+        try:
+            plan = resolve(name, trees, cluster.num_devices, workflow)
+        except PlanError:
+            raise error from None
+        _require_places(plan, workflow, cores)
+        return plan
 
 
-def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, workflow: Workflow) -> Plan:
+def _require_places(plan: Plan, workflow: Workflow, cores: Devices) -> None:
+    """Checks that what runs on cores only is on `cores`, and nothing else is."""
+    for stage, leaf in plan.leaves().items() if cores else ():
+        on_cores, only = set(leaf.devices) & set(cores), stage in workflow.of_cores()
+        if only and on_cores != set(leaf.devices):
+            raise PlanError(
+                f"plan {plan.name} has {stage} on the devices {list(leaf.devices)}, but with cluster.cpu_devices it "
+                f"runs on cores, which are {list(cores)}: give it `cores`, or leave cluster.cpu_devices out"
+            )
+        if on_cores and not only:
+            raise PlanError(
+                f"plan {plan.name} has {stage} on the devices {list(leaf.devices)}, of which {sorted(on_cores)} are "
+                "cores for simulators (cluster.cpu_devices): give it accelerators"
+            )
+
+
+def resolve(
+    name: str, trees: Sequence[Mapping[str, object]], num_devices: int, workflow: Workflow, cores: Devices = ()
+) -> Plan:
     """Returns the plan for a cluster: the first variant that the devices suffice for, checked against the workflow.
 
     Args:
         name: for messages and plan.json.
         trees: variants `{min_devices, tree, staleness}`; the one with the largest min_devices that fits is taken.
-        num_devices: devices of the cluster.
+        num_devices: devices of the cluster that `all` and shares mean.
         workflow: what the plan is for.
+        cores: devices behind these for the stages that run on cores only; with them variants with `cores: true` are
+            taken, without them the others.
 
     Raises:
         PlanError: no variant fits, a stage is missing or unknown, there are too few blocks, or nothing can run ahead.
     """
-    ranges = [(*_range(variant, name), variant) for variant in trees]
+    meant = [variant for variant in trees if bool(variant.get("cores")) == bool(cores)]
+    if not meant:
+        raise PlanError(
+            f"plan {name} has no tree with `cores: true`, but simulators are on the cores {list(cores)} beside "
+            "accelerators (cluster.cpu_devices): add one, or use plan=auto"
+            if cores
+            else f"plan {name} is for cores beside accelerators: set cluster.cpu_devices, or use another plan"
+        )
+    ranges = [(*_range(variant, name), variant) for variant in meant]
     fitting = [(least, variant) for least, most, variant in ranges if least <= num_devices <= most]
     if not fitting:
         least = min(least for least, _, _ in ranges)
@@ -292,7 +328,9 @@ def resolve(name: str, trees: Sequence[Mapping[str, object]], num_devices: int, 
         )
     _, variant = max(fitting, key=lambda entry: entry[0])
     tree = without_absent(with_current_stages(variant["tree"], workflow.stages), workflow)
-    plan = Plan(name, num_devices, _parse(tree, num_devices, f"plan.{name}"), _staleness(variant, name))
+    parsed = _parse(tree, (num_devices, cores), f"plan.{name}")
+    plan = Plan(name, num_devices + len(cores), parsed, _staleness(variant, name))
     require_runnable(name, plan.tree, workflow)
     require_staleness(name, plan.staleness, workflow)
+    _require_places(plan, workflow, cores)
     return plan

@@ -42,19 +42,32 @@ class Probe:
         return -(-owned // self.shards(stage))
 
 
-def collocated(workflow: Workflow, num_devices: int, name: str = "collocated") -> Plan:
-    """Returns the plan in which every stage is on the first `num_devices` devices, resident, one after the other."""
+def collocated(workflow: Workflow, num_devices: int, name: str = "collocated", cores: Devices = ()) -> Plan:
+    """Returns the plan in which every stage is on the first `num_devices` devices, resident, one after the other.
+
+    Args:
+        workflow: whose stages.
+        num_devices: that count.
+        name: of the plan.
+        cores: devices beside these, for the stages that run on cores only; as many of them are used.
+    """
     everywhere = tuple(range(min(num_devices, workflow.num_blocks)))
-    return Plan(name, num_devices, _tree(workflow, dict.fromkeys(workflow.stages, everywhere), 1))
+    places: dict[str, Devices] = dict.fromkeys(workflow.stages, everywhere)
+    places |= dict.fromkeys(workflow.of_cores(), cores[: workflow.num_blocks]) if cores else {}
+    return Plan(name, num_devices + len(cores), _tree(workflow, places, 1))
 
 
-def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated") -> Plan:
-    """Returns the plan with each loop's opener on device 0 and its answerer on device 1, everything else on both."""
-    both = (0, 1) if workflow.num_blocks > 1 else (0,)
+def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated", cores: Devices = ()) -> Plan:
+    """Returns the plan with each loop's opener on device 0 and its answerer on device 1, everything else on both.
+
+    What runs on cores only is on the first of `cores`, and what else there is on device 0.
+    """
+    both = (0, 1) if workflow.num_blocks > 1 and not cores else (0,)
     places: dict[str, Devices] = dict.fromkeys(workflow.stages, both)
     for loop in workflow.loops.values():
-        places |= {loop.opener: (0,), loop.answerer: (1,)}
-    return Plan(name, 2, _tree(workflow, places, shards))
+        places |= {loop.opener: (0,), loop.answerer: both[-1:]}
+    places |= dict.fromkeys(workflow.of_cores(), cores[:1]) if cores else {}
+    return Plan(name, 1 + max(device for place in places.values() for device in place), _tree(workflow, places, shards))
 
 
 def _tree(workflow: Workflow, places: Mapping[str, Devices], shards: int) -> Node:
@@ -74,21 +87,22 @@ def _tree(workflow: Workflow, places: Mapping[str, Devices], shards: int) -> Nod
 def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     """Returns the runs that measure a workflow for a cluster, the shortest first."""
     devices = min(cluster.num_computing, workflow.num_blocks)
-    found = [Probe(f"collocated on {devices}", workflow, collocated(workflow, devices), cluster)]
-    if cluster.num_computing > 1 and workflow.loops:
+    cores = cluster.cores_beside if workflow.of_cores() else ()
+    one = cores[:1]  # of each class, where there are two
+    found = [Probe(f"collocated on {devices}", workflow, collocated(workflow, devices, cores=cores), cluster)]
+    if (cluster.num_computing > 1 or cores) and workflow.loops:
         most = min(max(loop.shards) for loop in workflow.loops.values())
-        found.append(
-            Probe("disaggregated", workflow, disaggregated(workflow, min(most, 2, workflow.num_blocks)), cluster)
-        )
-    if devices > 1:
-        found.append(Probe("collocated on 1", workflow, collocated(workflow, 1), cluster))
+        apart = disaggregated(workflow, min(most, 2, workflow.num_blocks), cores=cores)
+        found.append(Probe("disaggregated", workflow, apart, cluster))
+    if devices > 1 or len(cores) > 1:
+        found.append(Probe("collocated on 1", workflow, collocated(workflow, 1, cores=one), cluster))
         few = -(-workflow.num_blocks // devices)
         if few not in {probe.blocks_per_call(s) for probe in found for s in workflow.stages if probe.devices(s) == 1}:
             small = with_blocks(workflow, few)
-            found.append(Probe("few on 1", small, collocated(small, 1), cluster))
+            found.append(Probe("few on 1", small, collocated(small, 1, cores=one), cluster))
         if few > 1 and any(spec.waits for spec in workflow.stages.values()):  # what flows on meanwhile is single blocks
             single = with_blocks(workflow, 1)
-            found.append(Probe("one block", single, collocated(single, 1), cluster))
+            found.append(Probe("one block", single, collocated(single, 1, cores=one), cluster))
     return found
 
 

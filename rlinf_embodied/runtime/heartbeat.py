@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 
@@ -47,12 +47,13 @@ class Beat:
     longest_s: float | None = None  # without progress in this method before; None: it never ended yet
     meetings: dict[str, Meeting] = field(default_factory=dict)  # by stage
     stack: str = ""  # of the thread that runs the call, where it was asked for
+    awaits: tuple[int, ...] = ()  # workers that it has called itself, and whose answers it waits for
 
     @classmethod
     def from_dict(cls, content: dict) -> Beat:
         """Returns the beat of its JSON form."""
         meetings = {stage: Meeting(**told) for stage, told in content.pop("meetings").items()}
-        return cls(**content, meetings=meetings)
+        return cls(**{**content, "awaits": tuple(content["awaits"])}, meetings=meetings)
 
 
 class Activity:
@@ -65,15 +66,17 @@ class Activity:
         self._longest: dict[str, float] = {}
         self._meetings: dict[str, Meeting] = {}
         self._thread = 0
+        self._awaits: tuple[int, ...] = ()
 
     @contextmanager
     def calling(self, call: str) -> Iterator[None]:
-        """Notes a call for as long as it runs."""
-        self._call, self._thread = (call, time.monotonic()), threading.get_ident()
+        """Notes a call for as long as it runs; one that runs within another gives that one a new beginning."""
+        (outer, _), self._call = self._call, (call, time.monotonic())
+        self._thread = threading.get_ident()
         try:
             yield
         finally:
-            self._call = ("", 0.0)
+            self._call = (outer, time.monotonic()) if outer else ("", 0.0)
 
     @contextmanager
     def stepping(self, step: str) -> Iterator[None]:
@@ -84,6 +87,15 @@ class Activity:
             self.progress()
         finally:
             self._step = before
+
+    @contextmanager
+    def awaiting(self, workers: Sequence[int]) -> Iterator[None]:
+        """Notes that the worker waits for answers of others that it has called."""
+        self._awaits = tuple(workers)
+        try:
+            yield
+        finally:
+            self._awaits = ()
 
     def progress(self) -> None:
         """Notes that the method gets on."""
@@ -134,6 +146,7 @@ class Activity:
             self._longest.get(step),
             self._meetings,
             self._stack() if stack and call else "",
+            self._awaits,
         )
 
     def _stack(self) -> str:

@@ -24,6 +24,7 @@ from rlinf_embodied import device as devices
 from rlinf_embodied.errors import PlugInError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
+from rlinf_embodied.runtime import relay
 from rlinf_embodied.runtime.heartbeat import Activity
 from rlinf_embodied.runtime.residents import Residents
 from rlinf_embodied.runtime.tensor_wire import to_device
@@ -126,7 +127,8 @@ class Call:
     """One call of a stage's method for some blocks.
 
     `payloads_per_block` payloads follow for each block.  Results of the blocks in `keep` stay in the worker.  `method`
-    "loop" runs a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns; "enter" only
+    "loop" runs a whole loop between two stages of this worker (`partner` answers) for `chunk_steps` turns; "relay" runs
+    its chunk-steps between an answerer's worker and those of the opener (`partner`) that `relay` names; "enter" only
     brings the stage into the device's memory.  A call without blocks hands its `argument`, if there is one, and then
     its payloads to the method; what it `publishes` is a result for other workers, not a report for the driver.
     """
@@ -141,6 +143,7 @@ class Call:
     chunk_steps: int = 0
     argument: object = None
     publishes: bool = False
+    relay: tuple[relay.Shard, ...] = ()
 
     def __str__(self) -> str:
         """Returns a short name for messages, for example "env.step (iteration 3, blocks 0-1)"."""
@@ -149,8 +152,10 @@ class Call:
 
     @property
     def num_results(self) -> int:
-        """Number of results beside the receipt: both sides of a loop answer for each block."""
-        return int(self.publishes) if not self.blocks else len(self.blocks) * (2 if self.method == "loop" else 1)
+        """Number of results beside the receipt: of both sides of a loop for each block; of a relay its end, too."""
+        if not self.blocks:
+            return int(self.publishes)
+        return len(self.blocks) * (2 if self.method == "loop" else 1) + bool(self.relay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +267,10 @@ class WorkerHost:
         gc.collect()
         devices.empty_cache(self.spec.device)
 
-    def invoke(self, call: Call, payloads: Sequence[object]) -> list[object]:
+    def invoke(self, call: Call, payloads: Sequence[object], peers: relay.Peers | None = None) -> list[object]:
         """Runs a call and returns its block results, then a Receipt.
+
+        A relay's payloads are references, which `peers` takes.
 
         Raises:
             WorkerError: the stage raised something else than an RlinfError; says where.
@@ -271,17 +278,18 @@ class WorkerHost:
         """
         with self.activity.calling(str(call)):
             try:
-                return self._invoke(call, payloads)
+                return self._invoke(call, payloads, peers)
             except BaseException:
                 self.leave_group(call.stage)
                 raise
 
-    def _invoke(self, call: Call, payloads: Sequence[object]) -> list[object]:
+    def _invoke(self, call: Call, payloads: Sequence[object], peers: relay.Peers | None) -> list[object]:
         self.activity.require_current(call.step_context.attempt)
+        self.activity.attempt = call.step_context.attempt  # what a peer that is gone asked for may come late
         self._forget_before(call.step_context)
         self._spans = []
         try:
-            for name in (call.stage, call.partner):
+            for name in (call.stage, call.partner if call.method == "loop" else None):
                 if name is not None and call.method != "export_snapshot":  # copies from wherever it is
                     self._residents.enter(name, lambda n, m: self._switch(n, m, call.step_context))
             values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
@@ -289,6 +297,9 @@ class WorkerHost:
             inputs = {block: values[i * count : (i + 1) * count] for i, block in enumerate(call.blocks)}
             if call.method == "loop":
                 results, report = self._loop(call, inputs)
+            elif call.method == "relay":
+                assert peers is not None
+                results, report = self._relay(call, payloads, peers), None
             elif call.blocks:
                 results, report = self._plain(call, inputs)
             else:
@@ -299,7 +310,8 @@ class WorkerHost:
             raise self._failure(str(call), error) from error
         blocks = call.blocks * 2  # both sides of a loop answer
         results = [self._keep(call, i, r) if call.keep and blocks[i] in call.keep else r for i, r in enumerate(results)]
-        return [*results, Receipt(report, tuple(self._spans))]
+        ends = [None] if call.method == "relay" else []
+        return [*results, *ends, Receipt(report, tuple(self._spans))]
 
     def _switch(self, name: str, method: str, step_context: StepContext) -> None:
         """Has a stage leave the device's memory or come back; what it made and keeps here leaves with it.
@@ -363,6 +375,20 @@ class WorkerHost:
         ours = self._timed(call, opener, dict.fromkeys(call.blocks), method="close")
         results = [ours.blocks[b] for b in call.blocks] + [theirs.blocks[b] for b in call.blocks]
         return results, ours.report
+
+    def _relay(self, call: Call, opened: Sequence[object], peers: relay.Peers) -> list[object]:
+        """Runs a loop's chunk-steps with openers in other workers; returns what they show last."""
+        answerer = self.stages[call.stage]
+
+        def answer(step_context: StepContext, shown: dict[int, object]) -> Mapping[int, object]:
+            step = replace(call, method="step", step_context=step_context, blocks=tuple(shown))
+            with self.activity.calling(str(step)):
+                found = self._timed(call, answerer, shown, method="step", step_context=step_context)
+            return found.blocks if isinstance(found, Output) else found
+
+        last, receipts = relay.run(call, opened, peers, answer)
+        self._spans.extend(span for receipt in receipts if isinstance(receipt, Receipt) for span in receipt.spans)
+        return last
 
     def _timed(
         self,

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -46,14 +46,16 @@ from rlinf_embodied.errors import (
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import node_files, tensor_wire
+from rlinf_embodied.runtime.call_wire import Wire, from_wire, to_wire
 from rlinf_embodied.runtime.heartbeat import Line, Pulse
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.own_folder import OwnFolder
 from rlinf_embodied.runtime.placement import Placement
 from rlinf_embodied.runtime.ray_files import RayFiles
 from rlinf_embodied.runtime.ray_nodes import lost_nodes
+from rlinf_embodied.runtime.ray_peers import RayPeers
 from rlinf_embodied.runtime.rendezvous import MeetingPlace, Rendezvous, use_interface_of
-from rlinf_embodied.runtime.session import Ref, of_attempt
+from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.socket_group import SocketGroup
 from rlinf_embodied.runtime.switchboard import Caller, Switchboard, is_stopped
 from rlinf_embodied.runtime.watch import History, Limits, Pending, diagnose
@@ -110,11 +112,16 @@ class _Worker:
     def let_go(self) -> None:
         """Answers when all calls before it are over."""
 
-    def invoke(self, call: Call, argument: object, *payloads: object) -> object:
-        call = replace(call, argument=tensor_wire.unpack(argument))
+    def invoke(self, wire: Wire, argument: object, *payloads: object) -> object:
+        call = from_wire(wire, tensor_wire.unpack(argument))
         results = self._host.invoke(call, [tensor_wire.unpack(payload) for payload in payloads])
         packed = [_packed(result) for result in results]
         return packed if len(packed) > 1 else packed[0]
+
+    def relay(self, wire: Wire, actors: dict[int, ActorHandle], opened: list[Ref]) -> object:
+        call = from_wire(wire)
+        peers = RayPeers(actors, call.step_context.attempt, self._host.activity)
+        return [_packed(result) for result in self._host.invoke(call, opened, peers)]
 
 
 def _packed(result: object) -> object:
@@ -145,11 +152,14 @@ def _group(context: StageContext, rendezvous: Rendezvous, meeting: MeetingPlace 
 class RaySession:
     """Workers as Ray actors on this machine or cluster; see Session for the protocol."""
 
+    relays = True
+
     def __init__(
         self, timeout_s: float = 600.0, object_store_bytes: int | None = None, hang_after_s: float = 30.0
     ) -> None:
         """Connects to the running Ray of this process, or starts one."""
         self.attempt = 0
+        self._methods: dict[tuple[int, str, int], Callable[..., Any]] = {}  # by worker and number of results
         self._limits = Limits(hang_after_s, timeout_s)
         self._actors: dict[int, ActorHandle] = {}
         self._specs: dict[int, WorkerSpec] = {}
@@ -334,6 +344,7 @@ class RaySession:
             with suppress(ProcessLookupError):
                 os.kill(caller.pid, signal.SIGKILL)
         self._switchboard.forget(worker)
+        self._methods = {key: method for key, method in self._methods.items() if key[0] != worker}
         ray.kill(self._actors.pop(worker), no_restart=True)
 
     def _end_all(self, at_once: bool = False) -> None:
@@ -354,15 +365,26 @@ class RaySession:
         for worker, call, payloads in calls:
             if call.argument is not None and id(call.argument) not in stored:
                 stored[id(call.argument)] = ray.put(tensor_wire.pack(call.argument))
-            method = self._actors[worker].invoke.options(num_returns=call.num_results + 1)
-            sent = of_attempt(replace(call, argument=None), self.attempt)
-            refs = method.remote(sent, stored.get(id(call.argument)), *payloads)
-            refs = refs if isinstance(refs, list) else [refs]
-            ids = {cast(ray.ObjectRef, ref).binary() for ref in payloads}
-            self._note(refs[-1], worker, str(call), tuple({self._makers[made] for made in ids & self._makers.keys()}))
-            self._makers |= dict.fromkeys((ref.binary() for ref in refs[:-1]), self._submitted)
+            sent, made = to_wire(call, self.attempt), call.num_results + 1
+            if call.relay:  # the references are handed on, so that it begins when the first of them is there
+                peers = {part.worker: self._actors[part.worker] for shard in call.relay for part in shard}
+                refs = self._method(worker, "relay", made)(sent, peers, list(payloads))
+            else:
+                refs = self._method(worker, "invoke", made)(sent, stored.get(id(call.argument)), *payloads)
+            refs = refs if made > 1 else [refs]
+            makers = {self._makers.get(cast(ray.ObjectRef, ref).binary(), 0) for ref in payloads}
+            self._note(refs[-1], worker, str(call), tuple(makers - {0}))
+            for ref in refs[:-1]:
+                self._makers[ref.binary()] = self._submitted
             answers.append(refs)
         return answers
+
+    def _method(self, worker: int, name: str, num_returns: int) -> Callable[..., Any]:
+        """Returns what submits a worker's method; Ray makes such an object anew at each mention."""
+        key = (worker, name, num_returns)
+        if key not in self._methods:
+            self._methods[key] = getattr(self._actors[worker], name).options(num_returns=num_returns).remote
+        return self._methods[key]
 
     def _note(self, receipt: Ref, worker: int, call: str, inputs: tuple[int, ...] = ()) -> None:
         self._submitted += 1

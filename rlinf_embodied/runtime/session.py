@@ -39,6 +39,14 @@ def of_attempt(call: Call, attempt: int) -> Call:
 class Session(Protocol):
     """Workers, numbered by their device, and the calls to them."""
 
+    @property
+    def relays(self) -> bool:
+        """Whether its workers may call each other (runtime/relay.py): payloads of a relay are handed on unread.
+
+        Calls of several callers reach a worker in any order; those that wait for payloads do not hold up another's.
+        """
+        ...
+
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         """Starts these workers where they do not run yet."""
         ...
@@ -137,8 +145,23 @@ class MendingSession(Session, Protocol):
         ...
 
 
+class _SerialPeers:
+    """See relay.Peers: every call has run when it was asked for."""
+
+    def __init__(self, hosts: dict[int, WorkerHost]) -> None:
+        self._hosts = hosts
+
+    def ask(self, worker: int, call: Call, payloads: Sequence[object]) -> list[Ref]:
+        return self._hosts[worker].invoke(call, payloads)
+
+    def take(self, refs: Sequence[Ref], workers: Sequence[int]) -> list[object]:
+        return list(refs)
+
+
 class SerialSession:
     """All workers in this process, one call at a time: for debuggers and unit tests."""
+
+    relays = True
 
     def __init__(self, timeout_s: float = 600.0) -> None:
         """Takes the limit after which collective calls stop waiting for each other."""
@@ -166,7 +189,8 @@ class SerialSession:
         """See Session; collective calls run in threads of their own, all others at once, here."""
         calls = [(worker, of_attempt(call, self.attempt), payloads) for worker, call, payloads in calls]
         if not collective or len(calls) == 1:
-            return [self._hosts[worker].invoke(call, payloads) for worker, call, payloads in calls]
+            peers = _SerialPeers(self._hosts)
+            return [self._hosts[worker].invoke(call, payloads, peers) for worker, call, payloads in calls]
         results: list[list[Ref]] = [[] for _ in calls]
         errors: list[BaseException] = []
 

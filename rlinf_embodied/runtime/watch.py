@@ -15,6 +15,7 @@ from rlinf_embodied.runtime.switchboard import Caller
 
 _STOPPED_S = 10.0  # nobody stops a worker for a good reason
 _SLOWER = 2.0  # than ever before: calls differ in length
+_PATIENCE = 2.0  # times the limit of a call: who is waited for has to be found first
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,9 @@ def _fault(
     beat = caller.beat
     if beat is None or any(meeting.waits for meeting in beat.meetings.values()):
         return ""
+    if beat.awaits:
+        late = beat.call_s > _PATIENCE * limits.call_timeout_s
+        return f"waits in {beat.call} for {beat.call_s:.0f} s, and nobody is at fault" if late else ""
     if not beat.call:
         late = not is_waiting and waited > limits.call_timeout_s
         return f"has not begun {call.call} within {waited:.0f} s (cluster.call_timeout_s)" if late else ""
@@ -172,6 +176,10 @@ def _wait(call: Pending, makers: Sequence[int], callers: Mapping[int, Caller]) -
         if meeting.waits:
             others = ", ".join(_missing(stage, meeting.entered, callers)) or "the network"
             return f"{caller} waits in {meeting.waits} of {call.call} for {others}"
+    if caller.beat.awaits:
+        return (
+            f"{caller} waits for {', '.join(_name(worker, callers) for worker in caller.beat.awaits)}, in {call.call}"
+        )
     if caller.beat.call or not makers:
         return ""
     return f"{caller} waits for {', '.join(_name(worker, callers) for worker in makers)}, to begin {call.call}"

@@ -69,6 +69,10 @@ class Period:
         }
 
 
+def _turns(workflow: Workflow, cluster: Cluster) -> Plan:
+    return collocated(workflow, cluster.num_computing, cores=cluster.cores_beside)
+
+
 def _median(values: list[float]) -> float:
     return statistics.median(values) if values else 0.0
 
@@ -181,7 +185,7 @@ class Planning:
             return self._forced, f"plan {self._forced.name}: forced" + ("" if profile else ", not profiled")
         reason = self._only_one(workflow)
         if reason and config.profile is None:
-            plan = collocated(workflow, self._cluster.num_computing, "collocated")
+            plan = _turns(workflow, self._cluster)
             return plan, f"plan collocated: {reason}, so nothing is measured"
         parts = (self._job, self._cluster, workflow, session, progress, spare)
         self._price(self._known_profile(spare) or measured_profile(*parts)[0], workflow)
@@ -209,8 +213,7 @@ class Planning:
         if not self.periods:
             return None
         ahead = self.plan.staleness
-        turns = collocated(self._workflow, cluster.num_computing, "collocated")
-        plan = self._forced or replace(turns, staleness=ahead)
+        plan = self._forced or replace(_turns(self._workflow, cluster), staleness=ahead)
         if self._pricer is not None:
             self._pricer = Pricer(self._pricer.workflow, self._pricer.profile, linked(cluster, self._pricer.profile))
             if self._forced is None:

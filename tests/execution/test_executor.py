@@ -4,68 +4,11 @@ import os
 from collections.abc import Sequence
 
 import pytest
+from counted_runs import PLANS, by_hand, make, totals, workflow
 
-from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import HangError, WorkerError
-from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import Edge, Loop, RepeatDecision, StageSpec, WeightEdge, Workflow
-from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session
-
-CHUNK_STEPS = 3
-PLANS = {
-    "collocated on 1": (1, ("all", "all", "all", 1)),
-    "collocated on 2": (2, ("all", "all", "all", 1)),
-    "collocated on 3, uneven": (3, ("all", "all", "all", 1)),
-    "disaggregated on 2": (2, ("0:1/2", "1/2:1", "1/2:1", 2)),
-    "disaggregated on 3": (3, ("0:1/3", "1/3:2/3", "2/3:1", 2)),
-    "hybrid on 2": (2, ("0:1/2", "1/2:1", "all", 2)),
-    "one env, policy on all": (2, ([0], "all", "all", 1)),
-    "unlike splits": (3, ([0, 1], [2], [0, 2], 2)),
-}
-
-
-def workflow(rounds: int = 1, env: dict | None = None) -> Workflow:
-    stages = {
-        "env": StageSpec("env", "fakes.Counter", env),
-        "policy": StageSpec("policy", "fakes.Doubler", None),
-        "actor": StageSpec("actor", "fakes.Summer", None, collective=True),
-    }
-    decide = (lambda reports: RepeatDecision(len(reports) >= rounds, f"after {len(reports)}")) if rounds > 1 else None
-    loop = Loop("rollout", "env", "policy", CHUNK_STEPS, max_rounds=rounds + 2, decide=decide)
-    edges = (Edge("policy", "actor"), Edge("env", "actor"))
-    return Workflow("fake", 4, stages, edges, (WeightEdge("actor", "policy"),), {"rollout": loop})
-
-
-def by_hand(iterations: int, rounds: int = 1) -> list[float]:
-    """The same arithmetic as the fakes', written as plain loops."""
-    weight, totals = 0, []
-    for iteration in range(iterations):
-        total = 0
-        for round_ in range(rounds):
-            for block in range(4):
-                value = 1000 * block + 100 * iteration + 10 * round_
-                for _ in range(CHUNK_STEPS):
-                    total += value  # seen by the policy
-                    value += value * 2 % 97 + weight
-                    total += value  # kept in the env's history
-                total += value  # the last one shown
-        totals.append(float(total))
-        weight = total % 89
-    return totals
-
-
-def make(name: str, session: Session, graph: Workflow, transport: str = "adaptive") -> Executor:
-    devices, (env, policy, actor, shards) = PLANS[name]
-    loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
-    tree = {"temporal": [{"loop": loop}, {"leaf": {"stage": "actor", "devices": actor}}]}
-    cluster = Cluster("test", "cpu", devices, devices, 0, transport=transport)
-    return Executor(graph, resolve(name, [{"tree": tree}], devices, graph), session, cluster)
-
-
-def totals(executor: Executor, iterations: int) -> list[float]:
-    return [executor.run(StepContext(k)).reports["actor"][0][0]["total"] for k in range(iterations)]
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from rlinf_embodied.errors import HangError, StaleCallError
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
-from rlinf_embodied.runtime.heartbeat import Activity, Line, Pulse
+from rlinf_embodied.runtime.heartbeat import Activity, Beat, Line, Pulse
 from rlinf_embodied.runtime.switchboard import Switchboard, is_stopped
 from rlinf_embodied.runtime.watched_group import WatchedGroup
 
@@ -154,3 +156,17 @@ def test_calls_of_an_attempt_that_was_given_up_are_refused() -> None:
     activity.require_current(2)
     with pytest.raises(StaleCallError, match="attempt 1 was given up"):
         activity.require_current(1)
+
+
+def test_a_call_within_a_call_gives_the_outer_one_a_new_beginning_and_a_wait_names_whom_it_is_for() -> None:
+    activity = Activity()
+    with activity.calling("policy.relay"):
+        activity._call = ("policy.relay", time.monotonic() - 500)
+        with activity.calling("policy.step"):
+            assert activity.beat().call == "policy.step"
+        assert activity.beat().call == "policy.relay"
+        assert activity.beat().call_s < 100
+        with activity.awaiting([3, 4]):
+            assert Beat.from_dict(json.loads(json.dumps(asdict(activity.beat())))).awaits == (3, 4)
+        assert activity.beat().awaits == ()
+    assert activity.beat().call == ""

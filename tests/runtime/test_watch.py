@@ -102,3 +102,20 @@ def test_a_method_that_was_given_up_gets_more_time_the_next_time() -> None:
     assert history.limit(stepping(0.0), LIMITS) == 30.0 + 2 * 40.0
     history.suspect([stepping(1.0), Beat()])
     assert history.limit(stepping(0.0), LIMITS) == 30.0 + 2 * 40.0
+
+
+RELAY = Pending(3, 1, "policy.relay (iteration 2)", NOW - 900)
+CLOSE = Pending(4, 0, "env.close (iteration 2)", NOW - 900, inputs=(3,))
+
+
+def test_who_waits_for_those_that_it_called_itself_is_not_at_fault_and_says_for_whom() -> None:
+    waits = Beat("policy.relay (iteration 2)", 40.0, awaits=(0,))
+    found = asked([RELAY, CLOSE], [caller(1, waits), caller(0, stepping(40.0))], env_step=1.0)
+    assert found is not None
+    assert found.culprits == (0,)
+    assert "worker 1 (pid 101, here) waits for worker 0 (pid 100, here), in policy.relay (iteration 2)" in found.told
+    assert asked([RELAY, CLOSE], [caller(1, waits), caller(0, Beat())]) is None  # its step is on the way
+    lost = Beat("policy.relay (iteration 2)", 1201.0, awaits=(0,))
+    found = asked([RELAY, CLOSE], [caller(1, lost), caller(0, Beat())])
+    assert found is not None
+    assert found.culprits == (1,)

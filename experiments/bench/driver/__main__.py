@@ -25,6 +25,7 @@ from rlinf_embodied.runtime.ray_session import RaySession
 
 ITERATION_S = 60.0  # of a large run; what the share is of
 LOOKS = 10
+START_S = 7200.0  # for processes of hundreds of workers on few cores
 HEADER = ("workers", "calls", "driver s per iteration", "of 60 s", "us per call", "a look, ms", "wall s", "start s")
 
 
@@ -92,7 +93,7 @@ class CountingSession(RaySession):
 
 def measure_one(workers: int, own: Options) -> Measured:
     """Measures the driver of so many workers."""
-    session, start = CountingSession(), time.perf_counter()
+    session, start = CountingSession(timeout_s=START_S), time.perf_counter()
     try:
         cluster = Cluster("bench", EMULATED, workers, workers, 1 << 30, emulated=True)
         executor = Executor(workflow_of(workers, own.chunk_steps), plan_of(workers), session, cluster)

@@ -1,0 +1,120 @@
+"""The chunk-steps of a loop, run by an answerer's worker that calls its openers itself, without the driver.
+
+    driver --open--> opener's worker --shown--.                              .--> driver: close, of both
+       `----relay (references, unread)----> answerer's worker: answers, --step--> opener's worker
+                                               ^----------- shown, receipt ----------'
+
+What is shown and answered travels between the two workers only.  The answerer's worker owns these references, which end
+with its call; those that the driver hands on (`open`, `close`) are the driver's.  Calls carry their attempt: when it is
+given up, the answerer's worker stops waiting, and openers refuse what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rlinf_embodied.runtime.host import Call, StepContext
+
+Ref = object  # opaque to everyone but the session that made it
+Answer = Callable[["StepContext", dict[int, object]], Mapping[int, object]]  # to what is shown, by block
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An opener's worker and its blocks of one shard."""
+
+    worker: int
+    blocks: tuple[int, ...]
+
+
+Shard = tuple[Part, ...]
+
+
+class Peers(Protocol):
+    """The other workers, as a worker sees them that calls them."""
+
+    def ask(self, worker: int, call: Call, payloads: Sequence[object]) -> list[Ref]:
+        """Submits a call; returns its block results, then its receipt, as references."""
+        ...
+
+    def take(self, refs: Sequence[Ref], workers: Sequence[int]) -> list[object]:
+        """Waits for values that these workers make.
+
+        Raises:
+            RlinfError: what a worker raised.
+            LostWorkerError: a worker is gone.
+            StaleCallError: the attempt was given up meanwhile.
+        """
+        ...
+
+
+def shards_of(
+    opener: Sequence[int], answerer: Sequence[int], shards: Sequence[set[int]]
+) -> dict[int, tuple[Shard, ...]]:
+    """Returns what each of an answerer's workers would relay; nothing where the driver has to.
+
+    Every opener's worker must have one worker that answers it, and none may be both: it would wait for itself.
+
+    Args:
+        opener: the worker that owns each block on the opener's side.
+        answerer: the same of the answerer's.
+        shards: the blocks of each shard.
+    """
+    answers: dict[int, set[int]] = {}
+    for ours, theirs in zip(opener, answerer, strict=True):
+        answers.setdefault(ours, set()).add(theirs)
+    if set(opener) & set(answerer) or any(len(workers) > 1 for workers in answers.values()):
+        return {}
+    found = {}
+    for hub in sorted(set(answerer)):
+        mine = [worker for worker, (owner,) in sorted(answers.items()) if owner == hub]
+        cut = tuple(_parts(mine, opener, shard) for shard in shards)
+        found[hub] = tuple(parts for parts in cut if parts)
+    return found
+
+
+def _parts(workers: Sequence[int], opener: Sequence[int], shard: set[int]) -> Shard:
+    blocks = {
+        worker: tuple(b for b, owner in enumerate(opener) if owner == worker and b in shard) for worker in workers
+    }
+    return tuple(Part(worker, own) for worker, own in blocks.items() if own)
+
+
+def run(call: Call, opened: Sequence[Ref], peers: Peers, answer: Answer) -> tuple[list[object], list[object]]:
+    """Goes through the chunk-steps of a relayed call.
+
+    A shard is over when none of its blocks is shown anything any more.
+
+    Args:
+        call: of the answerer; `partner` is the opener.
+        opened: references to what `open` showed, in the order of call.blocks.
+        peers: the openers' workers.
+        answer: the answerer's `step`, in this worker.
+
+    Returns:
+        what is shown last, in the order of call.blocks, and the receipts of the openers' steps.
+    """
+    coming = dict(zip(call.blocks, opened, strict=True))
+    receipts: list[Ref] = []
+    going = list(call.relay)
+    assert call.partner is not None
+    step = replace(call, stage=call.partner, method="step", keep=frozenset(), partner=None, relay=())
+    for number in range(call.chunk_steps):
+        step_context = replace(call.step_context, chunk_step=number)
+        for shard in tuple(going):
+            blocks, workers = sorted(b for part in shard for b in part.blocks), [part.worker for part in shard]
+            shown = dict(zip(blocks, peers.take([coming[block] for block in blocks], workers), strict=True))
+            if all(message is None for message in shown.values()):
+                going.remove(shard)
+                continue
+            answers = answer(step_context, shown)
+            for part in shard:
+                asked = replace(step, step_context=step_context, blocks=part.blocks)
+                refs = peers.ask(part.worker, asked, [answers[block] for block in part.blocks])
+                coming |= zip(part.blocks, refs, strict=False)
+                receipts.append(refs[-1])
+    openers = sorted({part.worker for shard in call.relay for part in shard})
+    return peers.take([coming[block] for block in call.blocks], openers), peers.take(receipts, openers)

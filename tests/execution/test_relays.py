@@ -1,0 +1,130 @@
+"""A loop whose chunk-steps a worker relays: the same values with fewer calls, and trouble is told as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from counted_runs import CHUNK_STEPS, by_hand, make, totals, workflow
+
+from rlinf_embodied.cluster.hardware import EMULATED, Cluster
+from rlinf_embodied.errors import HangError, LostWorkerError, PlugInError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.graph import StageSpec, Workflow
+from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
+from rlinf_embodied.runtime.call_wire import from_wire, to_wire
+from rlinf_embodied.runtime.host import Call, StepContext
+from rlinf_embodied.runtime.ray_session import RaySession
+from rlinf_embodied.runtime.relay import Part, shards_of
+from rlinf_embodied.runtime.session import Ref, SerialSession
+
+EVEN, ODD = {0, 2}, {1, 3}
+
+
+class Counting(SerialSession):
+    """Knows what the driver submitted, and whether its workers may relay."""
+
+    def __init__(self, relays: bool = True) -> None:
+        super().__init__()
+        self.relays, self.calls = relays, []
+
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
+        self.calls += [call for _, call, _ in calls]
+        return super().submit(calls, collective)
+
+
+def test_an_answerers_worker_relays_for_the_openers_that_only_it_answers() -> None:
+    parts = shards_of((0, 0, 1, 1), (2, 2, 2, 2), [EVEN, ODD])
+    assert parts == {2: ((Part(0, (0,)), Part(1, (2,))), (Part(0, (1,)), Part(1, (3,))))}
+    assert set(shards_of((0, 0, 1, 1), (2, 2, 3, 3), [EVEN, ODD])) == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("opener", "answerer"),
+    [((0, 0, 0, 0), (1, 1, 2, 2)), ((0, 1, 0, 1), (1, 1, 2, 2)), ((0, 0, 1, 1), (1, 1, 0, 0))],
+    ids=["two answer one", "one is both", "each would wait for the other"],
+)
+def test_where_no_worker_can_relay_the_driver_does(opener: tuple[int, ...], answerer: tuple[int, ...]) -> None:
+    assert shards_of(opener, answerer, [EVEN, ODD]) == {}
+
+
+def test_a_call_arrives_as_it_was_sent() -> None:
+    at = StepContext(3, 0, 1, 2, 4, 5, {"message": (1, 2)})
+    call = Call(
+        "p", "relay", at, (1, 3), 1, frozenset({3}), "e", 7, {"a": 1}, True, ((Part(0, (1,)),), (Part(2, (3,)),))
+    )
+    sent = from_wire(to_wire(call, attempt=6), {"a": 1})
+    assert sent.step_context.attempt == 6
+    assert from_wire(to_wire(sent, attempt=0), {"a": 1}) == call
+
+
+@pytest.mark.parametrize("relays", [True, False])
+def test_the_driver_makes_a_call_per_worker_instead_of_one_per_chunk_step(relays: bool) -> None:
+    session = Counting(relays)
+    assert totals(make("disaggregated on 2", session, workflow()), 1) == by_hand(1)
+    loop = [call for call in session.calls if call.stage != "actor" and not call.publishes and call.blocks]
+    shards, ends = 2, 3  # open, and close of both sides
+    assert len(loop) == shards * ends + (1 if relays else 2 * CHUNK_STEPS * shards)
+
+
+def test_spans_and_reports_are_those_of_calls_by_the_driver() -> None:
+    results = [make("disaggregated on 2", Counting(relays), workflow()).run(StepContext(0)) for relays in (True, False)]
+    seen = [sorted((span.name, span.worker, str(span.args), span.stage) for span in result.spans) for result in results]
+    assert seen[0] == seen[1]
+    assert results[0].reports == results[1].reports
+
+
+def test_a_shard_to_which_nothing_is_shown_is_over() -> None:
+    stages = {name: StageSpec(name, "counted_runs.Sparing", last) for name, last in (("env", 0), ("policy", 9))}
+    small = Workflow("small", 4, stages, (), (), workflow().loops)
+    plan = Plan("apart", 2, LoopNode("rollout", (Leaf("env", (0,)), Leaf("policy", (1,))), 2))
+    result = Executor(small, plan, SerialSession(), Cluster("test", "cpu", 2, 2, 0)).run(StepContext(0))
+    assert result.reports == {side: [[2, 2]] for side in ("env", "policy")}  # a step per shard, of three
+
+
+# ------------------------------------------------------------------------------------------------------------- trouble
+STAR = LoopNode("rollout", (Leaf("env", (0, 1)), Leaf("policy", (2,))), 2)  # worker 2 answers both others
+
+
+def executor(session: RaySession, fates: dict[int, str]) -> Executor:
+    """Workers without torch, which start soon."""
+    stages = {name: StageSpec(name, "troubled.Turns", fates) for name in ("env", "policy")}
+    graph = Workflow("turns", 4, stages, (), (), workflow().loops)
+    return Executor(graph, Plan("star", 3, STAR), session, Cluster("test", EMULATED, 3, 3, 0, emulated=True))
+
+
+def pids_of(made: Executor) -> list[object]:
+    """Returns the processes of the workers."""
+    return made.facts["env"] + made.facts["policy"]
+
+
+@pytest.fixture
+def session(ray_cluster):
+    made = RaySession(timeout_s=300, hang_after_s=2.0)
+    yield made
+    made.close()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("fate", "kind", "told", "lost"),
+    [
+        ({1: "raise"}, PlugInError, r"worker 1 .* failed in env.step .*ValueError: a fault", {1}),
+        ({1: "die"}, LostWorkerError, r"worker 1 \(pid \d+, .* died", {1}),
+        ({1: "stop"}, HangError, r"(?s)worker 1 .* is stopped.*worker 2 .* waits for .*worker 1", {1}),
+        ({0: "end it"}, LostWorkerError, r"worker 2 \(pid \d+, .* died", {2}),
+    ],
+    ids=["an opener fails", "an opener dies", "an opener stops", "who relays dies"],
+)
+def test_a_worker_in_trouble_is_the_one_that_is_named_and_the_others_go_on(session, fate, kind, told, lost) -> None:
+    made = executor(session, fate)
+    pids = pids_of(made)
+    first = made.run(StepContext(0)).reports["policy"]
+    with pytest.raises(kind, match=told) as caught:
+        made.run(StepContext(1, message=pids[2]))
+    assert set(getattr(caught.value, "workers", ())) == lost
+    session.replace(tuple(lost))
+    session.clear()
+    again = executor(session, {})
+    assert [again.run(StepContext(k)).reports["policy"] for k in range(2)] == [first, first]
+    assert [a == b for a, b in zip(pids, pids_of(again), strict=True)] == [worker not in lost for worker in range(3)]
