@@ -1,6 +1,6 @@
 """An oracle that is small enough for a repository: what no golden depends on is left out and comes back as zeros.
 
-python -m experiments.checks.oracle.trimmed folder=<oracle> out=<folder> keep='case1\\..*|train\\..*'
+python -m tests.oracles.trimmed folder=<oracle> out=<folder> keep='case1\\..*|train\\..*'
 
 Left out are the rows of the vocabulary that no kept golden reads (logits: all but the action tokens and what stands
 behind them), the layers of the towers behind the one whose features are used, the tokenizer, whose licence is its own,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from experiments.reporting.drawings import short
+from rlinf_embodied.reporting.drawings import short
 from rlinf_embodied.telemetry.metrics import percent
 
 

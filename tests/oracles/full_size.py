@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from experiments.checks.oracle.goldens import Difference
 from policies.openvla.folder import empty_network
 from policies.openvla.heads import L1Head, ProprioProjector
 from policies.openvla.settings import OpenVLAConfig, config_of
+from tests.oracles.goldens import Difference
 
 KEYS, OFT_KEYS, COUNTS = "openvla_7b_keys.json", "openvla_oft_extra_keys.json", "parameter_counts.json"
 PUBLISHED = {

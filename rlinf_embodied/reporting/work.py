@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Sequence
 from html import escape
 
-from experiments.reporting.activity import Activity, idle_shares, measured, predicted
-from experiments.reporting.drawings import Bar, Chart, Line, colour_of, line_chart, time_bars
-from experiments.reporting.pieces import folded, missing, table
-from experiments.reporting.runs import Run
+from rlinf_embodied.reporting.activity import Activity, idle_shares, measured, predicted
+from rlinf_embodied.reporting.drawings import Bar, Chart, Line, colour_of, line_chart, time_bars
+from rlinf_embodied.reporting.pieces import folded, missing, table
+from rlinf_embodied.reporting.runs import Run
 
 _DRAWN_ROWS = 24  # a chart with more rows cannot be read
 

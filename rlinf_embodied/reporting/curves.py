@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from experiments.reporting.drawings import COLOURS, Chart, Line, line_chart
-from experiments.reporting.pieces import folded, missing
-from experiments.reporting.runs import Run, pooled
+from rlinf_embodied.reporting.drawings import COLOURS, Chart, Line, line_chart
+from rlinf_embodied.reporting.pieces import folded, missing
+from rlinf_embodied.reporting.runs import Run, pooled
 from rlinf_embodied.telemetry.metrics import moving_mean, wilson
 
 _SMALL = (360, 190)  # pixels of a small chart

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from experiments.checks.oracle.goldens import Difference
 from policies.openvla.evaluation_images import center_crop, resize_for_policy
 from policies.openvla.jpeg import jpeg_round_trip
 from rlinf_embodied.errors import DataError
+from tests.oracles.goldens import Difference
 
 FILE = "golden.npz"
 _NUM_LEVELS = 255

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from experiments.reporting import sections, work
-from experiments.reporting.curves import curves
-from experiments.reporting.pieces import missing, share, table
-from experiments.reporting.runs import Run, pooled
-from experiments.reporting.settings import alike, differing
+from rlinf_embodied.reporting import sections, work
+from rlinf_embodied.reporting.curves import curves
+from rlinf_embodied.reporting.pieces import missing, share, table
+from rlinf_embodied.reporting.runs import Run, pooled
+from rlinf_embodied.reporting.settings import alike, differing
 
 _STYLE = """
 :root { color-scheme: light; }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from experiments.reporting.runs import Run
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import stored_tree
 from rlinf_embodied.errors import RlinfError
@@ -14,6 +13,7 @@ from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.profile_file import load_profile
 from rlinf_embodied.flow.simulate import simulate
+from rlinf_embodied.reporting.runs import Run
 from rlinf_embodied.telemetry.trace import Span
 
 

@@ -7,9 +7,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from experiments.checks.oracle.goldens import Goldens
-from experiments.checks.oracle.openvla import case_rows, check_prompts, prompts_of
-from experiments.checks.oracle.states import compare_states
 from policies.openvla.folder import Checkpoint
 from policies.openvla.images import ImageProcessor, read_processor
 from policies.openvla.log_probs import TokenDistribution, action_log_probs
@@ -17,6 +14,9 @@ from policies.openvla.network import full_mask
 from policies.openvla.oft import Head, OpenVLAOFT
 from policies.openvla.oft_folder import OftSettings, read_oft
 from policies.openvla.statistics import OFT_EPSILON, range_of
+from tests.oracles.autoregressive import case_rows, check_prompts, prompts_of
+from tests.oracles.goldens import Goldens
+from tests.oracles.states import compare_states
 
 
 @torch.no_grad()

@@ -6,10 +6,10 @@ import base64
 from html import escape
 from pathlib import Path
 
-from experiments.reporting.drawings import short
-from experiments.reporting.pieces import folded, missing, share, table
-from experiments.reporting.runs import FILES, Run, pooled
-from experiments.reporting.settings import changed, defaults, flat
+from rlinf_embodied.reporting.drawings import short
+from rlinf_embodied.reporting.pieces import folded, missing, share, table
+from rlinf_embodied.reporting.runs import FILES, Run, pooled
+from rlinf_embodied.reporting.settings import changed, defaults, flat
 
 
 def outcome(run: Run) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from experiments.checks.oracle import full_size, image_ops, oft, oft_discrete, openvla, trimmed
-from experiments.checks.oracle.goldens import Difference, Goldens
 from rlinf_embodied.errors import DataError
+from tests.oracles import autoregressive, full_size, image_ops, oft, oft_discrete, trimmed
+from tests.oracles.goldens import Difference, Goldens
 
 
 def check_folders(folder: Path, limit: float) -> int:
@@ -60,7 +60,7 @@ def _check_network(folder: Path, limit: float) -> tuple[list[Difference], list[s
     elif goldens.names(r"case\d+\.actions_normalized"):
         oft.check(goldens)
     else:
-        openvla.check(goldens)
+        autoregressive.check(goldens)
     return goldens.found, goldens.unchecked
 
 

@@ -1,8 +1,8 @@
 """Compares this machine's bits with those in the repository, stage by stage, and names the first stage that differs.
 
-python -m experiments.checks.golden                         all recipes against tests/golden; exit code 1: one differs
-python -m experiments.checks.golden recipe=clone,language   some of them: clone, language, pick
-python -m experiments.checks.golden write=true              writes the files anew, after code that changes weights
+python -m tests.golden.check                         all recipes against tests/golden; exit code 1: one differs
+python -m tests.golden.check recipe=clone,language   some of them: clone, language, pick
+python -m tests.golden.check write=true              writes the files anew, after code that changes weights
 
     clone      a toy env and a small VLA: demonstrations, images, features, losses, weights of a clone; two iterations
                of PPO
@@ -26,7 +26,7 @@ from experiments.bench.harness import chosen, parse_all
 from rlinf_embodied import portable
 from rlinf_embodied.errors import RlinfError
 
-FOLDER = Path(__file__).resolve().parents[2] / "tests" / "golden"
+FOLDER = Path(__file__).resolve().parent
 NAMES = ("clone", "language", "pick")
 
 
@@ -51,7 +51,7 @@ def compare(recipe: str, found: Mapping[str, str]) -> str | None:
     """Returns a line that names the first stage which differs from the file, None if all are the same."""
     path = FOLDER / f"{recipe}.json"
     if not path.exists():
-        again = f"python -m experiments.checks.golden recipe={recipe} write=true"
+        again = f"python -m tests.golden.check recipe={recipe} write=true"
         return f"{recipe}: there is no {path}: write it by {again}"
     expected = json.loads(path.read_text())
     name = first_difference(found, expected)
@@ -72,7 +72,7 @@ def check(own: Options, names: Sequence[str]) -> int:
     if own.pinned:
         portable.pin()
         portable.verify()
-    from experiments.checks.recipes import digests  # imports torch and numpy, which must find the pins
+    from tests.golden.recipes import digests  # imports torch and numpy, which must find the pins
 
     recipe, _, stage = own.disturb.partition("/")
     wrong = 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from experiments.checks.oracle.goldens import Goldens
-from experiments.checks.oracle.states import compare_states
 from policies.openvla.action_tokens import ActionTokens
 from policies.openvla.autoregressive import decode, score
 from policies.openvla.folder import Checkpoint, read_checkpoint
@@ -15,6 +13,8 @@ from policies.openvla.network import causal_mask
 from policies.openvla.prompt import STOP_TOKEN, TOKENIZER, PromptTokenizer, TokenRows, prompt_for, rows_of
 from policies.openvla.statistics import range_of
 from policies.openvla.vision import patch_features
+from tests.oracles.goldens import Goldens
+from tests.oracles.states import compare_states
 
 IGNORED_LABEL = -100
 

@@ -1,7 +1,7 @@
 """Compares the OpenVLA networks with goldens of the reference code, and says for each by how much they differ.
 
-python experiments/check_oracle.py folder=<oracle>              checkpoint/ and golden/, or several folders with these
-python experiments/check_oracle.py folder=<oracle> limit=1e-3   of a float32 golden; 1e-4 if it is not given
+python -m tests.oracles.check folder=<oracle>              checkpoint/ and golden/, or several folders with these
+python -m tests.oracles.check folder=<oracle> limit=1e-3   of a float32 golden; 1e-4 if it is not given
 
 Beside such folders, it takes pictures (golden.npz, made from the pictures of an openvla/ folder next to it) and key
 lists of the full size (openvla_7b_keys.json).  A difference is that of the two worst values, divided by the largest
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
             known = ", ".join(field.name for field in fields(Options))
             wrong = f"{unknown[0]!r} is unknown" if unknown else "folder is missing"
             raise ConfigError(f"{wrong}: use {known}, for example folder=oracles/openvla")
-        from experiments.checks.oracle.folders import check_folders  # imports torch
+        from tests.oracles.folders import check_folders  # imports torch
 
         return check_folders(Path(own.folder), own.limit)
     except RlinfError as error:

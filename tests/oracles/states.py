@@ -6,8 +6,8 @@ import re
 
 from torch import Tensor
 
-from experiments.checks.oracle.goldens import Goldens
 from policies.openvla.network import OpenVLA, Sequence
+from tests.oracles.goldens import Goldens
 
 
 def compare_states(

@@ -10,9 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from experiments.checks.oracle.goldens import Goldens
-from experiments.checks.oracle.openvla import case_rows, check_prompts
-from experiments.checks.oracle.states import compare_states
 from policies.openvla.action_tokens import ActionTokens
 from policies.openvla.folder import Checkpoint
 from policies.openvla.images import ImageProcessor, read_processor
@@ -22,6 +19,9 @@ from policies.openvla.oft import OpenVLAOFT
 from policies.openvla.oft_folder import OftSettings, read_oft
 from policies.openvla.prompt import TokenRows, rows_of
 from policies.openvla.statistics import OFT_EPSILON, range_of
+from tests.oracles.autoregressive import case_rows, check_prompts
+from tests.oracles.goldens import Goldens
+from tests.oracles.states import compare_states
 
 _SCORED = r"{}\.logprobs_T([\d.]+?)(?:_top(-?\d+))?"
 

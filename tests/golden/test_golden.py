@@ -9,8 +9,8 @@ import sys
 import pytest
 from conftest import REPOSITORY
 
-from experiments.checks import golden as script
-from experiments.checks.recipes import RECIPES
+from tests.golden import check as script
+from tests.golden.recipes import RECIPES
 
 
 def test_clone_and_language_model_have_the_bits_of_the_repository(capsys) -> None:
@@ -19,7 +19,7 @@ def test_clone_and_language_model_have_the_bits_of_the_repository(capsys) -> Non
 
 @pytest.mark.sim
 def test_physics_and_images_have_the_bits_of_the_repository_as_the_command_finds_them() -> None:
-    command = [sys.executable, "-m", "experiments.checks.golden", "recipe=pick"]
+    command = [sys.executable, "-m", "tests.golden.check", "recipe=pick"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -11,10 +11,10 @@ import torch
 from conftest import REPOSITORY
 from safetensors.torch import load_file, save_file
 
-from experiments.checks.oracle.folders import check_folders
-from experiments.checks.oracle.goldens import Difference, relative
-from experiments.checks.oracle.trimmed import expand
 from rlinf_embodied.errors import DataError
+from tests.oracles.folders import check_folders
+from tests.oracles.goldens import Difference, relative
+from tests.oracles.trimmed import expand
 
 ORACLES = REPOSITORY / "tests" / "oracles" / "openvla"
 LIMIT = 1e-4
@@ -85,7 +85,7 @@ def test_differences_are_of_the_largest_golden_and_infinities_must_agree():
 
 def test_the_command_line_names_what_is_wrong():
     for arguments, message in (([], "folder is missing"), (["model=x"], "'model=x' is unknown")):
-        command = [sys.executable, str(REPOSITORY / "experiments" / "check_oracle.py"), *arguments]
+        command = [sys.executable, "-m", "tests.oracles.check", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
         assert (done.returncode, message in done.stderr) == (2, True)
 

@@ -1,8 +1,8 @@
 """Trains on two Ray nodes that share nothing but read-only code, on this machine, and compares with one process.
 
-python -m experiments.checks.two_nodes                           both workflows, three plans each, and a lost node
-python -m experiments.checks.two_nodes workflow=embodied plan=disaggregated
-python -m experiments.checks.two_nodes hold=true                 starts the nodes, prints how to enter them, waits
+python -m tests.two_nodes                           both workflows, three plans each, and a lost node
+python -m tests.two_nodes workflow=embodied plan=disaggregated
+python -m tests.two_nodes hold=true                 starts the nodes, prints how to enter them, waits
 
     namespace rlinf-node-0  10.77.0.1  <-- veth -->  10.77.0.2  namespace rlinf-node-1
     own /tmp, /dev/shm, HOME, host name                own /tmp, /dev/shm, HOME, host name
@@ -31,7 +31,7 @@ from pathlib import Path
 from experiments.bench.harness import parse_all
 from rlinf_embodied.errors import ConfigError, RlinfError
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 CODE = "/srv"  # where the repository lies in both nodes
 PORT = 6379
 _LOOK_S = 0.5
