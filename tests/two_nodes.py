@@ -28,8 +28,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.bench.harness import parse_all
 from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.words import chosen, exit_code, parse_all
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CODE = "/srv"  # where the repository lies in both nodes
@@ -250,10 +250,10 @@ def check(nodes: Sequence[Node], workflow: str, plans: Sequence[str]) -> bool:
     return good
 
 
-def main() -> int:
-    options = parse_all(Options, sys.argv[1:], "two_nodes")
-    workflows = list(SCRIPTS) if options.workflow == "all" else [options.workflow]
-    plans = list(PLANS) if options.plan == "all" else [options.plan]
+def main(words: Sequence[str]) -> int:
+    options = parse_all(Options, words, "two_nodes")
+    workflows = chosen(options.workflow.removeprefix("all"), SCRIPTS, "workflow")
+    plans = list(chosen(options.plan.removeprefix("all"), dict.fromkeys(PLANS), "plan"))
     try:
         nodes = start_nodes()
         if options.hold:
@@ -268,4 +268,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(exit_code(main))

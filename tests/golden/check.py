@@ -22,9 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.harness import chosen, parse_all
 from rlinf_embodied import portable
-from rlinf_embodied.errors import RlinfError
+from rlinf_embodied.words import chosen, exit_code, parse_all
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = ("clone", "language", "pick")
@@ -90,14 +89,10 @@ def check(own: Options, names: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    try:
-        own = parse_all(Options, arguments, "golden")
-        names = chosen("" if own.recipe == "all" else own.recipe, dict.fromkeys(NAMES), "recipe")
-        return check(own, list(names))
-    except RlinfError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    own = parse_all(Options, arguments, "golden")
+    names = chosen(own.recipe.removeprefix("all"), dict.fromkeys(NAMES), "recipe")
+    return check(own, list(names))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(main))

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.harness import parse
-from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.words import exit_code, parse_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +27,11 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    try:
-        own, unknown = parse(Options, arguments)
-        if unknown or not own.folder:
-            known = ", ".join(field.name for field in fields(Options))
-            wrong = f"{unknown[0]!r} is unknown" if unknown else "folder is missing"
-            raise ConfigError(f"{wrong}: use {known}, for example folder=oracles/openvla")
-        from tests.oracles.folders import check_folders  # imports torch
+    own = parse_all(Options, arguments, "check", needed=["folder"])
+    from tests.oracles.folders import check_folders  # imports torch
 
-        return check_folders(Path(own.folder), own.limit)
-    except RlinfError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return check_folders(Path(own.folder), own.limit)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(main))

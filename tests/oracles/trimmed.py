@@ -21,11 +21,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from experiments.bench.harness import parse
 from policies.checkpoint_folder import write_json
 from policies.openvla.prompt import BOS_TOKEN, EMPTY_TOKEN, STOP_TOKEN
 from policies.openvla.settings import OpenVLAConfig, read_config
-from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.words import exit_code, parse_all
 
 TENSORS, SHAPES = "trimmed.safetensors", "trimmed.json"
 _MODEL, _ROWS = "model.safetensors", "rows"
@@ -137,16 +136,10 @@ def _files(checkpoint: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    try:
-        own, unknown = parse(Options, arguments)
-        if unknown or not own.folder or not own.out:
-            raise ConfigError(f"folder and out are needed, and {unknown or 'nothing else'} was given: give both")
-        trim(Path(own.folder), Path(own.out), own.keep)
-        return 0
-    except RlinfError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    own = parse_all(Options, arguments, "trimmed", needed=["folder", "out"])
+    trim(Path(own.folder), Path(own.out), own.keep)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(main))

@@ -7,23 +7,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from scripts import call
 
-from experiments import chaos
-from experiments.chaos import (
-    AGAIN,
-    ENDURED,
-    FIRST,
-    KINDS,
-    LAST,
-    SPECIAL,
-    Chaos,
-    Fault,
-    Options,
-    configure,
-    phase_of,
-    schedule,
-    train,
-)
+from rlinf_embodied.chaos.comparison import report, train
+from rlinf_embodied.chaos.faults import AGAIN, ENDURED, FIRST, KINDS, LAST, SPECIAL, Chaos, Fault, schedule
+from rlinf_embodied.chaos.session import phase_of
+from rlinf_embodied.chaos.settings import Options, configure, pinned
 
 ITERATIONS = ["run.num_iterations=3", "cluster.hang_after_s=5"]
 
@@ -78,6 +67,26 @@ def test_the_next_fault_waits_until_the_one_before_is_mended() -> None:
     assert made.due("rollout", 1) is made.faults[1]
 
 
+def test_what_exactness_is_asked_for_is_kept() -> None:
+    assert pinned(["run.exact=false", "run.seed=1"]) == ["run.exact=false", "run.seed=1"]
+    assert pinned(["run.seed=1"]) == ["run.seed=1"]  # this process is pinned
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["workflow=control"], "workflow is 'control', but it is embodied or reasoning"),
+        (["env.horizn=3"], "env.horizn is unknown"),
+        (["run.dir={there}"], "of an earlier comparison: use another run.dir"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_two(monkeypatch, capsys, tmp_path: Path, words, says) -> None:
+    (tmp_path / "embodied-7").mkdir()
+    code, _, err = call(monkeypatch, capsys, "chaos", *(word.format(there=tmp_path) for word in words))
+    assert (code, err.count("\n")) == (2, 1)
+    assert says in err
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("workflow", "faults"),
@@ -94,4 +103,4 @@ def test_the_weights_of_a_disturbed_run_are_those_of_an_undisturbed_one(tmp_path
     lines = (tmp_path / "chaos" / "recoveries.jsonl").read_text().splitlines()
     assert len(lines) >= len([kind for _, kind in faults if kind not in ENDURED])
     assert {json.loads(line)["error"] for line in lines} <= {"LostWorkerError", "HangError", "WorkerError"}
-    assert f"{len(faults)} of {len(faults)} faults came" in chaos.report(made, tmp_path / "chaos")
+    assert f"{len(faults)} of {len(faults)} faults came" in report(made, tmp_path / "chaos")
