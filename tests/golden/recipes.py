@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from experiments.bench.harness.trainings import digest_of, in_this_process, iterations, job_of, one_device
+from experiments.bench.harness.trainings import COLLOCATED, digest_of, in_this_process, iterations, job_of, one_device
 from rlinf_embodied.compose import compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied import workflow as embodied
@@ -62,8 +62,6 @@ LANGUAGE = _words("""
     algorithm.prompts_per_iteration=8 algorithm.group_size=4 algorithm.lr=1e-3 algorithm.tokens_per_microbatch=256
     warm_start.steps=240 warm_start.chain_of_thought_share=0.2 warm_start.num_examples=1024 warm_start.lr=1e-2
 """)
-_ROLLOUT = {"name": "rollout", "shards": 1, "stages": {"env": "all", "policy": "all"}}
-COLLOCATED = [{"tree": {"temporal": [{"loop": _ROLLOUT}, {"leaf": {"stage": "actor", "devices": "all"}}]}}]
 
 
 @dataclass(slots=True)
