@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.reporting.page import page
-from experiments.reporting.runs import read_run
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reporting.page import page
+from rlinf_embodied.reporting.runs import read_run
 
 KEYS = ("run.dir", "runs", "out", "videos_mb")
 

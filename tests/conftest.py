@@ -114,12 +114,6 @@ def setup_environment():
     return environment
 
 
-@pytest.fixture(scope="session")
-def doctor(setup_vulkan):
-    """The script that examines the machine."""
-    return importlib.import_module("experiments.doctor")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def clones_of_their_own(tmp_path_factory):
     """Tests neither find nor leave cached clones; those of one session are shared."""

@@ -155,7 +155,7 @@ def train(names: Sequence[str], text: str, own: Options) -> dict[str, Outcome]:
                 found[name] = outcome(read_scalars(arm.log.parent / "runs" / name))
         finally:
             for arm in arms.values():
-                arm.process.kill()  # nothing happens to one that has ended
+                arm.stop()
     return found
 
 

@@ -3,9 +3,9 @@
 python -m experiments.bench.soak [workflow=embodied] [minutes=30] [every_s=20] [seed=7] [run_dir=runs/soak]
                                  [out=docs/results/soak.json] [overrides of the training]
 
-Faults are those of experiments/chaos.py.  Every five seconds the memory, file descriptors and threads of the driver and
-of its workers are looked at, with what Ray keeps for the driver and what /dev/shm holds.  Printed and drawn: the
-medians of the second sixth of the time, and of the last.
+Faults are those of experiments/chaos.py (rlinf_embodied/chaos/).  Every five seconds the memory, file descriptors and
+threads of the driver and of its workers are looked at, with what Ray keeps for the driver and what /dev/shm holds.
+Printed and drawn: the medians of the second sixth of the time, and of the last.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ import psutil
 from ray._private.worker import global_worker
 
 from experiments.bench.harness import Benchmark, Report, Run, Table
-from experiments.chaos import SMALL, Chaos, Fault, chaos_session, configure, schedule
-from experiments.chaos import Options as ChaosOptions
-from rlinf_embodied import portable
-from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.chaos.faults import Chaos, Fault, schedule
+from rlinf_embodied.chaos.settings import Options as ChaosOptions
+from rlinf_embodied.chaos.settings import configure, pinned
 from rlinf_embodied.errors import ConfigError
 
 _SAMPLE_S = 5.0
@@ -141,29 +140,19 @@ def draw(samples: Sequence[Mapping[str, float]], faults: Sequence[float], path: 
 def measure(run: Run[Options]) -> Report:
     """Trains under faults and watches."""
     own = run.options
-    if own.workflow not in SMALL:
-        raise ConfigError(f"workflow is {own.workflow!r}, but it is {' or '.join(SMALL)}")
     folder = Path(own.run_dir)
     if folder.exists():
         raise ConfigError(f"run_dir is {own.run_dir!r}, which is there already: use another one, or remove it")
-    overrides = list(run.overrides)
-    try:
-        portable.pin()
-    except ConfigError:
-        overrides.append("run.exact=exact")
+    overrides = pinned(run.overrides)
     overrides += [f"run.num_iterations={_MANY}", "recovery.max_restarts=100000", "eval.every=20", "checkpoint.every=20"]
     config = configure(ChaosOptions(workflow=own.workflow), overrides, folder)
+    from rlinf_embodied.chaos.comparison import disturbed  # imports torch, which must find the pins
 
-    from rlinf_embodied.embodied.job import EmbodiedJob
-    from rlinf_embodied.reasoning.job import ReasoningJob
-    from rlinf_embodied.training.trainer import Trainer
-
-    job = EmbodiedJob(config) if isinstance(config, TrainConfig) else ReasoningJob(config)
     seconds, samples = 60 * own.minutes, list[dict[str, float]]()
     faults = schedule(_MANY, own.seed, ("warm start", "profile", "set-up"))
     chaos, started = Steady(faults, every_s=own.every_s), time.time()
     threading.Thread(target=watch, args=(samples, seconds), daemon=True).start()
-    code = Trainer(job, sessions=lambda cluster: chaos_session(cluster, chaos)).run()
+    code = disturbed(config, chaos)
     found = compared(samples, seconds)
     rows = [(title, *(f"{value:.0f}" for value in found[name])) for name, title in _MEASURES.items()]
     table = Table(("", "early", "late"), rows)

@@ -12,7 +12,6 @@ from typing import cast
 import gymnasium
 import torch
 
-from experiments.bench.harness import parse
 from rlinf_embodied.cluster.hardware import Cluster, local_cluster
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import measure
@@ -23,6 +22,7 @@ from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.words import parse_all
 
 HERE = "experiments.examples.q_learning"  # where workers find the stages
 STEPS, EPISODES, BATCH, UPDATES, GAMMA, EXPLORE = 100, 4, 64, 20, 0.98, 0.2  # episodes and batch rows: per block
@@ -127,9 +127,7 @@ class Options:
 if __name__ == "__main__":
     from rlinf_embodied.runtime.ray_session import RaySession
 
-    own, unknown = parse(Options, sys.argv[1:])
-    if unknown:
-        sys.exit(f"error: {unknown}: use env=, rates= or iterations=")
+    own = parse_all(Options, sys.argv[1:], "q_learning")
     flow = workflow(own.env, [float(rate) for rate in own.rates.split(",")])
     best, returns = train(flow, session := RaySession(), local_cluster(None), own.iterations)
     session.close()

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.bench.coverage.table import results_of
-from experiments.bench.harness import parse_all
-from rlinf_embodied.errors import RlinfError
+from rlinf_embodied.errors import DataError
+from rlinf_embodied.words import exit_code, parse_all
 
 COVERED = Path(__file__).resolve().parents[2] / "envs" / "batched" / "covered.json"
 
@@ -44,17 +44,18 @@ def covered(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"versions": {name: installed[name] for name in ("mani_skill", "sapien")}, "tasks": table}
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
+    own = parse_all(Options, arguments, "covered")
     try:
-        own = parse_all(Options, arguments, "covered")
         found = json.loads(Path(own.results).read_text(encoding="utf-8"))
-    except (RlinfError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"results is {own.results!r}, which cannot be read ({error}): give what experiments.bench.coverage wrote"
+        ) from error
     COVERED.write_text(json.dumps(covered(found), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(f"written to {COVERED}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(exit_code(main))

@@ -10,10 +10,14 @@ from conftest import REPOSITORY
 
 EXPERIMENTS = REPOSITORY / "experiments"
 SOURCES = sorted(EXPERIMENTS.rglob("*.py"))
+TESTS = REPOSITORY / "tests"
+CHECKS = [path for folder in (".", "golden", "oracles") for path in sorted((TESTS / folder).glob("*.py"))]
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "Makefile", "environment.yml", "constraints.txt")),
     *(REPOSITORY / "docs").rglob("*.md"),
+    *TESTS.rglob("*.md"),
     *SOURCES,
+    *CHECKS,
 ]
 USED = {
     *("train_vla", "train_sft", "train_llm_math", "evaluate", "export_dataset"),
@@ -22,20 +26,20 @@ USED = {
 
 
 def file_of(module: str) -> Path:
-    """Returns the file that `python -m experiments.<module>` runs."""
-    path = EXPERIMENTS / module.replace(".", "/")
+    """Returns the file that `python -m <module>` runs."""
+    path = REPOSITORY / module.replace(".", "/")
     return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def test_only_what_users_run_lies_at_the_top() -> None:
-    assert {path.stem for path in EXPERIMENTS.glob("*.py")} == {*USED, "doctor", "chaos", "check_oracle", "__init__"}
+    assert {path.stem for path in EXPERIMENTS.glob("*.py")} == {*USED, "doctor", "chaos", "__init__"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_every_printed_command_is_one(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    modules = set(re.findall(r"python -m experiments\.([\w.]+\w)(?![\w.]*[<{])", text))  # but bench.<name>
-    modules |= set(re.findall(r"`experiments\.((?:bench|checks|examples|setup)\.[\w.]*\w)", text))
+    modules = set(re.findall(r"python -m ((?:experiments|tests)\.[\w.]+\w)(?![\w.]*[<{])", text))  # but bench.<name>
+    modules |= set(re.findall(r"`(experiments\.(?:bench|examples|setup)\.[\w.]*\w)", text))
     missing = [name for name in modules if not file_of(name).exists() or "__main__" not in file_of(name).read_text()]
     missing += [name for name in re.findall(r"experiments/[\w/]+\.py", text) if not (REPOSITORY / name).exists()]
     assert missing == []
@@ -47,4 +51,4 @@ def test_a_benchmark_has_the_name_of_its_module() -> None:
         if found := re.search(r'^BENCHMARK = Benchmark\("([\w.]+)"', path.read_text(), re.MULTILINE):
             named[found[1]] = path
     assert len(named) >= 12
-    assert {name: file_of(f"bench.{name}") for name in named} == named
+    assert {name: file_of(f"experiments.bench.{name}") for name in named} == named

@@ -1,4 +1,4 @@
-"""Two nodes of a Ray cluster on one machine; experiments/checks/two_nodes.py runs the same where nothing is shared."""
+"""Two nodes of a Ray cluster on one machine; tests/two_nodes.py runs the same where nothing is shared."""
 
 from __future__ import annotations
 

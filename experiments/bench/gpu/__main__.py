@@ -39,6 +39,7 @@ from experiments.bench.gpu.member import member
 from experiments.bench.gpu.openvla import published, rollouts, training
 from experiments.bench.gpu.whole import DEMO, PPO, demo, plans
 from experiments.bench.harness import Benchmark, Report, Run, chosen, seconds_of
+from experiments.bench.harness.policies import ACTION_DIM, observed, untrained
 from experiments.bench.harness.trainings import in_this_process, iterations, job_of, weights_of
 from policies.tiny_vla import TinyVLA
 from rlinf_embodied.compose import compose_train
@@ -46,7 +47,7 @@ from rlinf_embodied.config import Backend, TrainConfig
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.workflow import training_workflow
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.targets import load_target
 
@@ -84,15 +85,11 @@ def need_gpus(number: int) -> None:
 
 
 def example(config: TrainConfig, rows: int) -> tuple[TinyVLA, Observation, Tensor]:
-    """Returns a policy and random inputs of an env like PickCube's, on the CPU."""
-    env = config.env
-    spec = EnvSpec(env.task, rows, env.chunk, env.horizon, 7, 19, 44, env.obs_size, tuple(env.cameras), "none")
+    """Returns a policy, what it sees and what it is to have answered, on the CPU."""
     draw = torch.Generator().manual_seed(0)
-    shape = (rows, len(env.cameras), env.obs_size, env.obs_size, 3)
-    images = torch.randint(0, 255, shape, dtype=torch.uint8, generator=draw)
-    observation = Observation(torch.randn(rows, 19, generator=draw), ("pick up the cube",) * rows, images)
-    tokens = torch.randint(0, config.policy.num_bins, (rows, env.chunk, 7), generator=draw)
-    return TinyVLA(config.policy, spec, seed=0), observation, tokens
+    observation = observed(config, rows, draw)
+    tokens = torch.randint(0, config.policy.num_bins, (rows, config.env.chunk, ACTION_DIM), generator=draw)
+    return untrained(config, rows), observation, tokens
 
 
 def to_device(observation: Observation, device: str) -> Observation:

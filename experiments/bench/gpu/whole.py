@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.bench.auto import run_case
+from experiments.bench.recipe.__main__ import RECIPES
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.training.trainer import Trainer
@@ -21,14 +22,7 @@ PPO = (
     "warm_start.head_epochs=4",
     "algorithm.critic_warmup_iterations=0",
 )
-DEMO = (  # as in the Makefile
-    "env=maniskill_pick",
-    "algorithm=ppo_finetune",
-    "run=demo",
-    "warm_start.num_demos=240",
-    "warm_start.epochs=14",
-    "warm_start.head_epochs=76",
-)
+DEMO = tuple(RECIPES["pick"])
 
 
 def plans(words: Sequence[str]) -> dict[str, object]:

@@ -6,18 +6,11 @@ Report                 ->  printed, <out>.json, <out>.md, <out>.png
 """
 
 from experiments.bench.harness.arms import alternate, seconds_of
-from experiments.bench.harness.command import (
-    Benchmark,
-    Run,
-    chosen,
-    names_of,
-    parse,
-    parse_all,
-    use_one_thread_per_process,
-)
+from experiments.bench.harness.command import Benchmark, Run, use_one_thread_per_process
 from experiments.bench.harness.processes import ONE_THREAD, REPOSITORY, Child, Worker, last_lines
 from experiments.bench.harness.report import Report, Table, commands, earlier_results, joined, machine, write_results
 from experiments.bench.harness.statistics import Goal, Spread, Timing, ratios
+from rlinf_embodied.words import chosen, names_of
 
 __all__ = [
     "ONE_THREAD",
@@ -39,8 +32,6 @@ __all__ = [
     "last_lines",
     "machine",
     "names_of",
-    "parse",
-    "parse_all",
     "ratios",
     "seconds_of",
     "use_one_thread_per_process",

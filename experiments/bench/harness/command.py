@@ -7,14 +7,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from experiments.bench.harness.processes import ONE_THREAD
 from experiments.bench.harness.report import Report, machine, write_results
-from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.words import exit_code, parse, parse_all
 
-_Case = TypeVar("_Case")
 _Options = TypeVar("_Options")
 PRIVATE = "folder="  # where a run's own files lie says nothing about its numbers
 
@@ -49,20 +48,18 @@ class Benchmark(Generic[_Options]):
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Measures, prints and writes; returns the exit code, 2 for wrong input."""
-        words = sys.argv[1:] if arguments is None else arguments
-        try:
-            options, overrides = parse(self.options, words)
-            if not self.takes_overrides:
-                parse_all(self.options, words, self.name)
-            if self.one_thread:
-                use_one_thread_per_process()
-            recorded = [word for word in words if not word.startswith(PRIVATE)]
-            run = Run(options, overrides, {"benchmark": self.name, "arguments": recorded, "machine": machine()})
-            with _sigterm_exits():
-                report = self.measure(run)
-        except RlinfError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+        return exit_code(self._run, arguments)
+
+    def _run(self, words: Sequence[str]) -> int:
+        options, overrides = parse(self.options, words)
+        if not self.takes_overrides:
+            parse_all(self.options, words, self.name)
+        if self.one_thread:
+            use_one_thread_per_process()
+        recorded = [word for word in words if not word.startswith(PRIVATE)]
+        run = Run(options, overrides, {"benchmark": self.name, "arguments": recorded, "machine": machine()})
+        with _sigterm_exits():
+            report = self.measure(run)
         if report.text:
             print(report.text)
         report.write(run.out, run.known)
@@ -77,62 +74,6 @@ def _sigterm_exits() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def parse(options: type[_Options], arguments: Sequence[str]) -> tuple[_Options, list[str]]:
-    """Returns (the options that `key=value` words give, over their defaults; all other words).
-
-    A field that is False by default may be given by its name alone.
-
-    Raises:
-        ConfigError: a value has not the type of its default.
-    """
-    defaults = {field.name: field.default for field in fields(options)}  # pyright: ignore[reportArgumentType]
-    given, rest = {}, []
-    for text in arguments:
-        key, equals, value = text.partition("=")
-        if key not in defaults or not (equals or defaults[key] is False):
-            rest.append(text)
-            continue
-        kind = type(defaults[key])
-        try:
-            given[key] = value in ("", "true") if kind is bool else kind(value)
-        except ValueError:
-            raise ConfigError(
-                f"{key} is {value!r}, but it must be a {kind.__name__}: use {key}={defaults[key]}"
-            ) from None
-    return options(**given), rest
-
-
-def parse_all(options: type[_Options], arguments: Sequence[str], name: str) -> _Options:
-    """Returns the options of a command that takes no other words.
-
-    Raises:
-        ConfigError: there is another word, or a value has not the type of its default.
-    """
-    found, unknown = parse(options, arguments)
-    if unknown:
-        known = ", ".join(field.name for field in fields(options))  # pyright: ignore[reportArgumentType]
-        raise ConfigError(f"{unknown[0]!r} is no argument of {name}: use some of {known}")
-    return found
-
-
-def names_of(text: str) -> list[str]:
-    """Returns the names of a list such as "a,b"; none for an empty text."""
-    return [name for name in text.split(",") if name]
-
-
-def chosen(names: str, cases: Mapping[str, _Case], option: str = "cases") -> dict[str, _Case]:
-    """Returns the cases of a list such as "serial,collocated-2", all of them for an empty one.
-
-    Raises:
-        ConfigError: there is no such case.
-    """
-    wanted = names_of(names) or list(cases)
-    for name in wanted:
-        if name not in cases:
-            raise ConfigError(f"{option} has {name!r}, but there are {', '.join(cases)}: use some of these")
-    return {name: cases[name] for name in wanted}
 
 
 def use_one_thread_per_process() -> None:

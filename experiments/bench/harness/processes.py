@@ -103,6 +103,25 @@ class Child:
         """
         self.check(self.process.wait())
 
+    def ended(self) -> float | None:
+        """Returns the processor seconds of it and of those that it waited for once it has ended, None before.
+
+        Raises:
+            WorkerError: it failed.
+        """
+        pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+        if pid == 0:
+            return None
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        self.check(self.process.returncode)
+        return usage.ru_utime + usage.ru_stime
+
+    def stop(self) -> None:
+        """Ends one that nobody waits for any more."""
+        if self.process.returncode is None:
+            self.process.terminate()
+            self.process.wait()
+
 
 def last_lines(log: Path, count: int = 5) -> str:
     """Returns the end of a log."""

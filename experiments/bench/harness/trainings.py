@@ -22,6 +22,9 @@ from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.telemetry.trace import Span, busy_seconds
 from rlinf_embodied.training.job import Job, Progress
 
+_ROLLOUT = {"name": "rollout", "stages": {"env": "all", "policy": "all"}}
+COLLOCATED = [{"tree": {"temporal": [{"loop": _ROLLOUT}, {"leaf": {"stage": "actor", "devices": "all"}}]}}]
+
 
 def job_of(config: TrainConfig | MathConfig) -> Job:
     """Returns what the trainer runs for a config."""

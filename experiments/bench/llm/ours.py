@@ -18,7 +18,6 @@ from pathlib import Path
 import psutil
 import torch
 
-from experiments.bench.harness import parse_all
 from experiments.bench.llm.work import StepLog, Work
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import MathConfig
@@ -29,6 +28,7 @@ from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.telemetry.trace import stage_seconds
 from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
+from rlinf_embodied.words import parse_all
 
 SAME = (
     "algorithm.beta2=0.999",

@@ -22,7 +22,7 @@ from typing import Self, TypeVar
 import numpy as np
 import torch
 
-from experiments.bench.harness import REPOSITORY, parse_all
+from experiments.bench.harness import REPOSITORY
 from policies.causal_lm import CausalLM
 from policies.char_tokenizer import EOS
 from rlinf_embodied.algorithms.log_probs import token_log_probs
@@ -36,6 +36,7 @@ from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, microbatches
 from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.verifier import Verifier
+from rlinf_embodied.words import parse_all
 
 FORM = CompactTemplate()
 _Settings = TypeVar("_Settings", bound="Ranks")

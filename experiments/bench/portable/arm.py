@@ -21,7 +21,7 @@ class Arm:
 
     def seconds(self, part: str, repeats: int) -> float:
         """Returns the median CPU seconds of a part."""
-        from experiments.bench.portable.parts import PARTS as MAKERS
+        from experiments.bench.portable import parts
 
-        with MAKERS[part]() as run:
+        with getattr(parts, part)() as run:
             return Spread.of([seconds_of(run, clock=time.process_time) for _ in range(repeats + 1)][1:]).median

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import cast
 
 import torch
 
+from experiments.bench.harness.policies import observed, untrained
 from experiments.bench.harness.trainings import in_this_process, iterations, job_of, starting_folder
-from policies.tiny_vla import TinyVLA
 from rlinf_embodied.compose import compose_math, compose_train
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.reasoning.workflow import training_workflow
-from rlinf_embodied.targets import load_target
 
 CONFIG = compose_train(["env=maniskill_pick"])
-
-
-def policy_of() -> TinyVLA:
-    """Returns an untrained policy of PickCube."""
-    env = CONFIG.env
-    spec = EnvSpec(env.task, env.num_envs, env.chunk, env.horizon, 7, 18, 42, env.obs_size, tuple(env.cameras), "none")
-    return cast(TinyVLA, load_target(CONFIG.policy._target_)(CONFIG.policy, spec, 0))
-
-
-def observed(rows: int, draw: torch.Generator) -> Observation:
-    """Returns random pictures and states."""
-    shape = (rows, len(CONFIG.env.cameras), CONFIG.env.obs_size, CONFIG.env.obs_size, 3)
-    pictures = torch.randint(0, 256, shape, generator=draw, dtype=torch.uint8)
-    proprio = torch.randn(rows, 18, generator=draw)
-    return Observation(images=pictures, proprio=proprio, instruction=("pick up the cube",) * rows, privileged=None)
 
 
 @contextmanager
 def clone() -> Iterator[Callable[[], object]]:
     """An epoch of cloning the whole policy (convolutions forward and backward) from random pictures."""
-    policy, draw = policy_of(), torch.Generator().manual_seed(1)
-    data = observed(128, torch.Generator().manual_seed(0))
+    policy, draw = untrained(CONFIG, 128), torch.Generator().manual_seed(1)
+    data = observed(CONFIG, 128, torch.Generator().manual_seed(0))
     actions = torch.rand(128, CONFIG.env.chunk, policy.spec.action_dim, generator=draw) * 2 - 1
     parameters = policy.imitation_parameters(True)
 
@@ -53,8 +35,8 @@ def clone() -> Iterator[Callable[[], object]]:
 @contextmanager
 def ppo() -> Iterator[Callable[[], object]]:
     """The policy's side of an iteration: act on every chunk-step, then the epochs of the update."""
-    policy, draw, rows = policy_of(), torch.Generator().manual_seed(0), CONFIG.env.block_size
-    observations = [observed(rows, draw) for _ in range(4)]
+    rows, draw = CONFIG.env.block_size, torch.Generator().manual_seed(0)
+    policy, observations = untrained(CONFIG, rows), [observed(CONFIG, rows, draw) for _ in range(4)]
     noise = torch.rand(rows, CONFIG.env.chunk, policy.spec.action_dim, generator=torch.Generator().manual_seed(1))
     parameters = policy.policy_parameters()
 
@@ -79,6 +61,3 @@ def language() -> Iterator[Callable[[], object]]:
     workflow = training_workflow(config, starting_folder(config, in_process=True))
     with in_this_process(workflow, config.plan.trees) as executor:
         yield lambda: next(iterations(job_of(config), executor, 1))
-
-
-PARTS = {"clone": clone, "ppo": ppo, "language": language}

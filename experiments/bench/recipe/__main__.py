@@ -18,9 +18,7 @@ the picture is drawn beside `out`.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +30,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from experiments.bench.harness import Benchmark, Report, Run
+from experiments.bench.harness import Benchmark, Child, Report, Run
 from experiments.bench.recipe.outcomes import Outcome, cells, draw, in_order, outcome_of, page
 from rlinf_embodied.cluster.hardware import num_cores
 from rlinf_embodied.config import WarmStartConfig
@@ -96,42 +94,18 @@ def command(
     return [*pinned, *script, *RECIPES[recipe], *own, *alone, "checkpoint.every=0", *overrides]
 
 
-class SeedRun:
-    """One seed's training as a child process with a cache of its own."""
+def started(words: Sequence[str], folder: Path, seed: int, cache: Path) -> Child:
+    """Starts one seed's training with a cache of its own; what it prints goes to a log in its folder."""
+    shutil.rmtree(folder, ignore_errors=True)  # an earlier run's; it would be resumed
+    folder.mkdir(parents=True)
+    return Child(f"the run of seed {seed}", words, folder / "log.txt", {"RLINF_EMBODIED_CACHE": str(cache)})
 
-    def __init__(self, words: Sequence[str], folder: Path, seed: int, cache: Path) -> None:
-        """Starts it; what it prints goes to a log in its folder."""
-        self.seed, self.folder = seed, folder
-        shutil.rmtree(folder, ignore_errors=True)  # an earlier run's; it would be resumed
-        folder.mkdir(parents=True)
-        self._log = (folder / "log.txt").open("w")
-        environment = {**os.environ, "RLINF_EMBODIED_CACHE": str(cache)}
-        self._process = subprocess.Popen(words, stdout=self._log, stderr=subprocess.STDOUT, env=environment)
 
-    def finished(self) -> Outcome | None:
-        """Returns the outcome once the run has ended.
-
-        Raises:
-            ConfigError: it failed.
-        """
-        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
-        if pid == 0:
-            return None
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        self._log.close()
-        if self._process.returncode:
-            tail = (self.folder / "log.txt").read_text()[-2000:]
-            raise ConfigError(f"the run of seed {self.seed} ended with exit code {self._process.returncode}:\n{tail}")
-        summary = json.loads((self.folder / "summary.json").read_text())
-        num_demos = OmegaConf.load(self.folder / "config.yaml").warm_start.num_demos
-        return outcome_of(self.seed, summary, (usage.ru_utime + usage.ru_stime) / 60, num_demos)
-
-    def stop(self) -> None:
-        """Ends a run that nobody waits for any more."""
-        if self._process.returncode is None:
-            self._process.terminate()
-            self._process.wait()
-        self._log.close()
+def outcome_in(folder: Path, seed: int, core_s: float) -> Outcome:
+    """Returns the outcome of a run that has ended."""
+    summary = json.loads((folder / "summary.json").read_text())
+    num_demos = OmegaConf.load(folder / "config.yaml").warm_start.num_demos
+    return outcome_of(seed, summary, core_s / 60, num_demos)
 
 
 def with_demos(number: int) -> list[str]:
@@ -146,33 +120,33 @@ def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Out
     shared = own.side_by_side > 1
     numbers: list[int | None] = [*seeds_of(own.demos)] if own.demos else [None]
     waiting = [(number, seed) for seed in seeds_of(own.seeds) for number in numbers]
-    root = Path(own.keep or tempfile.mkdtemp(prefix="recipe-"))
+    root = Path(own.keep or tempfile.mkdtemp(prefix="recipe-")).resolve()
     cores = list(range(num_cores()))[: own.side_by_side]
     if shared and len(cores) < own.side_by_side:
         raise ConfigError(f"side_by_side is {own.side_by_side}, but there are {num_cores()} cores: use fewer")
 
-    def started(number: int | None, seed: int, core: int) -> SeedRun:
+    def start(number: int | None, seed: int, core: int) -> tuple[int, Child]:
         folder = root / (f"{own.recipe}-{seed}" + ("" if number is None else f"-{number}"))
         mine = [*([] if number is None else with_demos(number)), *overrides]
         words = command(own.recipe, seed, folder, own.episodes, core if shared else None, mine)
-        return SeedRun(words, folder, seed, root / f"cache-{seed}")
+        return seed, started(words, folder, seed, root / f"cache-{seed}")
 
-    running: dict[int, SeedRun] = {}
+    running: dict[int, tuple[int, Child]] = {}  # seed and run by core
     done: list[Outcome] = []
     try:
         while waiting or running:
             for core in cores:
                 if core not in running and waiting:
-                    running[core] = started(*waiting.pop(0), core)
-            for core, run in list(running.items()):
-                if (outcome := run.finished()) is not None:
+                    running[core] = start(*waiting.pop(0), core)
+            for core, (seed, run) in list(running.items()):
+                if (core_s := run.ended()) is not None:
                     del running[core]
-                    done.append(outcome)
+                    done.append(outcome := outcome_in(run.log.parent, seed, core_s))
                     print(f"{outcome.num_demos} demonstrations | " + " | ".join(cells(outcome)), flush=True)
                     keep(done)
             time.sleep(1.0)
     finally:
-        for run in running.values():
+        for _, run in running.values():
             run.stop()
         if not own.keep:
             shutil.rmtree(root)

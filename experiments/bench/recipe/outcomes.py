@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.harness import Table, commands
-from rlinf_embodied.telemetry.metrics import wilson
+from rlinf_embodied.telemetry.metrics import Rate, percent
 
 HEADER = ["seed", "once before", "once after", "at_end before", "at_end after", "env steps", "warm start", "RL", "all"]
 KEYS = ("success_once", "success_at_end")
@@ -59,14 +59,10 @@ def in_order(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return sorted(outcomes, key=lambda outcome: (outcome.num_demos, outcome.seed))
 
 
-def _percent(share: float, low: float, high: float) -> str:
-    return f"{100 * share:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-
-
 def cells(outcome: Outcome) -> list[str]:
     """Returns a row of the table."""
     both = (outcome.before, outcome.after)
-    shown = [_percent(summary[key], *summary[f"{key}_interval"]) for key in KEYS for summary in both]
+    shown = [percent(summary, key) for key in KEYS for summary in both]
     minutes = [f"{value:.1f} min" for value in (outcome.warm_start_min, outcome.rl_min)]
     return [str(outcome.seed), *shown, f"{outcome.env_steps:,}", *minutes, f"{outcome.core_min:.1f} core-min"]
 
@@ -85,7 +81,7 @@ def overview(outcomes: Sequence[Outcome]) -> list[list[str]]:
     for key, column in columns:
         number = sum(summary["num_episodes"] for summary in column)
         solved = sum(round(summary[key] * summary["num_episodes"]) for summary in column)
-        together.append(_percent(solved / number, *wilson(solved, number)))
+        together.append(str(Rate(solved, number)))
     return [*rows, ["all episodes", *together, f"{sum(o.env_steps for o in outcomes):,}", "", "", ""]]
 
 

@@ -23,8 +23,8 @@ from functools import partial
 from typing import cast
 
 from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, Timing, Worker, alternate, ratios
-from experiments.bench.harness.trainings import starting_folder
-from experiments.bench.rollout.parts import COLLOCATED, FIRST_STEP, Bench, bench_config, bench_workflow
+from experiments.bench.harness.trainings import COLLOCATED, starting_folder
+from experiments.bench.rollout.parts import FIRST_STEP, Bench, bench_config, bench_workflow
 from rlinf_embodied.cluster.hardware import Cluster, num_cores
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig

@@ -24,6 +24,7 @@ import gymnasium as gym
 import torch
 
 from experiments.bench.harness import Timing
+from experiments.bench.harness.trainings import COLLOCATED
 from experiments.bench.rollout.limit import Limit, Recorder
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.actor_stage import ActorStage
@@ -38,10 +39,6 @@ from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Call, Output, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
 
 FIRST_STEP = StepContext(0)
-COLLOCATED = [{"tree": {"temporal": [
-    {"loop": {"name": "rollout", "stages": {"env": "all", "policy": "all"}}},
-    {"leaf": {"stage": "actor", "devices": "all"}},
-]}}]  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------------- stages

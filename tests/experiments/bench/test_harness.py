@@ -23,11 +23,9 @@ from experiments.bench.harness import (
     Timing,
     Worker,
     alternate,
-    chosen,
     commands,
     earlier_results,
     joined,
-    parse,
     ratios,
     write_results,
 )
@@ -90,15 +88,6 @@ class Options:
     out: str = ""
 
 
-def test_a_benchmark_takes_its_own_arguments_and_leaves_the_overrides():
-    own, overrides = parse(Options, ["rounds=7", "env.num_envs=32", "out=a=b", "share=0.25", "quick"])
-    assert own == Options(rounds=7, share=0.25, quick=True, out="a=b")
-    assert overrides == ["env.num_envs=32"]
-    assert parse(Options, ["quick=false", "rounds"]) == (Options(), ["rounds"])
-    with pytest.raises(ConfigError, match=r"rounds is 'many', but it must be a int: use rounds=5"):
-        parse(Options, ["rounds=many"])
-
-
 def test_wrong_input_ends_with_two_and_what_is_found_is_printed_and_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(harness.command, "use_one_thread_per_process", lambda: None)  # this process is the tests'
 
@@ -151,14 +140,6 @@ def test_a_child_that_fails_says_where_its_output_is(tmp_path):
         child.wait()
     Child("arm c", ["-m", "experiments.bench"], tmp_path / "c.txt").process.wait()
     assert "experiments.bench.__main__" in (tmp_path / "c.txt").read_text()  # found, though it is no command
-
-
-def test_cases_are_chosen_by_name_in_the_order_asked_for_and_all_without_names():
-    cases = {"serial": 1, "apart": 2, "together": 3}
-    assert list(chosen("together,serial", cases).items()) == [("together", 3), ("serial", 1)]
-    assert chosen("", cases) == cases
-    with pytest.raises(ConfigError, match="cases has 'pik', but there are serial, apart, together: use some of these"):
-        chosen("serial,pik", cases)
 
 
 def test_results_are_json_with_goals_and_spreads_as_plain_values(tmp_path):

@@ -16,7 +16,6 @@ import torch
 import trl_losses
 from conftest import REPOSITORY
 
-from experiments.bench.harness import parse_all
 from experiments.bench.llm import __main__ as bench_llm
 from experiments.bench.llm import arms, bare, ours, trl_peer
 from experiments.bench.llm import work as llm_work
@@ -25,6 +24,7 @@ from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.reasoning import training_rows
+from rlinf_embodied.words import parse_all
 
 needs_trl = pytest.mark.skipif(
     importlib.util.find_spec("trl") is None, reason="needs TRL: pip install -c constraints.txt -e '.[peers]'"

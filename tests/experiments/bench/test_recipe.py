@@ -15,7 +15,7 @@ from experiments.bench.recipe.__main__ import Options, command, seeds_of
 from experiments.bench.recipe.outcomes import Outcome, overview, page, verdicts
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import WarmStartConfig
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.errors import ConfigError, WorkerError
 from rlinf_embodied.telemetry.metrics import wilson
 
 
@@ -127,6 +127,6 @@ def test_a_run_that_fails_is_told_and_the_one_beside_it_is_ended(tmp_path: Path,
     monkeypatch.setenv("PIDFILE", str(pidfile))
     monkeypatch.setattr(bench_recipe, "command", words)
     monkeypatch.setattr(bench_recipe, "num_cores", lambda: 2)
-    with pytest.raises(ConfigError, match=r"the run of seed 1 ended with exit code 3:\nbroken"):
+    with pytest.raises(WorkerError, match=r"the run of seed 1 ended with exit code 3, see \S+:\nbroken"):
         bench_recipe.run_all(Options(seeds="0,1", keep=str(tmp_path)), [], lambda done: None)
     assert not Path(f"/proc/{pidfile.read_text().strip()}").exists()

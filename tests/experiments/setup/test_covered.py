@@ -9,6 +9,7 @@ import pytest
 from conftest import REPOSITORY
 
 from experiments.setup import covered as script
+from rlinf_embodied.errors import ConfigError, DataError
 
 EQUAL = {"verdict": "equal", "alone": "nothing", "reason": ""}
 TASKS = {
@@ -48,10 +49,10 @@ def test_the_repositorys_table_is_that_of_the_published_results() -> None:
     assert script.covered(found) == json.loads(script.COVERED.read_text())
 
 
-def test_results_that_cannot_be_read_are_refused(capsys: pytest.CaptureFixture) -> None:
+def test_results_that_cannot_be_read_are_refused() -> None:
     before = script.COVERED.read_bytes()
-    assert script.main(["results=nowhere.json"]) == 2
-    assert "nowhere.json" in capsys.readouterr().err
-    assert script.main(["covered=true"]) == 2
-    assert "use some of results" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"results is 'nowhere.json', which cannot be read"):
+        script.main(["results=nowhere.json"])
+    with pytest.raises(ConfigError, match="use some of results"):
+        script.main(["covered=true"])
     assert script.COVERED.read_bytes() == before

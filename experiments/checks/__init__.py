@@ -1,1 +1,0 @@
-"""What this machine computes beside what the repository says: `python -m experiments.checks.golden`."""

@@ -1,1 +1,0 @@
-"""Goldens of the OpenVLA reference code, and what the networks here make of the same inputs."""

@@ -1,0 +1,98 @@
+"""A session on Ray in which faults happen to the calls that go through it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rlinf_embodied.chaos.faults import Chaos, Fault
+from rlinf_embodied.chaos.harm import FULL_S, allow_files, fill_store, later, send
+from rlinf_embodied.chaos.settings import STORE_BYTES
+from rlinf_embodied.config import ClusterConfig
+from rlinf_embodied.execution.meter import METER
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.runtime.host import Call, StageContext
+from rlinf_embodied.runtime.ray_session import RaySession
+from rlinf_embodied.runtime.session import Ref
+
+_LEARNERS = ("actor", "critic")
+_METHODS = {
+    "export_weights": "transfer",
+    "install_weights": "transfer",
+    "export_snapshot": "snapshot",
+    "import_snapshot": "restore",
+    "save": "checkpoint",
+    "export_state": "checkpoint",
+}
+
+
+def phase_of(stage: str, method: str) -> str:
+    """Returns the phase that a call belongs to."""
+    if stage == METER.name:
+        return "profile"
+    if stage in ("warm_start", "fine_tuning"):
+        return "warm start"
+    if stage.startswith("eval") or stage == "answers":
+        return "evaluation"
+    return _METHODS.get(method, "update" if stage in _LEARNERS else "rollout")
+
+
+class ChaosSession(RaySession):
+    """Ray workers that meet the faults of a `Chaos`, each in its phase."""
+
+    def __init__(self, config: ClusterConfig, chaos: Chaos, end_node: Callable[[], None] = lambda: None) -> None:
+        """Starts or joins Ray.
+
+        Args:
+            config: time limits and the size of the store.
+            chaos: what is to happen; it hears what did.
+            end_node: ends all processes of the second node.
+        """
+        super().__init__(config.call_timeout_s, config.object_store_bytes, config.hang_after_s)
+        self._chaos, self._end_node = chaos, end_node
+
+    def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
+        """See Session; a fault of the set-up comes here."""
+        fault = self._chaos.due("set-up", self.attempt) if phase_of(spec.name, "") in ("update", "rollout") else None
+        if fault is not None and fault.kind != "exception":
+            self._strike(fault, [context.worker for context in contexts], f"{spec.name}.setup")
+        elif fault is not None:
+            self._chaos.happens(fault, self.attempt, f"worker {contexts[0].worker}, {spec.name}.setup")
+            spec = replace(spec, config=None)  # no stage can do without
+        return super().add_stage(spec, contexts)
+
+    def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
+        """See Session; all other faults come here."""
+        phase = phase_of(calls[0][1].stage, calls[0][1].method) if calls else ""
+        fault = self._chaos.due(phase, self.attempt)
+        if fault is None:
+            return super().submit(calls, collective)
+        chosen = int(fault.draw * len(calls))
+        worker, call, payloads = calls[chosen]
+        if fault.kind == "full store":
+            self._chaos.happens(fault, self.attempt, f"the store, {call}")
+            fill_store(STORE_BYTES, FULL_S)
+        elif fault.kind == "lost node":
+            self._chaos.happens(fault, self.attempt, f"the second node, {call}")
+            self._end_node()
+        elif fault.kind == "exception":
+            self._chaos.happens(fault, self.attempt, f"worker {worker}, {call}")
+            wrong = replace(call, method=f"fault_{len(self._chaos.come)}")  # no stage has it
+            calls = [*calls[:chosen], (worker, wrong, payloads), *calls[chosen + 1 :]]
+        else:
+            self._strike(fault, [worker], str(call))
+        return super().submit(calls, collective)
+
+    def _strike(self, fault: Fault, workers: Sequence[int], call: str) -> None:
+        """Sends the signal a little later to one of these workers."""
+        known = [caller for caller in self._switchboard.ask(0.5).values() if caller.worker in workers]
+        if not known:
+            return
+        caller = known[int(fault.draw * len(known))]
+        self._chaos.happens(fault, self.attempt, f"{caller}, {call}")
+        if fault.kind == "full disk":
+            allow_files(caller.pid, 0)
+            later(FULL_S, lambda: allow_files(caller.pid, None))
+        else:
+            later(fault.delay_s, lambda: send(caller.pid, getattr(signal, fault.kind)))

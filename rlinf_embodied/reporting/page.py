@@ -1,0 +1,103 @@
+"""One HTML page of one or several runs with everything inside: no script, and nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from rlinf_embodied.reporting import sections, work
+from rlinf_embodied.reporting.curves import curves
+from rlinf_embodied.reporting.pieces import missing, share, table
+from rlinf_embodied.reporting.runs import Run, pooled
+from rlinf_embodied.reporting.settings import alike, differing
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; color: #1c2126; 
+  max-width: 980px; margin: 0 auto; padding: 24px; }
+h1 { font-size: 26px; margin: 0 0 4px; } h2 { margin: 40px 0 4px; border-bottom: 2px solid #1f5f8b; }
+h3 { margin: 28px 0 6px; } h4 { margin: 14px 0 2px; font-weight: 600; }
+nav a { margin-right: 14px; } a { color: #1f5f8b; }
+table { border-collapse: collapse; font-size: 13px; margin: 6px 0; } .wide { overflow-x: auto; }
+th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid #dde2e6; vertical-align: top; }
+td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; } th { color: #4b565f; }
+pre { background: #f3f5f7; padding: 8px 10px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
+svg { max-width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: #4b565f; }
+.grid { stroke: #e2e6ea; } .legend span { margin-right: 14px; font-size: 12px; }
+.legend i { display: inline-block; width: 11px; height: 11px; margin-right: 5px; border-radius: 2px; }
+.missing { color: #8a5a00; background: #fff6e0; padding: 4px 10px; border-left: 3px solid #e0a800; }
+.headline { font-size: 19px; margin: 6px 0; }
+.state { font-weight: 600; }
+.state.stopped { color: #a33c1f; } .state.running { color: #2c6e2c; }
+.grid-of-charts, .side { display: flex; flex-wrap: wrap; gap: 14px; } figure { margin: 0; }
+figcaption { font-size: 12px; color: #4b565f; } summary { cursor: pointer; color: #1f5f8b; margin: 6px 0; }
+"""
+
+
+def page(runs: Sequence[Run], video_bytes: int) -> str:
+    """Returns the page: one run from outcome to versions, or several, compared first.
+
+    Args:
+        runs: at least one.
+        video_bytes: that all videos of the page may take.
+    """
+    several = len(runs) > 1
+    title = f"{len(runs)} runs compared" if several else runs[0].name
+    parts = [f"<h1>{escape(title)}</h1>"]
+    if several:
+        links = "".join(f'<a href="#run-{k}">{escape(run.name)}</a>' for k, run in enumerate(runs))
+        parts += [f"<nav>{links}</nav>", comparison(runs)]
+    for k, run in enumerate(runs):
+        head = f'<h2 id="run-{k}">{escape(run.name)}</h2>' if several else ""
+        parts.append(head + _run(run, video_bytes // len(runs), alone=not several))
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    head += f"<style>{_STYLE}</style>"
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+
+
+def comparison(runs: Sequence[Run]) -> str:
+    """Returns the runs side by side: outcomes, curves, and in what their settings differ."""
+    names = list(dict.fromkeys(name for run in runs for name in run.rates))
+    rows = []
+    for run in runs:
+        cells = [text for name in names for text in (share(run.before, name), _now(run, name))]
+        per_iteration = run.summary.get("measured_s_per_iteration")
+        speed = f"{per_iteration:.2f}" if per_iteration else "-"
+        rows.append([run.name, run.state, str(run.num_iterations), *cells, str(run.plan.get("name", "-")), speed])
+    judged = [head for name in names for head in (f"{name} before", "after")]
+    outcomes = table(["run", "state", "iterations", *judged, "plan", "s/iteration"], rows)
+    different = [[key, *values] for key, values in differing(runs).items()]
+    settings = table(["key", *(run.name for run in runs)], different) if different else "<p>None.</p>"
+    settings += "<p>Keys that not every run has are left out.</p>" if not alike(runs) else ""
+    parts = {"Outcome": outcomes, "Learning curves": _curves(runs), "Settings that differ": settings}
+    return "".join(f"<h3>{name}</h3>{text}" for name, text in parts.items())
+
+
+def _curves(runs: Sequence[Run]) -> str:
+    units = {run.unit for run in runs if run.metrics}
+    if len(units) > 1:
+        return missing(f"one axis for runs that count {' and '.join(sorted(units))}; see each run's own curves")
+    return curves(runs)
+
+
+def _now(run: Run, name: str) -> str:
+    if run.after:
+        return share(run.after, name)
+    last = pooled(run, name)[-1:]
+    return f"now {100 * last[0][1]:.1f} % (sampled)" if last else "-"
+
+
+def _run(run: Run, video_bytes: int, alone: bool) -> str:
+    parts = {
+        "Outcome": sections.outcome(run),
+        "Configuration": sections.settings(run),
+        "Plan": work.plan(run),
+        "Learning curves": curves([run]),
+        "Seconds per stage": work.seconds(run),
+        "Idle devices": work.idle(run),
+        "Videos": sections.videos(run, video_bytes),
+        "Evaluations": sections.evaluations(run),
+        "Versions and hardware": sections.versions(run),
+    }
+    head = "h2" if alone else "h3"
+    return "".join(f"<section><{head}>{name}</{head}>{text}</section>" for name, text in parts.items())

@@ -1,0 +1,136 @@
+"""Sections of a run's page that are words and tables: each says what is missing of what it shows."""
+
+from __future__ import annotations
+
+import base64
+from html import escape
+from pathlib import Path
+
+from rlinf_embodied.reporting.drawings import short
+from rlinf_embodied.reporting.pieces import folded, missing, share, table
+from rlinf_embodied.reporting.runs import FILES, Run, pooled
+from rlinf_embodied.reporting.settings import changed, defaults, flat
+
+
+def outcome(run: Run) -> str:
+    """What came of it, in one line and a table: the metric, before and after."""
+    state = {
+        "finished": f"Finished after {run.num_iterations} iterations.",
+        "running": f"Still running: {run.num_iterations} iterations so far.",
+        "stopped": f"Stopped after {run.num_iterations} iterations, before its end.",
+    }[run.state]
+    absent = [name for name in FILES if not (run.folder / name).exists()]
+    notes = f'<p class="state {run.state}">{state}</p>{_headline(run)}'
+    notes += missing(f"{', '.join(absent)} in the run folder") if absent else ""
+    notes += "".join(missing(f"{name} cannot be read") for name in run.unread)
+    if not run.before and not run.rates:
+        return notes + missing("no evaluation has been written, and no iteration was finished")
+    rows = []
+    for name in [*run.rates, *(name for name in ("return", "reward") if name in run.before)]:
+        now = pooled(run, name)[-1:] if not run.after else []
+        last = f"{100 * now[0][1]:.1f} % in the last iterations (sampled)" if now else share(run.after, name)
+        rows.append([name, share(run.before, name), last])
+    speeds = [
+        ("seconds per iteration", f"{run.summary['measured_s_per_iteration']:.2f}" if run.summary else ""),
+        ("minutes of training", f"{run.summary['rl_s'] / 60:.1f}" if "rl_s" in run.summary else ""),
+        ("weights", str(run.summary.get("weights_sha256", ""))[:16]),
+    ]
+    known = [f"{name}: <b>{escape(value)}</b>" for name, value in speeds if value]
+    when = "after" if run.after else "now"
+    head = ["metric (95 % interval of held-out evaluation)", "before", when]
+    return f"{notes}{table(head, rows)}<p>{' &middot; '.join(known)}</p>"
+
+
+def _headline(run: Run) -> str:
+    """Returns the first of the rates, before and after, as one large line."""
+    name = next(iter(run.rates), None)
+    if name is None or f"{name}_interval" not in run.before:
+        return ""
+    after = f" &rarr; <b>{escape(share(run.after, name))}</b>" if run.after else ", the end has not come"
+    return f'<p class="headline">{escape(name)}: <b>{escape(share(run.before, name))}</b>{after}</p>'
+
+
+def settings(run: Run) -> str:
+    """The command, then what differs from its defaults, then everything."""
+    command = " ".join(["python", *map(str, run.manifest.get("command", []))])
+    shown = f"<pre>{escape(command)}</pre>" if run.manifest else missing("manifest.json, which holds the command")
+    config, usual = flat(run.config), defaults(run)
+    if isinstance(usual, str):
+        return shown + missing(usual)
+    differences = [[key, *pair] for key, pair in changed(config, usual).items()]
+    text = f"<p>{len(differences)} of {len(config)} keys differ from the defaults of this checkout.</p>"
+    text += table(["key", "value", "default"], differences) if differences else ""
+    unknown = [[key, config.get(key, "-"), usual.get(key, "-")] for key in config.keys() ^ usual.keys()]
+    title = f"{len(unknown)} keys that only the run's or only this checkout's configuration has"
+    text += folded(title, table(["key", "value", "default"], sorted(unknown))) if unknown else ""
+    return shown + text + folded("all keys", table(["key", "value"], [[key, value] for key, value in config.items()]))
+
+
+def evaluations(run: Run) -> str:
+    """Every evaluation and check, in order."""
+    names = [*run.rates, *(name for name in ("return", "reward", "episode_len", "length") if name in run.before)]
+    rows = [["before", "0", *(share(run.before, name) for name in names)]] if run.before else []
+    for row in run.metrics:
+        for kind in ("eval", "check"):
+            found = [row.get(f"{kind}/{name}") for name in names]
+            if any(value is not None for value in found):
+                cells = [_plain(name, value) for name, value in zip(names, found, strict=True)]
+                rows.append([kind, str(row["iteration"]), *cells])
+    if run.after:
+        rows.append(["after", str(run.num_iterations), *(share(run.after, name) for name in names)])
+    if not rows:
+        return missing("nothing was evaluated yet")
+    return table(["evaluation", "iteration", *names], rows)
+
+
+def _plain(name: str, value: float | None) -> str:
+    is_share = name in ("success_once", "success_at_end", "accuracy")
+    return "-" if value is None else f"{100 * value:.1f} %" if is_share else short(value)
+
+
+def videos(run: Run, budget_bytes: int) -> str:
+    """Videos inside the page, the tiled ones of first and last first, as far as `budget_bytes` goes."""
+    files = sorted((run.folder / "videos").glob("step_*/*.mp4"))
+    if not files:
+        return missing("no videos (eval.record_video=false, or nothing was evaluated)")
+    steps = list(dict.fromkeys(sorted((file.parent for file in files), key=_step)))
+    ends = [steps[0], steps[-1]]
+    ordered = sorted(
+        files, key=lambda file: (file.parent not in ends, file.stem != "tiled", _step(file.parent), file.name)
+    )
+    shown, left_out, used = [], [], 0
+    for file in ordered:
+        size = file.stat().st_size * 4 // 3  # as base64
+        if used + size > budget_bytes:
+            left_out.append(f"{file.parent.name}/{file.name}")
+            continue
+        used += size
+        shown.append(_video(file))
+    rest = missing(f"{len(left_out)} videos beyond videos_mb: {', '.join(left_out)}") if left_out else ""
+    return f'<div class="grid-of-charts">{"".join(shown)}</div>{rest}'
+
+
+def _step(folder: Path) -> int:
+    number = folder.name.removeprefix("step_")
+    return int(number) if number.isdigit() else -1
+
+
+def _video(file: Path) -> str:
+    data = base64.b64encode(file.read_bytes()).decode("ascii")
+    title = escape(f"{file.parent.name.replace('_', ' ')}: {file.stem}")
+    source = f"data:video/mp4;base64,{data}"
+    video = f'<video controls loop muted playsinline width="320" src="{source}"></video>'
+    return f"<figure>{video}<figcaption>{title}</figcaption></figure>"
+
+
+def versions(run: Run) -> str:
+    """Libraries, revision, hardware, and what was pinned."""
+    if not run.manifest:
+        return missing("manifest.json")
+    facts = {"seed": run.manifest.get("seed"), "git revision": run.manifest.get("git_revision")}
+    facts |= dict(run.manifest.get("hardware", {}))
+    rows = [[name, str(value)] for name, value in facts.items()]
+    libraries = [[name, str(value)] for name, value in run.manifest.get("versions", {}).items()]
+    pinned = table(["pinned", "value"], [[k, v] for k, v in flat(run.manifest.get("pinned", {})).items()])
+    tables = table(["hardware", ""], rows) + table(["library", "version"], libraries)
+    return f'<div class="side">{tables}</div>{folded("what is pinned", pinned)}'

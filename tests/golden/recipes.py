@@ -1,0 +1,183 @@
+"""Small computations that touch every stage, each with digests of what it gives, in order of computation."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from experiments.bench.harness.trainings import COLLOCATED, digest_of, in_this_process, iterations, job_of, one_device
+from rlinf_embodied.compose import compose_math, compose_train
+from rlinf_embodied.config import MathConfig, TrainConfig
+from rlinf_embodied.embodied import workflow as embodied
+from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.policy_folder import save_policy
+from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartStage, WarmStartStageConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.interfaces.policies import Policy
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.randomness import reset_seed
+from rlinf_embodied.reasoning import workflow as reasoning
+from rlinf_embodied.reasoning.warm_start import starting_policy
+from rlinf_embodied.runtime.host import StageContext, StepContext
+from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.targets import load_target
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_VLA = """
+    cluster=serial run.seed=3 env.obs_size=32
+    policy.hidden_size=32 policy.num_layers=1 policy.num_heads=2 policy.stem_width=16 policy.keypoints=4
+    policy.num_bins=9 policy.critic_hidden_size=32 policy.instruction_length=8 policy.temperature=0.6
+    algorithm.epochs=2 algorithm.num_minibatches=2 algorithm.value_epochs=2 algorithm.lr=1e-3 algorithm.target_kl=null
+    algorithm.gamma=0.97 algorithm.gae_lambda=0.95 algorithm.critic_warmup_iterations=0
+"""
+CLONE = _words(f"""
+    env=point_reach {_VLA}
+    env.num_envs=16 env.block_size=4 env.chunk=4 env.horizon=12 env.chunks_per_rollout=4
+    warm_start.num_demos=32 warm_start.noise=[0.0,0.1] warm_start.epochs=2 warm_start.head_epochs=4
+    warm_start.batch_size=16 warm_start.head_batch_size=16 warm_start.lr=1e-3 warm_start.head_lr=5e-3
+""")
+PICK = _words(f"""
+    env=maniskill_pick {_VLA}
+    env.num_envs=4 env.block_size=2 env.chunk=5 env.horizon=50 env.chunks_per_rollout=10 env.hold_steps=1
+""")
+LANGUAGE = _words("""
+    data.level=sum1-2-9 cluster=serial plan=collocated run.seed=3
+    policy.hidden_size=32 policy.num_layers=1 policy.num_heads=2 policy.intermediate_size=64 policy.context_length=40
+    generation.max_new_tokens=20 generation.rows_per_block=8 generation.rows_per_batch=16 generation.max_num_seqs=16
+    algorithm.prompts_per_iteration=8 algorithm.group_size=4 algorithm.lr=1e-3 algorithm.tokens_per_microbatch=256
+    warm_start.steps=240 warm_start.chain_of_thought_share=0.2 warm_start.num_examples=1024 warm_start.lr=1e-2
+""")
+
+
+@dataclass(slots=True)
+class Stages:
+    """Digests of a recipe in order; `disturbed` is the stage in which a bit is changed."""
+
+    disturbed: str | None = None
+    digests: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, *values: object) -> None:
+        """Notes SHA-256 of tensors, arrays, or numbers; the last bit of the first changes where it is disturbed."""
+        digest = hashlib.sha256()
+        for value in values:
+            array = np.ascontiguousarray(np.asarray(value))
+            content = bytearray(array.tobytes())
+            if name == self.disturbed and content:
+                content[0] ^= 1
+            digest.update(f"{array.dtype}{array.shape}".encode() + bytes(content))
+        self.digests[name] = digest.hexdigest()[:16]
+
+    def add_iterations(self, name: str, config: TrainConfig | MathConfig, workflow: Workflow, trees: Sequence) -> None:
+        """Trains for two iterations in this process and notes metrics that are no times, and weights."""
+        with in_this_process(workflow, trees) as executor:
+            for number, (_, metrics) in enumerate(iterations(job_of(config), executor, 2)):
+                for group in ("rollout", "losses"):
+                    found = [value for key, value in sorted(metrics.items()) if key.startswith(f"{group}/")]
+                    self.add(f"{name} {number + 1}: {group}", found)
+                self.add(f"{name} {number + 1}: weights", list(digest_of(executor).encode()))
+
+
+def clone(stages: Stages) -> None:
+    """Demonstrations and a clone of the toy's expert, then two iterations of PPO on it."""
+    config = compose_train(CLONE)
+    stage = WarmStartStage(WarmStartStageConfig((config.env,), config.policy, config.warm_start, config.run.seed))
+    blocks = tuple(range(NUM_DATA_BLOCKS))
+    context = StageContext(0, "cpu", blocks, (blocks,), len(blocks), (0,) * len(blocks), SoloGroup(), {})
+    for number in range(stage.setup(context)):
+        stage.collect(StepContext(number))
+    stage.prepare(StepContext(0))
+    data = stage._blocks_data.values()
+    stages.add("initial weights", *_weights(stage._policy.module))
+    stages.add("demonstrations", *(part.actions for part in data))
+    stages.add("images", *(part.observation.images for part in data))
+    for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
+        stage.begin_phase(StepContext(0), whole)
+        if not whole:
+            stages.add("features", *(part["maps"] for part in stage._cloning._features.values()))
+        losses = [stage.fit(StepContext(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
+        stages.add("losses of the whole" if whole else "losses of the head", losses)
+        stages.add("cloned weights" if whole else "weights of the clone", *_weights(stage._policy.module))
+    with tempfile.TemporaryDirectory() as folder:
+        stage.save(StepContext(0), folder)
+        stages.add_iterations("PPO", config, embodied.training_workflow(config, folder), COLLOCATED)
+
+
+def pick(stages: Stages) -> None:
+    """Two iterations of PPO on PickCube from an untrained policy, after the expert has grasped in its simulator."""
+    config = compose_train(PICK)
+    env = make_env(replace(config.env, auto_reset=False, hold_steps=0), 4, "cpu")
+    observation = env.reset([int(reset_seed(3, number)) for number in range(4)], list(range(4)))
+    stages.add("states at reset", observation.proprio, observation.privileged)
+    stages.add("images at reset", observation.images)
+    for number in range(6):
+        observation = env.step_chunk(lambda _: env.expert_actions().clamp(-1.0, 1.0)).observation
+        stages.add(f"states after chunk {number}", observation.proprio, observation.privileged)
+        stages.add(f"images after chunk {number}", observation.images)
+    policy = load_target(config.policy._target_)(config.policy, env.spec, config.run.seed)
+    stages.add("features", policy.encode(observation)["maps"])  # pyright: ignore[reportAttributeAccessIssue]
+    env.close()
+    with tempfile.TemporaryDirectory() as folder:
+        save_policy(cast(Policy, policy), Path(folder), config.env, config.policy)
+        stages.add_iterations("PPO", config, embodied.training_workflow(config, folder), COLLOCATED)
+
+
+def language(stages: Stages) -> None:
+    """A tiny language model is fine-tuned and then trained by two iterations of GRPO."""
+    config, losses = compose_math(LANGUAGE), list[str]()
+    with tempfile.TemporaryDirectory() as cache, _cached_in(cache):
+        config.warm_start.cache_dir = cache
+        folder = starting_policy(config, SerialSession(), one_device(), lambda *said: losses.append(said[-1]))
+        stages.add("losses of the fine-tuning", list(" ".join(losses).encode()))
+        saved = load_file(folder / "model.safetensors")
+        stages.add("fine-tuned weights", *(tensor for _, tensor in sorted(saved.items())))
+        workflow = reasoning.training_workflow(config, str(folder))
+        stages.add_iterations("GRPO", config, workflow, config.plan.trees)
+
+
+@contextmanager
+def _cached_in(folder: str) -> Iterator[None]:
+    """Caches lie in a folder of their own for a while: nothing that another processor made is found."""
+    before = os.environ.get("RLINF_EMBODIED_CACHE")
+    os.environ["RLINF_EMBODIED_CACHE"] = folder
+    try:
+        yield
+    finally:
+        del os.environ["RLINF_EMBODIED_CACHE"]
+        if before is not None:
+            os.environ["RLINF_EMBODIED_CACHE"] = before
+
+
+def _weights(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach() for parameter in module.parameters()]
+
+
+RECIPES: Mapping[str, Callable[[Stages], None]] = {"clone": clone, "language": language, "pick": pick}
+
+
+def digests(recipe: str, disturbed: str | None = None) -> dict[str, str]:
+    """Returns the digests of a recipe's stages, in order; one thread, whatever the environment says.
+
+    Raises:
+        ConfigError: `disturbed` is no stage of it.
+    """
+    torch.set_num_threads(1)
+    stages = Stages(disturbed)
+    RECIPES[recipe](stages)
+    if disturbed is not None and disturbed not in stages.digests:
+        raise ConfigError(f"disturb names the stage {disturbed!r}, but {recipe} has {', '.join(stages.digests)}")
+    return stages.digests
