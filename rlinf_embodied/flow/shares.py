@@ -1,5 +1,8 @@
 """Shares of a stage's blocks that a search tries where devices are unlike: by their speed, and a little off that.
 
+A slow device with an even share is often worse than none: stages get further devices together with their shares.
+And a stage that is as fast on all of its devices may leave one of them to a stage that is not.
+
 A share is a whole number of units: as many blocks as a stage works on together, or, where its blocks come in k chunks,
 k of them, so that each chunk is shared alike.
 """
@@ -14,7 +17,7 @@ from dataclasses import replace
 from rlinf_embodied.flow.calls import owners
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.sketch import Sketch
-from rlinf_embodied.flow.tree import Leaf, Shares
+from rlinf_embodied.flow.tree import Devices, Leaf, Shares
 
 Slowdown = Callable[[str, int], float]  # of a stage on a device
 
@@ -27,9 +30,11 @@ def all_alike(stage: str, device: int) -> float:
 class ShareMoves:
     """The neighbours of a sketch with other shares, for one workflow and cluster."""
 
-    def __init__(self, workflow: Workflow, slowdown: Slowdown) -> None:
-        """Takes what is planned, and how much longer each stage takes on each device than on the fastest."""
-        self.work, self.slowdown = workflow, slowdown
+    def __init__(self, workflow: Workflow, everywhere: Devices, slowdown: Slowdown) -> None:
+        """Takes what is planned, all devices, and how much longer each stage takes on each than on the fastest."""
+        self.work, self.everywhere = workflow, everywhere
+        self.speeds = {stage: [1.0 / slowdown(stage, device) for device in everywhere] for stage in workflow.stages}
+        self.unlike = self._are_unlike(everywhere)
         self.number = {stage: i for i, stage in enumerate(workflow.stages)}
         ends = ((loop.opener, loop.answerer) for loop in workflow.loops.values())
         self.least = {
@@ -39,10 +44,11 @@ class ShareMoves:
 
     def around(self, sketch: Sketch) -> Iterator[Sketch]:
         """Yields sketches in which some stages on unlike devices share their blocks differently."""
-        for together in self._together(sketch):
-            for shares in self._shares(sketch, together[0]):
+        for together in self._together(sketch) if self.unlike else ():
+            for devices, shares in self._shares(sketch, together[0]):
+                other = sketch.placed(dict.fromkeys(together, devices))
                 changes = dict.fromkeys(together, shares)
-                yield replace(sketch, shares=tuple(changes.get(i, own) for i, own in enumerate(sketch.shares)))
+                yield replace(other, shares=tuple(changes.get(i, own) for i, own in enumerate(other.shares)))
 
     def mended(self, sketch: Sketch) -> Sketch:
         """Returns a sketch whose shares suit its chunks: those that do not are as even as possible."""
@@ -61,21 +67,42 @@ class ShareMoves:
             if len(alike) > 1:
                 yield alike
 
-    def _shares(self, sketch: Sketch, number: int) -> Iterator[Shares]:
-        stage, devices = list(self.work.stages)[number], sketch.devices[number]
-        speeds = [1.0 / self.slowdown(stage, device) for device in devices]
-        if len(devices) < 2 or min(speeds) == max(speeds) or min(speeds) <= 0.0:
+    def _shares(self, sketch: Sketch, number: int) -> Iterator[tuple[Devices, Shares]]:
+        """Yields devices with shares for a stage: its own, with one more, or all of them."""
+        stage, own = list(self.work.stages)[number], sketch.devices[number]
+        unit, least = self._unit(sketch, number)
+        more = (tuple(sorted((*own, device))) for device in self.everywhere if device not in own)
+        for devices in dict.fromkeys((own, *more, self.everywhere)):
+            shares = self._by_speed(stage, devices, unit, least)
+            if shares:
+                yield devices, shares
+        if not self._are_unlike(own):
             return
-        unit = self._units(sketch)[number]
-        least = -(-self.least.get(stage, 1) // unit)
-        wanted = in_proportion(speeds, self.work.num_blocks // unit, least)
-        if not wanted:
-            return
-        yield tuple(n * unit for n in wanted)
         now = list(sketch.shares[number] or self._even(stage, sketch, number))
-        for a, b in itertools.permutations(range(len(devices)), 2):
+        for a, b in itertools.permutations(range(len(own)), 2):
             if now[a] - unit >= least * unit:
-                yield tuple(n + unit * ((i == b) - (i == a)) for i, n in enumerate(now))
+                yield own, tuple(n + unit * ((i == b) - (i == a)) for i, n in enumerate(now))
+
+    def by_speed(self, sketch: Sketch) -> Sketch:
+        """Returns a sketch in which every stage on unlike devices shares its blocks by their speeds."""
+        units = (self._unit(sketch, i) for i in range(len(sketch.devices)))
+        placed = zip(self.work.stages, sketch.devices, units, strict=True)
+        return replace(sketch, shares=tuple(self._by_speed(s, own, *unit) for s, own, unit in placed))
+
+    def _by_speed(self, stage: str, devices: Devices, unit: int, least: int) -> Shares:
+        """Returns shares in proportion to a stage's speeds; () where all devices are alike, or blocks too few."""
+        speeds = [self.speeds[stage][device] for device in devices]
+        if min(speeds) == max(speeds) or min(speeds) <= 0.0:
+            return ()
+        return tuple(n * unit for n in in_proportion(speeds, self.work.num_blocks // unit, least))
+
+    def _unit(self, sketch: Sketch, number: int) -> tuple[int, int]:
+        """Returns the blocks of which a stage's shares are multiples, and how many of them each has at least."""
+        unit = self._units(sketch)[number]
+        return unit, -(-self.least.get(list(self.work.stages)[number], 1) // unit)
+
+    def _are_unlike(self, devices: Devices) -> bool:
+        return len({tuple(speeds[device] for speeds in self.speeds.values()) for device in devices}) > 1
 
     def _even(self, stage: str, sketch: Sketch, number: int) -> list[int]:
         """Returns how many blocks each device has where they share evenly, in whole units."""
