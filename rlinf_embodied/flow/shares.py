@@ -35,20 +35,20 @@ class ShareMoves:
         self.work, self.everywhere = workflow, everywhere
         self.speeds = {stage: [1.0 / slowdown(stage, device) for device in everywhere] for stage in workflow.stages}
         self.unlike = self._are_unlike(everywhere)
-        self.number = {stage: i for i, stage in enumerate(workflow.stages)}
-        ends = ((loop.opener, loop.answerer) for loop in workflow.loops.values())
-        self.least = {
-            side: max(loop.shards) for loop in workflow.loops.values() for side in (loop.opener, loop.answerer)
-        }
-        self.pairs = [tuple(self.number[side] for side in pair) for pair in ends]
+        number = {stage: i for i, stage in enumerate(workflow.stages)}
+        self.loops = [(number[loop.opener], number[loop.answerer]) for loop in workflow.loops.values()]
+        self.fewest = tuple(min(loop.shards) for loop in workflow.loops.values())
 
     def around(self, sketch: Sketch) -> Iterator[Sketch]:
         """Yields sketches in which some stages on unlike devices share their blocks differently."""
-        for together in self._together(sketch) if self.unlike else ():
-            for devices, shares in self._shares(sketch, together[0]):
-                other = sketch.placed(dict.fromkeys(together, devices))
-                changes = dict.fromkeys(together, shares)
-                yield replace(other, shares=tuple(changes.get(i, own) for i, own in enumerate(other.shares)))
+        if not self.unlike:
+            return
+        for start in dict.fromkeys((sketch, replace(sketch, shards=self.fewest))):
+            for together in self._together(start):
+                for devices, shares in self._shares(start, together):
+                    other = start.placed(dict.fromkeys(together, devices))
+                    changes = dict.fromkeys(together, shares)
+                    yield replace(other, shares=tuple(changes.get(i, own) for i, own in enumerate(other.shares)))
 
     def mended(self, sketch: Sketch) -> Sketch:
         """Returns a sketch whose shares suit its chunks: those that do not are as even as possible."""
@@ -59,33 +59,35 @@ class ShareMoves:
         return replace(sketch, shares=tuple(kept))
 
     def _together(self, sketch: Sketch) -> Iterator[tuple[int, ...]]:
-        """Yields stages (by number) that may change their shares together: alone, both sides of a loop, all alike."""
+        """Yields stages (by number) that may change their shares together: alone, a loop's sides, on alike devices."""
         yield from ((i,) for i in range(len(sketch.devices)))
-        yield from (pair for pair in self.pairs if sketch.devices[pair[0]] == sketch.devices[pair[1]])
+        yield from self.loops
         for devices in dict.fromkeys(sketch.devices):
             alike = tuple(i for i, own in enumerate(sketch.devices) if own == devices)
-            if len(alike) > 1:
+            yield from (some for some in itertools.combinations(alike, 2) if some not in self.loops)
+            if len(alike) > 2:
                 yield alike
 
-    def _shares(self, sketch: Sketch, number: int) -> Iterator[tuple[Devices, Shares]]:
-        """Yields devices with shares for a stage: its own, with one more, or all of them."""
-        stage, own = list(self.work.stages)[number], sketch.devices[number]
-        unit, least = self._unit(sketch, number)
+    def _shares(self, sketch: Sketch, together: Sequence[int]) -> Iterator[tuple[Devices, Shares]]:
+        """Yields devices with shares for stages: those of the first, with one more or less, or all of them."""
+        stage, own = list(self.work.stages)[together[0]], sketch.devices[together[0]]
+        unit, least = self._unit(sketch, together)
         more = (tuple(sorted((*own, device))) for device in self.everywhere if device not in own)
-        for devices in dict.fromkeys((own, *more, self.everywhere)):
+        less = (tuple(d for d in own if d != device) for device in own if len(own) > 1)
+        for devices in dict.fromkeys((own, *more, *less, self.everywhere)):
             shares = self._by_speed(stage, devices, unit, least)
             if shares:
                 yield devices, shares
-        if not self._are_unlike(own):
+        now = list(sketch.shares[together[0]] or self._even(stage, own, unit))
+        if not self._are_unlike(own) or min(now) < unit:
             return
-        now = list(sketch.shares[number] or self._even(stage, sketch, number))
         for a, b in itertools.permutations(range(len(own)), 2):
             if now[a] - unit >= least * unit:
                 yield own, tuple(n + unit * ((i == b) - (i == a)) for i, n in enumerate(now))
 
     def by_speed(self, sketch: Sketch) -> Sketch:
         """Returns a sketch in which every stage on unlike devices shares its blocks by their speeds."""
-        units = (self._unit(sketch, i) for i in range(len(sketch.devices)))
+        units = (self._unit(sketch, (i,)) for i in range(len(sketch.devices)))
         placed = zip(self.work.stages, sketch.devices, units, strict=True)
         return replace(sketch, shares=tuple(self._by_speed(s, own, *unit) for s, own, unit in placed))
 
@@ -96,18 +98,19 @@ class ShareMoves:
             return ()
         return tuple(n * unit for n in in_proportion(speeds, self.work.num_blocks // unit, least))
 
-    def _unit(self, sketch: Sketch, number: int) -> tuple[int, int]:
-        """Returns the blocks of which a stage's shares are multiples, and how many of them each has at least."""
-        unit = self._units(sketch)[number]
-        return unit, -(-self.least.get(list(self.work.stages)[number], 1) // unit)
+    def _unit(self, sketch: Sketch, together: Sequence[int]) -> tuple[int, int]:
+        """Returns the blocks of which stages' shares are multiples, and how many of these each device has at least."""
+        unit = math.lcm(*(self._units(sketch)[i] for i in together))
+        pairs = zip(self.loops, sketch.shards, strict=True)
+        return unit, max((-(-count // unit) for ends, count in pairs if set(ends) & set(together)), default=1)
 
     def _are_unlike(self, devices: Devices) -> bool:
         return len({tuple(speeds[device] for speeds in self.speeds.values()) for device in devices}) > 1
 
-    def _even(self, stage: str, sketch: Sketch, number: int) -> list[int]:
+    def _even(self, stage: str, devices: Devices, unit: int) -> list[int]:
         """Returns how many blocks each device has where they share evenly, in whole units."""
-        unit, devices = self._units(sketch)[number], sketch.devices[number]
-        found = owners(Leaf(stage, devices), self.work.num_blocks // unit, self.work.num_blocks // unit)
+        number = self.work.num_blocks // unit
+        found = owners(Leaf(stage, devices), number, number)
         return [found.count(device) * unit for device in devices]
 
     def _units(self, sketch: Sketch) -> list[int]:
