@@ -22,8 +22,8 @@ class Moves:
 
     def __init__(self, workflow: Workflow, cluster: Cluster, slowdown: Slowdown = all_alike) -> None:
         """Takes what is planned, and how much longer a stage takes on a device than elsewhere."""
-        self.work, self.shares = workflow, ShareMoves(workflow, slowdown)
-        self.everywhere = tuple(range(cluster.num_devices))
+        self.work, self.everywhere = workflow, tuple(range(cluster.num_devices))
+        self.shares = ShareMoves(workflow, self.everywhere, slowdown)
         places = [cluster.place_of(device) for device in self.everywhere]
         self.kinds = [(place.node, place.group) for place in places]  # devices of one kind in one node are alike
         nodes = {p.node: tuple(d for d in self.everywhere if places[d].node == p.node) for p in places}
@@ -46,9 +46,11 @@ class Moves:
         chosen = draw.sample(range(number), draw.randint(min(2, number), number))
         few = [draw.choice(self.pool) for _ in range(2)]
         other = sketch.placed({i: draw.choice(few) for i in chosen})
+        if self.shares.unlike and draw.random() < 0.5:
+            other = self.shares.by_speed(replace(other, items=_singles(other)))
         if draw.random() < 0.5:
             return other
-        return replace(other, items=tuple(single(unit) for item in sketch.items for unit in item.units()))
+        return replace(other, items=_singles(other))
 
     def is_possible(self, sketch: Sketch) -> bool:
         """Returns whether the executor can run a sketch: as plan_check.py has it."""
@@ -188,6 +190,11 @@ class Moves:
             for count in counts:
                 if count != sketch.shards[at]:
                     yield replace(sketch, shards=(*sketch.shards[:at], count, *sketch.shards[at + 1 :]))
+
+
+def _singles(sketch: Sketch) -> tuple[Item, ...]:
+    """Returns the items of a sketch in which nothing streams."""
+    return tuple(single(unit) for item in sketch.items for unit in item.units())
 
 
 def work_size(workflow: Workflow, item: Item) -> int:

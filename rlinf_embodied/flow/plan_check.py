@@ -74,6 +74,7 @@ def _what_differs(placed: list[str], workflow: Workflow) -> str:
 
 def _check_shares(name: str, leaf: Leaf, workflow: Workflow) -> None:
     where = f"plan {name} gives {leaf.stage} shares of {list(leaf.shares)}"
+    assert not leaf.shares or (len(leaf.shares) == len(leaf.devices) and min(leaf.shares) > 0), where
     if leaf.shares and sum(leaf.shares) != workflow.num_blocks:
         raise PlanError(
             f"{where}, {sum(leaf.shares)} blocks in all, but there are {workflow.num_blocks} blocks: make them add up"

@@ -4,7 +4,7 @@
 2. expand   the fastest sketch that has not been expanded: all that is one move away
 3. drop     what cannot win: its busiest device alone takes as long as the WIDTH-th best so far, or it is far behind
 4. kick     when the WIDTH best are expanded: one of them with several stages elsewhere at once, downhill from there
-5. end      after KICKS of these without a better plan, or when MOST_CALLS were simulated
+5. end      after KICKS of these (UNLIKE times as many on unlike devices) without gain, or after MOST_CALLS simulated calls
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rlinf_embodied.flow.tree import Leaf, Node, Temporal, nodes
 WIDTH = 6  # sketches that are expanded at least, each better than all the others
 MOST_CALLS = 400_000  # that are simulated in all: about half a second of CPU
 KICKS = 24
+UNLIKE = 3  # times as many where devices are unlike, and their shares of the blocks may be, too
 FAR = 1.15  # a sketch that takes so much longer than the best one is not expanded
 _LEAST_GAIN = 1e-6
 
@@ -59,7 +60,8 @@ class Refiner:
                 known[sketch] = own
         self._expand(known, most_calls)
         draw, since = random.Random(0), 0
-        while known and since < KICKS and self.simulator.num_calls < most_calls:
+        kicks = KICKS * (UNLIKE if self.moves.shares.unlike else 1)
+        while known and since < kicks and self.simulator.num_calls < most_calls:
             before = _seconds(known[_ranked(known)[0]]) if _ranked(known) else float("inf")
             self._kick(known, draw, most_calls)
             after = _ranked(known)

@@ -1,5 +1,8 @@
 """Shares of a stage's blocks that a search tries where devices are unlike: by their speed, and a little off that.
 
+A slow device with an even share is often worse than none: stages get further devices together with their shares.
+And a stage that is as fast on all of its devices may leave one of them to a stage that is not.
+
 A share is a whole number of units: as many blocks as a stage works on together, or, where its blocks come in k chunks,
 k of them, so that each chunk is shared alike.
 """
@@ -14,7 +17,7 @@ from dataclasses import replace
 from rlinf_embodied.flow.calls import owners
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.sketch import Sketch
-from rlinf_embodied.flow.tree import Leaf, Shares
+from rlinf_embodied.flow.tree import Devices, Leaf, Shares
 
 Slowdown = Callable[[str, int], float]  # of a stage on a device
 
@@ -27,22 +30,25 @@ def all_alike(stage: str, device: int) -> float:
 class ShareMoves:
     """The neighbours of a sketch with other shares, for one workflow and cluster."""
 
-    def __init__(self, workflow: Workflow, slowdown: Slowdown) -> None:
-        """Takes what is planned, and how much longer each stage takes on each device than on the fastest."""
-        self.work, self.slowdown = workflow, slowdown
-        self.number = {stage: i for i, stage in enumerate(workflow.stages)}
-        ends = ((loop.opener, loop.answerer) for loop in workflow.loops.values())
-        self.least = {
-            side: max(loop.shards) for loop in workflow.loops.values() for side in (loop.opener, loop.answerer)
-        }
-        self.pairs = [tuple(self.number[side] for side in pair) for pair in ends]
+    def __init__(self, workflow: Workflow, everywhere: Devices, slowdown: Slowdown) -> None:
+        """Takes what is planned, all devices, and how much longer each stage takes on each than on the fastest."""
+        self.work, self.everywhere = workflow, everywhere
+        self.speeds = {stage: [1.0 / slowdown(stage, device) for device in everywhere] for stage in workflow.stages}
+        self.unlike = self._are_unlike(everywhere)
+        number = {stage: i for i, stage in enumerate(workflow.stages)}
+        self.loops = [(number[loop.opener], number[loop.answerer]) for loop in workflow.loops.values()]
+        self.fewest = tuple(min(loop.shards) for loop in workflow.loops.values())
 
     def around(self, sketch: Sketch) -> Iterator[Sketch]:
         """Yields sketches in which some stages on unlike devices share their blocks differently."""
-        for together in self._together(sketch):
-            for shares in self._shares(sketch, together[0]):
-                changes = dict.fromkeys(together, shares)
-                yield replace(sketch, shares=tuple(changes.get(i, own) for i, own in enumerate(sketch.shares)))
+        if not self.unlike:
+            return
+        for start in dict.fromkeys((sketch, replace(sketch, shards=self.fewest))):
+            for together in self._together(start):
+                for devices, shares in self._shares(start, together):
+                    other = start.placed(dict.fromkeys(together, devices))
+                    changes = dict.fromkeys(together, shares)
+                    yield replace(other, shares=tuple(changes.get(i, own) for i, own in enumerate(other.shares)))
 
     def mended(self, sketch: Sketch) -> Sketch:
         """Returns a sketch whose shares suit its chunks: those that do not are as even as possible."""
@@ -53,34 +59,58 @@ class ShareMoves:
         return replace(sketch, shares=tuple(kept))
 
     def _together(self, sketch: Sketch) -> Iterator[tuple[int, ...]]:
-        """Yields stages (by number) that may change their shares together: alone, both sides of a loop, all alike."""
+        """Yields stages (by number) that may change their shares together: alone, a loop's sides, on alike devices."""
         yield from ((i,) for i in range(len(sketch.devices)))
-        yield from (pair for pair in self.pairs if sketch.devices[pair[0]] == sketch.devices[pair[1]])
+        yield from self.loops
         for devices in dict.fromkeys(sketch.devices):
             alike = tuple(i for i, own in enumerate(sketch.devices) if own == devices)
-            if len(alike) > 1:
+            yield from (some for some in itertools.combinations(alike, 2) if some not in self.loops)
+            if len(alike) > 2:
                 yield alike
 
-    def _shares(self, sketch: Sketch, number: int) -> Iterator[Shares]:
-        stage, devices = list(self.work.stages)[number], sketch.devices[number]
-        speeds = [1.0 / self.slowdown(stage, device) for device in devices]
-        if len(devices) < 2 or min(speeds) == max(speeds) or min(speeds) <= 0.0:
+    def _shares(self, sketch: Sketch, together: Sequence[int]) -> Iterator[tuple[Devices, Shares]]:
+        """Yields devices with shares for stages: those of the first, with one more or less, or all of them."""
+        stage, own = list(self.work.stages)[together[0]], sketch.devices[together[0]]
+        unit, least = self._unit(sketch, together)
+        more = (tuple(sorted((*own, device))) for device in self.everywhere if device not in own)
+        less = (tuple(d for d in own if d != device) for device in own if len(own) > 1)
+        for devices in dict.fromkeys((own, *more, *less, self.everywhere)):
+            shares = self._by_speed(stage, devices, unit, least)
+            if shares:
+                yield devices, shares
+        now = list(sketch.shares[together[0]] or self._even(stage, own, unit))
+        if not self._are_unlike(own) or min(now) < unit:
             return
-        unit = self._units(sketch)[number]
-        least = -(-self.least.get(stage, 1) // unit)
-        wanted = in_proportion(speeds, self.work.num_blocks // unit, least)
-        if not wanted:
-            return
-        yield tuple(n * unit for n in wanted)
-        now = list(sketch.shares[number] or self._even(stage, sketch, number))
-        for a, b in itertools.permutations(range(len(devices)), 2):
+        for a, b in itertools.permutations(range(len(own)), 2):
             if now[a] - unit >= least * unit:
-                yield tuple(n + unit * ((i == b) - (i == a)) for i, n in enumerate(now))
+                yield own, tuple(n + unit * ((i == b) - (i == a)) for i, n in enumerate(now))
 
-    def _even(self, stage: str, sketch: Sketch, number: int) -> list[int]:
+    def by_speed(self, sketch: Sketch) -> Sketch:
+        """Returns a sketch in which every stage on unlike devices shares its blocks by their speeds."""
+        units = (self._unit(sketch, (i,)) for i in range(len(sketch.devices)))
+        placed = zip(self.work.stages, sketch.devices, units, strict=True)
+        return replace(sketch, shares=tuple(self._by_speed(s, own, *unit) for s, own, unit in placed))
+
+    def _by_speed(self, stage: str, devices: Devices, unit: int, least: int) -> Shares:
+        """Returns shares in proportion to a stage's speeds; () where all devices are alike, or blocks too few."""
+        speeds = [self.speeds[stage][device] for device in devices]
+        if min(speeds) == max(speeds) or min(speeds) <= 0.0:
+            return ()
+        return tuple(n * unit for n in in_proportion(speeds, self.work.num_blocks // unit, least))
+
+    def _unit(self, sketch: Sketch, together: Sequence[int]) -> tuple[int, int]:
+        """Returns the blocks of which stages' shares are multiples, and how many of these each device has at least."""
+        unit = math.lcm(*(self._units(sketch)[i] for i in together))
+        pairs = zip(self.loops, sketch.shards, strict=True)
+        return unit, max((-(-count // unit) for ends, count in pairs if set(ends) & set(together)), default=1)
+
+    def _are_unlike(self, devices: Devices) -> bool:
+        return len({tuple(speeds[device] for speeds in self.speeds.values()) for device in devices}) > 1
+
+    def _even(self, stage: str, devices: Devices, unit: int) -> list[int]:
         """Returns how many blocks each device has where they share evenly, in whole units."""
-        unit, devices = self._units(sketch)[number], sketch.devices[number]
-        found = owners(Leaf(stage, devices), self.work.num_blocks // unit, self.work.num_blocks // unit)
+        number = self.work.num_blocks // unit
+        found = owners(Leaf(stage, devices), number, number)
         return [found.count(device) * unit for device in devices]
 
     def _units(self, sketch: Sketch) -> list[int]:

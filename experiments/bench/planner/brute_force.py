@@ -1,11 +1,15 @@
 """How often, and by how much, the planner misses the best plan of small random cases; every plan of a case is tried.
 
 python -m experiments.bench.planner.brute_force cases=200 seed=0 stages=5 devices=4 [most=4000] [out=<file>]
+python -m experiments.bench.planner.brute_force cases=200 stages=4 devices=3 staleness=1
+python -m experiments.bench.planner.brute_force cases=200 stages=3 devices=2 shares=true
 
 A case is random_cases.py's for seed, seed + 1, ...; every_plan.py looks for a plan that is faster than the planner's by
 more than 0.1 %, and gives up (the case counts as unfinished, with what was found by then) after `most` simulations.
 All seconds are those of flow/simulate.py, which is what the executor does, call by call.  "formulas" is the plan that
-the search on whole regions would choose by its formulas, "planner" the one that is chosen.
+the search on whole regions would choose by its formulas, "planner" the one that is chosen.  With a staleness, all plans
+have that, and every workflow has weights for one of its first stages; with shares, devices are of unlike speeds, and
+the blocks of each stage are divided among its devices in every way.
 """
 
 from __future__ import annotations
@@ -17,9 +21,9 @@ from dataclasses import asdict, dataclass
 
 from experiments.bench.harness import Benchmark, Report, Run, Table
 from experiments.bench.planner.every_plan import EveryPlan
-from experiments.bench.planner.random_cases import random_case
+from experiments.bench.planner.random_cases import random_case, with_speeds, with_weights
 from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.flow.planner import Mode, Search, draft_tree, ranked
+from rlinf_embodied.flow.planner import Mode, Search, draft_tree, ranked, runs_ahead
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import Simulator
 
@@ -47,6 +51,8 @@ class Options:
     stages: int = 5
     devices: int = 4
     most: int = 4000
+    staleness: int = 0
+    shares: bool = False
     out: str = ""
 
 
@@ -77,15 +83,22 @@ class Outcome:
 def outcome(seed: int, options: Options) -> Outcome:
     """Plans a case and tries every plan of it."""
     pricer = random_case(seed, options.stages, options.devices)
+    pricer = with_weights(pricer, seed) if options.staleness else pricer
+    pricer = with_speeds(pricer, seed) if options.shares else pricer
+    staleness = options.staleness if runs_ahead(pricer.workflow) else 0
     simulator, start = Simulator(pricer), time.process_time()
-    drafts = Search(pricer).run()
-    found = ranked(drafts, pricer, Mode.any) if drafts else []
+    search = Search(pricer)
+    drafts = search.run()
+    found = ranked(drafts, pricer, Mode.any, staleness, search.apart() if staleness else [])
     planned = time.process_time()
-    formulas_s = simulator.run(draft_tree(drafts[0], pricer)).iteration_s if drafts else None
+    formulas_s = simulator.run(draft_tree(drafts[0], pricer), staleness=staleness).iteration_s if drafts else None
     planner_s = found[0].iteration_s if found else None
-    best = EveryPlan(pricer, options.most).best(planner_s if planner_s is not None else float("inf"))
+    every = EveryPlan(pricer, options.most, staleness=staleness, with_shares=options.shares)
+    best = every.best(planner_s if planner_s is not None else float("inf"))
     trees = found[0].tree if found else None, best.tree
-    named = [None if tree is None else Plan("", pricer.cluster.num_devices, tree).to_dict() for tree in trees]
+    named = [
+        None if tree is None else Plan("", pricer.cluster.num_devices, tree, staleness).to_dict() for tree in trees
+    ]
     return Outcome(
         seed=seed,
         features=features(pricer),
@@ -107,7 +120,8 @@ def features(pricer: Pricer) -> tuple[str, ...]:
     kinds = {
         "a loop": bool(pricer.workflow.loops),
         "little memory": held > min(group.memory_bytes for group in pricer.classes),
-        "two kinds of devices": len(pricer.classes) > 1,
+        "two kinds of devices": len({group.kind for group in pricer.classes}) > 1,
+        "two speeds": len({group.speed for group in pricer.classes}) > 1,
         "two nodes": pricer.classes[0].num_nodes > 1,
         "a long tail": any(stage.finish_quantiles for stage in pricer.profile.stages.values()),
     }

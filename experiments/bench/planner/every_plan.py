@@ -7,9 +7,11 @@ devices of each stage, the shards of a loop, and by who leaves the memory for wh
     forms       every way to put neighbours of an order side by side in chunks, with every number of chunks; those that
                 share a place within take turns, chunk by chunk or one after the other
     devices     every non-empty set for every stage and side of a loop (alike devices once): parts, overlaps, idle ones
+    shares      if asked for, every way to divide the blocks of a stage among its devices
     switches    every way to take turns that switch, where what is resident does not fit together
 
 A plan is simulated if its devices' work, and the chains of its stages, do not already take as long as the best one.
+With a staleness only the former bounds it: what comes before and behind overlaps from iteration to iteration.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal
+from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal
 from rlinf_embodied.flow.plan_check import require_runnable
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.simulate import Simulator
+from rlinf_embodied.flow.tree import Shares
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -55,19 +58,22 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A stage in so many chunks (or shards), by set of devices (a bit mask)."""
+    """A stage in so many chunks (or shards), by place: a set of devices, with the shares of each."""
 
-    busy_s: Floats  # [sets, devices]: of all calls
-    least_s: Floats  # [sets]: of the shortest call, or of a loop's side with one shard's calls
-    on: NDArray[np.bool_]  # [sets, devices]
+    busy_s: Floats  # [places, devices]: of all calls
+    least_s: Floats  # [places]: of the shortest call, or of a loop's side with one shard's calls
+    on: NDArray[np.bool_]  # [places, devices]
 
 
 class EveryPlan:
     """All plans of one case."""
 
-    def __init__(self, pricer: Pricer, most_simulated: int = 4000) -> None:
-        """Takes the case, and after how many simulations to give up."""
+    def __init__(
+        self, pricer: Pricer, most_simulated: int = 4000, *, staleness: int = 0, with_shares: bool = False
+    ) -> None:
+        """Takes the case, after how many simulations to give up, the staleness, and whether shares may be uneven."""
         self.pricer, self.work, self.most = pricer, pricer.workflow, most_simulated
+        self.staleness, self.with_shares = staleness, with_shares
         self.simulator = Simulator(pricer)
         self.num_devices = pricer.cluster.num_devices
         self.stages = tuple(self.work.stages)
@@ -75,6 +81,8 @@ class EveryPlan:
         self.answerers = {loop.answerer: loop for loop in self.work.loops.values()}
         blocks = self.work.num_blocks
         self.chunks = [k for k in range(1, blocks + 1) if blocks % k == 0]
+        self.places = self._places()
+        self.masks = np.array([sum(1 << d for d in devices) for devices, _ in self.places])
         self.tables = {key: self._table(*key) for key in self._keys()}
         self.on = next(iter(self.tables.values())).on
         self._memory = [pricer.cluster.place_of(d).group.memory_bytes for d in range(self.num_devices)]
@@ -101,7 +109,7 @@ class EveryPlan:
                         if count >= self.most:
                             return Best(found.seconds, found.tree, count, False)
                         count += 1
-                        seconds = self.simulator.run(tree).iteration_s
+                        seconds = self.simulator.run(tree, staleness=self.staleness).iteration_s
                         if seconds < bound:
                             bound, found = seconds * (1 - margin), Best(seconds, tree, count, True)
         return Best(found.seconds, found.tree, count, True)
@@ -141,8 +149,24 @@ class EveryPlan:
     def _shard_counts(self) -> Sequence[int]:
         return next(iter(self.work.loops.values())).shards if self.work.loops else (1,)
 
+    def _places(self) -> list[tuple[Devices, Shares]]:
+        """Returns the sets of devices by bit mask (0: none), then those with uneven shares."""
+        every = [tuple(d for d in range(self.num_devices) if mask >> d & 1) for mask in range(1 << self.num_devices)]
+        found: list[tuple[Devices, Shares]] = [(devices, ()) for devices in every]
+        for devices in (some for some in every if self.with_shares and len(some) > 1):
+            for ends in itertools.combinations(range(1, self.work.num_blocks), len(devices) - 1):
+                shares = tuple(b - a for a, b in itertools.pairwise((0, *ends, self.work.num_blocks)))
+                found.append((devices, shares))
+        return found
+
     def _assignments(self) -> Ints:
-        """Returns all sets of devices for all stages, [n, stages]; those that differ by alike devices only once."""
+        """Returns all places of all stages, [n, stages]; those that differ by alike devices only once.
+
+        With shares, devices are taken for unlike ones.
+        """
+        if self.with_shares:
+            grid = np.meshgrid(*(np.arange(1, len(self.places)) for _ in self.stages), indexing="ij")
+            return np.stack([column.ravel() for column in grid], axis=1)
         everything = np.arange(1 << len(self.stages))
         columns: list[Ints] = [np.zeros((1, 0), dtype=np.int64)]
         for alike in self._alike():
@@ -170,20 +194,22 @@ class EveryPlan:
 
     def _table(self, stage: str, parts: int) -> _Table:
         n, inside = self.num_devices, stage in self.loops or stage in self.answerers
-        on = (np.arange(1 << n)[:, None] >> np.arange(n) & 1).astype(bool)
-        busy, least = np.zeros((1 << n, n)), np.zeros(1 << n)
+        on = (self.masks[:, None] >> np.arange(n) & 1).astype(bool)
+        busy, least = np.zeros((len(self.places), n)), np.zeros(len(self.places))
         turns, rounds = 1.0, 1.0
         if inside:
             loop = self.loops.get(stage) or self.answerers[stage]
             fraction = self.pricer.profile.stages[stage].bootstrap_fraction if stage in self.answerers else 0.0
             turns, rounds = loop.chunk_steps + fraction, loop.expected_rounds
         streams = parts > 1 and not inside and bool(self.pricer.profile.stages[stage].finish_quantiles)
-        for mask in range(1, 1 << n):
-            devices = tuple(int(d) for d in np.flatnonzero(on[mask]))
-            if inside and parts > self.work.num_blocks // len(devices):
-                busy[mask], least[mask] = np.inf, np.inf
+        for place, (devices, shares) in enumerate(self.places):
+            if not devices:
                 continue
-            layout = self.simulator.layout(stage, devices, parts, shards=inside)
+            few = inside and parts > min(shares, default=self.work.num_blocks // len(devices))
+            if few or (not inside and any(share % parts for share in shares)):
+                busy[place], least[place] = np.inf, np.inf
+                continue
+            layout = self.simulator.layout(Leaf(stage, devices, shares), parts, shards=inside)
             calls = list(zip(layout.sizes, layout.devices, strict=True))
             if streams:
                 owned = {d: sum(size for size, of in calls if of == d) for d in layout.hosts}
@@ -194,12 +220,15 @@ class EveryPlan:
                 lengths = [self.simulator.seconds(stage, size, len(layout.hosts), d) for size, d in calls]
                 shortest = min(lengths)
             for length, (_, device) in zip(lengths, calls, strict=True):
-                busy[mask, device] += length * turns * rounds
-            least[mask] = shortest * turns * rounds
+                busy[place, device] += length * turns * rounds
+            least[place] = shortest * turns * rounds
         return _Table(busy, least, on)
 
     def _bound(self, order: tuple[str, ...], form: Form, tables: dict[str, _Table], sets: Ints) -> Floats:
-        """Returns seconds that no plan with these sets of devices undercuts, [n]."""
+        """Returns seconds that no plan with these places undercuts, [n]."""
+        if self.staleness:
+            busy = [tables[stage].busy_s[sets[:, number]] for number, stage in enumerate(self.stages)]
+            return np.sum(busy, axis=0).max(axis=1)
         group_of = {s: i for i, item in enumerate(form) if isinstance(item, Group) for part in item.parts for s in part}
         done = np.zeros((len(sets), self.num_devices))  # of each device, at the earliest
         begun: dict[int, NDArray[np.bool_]] = {}  # devices that have begun with a group's stages
@@ -243,7 +272,7 @@ class EveryPlan:
         for group in (item for item in form if isinstance(item, Group)):
             used = np.zeros(len(sets), dtype=np.int64)
             for part in group.parts:
-                own = np.bitwise_or.reduce([sets[:, self.stages.index(stage)] for stage in part])
+                own = np.bitwise_or.reduce([self.masks[sets[:, self.stages.index(stage)]] for stage in part])
                 keep &= used & own == 0
                 used |= own
         return keep
@@ -276,8 +305,7 @@ class EveryPlan:
         return self._leaf(item, sets)
 
     def _leaf(self, stage: str, sets: Ints) -> Leaf:
-        mask = int(sets[self.stages.index(stage)])
-        return Leaf(stage, tuple(d for d in range(self.num_devices) if mask >> d & 1))
+        return Leaf(stage, *self.places[int(sets[self.stages.index(stage)])])
 
     def _runs(self, tree: Node) -> bool:
         try:
@@ -287,11 +315,13 @@ class EveryPlan:
         return True
 
     def _fits(self, tree: Node) -> bool:
-        return all(needed <= self._memory[device] for device, needed in self.pricer.memory(tree).items())
+        return all(
+            needed <= self._memory[device] for device, needed in self.pricer.memory(tree, self.staleness).items()
+        )
 
     def _exclusive(self, tree: Node, sets: Ints) -> frozenset[tuple[str, str]]:
         """Returns the pairs on some device together that leave it for each other."""
-        place = {stage: int(sets[i]) for i, stage in enumerate(self.stages)}
+        place = {stage: int(self.masks[sets[i]]) for i, stage in enumerate(self.stages)}
         pairs = Plan("", self.num_devices, tree).exclusive().items()
         return frozenset((a, b) for a, others in pairs for b in others if place[a] & place[b])
 

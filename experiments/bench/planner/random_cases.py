@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
 from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.profile import WeightProfile
 from rlinf_embodied.flow.profile_file import FORMAT, parse_profile
 
 GB = 1e9
@@ -49,6 +51,30 @@ def random_case(seed: int, most_stages: int, most_devices: int) -> Pricer:
         "weights": {f"{edge.source}->{edge.target}": {"bytes": GB, "install_s": 0.5} for edge in weights},
     }
     return Pricer(work, parse_profile(data), cluster)
+
+
+def with_weights(pricer: Pricer, seed: int) -> Pricer:
+    """Returns the case with weights that a later stage makes for an earlier one, where it has none."""
+    work, draw = pricer.workflow, random.Random(seed)
+    if work.weight_edges or not work.edges:
+        return pricer
+    edge = draw.choice(work.edges)
+    profile = replace(pricer.profile, weights={(edge.target, edge.source): WeightProfile(GB, 0.0, 0.5)})
+    weights = (WeightEdge(edge.target, edge.source),)
+    return Pricer(replace(work, weight_edges=weights), profile, pricer.cluster)
+
+
+def with_speeds(pricer: Pricer, seed: int) -> Pricer:
+    """Returns the case on devices each of which is as fast as the profile says, or slower."""
+    draw, groups = random.Random(seed), []
+    for group in pricer.classes:
+        first = len(groups) if group.beside is None else group.beside
+        for number in range(group.num_devices):
+            alone = group.num_nodes > 1 and number % group.devices_per_node == 0
+            first = len(groups) if alone else first
+            speed, beside = draw.choice([1.0, 1.0, 0.5, 0.8]), None if first == len(groups) else first
+            groups.append(replace(group, num_nodes=1, devices_per_node=1, speed=speed, beside=beside))
+    return Pricer(pricer.workflow, pricer.profile, replace(pricer.cluster, groups=tuple(groups)))
 
 
 def _cluster(draw: random.Random, most_devices: int) -> tuple[Cluster, tuple[str, ...]]:
