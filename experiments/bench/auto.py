@@ -72,6 +72,17 @@ CASES: dict[str, tuple[str, ...]] = {
     "cpu_heavy": ("env=maniskill_pick", *_SHORT, "env.chunk=10", "env.chunks_per_rollout=5", "env.obs_size=32"),
     "policy_heavy": ("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", *_LARGE, "env.obs_size=64"),
     "point_reach": ("env=point_reach", "warm_start.num_demos=48", "warm_start.epochs=4", "env.chunks_per_rollout=20"),
+    # sixteen robots at 30 Hz, each with a camera that a frozen stem of some size looks through
+    "robot": (
+        *("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", "env.obs_size=128"),
+        *(
+            "policy.stem_width=256",
+            "env.num_envs=16",
+            "env.block_size=4",
+            "env.control_hz=30",
+            "cluster.waiting_devices=4",
+        ),
+    ),
     "math_grpo": (REASONING, "warm_start.steps=400"),
     "math_ppo": (REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=1"),
     # rewards are given by a judge behind HTTP that thinks for 0.1 s; sixteen questions of each worker at once

@@ -74,7 +74,9 @@ class ClusterConfig:
 
     name: str = "local"
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
-    waiting_devices: int = 0  # workers beside these that need no core: for stages that wait, see reward.waits
+    waiting_devices: int = (
+        0  # workers beside these that need no core: for stages that wait: env.control_hz, reward.waits
+    )
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
     device_module: str | None = None  # imported in every process first: makes that kind known to torch
     session: str = "ray"  # ray, or serial: one process, for debuggers

@@ -13,13 +13,22 @@ _PACKAGE = __name__.rpartition(".")[0]
 _NO_CONFIGS: Mapping[str, object] = {}
 
 
-def embodied_graph(num_blocks: int, loop: Loop, configs: Mapping[str, object] = _NO_CONFIGS) -> Workflow:
-    """Returns the graph; without `configs`, by stage, it can be planned but not run."""
+def embodied_graph(
+    num_blocks: int, loop: Loop, configs: Mapping[str, object] = _NO_CONFIGS, *, robots: bool = False
+) -> Workflow:
+    """Returns the graph.
+
+    Args:
+        num_blocks: of env rows.
+        loop: the rollout.
+        configs: of the stages; without them the graph can be planned but not run.
+        robots: whether env steps take their time whatever computes them, so that the env mostly waits.
+    """
     return Workflow(
         name="embodied",
         num_blocks=num_blocks,
         stages={
-            ENV: StageSpec(ENV, f"{_PACKAGE}.env_stage.EnvStage", configs.get(ENV)),
+            ENV: StageSpec(ENV, f"{_PACKAGE}.env_stage.EnvStage", configs.get(ENV), waits=robots),
             POLICY: StageSpec(POLICY, f"{_PACKAGE}.rollout_stage.RolloutStage", configs.get(POLICY)),
             ACTOR: StageSpec(
                 *(ACTOR, f"{_PACKAGE}.actor_stage.ActorStage", configs.get(ACTOR)),

@@ -53,7 +53,7 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
         rounds = 1 + (algorithm.max_resamples if algorithm.drop_zero_variance_groups else 0)
         sampling_filter = DynamicSamplingFilter(num_groups, algorithm.min_groups, algorithm.drop_zero_variance_groups)
         loop = replace(loop, max_rounds=rounds, decide=sampling_filter)
-    graph = embodied_graph(env.num_blocks, loop, configs)
+    graph = embodied_graph(env.num_blocks, loop, configs, robots=env.control_hz > 0)
     return replace(graph, typical_iteration=0 if grpo else algorithm.critic_warmup_iterations)
 
 

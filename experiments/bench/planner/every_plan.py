@@ -180,7 +180,7 @@ class EveryPlan:
         streams = parts > 1 and not inside and bool(self.pricer.profile.stages[stage].finish_quantiles)
         for mask in range(1, 1 << n):
             devices = tuple(int(d) for d in np.flatnonzero(on[mask]))
-            if inside and parts > self.work.num_blocks // len(devices):
+            if inside and parts > self.work.num_blocks:
                 busy[mask], least[mask] = np.inf, np.inf
                 continue
             layout = self.simulator.layout(stage, devices, parts, shards=inside)
