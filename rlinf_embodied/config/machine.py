@@ -78,6 +78,7 @@ class ClusterConfig:
         0  # workers beside these that need no core: for stages that wait: env.control_hz, reward.waits
     )
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
+    device_memory_bytes: int | None = None  # of each, that plans may fill; None: what its driver says, or its share
     device_module: str | None = None  # imported in every process first: makes that kind known to torch
     session: str = "ray"  # ray, or serial: one process, for debuggers
     address: str | None = None  # of a running Ray: auto (the one of this machine) or host:port; None: starts its own
@@ -131,6 +132,13 @@ class ClusterConfig:
             self.address,
             "one process (cluster.session=serial) joins no Ray",
             "leave cluster.address out, or use cluster=ray",
+        )
+        require(
+            self.device_memory_bytes is None or self.device_memory_bytes > 0,
+            "cluster.device_memory_bytes",
+            self.device_memory_bytes,
+            "it is a positive number of bytes",
+            "leave it out: the driver is asked",
         )
         store = self.object_store_bytes
         require(

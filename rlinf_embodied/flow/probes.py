@@ -92,6 +92,13 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     return found
 
 
+def switching(probe: Probe) -> Probe:
+    """Returns the probe with one stage, or loop, in memory at a time: for devices that do not hold all of them."""
+    tree = probe.plan.tree
+    apart = replace(tree, resident=False) if isinstance(tree, Temporal) else tree
+    return replace(probe, name=f"{probe.name}, switching", plan=replace(probe.plan, tree=apart))
+
+
 def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
     """Returns the workflow with another number of blocks, which flow all at once."""
     edges = tuple(replace(edge, granularities=(WHOLE,)) for edge in workflow.edges)
