@@ -8,7 +8,7 @@ they wait for each other or for the driver, as they will in every iteration.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,13 +72,18 @@ class Repetition:
         """Whether it counts as it is."""
         return self.disturbed <= DISTURBED
 
-    def without_waiting(self) -> Repetition:
-        """Returns what it had been if no worker had waited, each of whose calls shrinks by the same share."""
-        spans = tuple(
-            replace(span, end_s=span.start_s + span.duration_s * (1.0 - self.waited.get(span.worker, 0.0)))
-            for span in self.spans
-        )
-        return replace(self, spans=spans, waited={})
+    def without_waiting(self, collective: Collection[str] = ()) -> Repetition:
+        """Returns what it had been if no worker had waited: each of its calls shrinks by the same share.
+
+        The workers of a collective stage wait for the one that waits for a core, so that its share is that of all.
+        """
+        most = {stage: max((self.waited.get(s.worker, 0.0) for s in self.spans if s.stage == stage), default=0.0)
+                for stage in collective}  # fmt: skip
+        spans = []
+        for span in self.spans:
+            share = most.get(span.stage, self.waited.get(span.worker, 0.0))
+            spans.append(replace(span, end_s=span.start_s + span.duration_s * (1.0 - share)))
+        return replace(self, spans=tuple(spans), waited={})
 
 
 def shares(before: Moment, after: Moment, spans: Sequence[Span]) -> dict[int, float]:
@@ -101,14 +106,16 @@ def shares(before: Moment, after: Moment, spans: Sequence[Span]) -> dict[int, fl
     }
 
 
-def chosen(found: Sequence[Repetition], least: int) -> tuple[list[Repetition], float]:
+def chosen(found: Sequence[Repetition], least: int, collective: Collection[str] = ()) -> tuple[list[Repetition], float]:
     """Returns the repetitions that count, and how much those were disturbed.
 
     The quiet ones count as they are.  Where there are fewer than `least`, as many of the least disturbed ones count, of
-    which the waiting is taken off.
+    which the waiting is taken off; `collective` are the stages whose workers wait for each other.
     """
     quiet = [one for one in found if one.is_quiet]
     if len(quiet) >= least:
         return quiet, max(one.disturbed for one in quiet)
     best = sorted(found, key=lambda one: one.disturbed)[:least]
-    return [one if one.is_quiet else one.without_waiting() for one in best], max(one.disturbed for one in best)
+    return [one if one.is_quiet else one.without_waiting(collective) for one in best], max(
+        one.disturbed for one in best
+    )

@@ -243,7 +243,8 @@ def _repeat(
         spans = tuple(result.spans)
         found.append(Repetition(spans, rounds, shares(begun, _moment(metered), spans) if watched else {}))
         progress(min(len(found), _LEAST_REPETITIONS))
-    kept, disturbed = chosen(found, _LEAST_REPETITIONS)
+    collective = [stage for stage, spec in run.stages.items() if spec.collective]
+    kept, disturbed = chosen(found, _LEAST_REPETITIONS, collective)
     measured.disturbed = max(measured.disturbed, disturbed)
     for one in kept:
         measured.samples += samples(probe, run, probe.workflow, one.spans, one.rounds)

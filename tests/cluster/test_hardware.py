@@ -162,3 +162,12 @@ def test_devices_lie_beside_an_earlier_group_of_as_many_nodes(beside, num_nodes)
     assert [found.place_of(device).node for device in (0, 2, 4, 8)] == [0, 1, 0, 1]
     with pytest.raises(ConfigError, match=r"file.nodes\[1\].beside is .*an earlier group"):
         described_cluster({"nodes": [first, cores | {"beside": beside}]}, "file")
+
+
+def test_a_device_has_the_memory_that_is_said_of_it() -> None:
+    cores = cluster_at_hand(ClusterConfig(num_devices=2, torch_device="cpu", device_memory_bytes=10**9))
+    assert [group.memory_bytes for group in cores.node_groups()] == [10**9]
+    devices = cluster_at_hand(ClusterConfig(num_devices=2, torch_device="npu", device_memory_bytes=10**9))
+    assert [group.memory_bytes for group in devices.node_groups()] == [10**9]
+    with pytest.raises(ConfigError, match=r"cluster\.device_memory_bytes is 0, but it is a positive number of bytes"):
+        ClusterConfig(device_memory_bytes=0)

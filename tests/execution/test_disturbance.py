@@ -75,3 +75,9 @@ def test_where_all_were_disturbed_the_least_disturbed_count_without_their_waitin
         pytest.approx([1.6, 1.0]),
         pytest.approx([1.5, 1.0]),
     ]
+
+
+def test_all_workers_of_a_collective_stage_wait_for_the_one_that_waits_for_a_core() -> None:
+    spans = (span(0, 2.0, "actor.run"), span(1, 2.0, "actor.run"), span(1, 1.0))
+    plain = Repetition(spans, {}, {0: 0.5, 1: 0.1}).without_waiting(["actor", "critic"])
+    assert [s.duration_s for s in plain.spans] == pytest.approx([1.0, 1.0, 0.9])
