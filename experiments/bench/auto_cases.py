@@ -51,12 +51,12 @@ CASES: dict[str, tuple[str, ...]] = {
         *("algorithm.epochs=1", "algorithm.value_epochs=1"),
     ),
     # devices that hold the actor or the critic with what a step of theirs needs, and not both: they switch, or each has
-    # a device of its own.  The simulated accelerator (docs/gpu.md): PYTHONPATH=tests:. SIM_ROOM_BYTES=110000000
+    # a device of its own.  The simulated accelerator (docs/gpu.md): PYTHONPATH=tests:. SIM_ROOM_BYTES=175000000
     "math_memory": (
         *(REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=0"),
         *("policy.hidden_size=256", "policy.intermediate_size=1024", "algorithm.reduction=exact"),
         *("cluster.torch_device=sim", "cluster.device_module=simulated_accelerator", "cluster.num_devices=2"),
-        "cluster.device_memory_bytes=110000000",
+        "cluster.device_memory_bytes=175000000",
     ),
     # rewards are given by a judge behind HTTP that thinks for 0.1 s; sixteen questions of each worker at once
     "math_judge": (
