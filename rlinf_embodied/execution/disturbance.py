@@ -16,7 +16,7 @@ from rlinf_embodied.flow.profile import DISTURBED
 from rlinf_embodied.telemetry.trace import Span
 
 _TASKS, _MACHINE = Path("/proc/self/task"), Path("/proc/stat")
-_OTHERS = 0.2  # cores' worth of other processes, Ray's own and the system's among them, that disturb nobody
+_OTHERS = 0.4  # cores' worth of other processes, Ray's own and the system's among them, that disturb nobody
 _MOST = 0.9  # of a call, that is taken for waiting
 
 
