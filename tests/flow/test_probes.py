@@ -55,9 +55,12 @@ def test_calls_are_as_large_as_the_executor_makes_them_where_everything_goes_thr
 def test_a_chain_without_loops_is_measured_together_only() -> None:
     stages = {name: StageSpec(name, f"fakes.{name}", None) for name in ("b", "a")}
     chain = Workflow("chain", 4, stages, (Edge("a", "b", granularities=()),))
-    assert [probe.name for probe in probes(chain, cluster(2))] == ["collocated on 2", "collocated on 1", "few on 1"]
+    names = ["collocated on 2", "collocated on 1", "few on 1"]
+    assert [probe.name for probe in probes(chain, cluster(2))] == [*names, "one block"]  # they may stream
+    whole = Workflow("chain", 4, stages, (Edge("a", "b"),))
+    assert [probe.name for probe in probes(whole, cluster(2))] == names
     assert [*collocated(chain, 2).leaves()] == ["a", "b"]
-    waiting = Workflow("chain", 4, stages | {"b": StageSpec("b", "fakes.b", None, waits=True)}, chain.edges)
+    waiting = Workflow("chain", 4, stages | {"b": StageSpec("b", "fakes.b", None, waits=True)}, whole.edges)
     last = probes(waiting, with_waiting(cluster(2), 1))[-1]  # while it waits the others go on block by block
     assert (last.name, last.workflow.num_blocks, last.plan.devices()) == ("one block", 1, (0,))
 
