@@ -56,6 +56,10 @@ class LostNodeError(WorkerError):
     """A node is gone with its workers: those that are left have to do with what is left."""
 
 
+class NoRoomError(WorkerError):
+    """A call did not fit into its device's memory; the message names the worker, its stages and what helps."""
+
+
 class PeerError(WorkerError):
     """A worker could not go on because another one was gone: look for the other's error."""
 

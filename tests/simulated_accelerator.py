@@ -3,12 +3,13 @@
     cluster.torch_device=sim cluster.device_module=simulated_accelerator cluster.num_devices=1
 
 `torch.sim` then answers what `torch.cuda` would, and besides: `set_limit(bytes)`, `operations()`.
-A device starts with 4 GiB.
+A device starts with 4 GiB, or with SIM_ROOM_BYTES where the environment has it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -22,6 +23,8 @@ NAME = "sim"
 _C = ctypes.CDLL(str(library()))
 for _name in ("in_use", "peak", "limit", "operations"):
     getattr(_C, f"sim_{_name}").restype = ctypes.c_int64
+for _device in range(_C.sim_device_count() if "SIM_ROOM_BYTES" in os.environ else 0):
+    _C.sim_set_limit(_device, ctypes.c_int64(int(os.environ["SIM_ROOM_BYTES"])))
 
 
 def _index(device: torch.device | str | int | None) -> int:

@@ -1,13 +1,17 @@
-"""Is the plan that plan=auto picks the fastest one, and how good are the predictions?  Nine workloads, for real.
+"""Is the plan that plan=auto picks the fastest one, and how good are the predictions?  Real workloads (auto_cases.py).
 
 python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [out=docs/results/auto.json]
-                                 [join=earlier.json] [overrides of train_vla.py or train_llm_math.py]
+                                 [join=earlier.json] [disturbed=true] [overrides of train_vla.py or train_llm_math.py]
 
 For each workload: the stages are profiled anew, then every preset plan and the one that is picked train the same config
 from the same policy, iteration by iteration in alternation.  Printed, and written as JSON, Markdown and a scatter plot
 beside `out`: predicted against measured seconds per iteration of each plan, and whether the picked one is the fastest,
 or within 3 % of it, or within the spread of the measurement.  The exit code is 1 where it is neither.  The share of an
 iteration that the busiest worker spent in no stage is printed, too.
+
+With disturbed=true each workload is profiled a second time while another process keeps a core busy.  Measured, too, are
+then the plan that is picked by that profile (disturbed) and those that training would try because the profile says that
+it was disturbed (tried); training goes on with the fastest of these after four iterations at the latest.
 
 The first six took 16.6 minutes on two cores.  They may be measured in several runs: the report of a run with
 `join=<JSON of an earlier one>` has that one's workloads too, but for those that were measured now.  Overrides apply to
@@ -26,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.bench.auto_cases import CASES, FEW, REASONING
 from experiments.bench.harness import (
     Benchmark,
     Report,
@@ -38,50 +43,31 @@ from experiments.bench.harness import (
     earlier_results,
     joined,
 )
+from experiments.bench.harness.hog import busy_core
 from experiments.bench.harness.trainings import digest_of, iterations, job_of, timed_iteration
 from experiments.examples.http_judge import URL
-from rlinf_embodied.cluster.hardware import cluster_at_hand
+from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import choices, compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.drift import Prediction, predict
 from rlinf_embodied.flow.explain import rank, rows
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measured import as_measured, linked
 from rlinf_embodied.flow.plan import Plan, resolve_on
 from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.profile import DISTURBED
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.telemetry.tables import text_table
 from rlinf_embodied.training.job import Job
 from rlinf_embodied.training.planning import measured_profile
+from rlinf_embodied.training.trials import doubted
 
-REASONING = "workflow=reasoning"
 WITHIN = 0.03  # of the fastest
 HEADER = ("workload", "plan", "predicted, s", "measured, s", "error", "the picked plan is")
-
-_SHORT = ("env.chunks_per_rollout=10", "warm_start.num_demos=24", "warm_start.epochs=2", "warm_start.head_epochs=4")
-_LARGE = ("policy.hidden_size=256", "policy.num_layers=4", "policy.stem_width=96")
-CASES: dict[str, tuple[str, ...]] = {
-    "pick": ("env=maniskill_pick", *_SHORT),
-    "pick_large": ("env=maniskill_pick", *_SHORT, *_LARGE),
-    # as near to state alone as a policy that sees can be: small images cost next to nothing
-    "pick_state": ("env=maniskill_pick", *_SHORT, "env.obs_size=16", "policy.stem_width=16", "policy.keypoints=4"),
-    # chunks of ten actions: twice the physics for each image and each answer
-    "cpu_heavy": ("env=maniskill_pick", *_SHORT, "env.chunk=10", "env.chunks_per_rollout=5", "env.obs_size=32"),
-    "policy_heavy": ("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", *_LARGE, "env.obs_size=64"),
-    "point_reach": ("env=point_reach", "warm_start.num_demos=48", "warm_start.epochs=4", "env.chunks_per_rollout=20"),
-    "math_grpo": (REASONING, "warm_start.steps=400"),
-    "math_ppo": (REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=1"),
-    # rewards are given by a judge behind HTTP that thinks for 0.1 s; sixteen questions of each worker at once
-    "math_judge": (
-        *(REASONING, "warm_start.steps=400", "policy.hidden_size=192", "policy.intermediate_size=512"),
-        *("generation.rows_per_block=32", "reward._target_=experiments.examples.http_judge.judged"),
-        *("reward.concurrency=16", "reward.waits=true", "cluster.waiting_devices=2"),
-    ),
-}
-_FEW = {"math_judge": ("collocated", "pipelined")}  # presets: four workers each are enough for two cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +77,7 @@ class Options:
     cases: str = ""
     iterations: int = 3
     join: str = ""
+    disturbed: bool = False
     out: str = ""
 
 
@@ -125,7 +112,7 @@ def composed(words: Sequence[str]) -> TrainConfig | MathConfig:
 
 
 def run_case(
-    overrides: Sequence[str], count: int, least_devices: int = 2, names: Sequence[str] = ()
+    overrides: Sequence[str], count: int, least_devices: int = 2, names: Sequence[str] = (), disturbed: bool = False
 ) -> dict[str, Outcome]:
     """Profiles a workload and trains it under every plan in alternation; the picked one is called auto.
 
@@ -134,6 +121,7 @@ def run_case(
         count: iterations of each plan.
         least_devices: that the cluster has.
         names: of the presets, all if there are none.
+        disturbed: whether a profile is taken beside a busy core, too; its plans are added.
 
     Raises:
         ConfigError: the overrides are wrong, or there are fewer devices.
@@ -153,9 +141,27 @@ def run_case(
         ranked, _ = rank(pricer)
         print(text_table(rows(ranked)), flush=True)
         plans = presets(overrides, pricer, names) | {"auto": replace(ranked[0].plan, name="auto")}
+        if disturbed:
+            plans |= disturbed_plans(job, cluster, workflow, session, shown)
         return _trained(job, workflow, plans, pricer, session, count)
     finally:
         session.close()
+
+
+def disturbed_plans(
+    job: Job, cluster: Cluster, workflow: Workflow, session: Session, shown: ShowProgress
+) -> dict[str, Plan]:
+    """Returns what is picked by a profile that is taken beside a busy core, and what training would try with it."""
+    session.clear()
+    with busy_core() as core:
+        print(f"  core {core} is kept busy", flush=True)
+        profile, path = measured_profile(job, cluster, workflow, session, shown)
+    path.unlink()  # no run is to find it
+    ranked, _ = rank(Pricer(as_measured(workflow, profile), profile, linked(cluster, profile)))
+    print(text_table(rows(ranked)), flush=True)
+    others = doubted(ranked, profile.disturbed) if profile.disturbed > DISTURBED else []
+    named = {"disturbed": ranked[0], **{f"tried {k + 1}": entry for k, entry in enumerate(others)}}
+    return {name: replace(entry.plan, name=name) for name, entry in named.items()}
 
 
 @contextmanager
@@ -182,10 +188,24 @@ def presets(overrides: Sequence[str], pricer: Pricer, names: Sequence[str] = ())
         if preset.is_auto or (names and name not in names):
             continue
         try:
-            found[name] = resolve_on(pricer.cluster, name, preset.trees, pricer.workflow)
+            plan = resolve_on(pricer.cluster, name, preset.trees, pricer.workflow)
         except PlanError as error:
             print(f"  {name}: {error}")
+            continue
+        if not_held := lacking(plan, pricer):
+            print(f"  {name}: {not_held}")
+        else:
+            found[name] = plan
     return found
+
+
+def lacking(plan: Plan, pricer: Pricer) -> str:
+    """Returns which device does not hold what a plan has in it, "" where all do."""
+    for device, needed in pricer.memory(plan.tree).items():
+        room = pricer.cluster.place_of(device).group.memory_bytes
+        if needed > room:
+            return f"device {device} has room for {room / 1e6:.1f} MB, and the plan needs {needed / 1e6:.1f} MB there"
+    return ""
 
 
 def _trained(
@@ -256,6 +276,17 @@ def verdict(found: Outcomes) -> tuple[bool, str]:
     return False, f"{behind:.1%} behind {best}"
 
 
+def repaired(found: Outcomes) -> str:
+    """Returns what training goes on with after a disturbed profile, and how it compares; "" if there was none."""
+    among = [name for name in found if name == "disturbed" or name.startswith("tried ")]
+    if not among:
+        return ""
+    measured = {name: outcome.measured_s.median for name, outcome in found.items()}
+    stays, best = min(among, key=lambda name: measured[name]), min(measured.values())
+    behind = [f"{measured[name] / best - 1:.1%}" for name in ("disturbed", stays)]
+    return f"a disturbed profile picks a plan {behind[0]} behind the fastest; {stays} stays, {behind[1]} behind it"
+
+
 def lines_of(case: str, found: Outcomes) -> list[tuple[str, ...]]:
     """Returns a row per plan."""
     rows = []
@@ -308,8 +339,10 @@ def measure(run: Run[Options]) -> Report:
     for case, words in cases.items():
         print(f"{case}: {' '.join(words)}", flush=True)
         with judge(words):
-            measured[case] = run_case([*words, *run.overrides], own.iterations, names=_FEW.get(case, ()))
+            asked = [*words, *run.overrides]
+            measured[case] = run_case(asked, own.iterations, names=FEW.get(case, ()), disturbed=own.disturbed)
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)
+        print(repaired(measured[case]) or "profiled once", flush=True)
         outside = {name: found.outside_stages for name, found in measured[case].items() if found.outside_stages}
         print("in no stage: " + ", ".join(f"{name} {share.median:.1%}" for name, share in outside.items()), flush=True)
     return report(kept | measured, joined(run.known, earlier, list(kept)), list(measured))
@@ -318,8 +351,10 @@ def measure(run: Run[Options]) -> Report:
 def report(results: Mapping[str, Outcomes], known: Mapping[str, Any], measured: Sequence[str]) -> Report:
     """Returns errors and verdicts; the exit code is about the workloads that were measured now."""
     found = summary(results)
+    found["repaired"] = {case: said for case, plans in results.items() if (said := repaired(plans))}
     table = Table(HEADER, [row for case, plans in results.items() for row in lines_of(case, plans)])
     errors = [f"{key}: {found[key]}" for key in ("median_error", "worst_error")]
+    errors += [f"{case}: {text}" for case, text in found["repaired"].items()]
     said = f"errors of the predictions: median {found['median_error']:.1%}, worst {found['worst_error']:.1%}"
     return Report(
         content={**known, **found},

@@ -228,6 +228,9 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
         )
     cluster = local_cluster(config.num_devices, config.torch_device)
     cluster = replace(cluster, transport=config.transport.value, device_module=config.device_module)
+    if config.device_memory_bytes is not None:  # of cores it is all of them that a cluster says
+        shares = cluster.num_devices if cluster.kind == "cpu" else 1
+        cluster = replace(cluster, memory_bytes=config.device_memory_bytes * shares)
     cluster = with_speeds(cluster, config.speeds) if config.speeds else cluster
     cluster = with_cores(cluster, config.cpu_devices) if config.cpu_devices else cluster
     return with_waiting(cluster, config.waiting_devices) if config.waiting_devices else cluster

@@ -39,6 +39,7 @@ FREE_ON_RESUME = (
     *("warm_start.cache_dir", "reward.num_workers", "generation.vllm.gpu_memory_utilization"),
     *("generation.vllm.tensor_parallel_size", "generation.vllm.max_model_len", "generation.vllm.update"),
     "algorithm.max_zero_advantage_iterations",
+    "env.control_hz",
     "env.backend",  # what it comes to on this machine is compared with the checkpoint's fingerprint
 )
 KEPT_ON_RESUME = ("plan.max_staleness",)  # of these: what is not a matter of speed alone

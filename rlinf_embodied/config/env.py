@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -49,6 +50,7 @@ class EnvConfig:
     hold_steps: int = 10  # an episode ends once the task has stayed solved for so many env steps; 0: at `horizon` only
     reward: Reward = Reward.auto
     success_bonus: float = 1.0  # added to the last reward of an episode that ends solved
+    control_hz: float = 0.0  # env steps per second, as a real robot's: a step takes at least its period; 0: no limit
     backend: Backend = Backend.auto
     control_mode: str = "pd_ee_delta_pose"
     robot: str | None = None  # ManiSkill's robot_uids; None: the task's default
@@ -68,6 +70,13 @@ class EnvConfig:
         for name in ("num_envs", "block_size", "obs_size", "chunk", "horizon", "chunks_per_rollout"):
             value = getattr(self, name)
             require(value >= 1, f"env.{name}", value, "it must be at least 1", f"set env.{name} to a positive number")
+        require(
+            0 <= self.control_hz < math.inf,
+            "env.control_hz",
+            self.control_hz,
+            "it is a number of env steps per second, or 0 for as many as the env can",
+            "use the rate of the robot's controller, often 10 to 50",
+        )
         require(
             not self.objects_in_proprio or self._target_ == MANISKILL,
             "env.objects_in_proprio",

@@ -89,8 +89,11 @@ class ClusterConfig:
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
     speeds: list[float] = field(default_factory=list)  # of each device, 0.5: half as fast as others; []: all alike
     cpu_devices: int = 0  # cores of each node beside its accelerators, as devices of their own: simulators run there
-    waiting_devices: int = 0  # workers beside these that need no core: for stages that wait, see reward.waits
+    waiting_devices: int = (
+        0  # workers beside these that need no core: for stages that wait: env.control_hz, reward.waits
+    )
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
+    device_memory_bytes: int | None = None  # of each, that plans may fill; None: what its driver says, or its share
     device_module: str | None = None  # imported in every process first: makes that kind known to torch
     session: str = "ray"  # ray, or serial: one process, for debuggers
     address: str | None = None  # of a running Ray: auto (the one of this machine) or host:port; None: starts its own
@@ -165,6 +168,13 @@ class ClusterConfig:
             self.address,
             "one process (cluster.session=serial) joins no Ray",
             "leave cluster.address out, or use cluster=ray",
+        )
+        require(
+            self.device_memory_bytes is None or self.device_memory_bytes > 0,
+            "cluster.device_memory_bytes",
+            self.device_memory_bytes,
+            "it is a positive number of bytes",
+            "leave it out: the driver is asked",
         )
         store = self.object_store_bytes
         require(

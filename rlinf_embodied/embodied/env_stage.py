@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.batch import EnvColumns, Episode, RolloutReport
+from rlinf_embodied.embodied.paced_env import PacedEnv
 from rlinf_embodied.errors import RlinfError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.randomness import reset_seed
@@ -49,14 +50,14 @@ class _Shard:
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool = False) -> VectorEnv:
-    """Returns the env that `env._target_` names.
+    """Returns the env that `env._target_` names, at the rate of `env.control_hz` where there is one.
 
     Raises:
         SimulatorError: an env of the user's own raised something while it was built; says where.
     """
     build = load_target(config._target_)
     try:
-        return cast(VectorEnv, build(config, num_envs, device, render_final))
+        env = cast(VectorEnv, build(config, num_envs, device, render_final))
     except RlinfError:
         raise
     except Exception as error:
@@ -68,6 +69,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
             f"{raised}\nMend it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py "
             "--env=<yaml> (docs/own_env.md) then tells whether training can use it"
         ) from error
+    return PacedEnv(env, config.control_hz) if config.control_hz else env
 
 
 class EnvStage:

@@ -14,22 +14,28 @@ _NO_CONFIGS: Mapping[str, object] = {}
 
 
 def embodied_graph(
-    num_blocks: int, loop: Loop, configs: Mapping[str, object] = _NO_CONFIGS, on_cores: bool = False
+    num_blocks: int,
+    loop: Loop,
+    configs: Mapping[str, object] = _NO_CONFIGS,
+    *,
+    on_cores: bool = False,
+    robots: bool = False,
 ) -> Workflow:
-    """Returns the graph; without `configs`, by stage, it can be planned but not run.
+    """Returns the graph.
 
     Args:
-        num_blocks: of an iteration.
-        loop: between simulator and policy.
-        configs: of the stages, by name.
+        num_blocks: of env rows.
+        loop: the rollout.
+        configs: of the stages; without them the graph can be planned but not run.
         on_cores: whether simulators run on cores only, also where there are accelerators.
+        robots: whether env steps take their time whatever computes them, so that the env mostly waits.
     """
     kinds = CORES if on_cores else ()
     return Workflow(
         name="embodied",
         num_blocks=num_blocks,
         stages={
-            ENV: StageSpec(ENV, f"{_PACKAGE}.env_stage.EnvStage", configs.get(ENV), kinds=kinds),
+            ENV: StageSpec(ENV, f"{_PACKAGE}.env_stage.EnvStage", configs.get(ENV), kinds=kinds, waits=robots),
             POLICY: StageSpec(POLICY, f"{_PACKAGE}.rollout_stage.RolloutStage", configs.get(POLICY)),
             ACTOR: StageSpec(
                 *(ACTOR, f"{_PACKAGE}.actor_stage.ActorStage", configs.get(ACTOR)),

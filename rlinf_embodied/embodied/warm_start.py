@@ -28,6 +28,7 @@ _PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where file
 # of the env's section, how it is trained in
 _SCALE = ("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over")
 _REWARD = ("hold_steps", "reward", "success_bonus")
+_SPEED = ("control_hz",)
 
 
 def cache_folder(config: WarmStartStageConfig, kind: str) -> Path:
@@ -69,7 +70,7 @@ def _own_code(config: WarmStartStageConfig) -> dict[str, object]:
 
 
 def _relevant(env: EnvConfig) -> dict[str, object]:
-    return {name: value for name, value in asdict(env).items() if name not in (*_SCALE, *_REWARD)}
+    return {name: value for name, value in asdict(env).items() if name not in (*_SCALE, *_REWARD, *_SPEED)}
 
 
 def starting_policy(

@@ -54,7 +54,8 @@ def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
         rounds = 1 + (algorithm.max_resamples if algorithm.drop_zero_variance_groups else 0)
         sampling_filter = DynamicSamplingFilter(num_groups, algorithm.min_groups, algorithm.drop_zero_variance_groups)
         loop = replace(loop, max_rounds=rounds, decide=sampling_filter)
-    graph = embodied_graph(env.num_blocks, loop, configs, on_cores=config.cluster.cpu_devices > 0)
+    where = {"on_cores": config.cluster.cpu_devices > 0, "robots": env.control_hz > 0}
+    graph = embodied_graph(env.num_blocks, loop, configs, **where)
     return replace(graph, typical_iteration=0 if grpo else algorithm.critic_warmup_iterations)
 
 

@@ -104,7 +104,7 @@ class Executor:
         parts = self.plan.shards(name, num_blocks, cluster)
         for worker in workers:
             blocks = self._blocks(name, worker)
-            shards = shards_of(blocks, parts)
+            shards = tuple(shard for shard in shards_of(blocks, parts) if shard)
             device = cluster.torch_device(worker)
             contexts.append(StageContext(worker, device, blocks, shards, num_blocks, owners, SoloGroup(), {}))
             contexts[-1].exclusive = self._exclusive[name] & self._hosted(worker)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from rlinf_embodied import device as devices
+from rlinf_embodied.execution.disturbance import waited_s
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
@@ -30,11 +31,13 @@ _SMALL, _LARGE = 256, 4 << 20  # bytes per payload
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A worker at one moment: bytes of its device in use and at most since the last reset, and seconds of CPU."""
+    """A worker at one moment: bytes of its device in use, and at most since the last reset; seconds since its start."""
 
     used_bytes: float
     peak_bytes: float
     cpu_s: float
+    waited_s: float = 0.0  # for a core
+    process: int = 0
 
 
 class Meter:
@@ -61,9 +64,9 @@ class Meter:
         if self._of_device:
             memory = devices.memory(self._device)
             used = memory.total - memory.free  # the simulator's memory counts too, which torch does not know of
-            return Reading(used, used + memory.peak - memory.allocated, cpu)
+            return Reading(used, used + memory.peak - memory.allocated, cpu, waited_s(), os.getpid())
         used = float(psutil.Process().memory_info().rss)
-        return Reading(used, max(used, _high_water_bytes()), cpu)
+        return Reading(used, max(used, _high_water_bytes()), cpu, waited_s(), os.getpid())
 
     def count(self, step_context: StepContext, payload: object) -> float:
         """Returns the bytes of a payload."""
@@ -129,6 +132,7 @@ class MeteredSession:
         """Takes the session that does the work."""
         self._inner = inner
         self._devices: dict[int, str] = {}
+        self._empty: dict[int, Reading] = {}  # of each worker, before it had stages
         self.resident: dict[str, float] = {}  # bytes of each stage on its fullest worker
         self.answers: list[tuple[Call, list[Ref]]] = []  # that left their workers, while `recording`
         self.recording = False
@@ -143,10 +147,11 @@ class MeteredSession:
         self._inner.start(workers)
         self._devices = {spec.worker: spec.device for spec in workers}
         self._inner.add_stage(METER, [context_of(spec.worker, spec.device) for spec in workers])
+        self._empty = self.readings()
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """Builds a stage and notes what its workers grew by."""
-        before = self.readings()
+        before = self.readings() if not contexts[0].exclusive else self._empty  # the others have left
         facts = self._inner.add_stage(spec, contexts)
         after = self.readings()
         grown = [after[c.worker].used_bytes - before[c.worker].used_bytes for c in contexts]
@@ -213,6 +218,10 @@ class MeteredSession:
         """Returns the memory of every worker."""
         found = {worker: self.ask(worker, METER.name, "read") for worker in self._devices}
         return dict(zip(found, of_type(found.values(), Reading), strict=True))
+
+    def empty_with(self, resident_bytes: float) -> dict[int, Reading]:
+        """Returns what every worker would read with a stage of so many bytes in its memory and nothing else."""
+        return {w: replace(found, used_bytes=found.used_bytes + resident_bytes) for w, found in self._empty.items()}
 
     def reset_peaks(self) -> None:
         """Starts new maxima in every worker."""

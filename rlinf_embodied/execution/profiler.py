@@ -16,20 +16,22 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster, processor
+from rlinf_embodied.errors import NoRoomError, PlanError
+from rlinf_embodied.execution.disturbance import Moment, Repetition, busy_s, chosen, shares
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.iteration import Finishes
 from rlinf_embodied.execution.meter import METER, MeteredSession, Reading, measure_links
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.measurement import Measurements, Memory, cell_of, loop_of, profile_dict, samples
-from rlinf_embodied.flow.probes import Probe, probes, shortened, warm_up
-from rlinf_embodied.flow.profile import Profile
+from rlinf_embodied.flow.probes import Probe, probes, shortened, switching, warm_up
+from rlinf_embodied.flow.profile import DISTURBED, Profile
 from rlinf_embodied.flow.profile_file import load_profile, parse_profile
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.residents import can_leave
@@ -43,6 +45,7 @@ _LOG = logging.getLogger(__name__)
 _VERSION = 1  # of what is measured and how
 _BUDGET_S = 36.0  # of repetitions, over all probes
 _MOST_REPETITIONS, _LEAST_REPETITIONS = 5, 2
+_AGAIN = 3  # further repetitions of a probe that is disturbed
 _WARM_STEPS = 2  # chunk-steps of the first rollouts
 
 
@@ -122,12 +125,10 @@ def measure(
     total = len(planned) * (1 + _LEAST_REPETITIONS)
     budget: _Budget | None = None
     start = time.time()
-    for number, probe in enumerate(planned):
-        metered.clear()
+    for number, planned_probe in enumerate(planned):
         done = number * (1 + _LEAST_REPETITIONS)
-        progress("profile", done, total, probe.name)
-        executor = Executor(probe.workflow, probe.plan, metered, cluster)
-        short_s = _warm(executor, probe)
+        progress("profile", done, total, planned_probe.name)
+        probe, executor, short_s = _built(planned_probe, metered, cluster)
         budget = budget or _budget(workflow, cluster, short_s, budget_s, len(planned))
         advance = lambda k, at=done, what=probe.name: progress("profile", at + k, total, what)  # noqa: E731
         _repeat(executor, probe, metered, measured, budget, workflow.num_blocks, advance)
@@ -138,7 +139,8 @@ def measure(
     measured.links = _links(session, cluster, workflow.num_blocks)
     session.clear()
     measured.sources |= _sources(workflow, measured)
-    progress("profile", total, total, f"{time.time() - start:.0f} s")
+    told = f", disturbed: work waited up to {measured.disturbed:.0%} of its time for a core that others had"
+    progress("profile", total, total, f"{time.time() - start:.0f} s{told if measured.disturbed > DISTURBED else ''}")
     data = profile_dict(name, workflow, cluster.node_groups()[0].kind, measured, key)
     return parse_profile(data, f"the profile of {name}"), data
 
@@ -162,6 +164,30 @@ def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:
         near = cluster.place_of(worker).node == first
         ends.setdefault("within_node_bytes_per_s" if near else "across_nodes_bytes_per_s", worker)
     return ends
+
+
+def _built(probe: Probe, metered: MeteredSession, cluster: Cluster) -> tuple[Probe, Executor, float]:
+    """Returns a probe with its stages built and warm, and the seconds of a short iteration.
+
+    Where a device does not hold all stages, they take turns in it.
+
+    Raises:
+        NoRoomError: there is no room even so; says what was without room first.
+    """
+    metered.clear()
+    try:
+        executor = Executor(probe.workflow, probe.plan, metered, cluster)
+        return probe, executor, _warm(executor, probe)
+    except NoRoomError as error:
+        _LOG.info("profile: %s: the stages switch: %s", probe.name, error)
+        first = NoRoomError(str(error), error.workers)  # its frames would hold what the call had in memory
+    metered.clear()
+    other = switching(probe)
+    try:
+        executor = Executor(other.workflow, other.plan, metered, cluster)
+        return other, executor, _warm(executor, other)
+    except (NoRoomError, PlanError) as error:
+        raise first from error
 
 
 def _step_context(probe: Probe, repetition: int) -> StepContext:
@@ -203,19 +229,41 @@ def _repeat(
     measured.chunk_steps = max((loop.chunk_steps for loop in run.loops.values()), default=1)
     metered.reset_peaks()
     before, started = metered.readings(), time.perf_counter()
-    for k in range(_MOST_REPETITIONS):
-        if k >= _LEAST_REPETITIONS and time.perf_counter() - started > budget.probe_s:
-            break
-        metered.recording = k == 0
-        result = executor.run(_step_context(probe, k))
+    found: list[Repetition] = []
+    watched = not probe.cluster.nodes  # of other machines the driver does not know what else they do
+    while not _enough(found, time.perf_counter() - started > budget.probe_s):
+        begun = _moment(metered)
+        metered.recording = not found
+        result = executor.run(_step_context(probe, len(found)))
         metered.recording = False
         rounds = run.rounds(result.reports)
         if rounds and probe.workflow.num_blocks == num_blocks:
             measured.rounds.append(max(rounds.values()))
         _file_finishes(run, result, measured)
-        measured.samples += samples(probe, run, probe.workflow, result.spans, rounds)
-        progress(min(k + 1, _LEAST_REPETITIONS))
+        spans = tuple(result.spans)
+        found.append(Repetition(spans, rounds, shares(begun, _moment(metered), spans) if watched else {}))
+        progress(min(len(found), _LEAST_REPETITIONS))
+    collective = [stage for stage, spec in run.stages.items() if spec.collective]
+    kept, disturbed = chosen(found, _LEAST_REPETITIONS, collective)
+    measured.disturbed = max(measured.disturbed, disturbed)
+    for one in kept:
+        measured.samples += samples(probe, run, probe.workflow, one.spans, one.rounds)
     _file_memory(executor, probe, metered, measured, before, time.perf_counter() - started)
+
+
+def _moment(metered: MeteredSession) -> Moment:
+    readings = metered.readings()
+    used = {os.getpid(): sum(os.times()[:2])} | {reading.process: reading.cpu_s for reading in readings.values()}
+    waited = {worker: reading.waited_s for worker, reading in readings.items()}
+    return Moment(time.perf_counter(), busy_s(), used, waited)
+
+
+def _enough(found: Sequence[Repetition], late: bool) -> bool:
+    """Returns whether a probe was repeated often enough; one that is disturbed gets more chances to be quiet."""
+    quiet = sum(one.is_quiet for one in found)
+    if quiet >= _LEAST_REPETITIONS:
+        return late or quiet >= _MOST_REPETITIONS
+    return len(found) >= _LEAST_REPETITIONS + _AGAIN
 
 
 def _file_finishes(run: Workflow, result: IterationResult, measured: Measurements) -> None:
@@ -234,14 +282,18 @@ def _file_memory(
     before: Mapping[int, Reading],
     seconds: float,
 ) -> None:
-    """Files resident and working bytes and CPU cores; what ran together cannot be told apart, and shares the peak."""
+    """Files resident and working bytes and CPU cores; what ran together cannot be told apart, and shares the peak.
+
+    So do stages that switch: each is said to reach it, whichever did.
+    """
     after = metered.readings()
     for stage in probe.workflow.stages:
         memory = measured.memory.setdefault(stage, Memory())
         workers = executor.workers(stage)
         cell = cell_of(probe, stage)
         memory.resident[cell] = metered.resident[stage]
-        memory.working[cell] = max(max(0.0, after[w].peak_bytes - before[w].used_bytes) for w in workers)
+        held = before if not probe.plan.exclusive()[stage] else metered.empty_with(metered.resident[stage])
+        memory.working[cell] = max(max(0.0, after[w].peak_bytes - held[w].used_bytes) for w in workers)
         cores = max((after[w].cpu_s - before[w].cpu_s) / seconds for w in workers)
         memory.cores = max(1.0, round(cores))
 
@@ -274,6 +326,7 @@ def _switches(
         worker = executor.workers(stage)[0]
         if memory.offloaded_bytes is not None or not can_leave(load_target(spec.target), cluster.torch_device(worker)):
             continue
+        metered.ask(worker, stage, "enter", _step_context(probe, 0))
         before = metered.readings()[worker].used_bytes
         start = time.perf_counter()
         metered.ask(worker, stage, "offload", _step_context(probe, 0))

@@ -54,6 +54,7 @@ class Measurements:
     finishes: dict[str, list[Mapping[int, float]]] = field(default_factory=dict)  # of stages with long tails, by call
     chunk_steps: int = 1  # that were run, of a loop
     links: dict[str, float] = field(default_factory=dict)
+    disturbed: float = 0.0  # largest share of a worker's calls in which it waited for a core
     sources: dict[str, str] = field(default_factory=dict)
 
 
@@ -157,6 +158,7 @@ def profile_dict(
         "stages": stages,
         "edge_bytes_per_item": {f"{a}->{b}": n for (a, b), n in measured.edge_bytes_per_item.items()},
         "weights": {f"{a}->{b}": numbers for (a, b), numbers in measured.weights.items()},
+        "disturbed": measured.disturbed,
         **({"links": measured.links} if measured.links else {}),
     }
 

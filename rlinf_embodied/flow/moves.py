@@ -61,11 +61,8 @@ class Moves:
             return False
         if any(len(own) > work.most_devices(s, work.num_blocks) for s, own in self._placed(sketch)):
             return False
-        for loop, shards in zip(work.loops.values(), sketch.shards, strict=True):
-            sides = [self.number[side] for side in (loop.opener, loop.answerer)]
-            own = ((sketch.shares[i], len(sketch.devices[i])) for i in sides)
-            if shards > min(min(shares, default=work.num_blocks // number) for shares, number in own):
-                return False
+        if any(shards > work.num_blocks for shards in sketch.shards):
+            return False
         return all(self._streams(item, sketch) for item in sketch.items if item.chunks > 1)
 
     def _placed(self, sketch: Sketch) -> Iterator[tuple[str, Devices]]:

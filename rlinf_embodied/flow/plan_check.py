@@ -155,10 +155,8 @@ def _check_loop(name: str, node: LoopNode, workflow: Workflow) -> None:
     loop = workflow.loops[node.loop]
     if sorted(leaf.stage for leaf in node.stages) != sorted((loop.opener, loop.answerer)):
         raise PlanError(f"plan {name}: loop {node.loop} is made of {loop.opener} and {loop.answerer}: place both")
-    for leaf in node.stages:
-        least = min(leaf.shares, default=workflow.num_blocks // len(leaf.devices))
-        if not 1 <= node.shards <= least:
-            raise PlanError(
-                f"plan {name}: loop {node.loop} has {node.shards} shards, but a worker of {leaf.stage} has only "
-                f"{least} block(s): {workflow.more_blocks}, or shards: {least}"
-            )
+    if not 1 <= node.shards <= workflow.num_blocks:
+        raise PlanError(
+            f"plan {name}: loop {node.loop} has {node.shards} shards, but each has a block at least, of which there "
+            f"are {workflow.num_blocks}: {workflow.more_blocks}, or shards: {workflow.num_blocks}"
+        )

@@ -4,6 +4,7 @@ collocated on all  ceil(n / D) blocks on each of D devices, all of them at work 
 collocated on one  n blocks on one device
 disaggregated      loops with a device for each side, two shards in flight: n / 2 blocks per call while the other works;
                    everything that leaves its worker does so here, so that bytes can be counted
+one block          a block on one device, where blocks flow one by one
 few on one         ceil(n / D) blocks on one device, where n / 2 is another number
 """
 
@@ -100,10 +101,26 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
         if few not in {probe.blocks_per_call(s) for probe in found for s in workflow.stages if probe.devices(s) == 1}:
             small = with_blocks(workflow, few)
             found.append(Probe("few on 1", small, collocated(small, 1, cores=one), cluster))
-        if few > 1 and any(spec.waits for spec in workflow.stages.values()):  # what flows on meanwhile is single blocks
+        if few > 1 and _flows_in_blocks(workflow):
             single = with_blocks(workflow, 1)
             found.append(Probe("one block", single, collocated(single, 1, cores=one), cluster))
     return found
+
+
+def _flows_in_blocks(workflow: Workflow) -> bool:
+    """Returns whether plans may call stages for single blocks: chunks of a stream, or shards that wait elsewhere.
+
+    A call is priced no lower than the smallest that was measured.
+    """
+    streams = not workflow.loops and any(edge.allows(1, workflow.num_blocks) for edge in workflow.edges)
+    return streams or any(spec.waits for spec in workflow.stages.values())
+
+
+def switching(probe: Probe) -> Probe:
+    """Returns the probe with one stage, or loop, in memory at a time: for devices that do not hold all of them."""
+    tree = probe.plan.tree
+    apart = replace(tree, resident=False) if isinstance(tree, Temporal) else tree
+    return replace(probe, name=f"{probe.name}, switching", plan=replace(probe.plan, tree=apart))
 
 
 def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:

@@ -12,6 +12,7 @@ from rlinf_embodied.cluster.hardware import Links
 from rlinf_embodied.errors import ConfigError
 
 Floats = NDArray[np.float64]
+DISTURBED = 0.1  # share of measured seconds in which work waited for a core that others had: a quiet machine has less
 
 
 def interpolate(x: ArrayLike, xs: Floats, ys: Floats) -> Floats:
@@ -123,6 +124,7 @@ class Profile:
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     workload: Workload | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    disturbed: float = 0.0  # largest share of measured seconds in which work waited for a core that others had
     links: Links | None = None  # of the machine that was measured; None: as the cluster says
 
     def rows(self) -> list[dict[str, str]]:

@@ -45,7 +45,7 @@ _STAGE_KEYS = (
 _WEIGHT_KEYS = ("bytes", "export_s", "install_s")
 _KEYS = (
     *("format", "name", "device_kind", "fingerprint", "workload", "sources", "stages"),
-    *("edge_bytes_per_item", "weights", "links"),
+    *("edge_bytes_per_item", "weights", "links", "disturbed"),
 )
 _LINK_KEYS = ("within_node_bytes_per_s", "across_nodes_bytes_per_s", "latency_s")
 _WORKLOAD_KEYS = (
@@ -106,6 +106,7 @@ def parse_profile(data: object, path: str = "profile") -> Profile:
         fingerprint={key: str(value) for key, value in _mapping(body.get("fingerprint", {}), path).items()},
         workload=None if workload is None else _workload(workload, f"{path}.workload"),
         sources={key: str(value) for key, value in _mapping(body.get("sources", {}), path).items()},
+        disturbed=_number(body.get("disturbed", 0.0), f"{path}.disturbed"),
         links=None if body.get("links") is None else _links(body["links"], f"{path}.links"),
     )
 

@@ -4,7 +4,7 @@
 2. expand   the fastest sketch that has not been expanded: all that is one move away
 3. drop     what cannot win: its busiest device alone takes as long as the WIDTH-th best so far, or it is far behind
 4. kick     when the WIDTH best are expanded: one of them with several stages elsewhere at once, downhill from there
-5. end      after KICKS of these (UNLIKE times as many on unlike devices) without gain, or after MOST_CALLS simulated calls
+5. end      after KICKS of these (UNLIKE times as many on unlike devices) without gain, or MOST_CALLS simulated calls
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from rlinf_embodied import device as devices
-from rlinf_embodied.errors import PlugInError, RlinfError, WorkerError
+from rlinf_embodied.errors import NoRoomError, PlugInError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import relay
@@ -439,7 +439,7 @@ class WorkerHost:
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         path = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
         if devices.is_out_of_memory(error):
-            return WorkerError(
+            return NoRoomError(
                 f"worker {self.spec.worker} ({self.spec.device}) has no room for {where}: {error} (at {path}). "
                 f"Its stages are {', '.join(self.stages)}: let them take turns (a plan with resident: false, or "
                 "plan=auto), give them more devices, or make blocks, microbatches or the model smaller",

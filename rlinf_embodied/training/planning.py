@@ -2,16 +2,16 @@
 
 choose    a forced plan as it is; a single feasible one without measuring; else the profile (cached, or measured now),
           the ranked plans, and the best of them
-observe   after each iteration: measured against predicted seconds of every stage; a lasting drift plans again
+observe   after each iteration: measured against predicted seconds of every stage; a lasting drift plans again;
+          plans that a disturbed profile cannot tell apart run in turn first (trials.py)
 report    at the end: the ranked table with what was measured, and the error of each prediction
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rlinf_embodied.cache import writable_place
@@ -33,48 +33,22 @@ from rlinf_embodied.flow.plan import Plan, resolve_on
 from rlinf_embodied.flow.plan_check import require_staleness
 from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.flow.probes import collocated
-from rlinf_embodied.flow.profile import Profile
+from rlinf_embodied.flow.profile import DISTURBED, Profile
 from rlinf_embodied.flow.profile_file import load_profile
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import described_table, terminal_width, text_table
 from rlinf_embodied.training.job import Job
-
-
-@dataclass(slots=True)
-class Period:
-    """Iterations under one plan: what was predicted, and what each took."""
-
-    plan: Plan
-    predicted: Prediction | None
-    first_iteration: int
-    iteration_s: list[float] = field(default_factory=list)
-    stages_s: dict[str, list[float]] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, object]:
-        """Returns the period as JSON-ready data: medians, and the relative error of each prediction."""
-        measured = {"iteration": _median(self.iteration_s)}
-        measured |= {stage: _median(seconds) for stage, seconds in self.stages_s.items()}
-        predicted: dict[str, float] = {}
-        if self.predicted is not None and math.isfinite(self.predicted.iteration_s):
-            predicted = {"iteration": self.predicted.iteration_s, **self.predicted.stages_s}
-        both = [name for name in predicted if measured.get(name)]
-        return {
-            "plan": self.plan.name,
-            "first_iteration": self.first_iteration,
-            "num_iterations": len(self.iteration_s),
-            "predicted_s": predicted,
-            "measured_s": measured,
-            "error": {name: predicted[name] / measured[name] - 1 for name in both},
-        }
+from rlinf_embodied.training.periods import Period, median, report_rows
+from rlinf_embodied.training.trials import Trials, doubted
 
 
 def _turns(workflow: Workflow, cluster: Cluster) -> Plan:
     return collocated(workflow, cluster.num_computing, cores=cluster.cores_beside)
 
 
-def _median(values: list[float]) -> float:
-    return statistics.median(values) if values else 0.0
+def _named(entry: Ranked) -> Plan:
+    return replace(entry.plan, name=f"auto: {entry.label}")
 
 
 def _cache(job: Job, cluster: Cluster, spare: Path | None) -> tuple[Path, dict[str, str]]:
@@ -135,6 +109,9 @@ class Planning:
             self._price(load_profile(Path(config.plan.profile).expanduser()), workflow)
         self._ranked: list[Ranked] = []
         self._watch: DriftWatch | None = None
+        self._trials: Trials | None = None
+        self._tried: dict[str, Plan] = {}  # by name, those under trial
+        self._lost: set[str] = set()  # names of plans that were slower in a trial
         self.periods: list[Period] = []
 
     def _resolved(self, cluster: Cluster) -> Plan:
@@ -195,7 +172,23 @@ class Planning:
         title = f"plans of {workflow.name} on {self._cluster.name}, predicted:"
         lines = [described_table(rows(self._ranked), LONG_COLUMNS, title, terminal_width())]
         lines += [f"{entry.mode}: {entry.reason}" for entry in impossible]
-        return replace(best.plan, name=f"auto: {best.label}"), "\n".join(lines)
+        lines += self._try_others()
+        return _named(best), "\n".join(lines)
+
+    def _try_others(self) -> list[str]:
+        """Plans trials where a disturbed profile leaves open whether another plan is faster; returns what to tell."""
+        assert self._pricer is not None
+        disturbed, best = self._pricer.profile.disturbed, self._ranked[0].plan
+        alike = [entry for entry in self._ranked if entry.plan.staleness == best.staleness]
+        others = doubted(alike, disturbed) if disturbed > DISTURBED and self._may_replan(best) else []
+        if not others:
+            return []
+        self._tried = {plan.name: plan for plan in map(_named, [self._ranked[0], *others])}
+        self._trials = Trials(tuple(self._tried))
+        return [
+            f"the profile was disturbed: work waited up to {disturbed:.0%} of its time for a core that others had: "
+            f"{' and '.join([*self._tried][1:])} run too, {self._trials.num_iterations} iterations in all"
+        ]
 
     def move(self, cluster: Cluster, iteration: int) -> Plan | None:
         """Goes over to another cluster, such as the nodes that are left of this one; iteration: the next one.
@@ -204,7 +197,7 @@ class Planning:
         staleness stays what it is.
         Returns the plan to go on with, None if none was chosen before.
         """
-        self._cluster = cluster
+        self._cluster, self._trials = cluster, None
         if self._forced is not None:
             try:
                 self._forced = self._resolved(cluster)
@@ -218,7 +211,7 @@ class Planning:
             self._pricer = Pricer(self._pricer.workflow, self._pricer.profile, linked(cluster, self._pricer.profile))
             if self._forced is None:
                 self._ranked, _ = rank(self._pricer, min_staleness=ahead, max_staleness=ahead)
-                plan = replace(self._ranked[0].plan, name=f"auto: {self._ranked[0].label}")
+                plan = _named(self._ranked[0])
         self._begin(plan, None if self._pricer is None else predict(self._pricer, plan), iteration)
         return plan
 
@@ -279,11 +272,30 @@ class Planning:
         period.iteration_s.append(seconds)
         for stage, value in stages_s.items():
             period.stages_s.setdefault(stage, []).append(value)
+        if self._trials is not None:
+            return self._tried_on(seconds, iteration + 1, goes_on)
         if self._watch is None:
             return None, ""
         self._watch.observe(stages_s, rounds)
         drifted = self._watch.drifted()
         return self._replanned(drifted, iteration + 1) if drifted and goes_on else (None, "")
+
+    def _tried_on(self, seconds: float, iteration: int, goes_on: bool) -> tuple[Plan | None, str]:
+        """Takes an iteration of a trial; returns the plan of the next one (None: the same), and what to tell."""
+        assert self._pricer is not None
+        assert self._trials is not None
+        trials, old = self._trials, self.plan.name
+        name = trials.observe(old, seconds)
+        told = ""
+        if trials.is_over:
+            self._lost = {other for other in trials.names if other != name}
+            self._trials = None
+            told = f"tried: {trials.told()}: {name} stays"
+        if name == old or not goes_on:
+            return None, told
+        plan = self._tried[name]
+        self._begin(plan, predict(self._pricer, plan), iteration)
+        return plan, told or f"trying {name}"
 
     def _replanned(self, drifted: Mapping[str, float], iteration: int) -> tuple[Plan | None, str]:
         assert self._pricer is not None
@@ -292,8 +304,11 @@ class Planning:
         found = replan(self._pricer, old, self._watch.factors())
         self._pricer = found.pricer
         what = ", ".join(f"{stage} takes {factor:.2f} times its predicted time" for stage, factor in drifted.items())
-        self._begin(found.plan, found.predicted, iteration)
-        if not found.changed:
+        changed = found.changed and found.plan.name not in self._lost
+        self._begin(
+            found.plan if changed else old, found.predicted if changed else predict(found.pricer, old), iteration
+        )
+        if not changed:
             return None, f"planned again ({what}): {old.name} stays the best, now {found.stays_s:.2f} s predicted"
         return found.plan, (
             f"planned again ({what}): from iteration {iteration + 1} on {found.plan.name}, "
@@ -324,7 +339,7 @@ class Planning:
         self.write(folder)
         periods = [period.to_dict() for period in self.periods if period.iteration_s]
         folder.write_json("plan_report.json", {"periods": periods, "ranked": rows(self._ranked)})
-        lines = [line for period in periods for line in _report_rows(period)]
+        lines = [line for period in periods for line in report_rows(period)]
         text = text_table(lines, "seconds per iteration, predicted and measured (medians):") if lines else ""
         return "\n".join(part for part in (self._ranked_with_measured(), text) if part)
 
@@ -333,7 +348,7 @@ class Planning:
         under: dict[str, list[float]] = {}
         for period in self.periods:
             under.setdefault(period.plan.name.removeprefix("auto: "), []).extend(period.iteration_s)
-        measured = {shape: _median(seconds) for shape, seconds in under.items() if seconds}
+        measured = {shape: median(seconds) for shape, seconds in under.items() if seconds}
         table = []
         for entry, row in zip(self._ranked, rows(self._ranked), strict=True):
             seconds = measured.get(entry.label)
@@ -341,21 +356,3 @@ class Planning:
             shown = {"measured": f"{seconds:.2f}" if seconds else "-", "error": error}
             table.append({k: v for k, v in row.items() if k not in ("simulated", "why not")} | shown)
         return text_table(table, "plans, predicted and measured:") if table else ""
-
-
-def _report_rows(period: Mapping[str, object]) -> list[dict[str, str]]:
-    """Returns a row for the iteration and for each stage of a period."""
-    predicted, measured, error = (period[key] for key in ("predicted_s", "measured_s", "error"))
-    assert isinstance(predicted, Mapping)
-    assert isinstance(measured, Mapping)
-    assert isinstance(error, Mapping)
-    return [
-        {
-            "plan": str(period["plan"]) if name == "iteration" else "",
-            "stage": name,
-            "predicted": f"{predicted[name]:.3g}" if name in predicted else "-",
-            "measured": f"{seconds:.3g}",
-            "error": f"{error[name]:+.0%}" if name in error else "-",
-        }
-        for name, seconds in measured.items()
-    ]

@@ -184,3 +184,12 @@ def test_speeds_that_are_none_are_refused() -> None:
         ClusterConfig(speeds=[1.0, 0.0])
     with pytest.raises(ConfigError, match="devices of this machine"):
         ClusterConfig(speeds=[1.0, 0.5], address="auto")
+
+
+def test_a_device_has_the_memory_that_is_said_of_it() -> None:
+    cores = cluster_at_hand(ClusterConfig(num_devices=2, torch_device="cpu", device_memory_bytes=10**9))
+    assert [group.memory_bytes for group in cores.node_groups()] == [10**9]
+    devices = cluster_at_hand(ClusterConfig(num_devices=2, torch_device="npu", device_memory_bytes=10**9))
+    assert [group.memory_bytes for group in devices.node_groups()] == [10**9]
+    with pytest.raises(ConfigError, match=r"cluster\.device_memory_bytes is 0, but it is a positive number of bytes"):
+        ClusterConfig(device_memory_bytes=0)

@@ -37,6 +37,7 @@ PLANS = {
     ),
     "one env, policy on all": (2, trees([0], "all", "all")),
     "unlike splits": (3, trees([0, 1], [2], [0, 2], shards=2)),
+    "shards in workers of their own": (6, trees([2, 3, 4, 5], [0, 1], [0, 1], shards=2)),
 }
 OVER_THREE, OVER_ONE = {"devices": [0, 1], "shares": [3, 1]}, {"devices": [0, 1], "shares": [1, 3]}
 
@@ -61,7 +62,7 @@ VARIANTS = {
         ["disaggregated on 2"],
     ),
     "ppo, bootstrap at time-outs": (["algorithm.bootstrap_at_timeout=true"], ["collocated on 3, uneven"]),
-    "ppo, carried over": (["env.carry_over=true"], ["unlike splits"]),
+    "ppo, carried over": (["env.carry_over=true"], ["unlike splits", "shards in workers of their own"]),
     "ppo, stops at a KL": (["algorithm.target_kl=1e-4"], ["collocated on 2"]),
     "ppo, no freezing": (["policy.freeze_stem=false"], ["disaggregated on 2"]),
     "grpo": (GRPO, ["collocated on 2", "disaggregated on 3", "unlike splits"]),

@@ -200,6 +200,38 @@ def test_on_what_is_left_a_plan_stays_if_it_fits_and_is_made_again_otherwise(tmp
     assert (apart.startswith("auto: "), left) == (True, APART)
 
 
+# -------------------------------------------------------------------------------------------------- a doubted profile
+def disturbed(folder: Path, share: float) -> Path:
+    path = profile_file(folder)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"disturbed": share}))
+    return path
+
+
+def test_plans_that_a_disturbed_profile_cannot_tell_apart_run_in_turn_and_the_weights_do_not_notice(
+    tmp_path, capsys
+) -> None:
+    expected = train(run(tmp_path / "quiet", "plan=collocated", "run.num_iterations=6"))
+    summary = train(run(tmp_path, f"plan.profile={disturbed(tmp_path, 0.4)}", "run.num_iterations=6"))
+    shown = capsys.readouterr().out
+    assert "the profile was disturbed: work waited up to 40% of its time for a core that others had" in shown
+    told = next(line for line in shown.splitlines() if line.startswith("tried: "))
+    periods = json.loads((tmp_path / "run/plan_report.json").read_text())["periods"]
+    assert periods[0]["plan"] == APART
+    assert len({period["plan"] for period in periods}) > 1
+    assert told.endswith(f"{summary['plan']} stays")
+    assert summary["weights_sha256"] == expected["weights_sha256"]
+
+
+def test_a_quiet_profile_is_believed_and_so_is_any_where_plans_are_not_made_again(tmp_path, capsys) -> None:
+    for number, (share, more) in enumerate(((0.05, ()), (0.4, ("plan.replan=false",)))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        train(run(folder, f"plan.profile={disturbed(folder, share)}", "run.num_iterations=3", *more))
+        periods = json.loads((folder / "run/plan_report.json").read_text())["periods"]
+        assert [period["plan"] for period in periods] == [APART]
+    assert "tried" not in capsys.readouterr().out
+
+
 # ----------------------------------------------------------------------------------------------------- planned again
 def slower_half_way(folder: Path, slowness: int, *overrides: str) -> TrainConfig:
     """From the third iteration on a row's step costs a millisecond: 256 ms on one device, 128 on each of two.

@@ -8,7 +8,7 @@ from planning import cluster, embodied, replace_cluster
 from rlinf_embodied.cluster.hardware import with_waiting
 from rlinf_embodied.flow.graph import Edge, StageSpec, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, Temporal, resolve
-from rlinf_embodied.flow.probes import Probe, collocated, probes, shortened, with_blocks
+from rlinf_embodied.flow.probes import Probe, collocated, probes, shortened, switching, with_blocks
 
 
 def workflow(blocks: int = 8, steps: int = 20) -> Workflow:
@@ -55,9 +55,12 @@ def test_calls_are_as_large_as_the_executor_makes_them_where_everything_goes_thr
 def test_a_chain_without_loops_is_measured_together_only() -> None:
     stages = {name: StageSpec(name, f"fakes.{name}", None) for name in ("b", "a")}
     chain = Workflow("chain", 4, stages, (Edge("a", "b", granularities=()),))
-    assert [probe.name for probe in probes(chain, cluster(2))] == ["collocated on 2", "collocated on 1", "few on 1"]
+    names = ["collocated on 2", "collocated on 1", "few on 1"]
+    assert [probe.name for probe in probes(chain, cluster(2))] == [*names, "one block"]  # they may stream
+    whole = Workflow("chain", 4, stages, (Edge("a", "b"),))
+    assert [probe.name for probe in probes(whole, cluster(2))] == names
     assert [*collocated(chain, 2).leaves()] == ["a", "b"]
-    waiting = Workflow("chain", 4, stages | {"b": StageSpec("b", "fakes.b", None, waits=True)}, chain.edges)
+    waiting = Workflow("chain", 4, stages | {"b": StageSpec("b", "fakes.b", None, waits=True)}, whole.edges)
     last = probes(waiting, with_waiting(cluster(2), 1))[-1]  # while it waits the others go on block by block
     assert (last.name, last.workflow.num_blocks, last.plan.devices()) == ("one block", 1, (0,))
 
@@ -73,3 +76,10 @@ def test_rollouts_are_shortened_only_as_far_as_they_stand_for_whole_ones() -> No
 def test_fewer_blocks_flow_at_once() -> None:
     chain = Workflow("chain", 8, {n: StageSpec(n, "x.y", None) for n in "ab"}, (Edge("a", "b", granularities=(4, 0)),))
     assert with_blocks(chain, 3).edges[0].granularities == (0,)
+
+
+def test_a_probe_whose_stages_switch_has_one_part_in_memory_at_a_time() -> None:
+    probe = Probe("x", workflow(4), collocated(workflow(4), 2), cluster(2))
+    assert switching(probe).plan.exclusive() == {"env": {"actor"}, "policy": {"actor"}, "actor": {"env", "policy"}}
+    assert not any(probe.plan.exclusive().values())
+    assert switching(probe).name == "x, switching"

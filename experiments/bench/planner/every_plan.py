@@ -205,7 +205,7 @@ class EveryPlan:
         for place, (devices, shares) in enumerate(self.places):
             if not devices:
                 continue
-            few = inside and parts > min(shares, default=self.work.num_blocks // len(devices))
+            few = inside and parts > self.work.num_blocks
             if few or (not inside and any(share % parts for share in shares)):
                 busy[place], least[place] = np.inf, np.inf
                 continue

@@ -41,6 +41,13 @@ def test_what_the_busiest_worker_spends_in_no_stage_is_outside() -> None:
     assert outside_stages(spans, 4.0) == 0.25  # worker 0 is busy for 3 of 4 s
 
 
+def test_after_a_disturbed_profile_the_fastest_of_what_was_tried_stays() -> None:
+    plans = found(auto=[1.0], disturbed=[1.6], **{"tried 1": [1.02], "tried 2": [2.0]})
+    told = "a disturbed profile picks a plan 60.0% behind the fastest; tried 1 stays, 2.0% behind it"
+    assert bench.repaired(plans) == told
+    assert bench.repaired(found(auto=[1.0])) == ""
+
+
 def test_errors_are_over_all_plans_of_all_workloads() -> None:
     results = {"a": found(collocated=[1.0], auto=[1.1]), "b": found(auto=[2.2])}
     content = bench.summary(results)
@@ -68,7 +75,7 @@ def test_workloads_of_an_earlier_run_are_read_back_as_they_were() -> None:
 def test_what_is_measured_anew_replaces_an_earlier_run_and_the_rest_is_kept(tmp_path, monkeypatch) -> None:
     slow = {"collocated": [2.0], "auto": [2.0]}
     monkeypatch.setattr(command, "use_one_thread_per_process", lambda: None)  # this process is the tests'
-    monkeypatch.setattr(bench, "run_case", lambda words, iterations, names: found(**slow))
+    monkeypatch.setattr(bench, "run_case", lambda words, iterations, **more: found(**slow))
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     assert bench.BENCHMARK.main(["cases=pick,point_reach", f"out={first}"]) == 0
     slow["auto"] = [3.0]

@@ -1,0 +1,69 @@
+"""The workloads of the benchmark of plan=auto: configs that a user may meet, each with the kind of plan that it is for.
+
+workload       what it is about
+pick...        linear costs on two equal cores: turns
+robot          envs that run at the rate of a robot's controller: workers without a core, shards side by side
+flat_policy    a policy whose call takes as long for one row as for sixteen, beside a CPU's simulator
+math_tail      completions most of which end early
+math_memory    devices that hold one of two stages
+math_judge     a reward that is waited for
+"""
+
+from __future__ import annotations
+
+REASONING = "workflow=reasoning"
+
+_SHORT = ("env.chunks_per_rollout=10", "warm_start.num_demos=24", "warm_start.epochs=2", "warm_start.head_epochs=4")
+_LARGE = ("policy.hidden_size=256", "policy.num_layers=4", "policy.stem_width=96")
+CASES: dict[str, tuple[str, ...]] = {
+    "pick": ("env=maniskill_pick", *_SHORT),
+    "pick_large": ("env=maniskill_pick", *_SHORT, *_LARGE),
+    # as near to state alone as a policy that sees can be: small images cost next to nothing
+    "pick_state": ("env=maniskill_pick", *_SHORT, "env.obs_size=16", "policy.stem_width=16", "policy.keypoints=4"),
+    # chunks of ten actions: twice the physics for each image and each answer
+    "cpu_heavy": ("env=maniskill_pick", *_SHORT, "env.chunk=10", "env.chunks_per_rollout=5", "env.obs_size=32"),
+    "policy_heavy": ("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", *_LARGE, "env.obs_size=64"),
+    "point_reach": ("env=point_reach", "warm_start.num_demos=48", "warm_start.epochs=4", "env.chunks_per_rollout=20"),
+    # sixteen robots at 30 Hz, each with a camera that a frozen stem of some size looks through
+    "robot": (
+        *("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", "env.obs_size=128"),
+        *("policy.stem_width=256", "env.num_envs=16", "env.block_size=4", "env.control_hz=30"),
+        "cluster.waiting_devices=4",
+    ),
+    "math_grpo": (REASONING, "warm_start.steps=400"),
+    "math_ppo": (REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=1"),
+    # sums of two to four terms, and a quarter of ten: most completions end early, a few take four times as long
+    "math_tail": (
+        *(REASONING, "warm_start.steps=400", "data.level='sum2-2-9,sum3-3-9,sum4-4-9,sum10-10-9'"),
+        *("generation.max_new_tokens=96", "generation.rows_per_block=16", "generation.rows_per_batch=128"),
+    ),
+    # 103 million weights are read for each call, whether for one row or sixteen, beside a simulator of some computing
+    "flat_policy": (
+        *("env=maniskill_pick", "policy=state", "policy.hidden_size=7168", "policy.num_layers=3"),
+        *(
+            "algorithm=ppo_dense",
+            "env.num_envs=32",
+            "env.block_size=16",
+            "env.chunk=2",
+            "env.chunks_per_rollout=25",
+            "algorithm.num_minibatches=1",
+        ),
+        *("algorithm.epochs=1", "algorithm.value_epochs=1"),
+    ),
+    # devices that hold the actor or the critic with what a step of theirs needs, and not both: they switch, or each has
+    # a device of its own.  The simulated accelerator (docs/gpu.md): PYTHONPATH=tests:. SIM_ROOM_BYTES=175000000
+    "math_memory": (
+        *(REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=0"),
+        *("policy.hidden_size=256", "policy.intermediate_size=1024", "algorithm.reduction=exact"),
+        *("cluster.torch_device=sim", "cluster.device_module=simulated_accelerator", "cluster.num_devices=2"),
+        "cluster.device_memory_bytes=175000000",
+    ),
+    # rewards are given by a judge behind HTTP that thinks for 0.1 s; sixteen questions of each worker at once
+    "math_judge": (
+        *(REASONING, "warm_start.steps=400", "policy.hidden_size=192", "policy.intermediate_size=512"),
+        *("generation.rows_per_block=32", "reward._target_=experiments.examples.http_judge.judged"),
+        *("reward.concurrency=16", "reward.waits=true", "cluster.waiting_devices=2"),
+    ),
+}
+# presets: four workers each are enough for two cores, and workers with optimizers of 103 million weights for 24 GiB
+FEW = {"math_judge": ("collocated", "pipelined"), "flat_policy": ("collocated", "hybrid")}

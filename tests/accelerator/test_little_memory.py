@@ -1,0 +1,73 @@
+"""Devices that hold one of two stages: profile and plan let them switch, and the weights are those of a core."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from accelerated_runs import accelerators
+from math_runs import PPO, iterate_math, tiny_math
+from runs import cluster, digest
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.errors import NoRoomError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.profiler import measure
+from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.measured import as_measured, linked
+from rlinf_embodied.flow.plan import Plan, Temporal
+from rlinf_embodied.flow.planner import Mode, find_plans
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.probes import collocated
+from rlinf_embodied.reasoning.warm_start import starting_policy
+from rlinf_embodied.reasoning.workflow import training_workflow
+from rlinf_embodied.runtime.session import SerialSession, Session
+
+pytestmark = pytest.mark.accelerator
+
+# weights and moments of actor and critic are 6.3 MB each, a step of one takes 10.6 MB besides: 16.9 MB for each
+# in its turn, 23.3 MB for both
+ROOM = 19_500_000
+CONFIG = tiny_math(
+    *("algorithm.reduction=exact", "policy.hidden_size=128", "policy.intermediate_size=512", "policy.num_layers=2"),
+    *("warm_start.steps=10", "algorithm.tokens_per_microbatch=64", *PPO, "algorithm.critic_warmup_iterations=0"),
+)
+
+
+def workflow_on(place: Cluster, session: Session) -> Workflow:
+    folder = starting_policy(CONFIG, session, place, lambda *progress: None)
+    session.clear()
+    return training_workflow(CONFIG, str(folder))
+
+
+def test_of_two_stages_that_do_not_fit_together_each_has_the_device_in_its_turn(sim) -> None:
+    session, place = SerialSession(), replace(accelerators(1), memory_bytes=ROOM)
+    workflow = workflow_on(place, session)
+    sim.set_limit(ROOM, 0)
+    profile, _ = measure(workflow, session, place, "little", {}, lambda *progress: None, budget_s=0.1)
+    pricer = Pricer(as_measured(workflow, profile), profile, linked(place, profile))
+    together = collocated(workflow, 1)
+    assert pricer.memory(together.tree)[0] > ROOM
+    best = find_plans(pricer, Mode.any)[0]
+    assert pricer.memory(best.tree)[0] <= ROOM
+    assert isinstance(best.tree, Temporal)
+    assert ">>" in best.shape  # some of its turns switch
+    with pytest.raises(NoRoomError, match=r"has no room for .*let them take turns"):
+        iterate_math(CONFIG, Executor(workflow, together, session, place), 1)
+    session.clear()
+    switching = Executor(workflow, Plan("auto", 1, best.tree), session, place)
+    metrics = iterate_math(CONFIG, switching, 2)
+    of_a_core = SerialSession()
+    plain = Executor(workflow_on(cluster(1), of_a_core), together, of_a_core, cluster(1))
+    assert metrics == iterate_math(CONFIG, plain, 2)
+    assert digest(switching) == digest(plain)
+
+
+def test_a_stage_that_does_not_fit_alone_ends_the_profile_with_what_was_without_room(sim) -> None:
+    session, place = SerialSession(), replace(accelerators(1), memory_bytes=ROOM)
+    workflow = workflow_on(place, session)
+    sim.set_limit(ROOM // 2, 0)
+    with pytest.raises(
+        NoRoomError, match=r"worker 0 \(sim:0\) has no room for .*make blocks, microbatches or the model"
+    ):
+        measure(workflow, session, place, "little", {}, lambda *progress: None, budget_s=0.1)

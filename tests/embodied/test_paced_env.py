@@ -1,0 +1,171 @@
+"""Envs at a fixed control rate, by a clock that only sleeping and computing move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from runs import clone, digest, executor_for, iterate, tiny, trees
+from torch import Tensor
+
+from envs import point_reach
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.embodied import paced_env
+from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.paced_env import PacedEnv
+from rlinf_embodied.embodied.warm_start import cache_folder
+from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
+from rlinf_embodied.embodied.workflow import training_workflow
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces.envs import HasSimulatorStates, VectorEnv
+from rlinf_embodied.runtime.session import SerialSession
+
+ROWS, SEEDS = 4, [1, 2, 3, 4]
+
+
+class Clock:
+    """Stands for the module `time`; seconds in sixty-fourths are exact."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.slept_s: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(paced_env, "time", made)
+    return made
+
+
+def computing(config: EnvConfig, clock: Clock, step_s: float, images_s: float, begins: list[float]) -> VectorEnv:
+    """Returns the toy at a rate of 16 steps per second, whose steps and images take some of the clock's time."""
+    env = point_reach.make_env(config, ROWS)
+    step, images = env._sim.step, env._sim.images
+
+    def slow_step(actions: Tensor, rows: object) -> None:
+        begins.append(clock.now_s)
+        clock.now_s += step_s
+        step(actions, rows)  # pyright: ignore[reportArgumentType]
+
+    def slow_images(rows: object) -> Tensor:
+        clock.now_s += images_s
+        return images(rows)  # pyright: ignore[reportArgumentType]
+
+    env._sim.step, env._sim.images = slow_step, slow_images  # pyright: ignore[reportAttributeAccessIssue]
+    return PacedEnv(env, 16)
+
+
+def actions_for(config: EnvConfig) -> Tensor:
+    return torch.full((ROWS, config.chunk, 2), 0.1)
+
+
+def test_steps_begin_a_period_apart_and_a_chunk_returns_when_its_last_step_is_over(clock: Clock) -> None:
+    config, begins = tiny().env, []
+    env = computing(config, clock, step_s=1 / 64, images_s=2 / 64, begins=begins)
+    env.reset(SEEDS)
+    start_s = clock.now_s
+    env.step_chunk(actions_for(config))
+    assert begins == [start_s + k / 16 for k in range(config.chunk)]
+    assert clock.now_s == start_s + config.chunk / 16
+    # the env's own computing is part of the period: 3/64 s are left of a step, 1/64 s of the last one, with images
+    assert clock.slept_s == [3 / 64] * (config.chunk - 1) + [1 / 64]
+
+
+def test_the_rate_is_a_limit_on_a_step_and_not_a_debt_of_the_policy(clock: Clock) -> None:
+    config, begins = tiny().env, []
+    env = computing(config, clock, step_s=0.0, images_s=0.0, begins=begins)
+    env.reset(SEEDS)
+    env.step_chunk(actions_for(config))
+    clock.now_s += 10.0  # that the policy thinks: the next chunk is no shorter for it
+    start_s = clock.now_s
+    env.step_chunk(actions_for(config), SEEDS)
+    assert clock.now_s == start_s + config.chunk / 16
+
+
+def test_an_env_slower_than_its_rate_sleeps_never(clock: Clock) -> None:
+    config, begins = tiny().env, []
+    env = computing(config, clock, step_s=5 / 64, images_s=0.0, begins=begins)
+    env.reset(SEEDS)
+    env.step_chunk(actions_for(config))
+    assert clock.slept_s == []
+
+
+def test_what_an_env_gives_does_not_depend_on_its_rate(clock: Clock) -> None:
+    config = tiny().env
+    plain, paced = make_env(config, ROWS, "cpu"), make_env(replace(config, control_hz=16), ROWS, "cpu")
+    assert isinstance(paced, PacedEnv)
+    assert not isinstance(plain, PacedEnv)
+    for env in (plain, paced):
+        env.reset(SEEDS)
+    for _ in range(config.horizon // config.chunk + 1):  # over an episode's end
+        one, other = (env.step_chunk(actions_for(config), SEEDS) for env in (plain, paced))
+        assert torch.equal(one.rewards, other.rewards)
+        assert one.episodes == other.episodes
+        assert one.observation.images is not None
+        assert other.observation.images is not None
+        assert torch.equal(one.observation.images, other.observation.images)
+    running = plain.running()
+    slept = len(clock.slept_s)
+    assert torch.equal(paced.restore(running).proprio, plain.state().proprio)
+    assert len(clock.slept_s) == slept  # a replay is no robot's
+
+
+def test_a_paced_env_is_an_env_with_all_that_the_one_inside_offers(clock: Clock) -> None:
+    paced = make_env(tiny("env.control_hz=16").env, ROWS, "cpu")
+    inside = make_env(tiny().env, ROWS, "cpu")
+    for env in (paced, inside):
+        env.reset(SEEDS)
+        env.record([0], 32)
+        env.step_chunk(actions_for(tiny().env))
+    assert isinstance(paced, VectorEnv)
+    assert isinstance(paced, HasSimulatorStates)
+    assert isinstance(inside, HasSimulatorStates)
+    assert paced.spec == inside.spec
+    states = paced.simulator_states(), inside.simulator_states()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    assert torch.equal(paced.expert_actions(), inside.expert_actions())
+    assert torch.equal(paced.object_positions(), inside.object_positions())  # pyright: ignore[reportArgumentType]
+    (ours,), (theirs,) = paced.take_frames().values(), inside.take_frames().values()
+    assert np.array_equal(torch.stack(ours), torch.stack(theirs))
+    paced.close()
+
+
+@pytest.mark.parametrize("rate", ["-1", "inf", "nan"])
+def test_a_rate_is_a_number_of_steps_per_second(rate: str) -> None:
+    with pytest.raises(ConfigError, match=r"env\.control_hz is .* it is a number of env steps per second"):
+        tiny(f"env.control_hz={rate}")
+
+
+def test_only_an_env_with_a_rate_is_said_to_wait() -> None:
+    for hz in (0, 20):
+        stages = training_workflow(tiny(f"env.control_hz={hz}"), "nowhere").stages
+        assert [name for name, spec in stages.items() if spec.waits] == (["env"] if hz else [])
+
+
+def test_a_clone_is_for_robots_of_any_rate() -> None:
+    configs = [tiny(f"env.control_hz={hz}") for hz in (0, 20)]
+    keys = [cache_folder(WarmStartStageConfig((c.env,), c.policy, c.warm_start, 0), "cpu") for c in configs]
+    assert keys[0] == keys[1]
+
+
+def test_shards_in_workers_of_their_own_train_the_weights_of_one_worker(clock: Clock) -> None:
+    """Four workers of one block each: two of them have the first shard, two the second."""
+    policy = clone(tiny())
+    apart = executor_for(
+        tiny("env.control_hz=16"), trees([2, 3, 4, 5], [0, 1], [0, 1], shards=2), 6, SerialSession(), policy
+    )
+    alone = executor_for(tiny(), trees("all", "all", "all"), 1, SerialSession(), policy)
+    assert iterate(apart, 2) == iterate(alone, 2)
+    assert digest(apart) == digest(alone)
+    assert clock.slept_s
