@@ -154,7 +154,8 @@ def _parse(data: object, known: tuple[int, Devices], path: str) -> Node:
     try:
         if kind == "leaf":
             return Leaf(_name(body["stage"]), parse_devices(body["devices"], num_devices, here, cores))
-        stages = tuple(Leaf(_name(s), parse_devices(d, num_devices, f"{here}.{s}", cores)) for s, d in body["stages"].items())
+        sides = {_name(s): parse_devices(d, num_devices, f"{here}.{s}", cores) for s, d in body["stages"].items()}
+        stages = tuple(Leaf(stage, devices) for stage, devices in sides.items())
         return LoopNode(_name(body["name"]), stages, int(body.get("shards", 1)))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanError(
