@@ -79,8 +79,13 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
         (
             "ray",
             [
-                *("experiments/bench/soak.py", "experiments/chaos.py"),  # which do it harm, and look at it
-                *(f"rlinf_embodied/runtime/{n}.py" for n in ("placement", "ray_files", "ray_nodes", "ray_session")),
+                "experiments/bench/soak.py",  # does it harm, and looks at it
+                "experiments/bench/weights/__main__.py",  # measures its store
+                "experiments/chaos.py",
+                *(
+                    f"rlinf_embodied/runtime/{name}.py"
+                    for name in ("placement", "ray_files", "ray_nodes", "ray_peers", "ray_session")
+                ),
             ],
         ),
         (
