@@ -116,6 +116,7 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     (MATH, "algorithm=ppp", ["algorithm is 'ppp'", "did you mean algorithm=ppo?"]),
     (MATH, "reward.concurrency=4", ["reward.concurrency is 4", "a function of one's own", "use 1"]),
     (MATH, "reward.waits=true", ["reward.waits is True", "without reward._target_"]),
+    (MATH, "cluster.cpu_devices=2", ["cluster.cpu_devices is 2", "only training and evaluation in simulators"]),
     (MATH, "cluster.waiting_devices=-1", ["cluster.waiting_devices is -1", "not negative"]),
     (MATH, "cluster=ray cluster.waiting_devices=1", ["cluster.waiting_devices is 1", "on this machine"]),
     (MATH, "data.level=sums", ["data.level is 'sums'", "sum"]),

@@ -160,7 +160,6 @@ class ExportConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        _require_no_cores(self.cluster)
         rule, example = "it is checkpoint or expert", "use policy=checkpoint checkpoint=<dir>"
         require(self.policy in ("checkpoint", "expert"), "policy", self.policy, rule, example)
         require(
