@@ -35,7 +35,7 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     (VLA, "env.chunk=7", ["env.horizon is", "multiple of env.chunk=7", "use "]),
     (VLA, "env.hold_steps=99", ["env.hold_steps is 99", "lies in [0, env.horizon", "use "]),
     (VLA, "env.camera_eye=[0,0,1]", ["env.camera_eye is [0.0, 0.0, 1.0]", "needs both or neither", "give both"]),
-    (VLA, "env.backend=gpuu", ["env.backend is 'gpuu'", "auto, batched, stock, gpu"]),
+    (VLA, "env.backend=gpuu", ["env.backend is 'gpuu'", "auto, batched, cpu, stock, gpu"]),
     (VLA, "env._target_=nowhere.make_env", ["env._target_ is 'nowhere.make_env'", "nowhere"]),
     # policy
     (VLA, "policy=tinyvla", ["policy is 'tinyvla'", "did you mean policy=tiny_vla?"]),
