@@ -53,6 +53,7 @@ from rlinf_embodied.errors import (
     ObjectiveError,
     PlanError,
     PlugInError,
+    RunFileError,
     SimulatorError,
 )
 from rlinf_embodied.stop_signals import Stopped, ends_at_once
@@ -271,7 +272,7 @@ def main(
             file=sys.stderr,
         )
         sys.exit(1)
-    except (PlugInError, ObjectiveError) as error:
+    except (PlugInError, ObjectiveError, RunFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt as error:

@@ -23,6 +23,10 @@ class CheckpointWriteError(CheckpointError):
     """A checkpoint could not be written, and was removed again; older ones are untouched."""
 
 
+class RunFileError(RlinfError):
+    """A file of the run's own folder, such as its metrics, cannot be written; checkpoints before that are whole."""
+
+
 class DataError(RlinfError):
     """A dataset is missing or empty, one of its records cannot be used, or there is nothing to learn from it."""
 

@@ -35,7 +35,7 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     (VLA, "env.chunk=7", ["env.horizon is", "multiple of env.chunk=7", "use "]),
     (VLA, "env.hold_steps=99", ["env.hold_steps is 99", "lies in [0, env.horizon", "use "]),
     (VLA, "env.camera_eye=[0,0,1]", ["env.camera_eye is [0.0, 0.0, 1.0]", "needs both or neither", "give both"]),
-    (VLA, "env.backend=gpuu", ["env.backend is 'gpuu'", "auto, batched, stock, gpu"]),
+    (VLA, "env.backend=gpuu", ["env.backend is 'gpuu'", "auto, batched, cpu, stock, gpu"]),
     (VLA, "env._target_=nowhere.make_env", ["env._target_ is 'nowhere.make_env'", "nowhere"]),
     # policy
     (VLA, "policy=tinyvla", ["policy is 'tinyvla'", "did you mean policy=tiny_vla?"]),
@@ -116,6 +116,7 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     (MATH, "algorithm=ppp", ["algorithm is 'ppp'", "did you mean algorithm=ppo?"]),
     (MATH, "reward.concurrency=4", ["reward.concurrency is 4", "a function of one's own", "use 1"]),
     (MATH, "reward.waits=true", ["reward.waits is True", "without reward._target_"]),
+    (MATH, "cluster.cpu_devices=2", ["cluster.cpu_devices is 2", "only training and evaluation in simulators"]),
     (MATH, "cluster.waiting_devices=-1", ["cluster.waiting_devices is -1", "not negative"]),
     (MATH, "cluster=ray cluster.waiting_devices=1", ["cluster.waiting_devices is 1", "on this machine"]),
     (MATH, "data.level=sums", ["data.level is 'sums'", "sum"]),

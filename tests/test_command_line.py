@@ -9,7 +9,7 @@ import yaml
 from rlinf_embodied.command_line import evaluate_main, help_text, math_main, train_main
 from rlinf_embodied.compose import EVALUATE_GROUPS, MATH_GROUPS, TRAIN_GROUPS, choices
 from rlinf_embodied.config import EvaluateConfig, MathConfig, TrainConfig
-from rlinf_embodied.errors import CheckpointError, PlanError, WorkerError
+from rlinf_embodied.errors import CheckpointError, PlanError, RunFileError, WorkerError
 
 
 def exit_code(monkeypatch, script_main, entry, *arguments: str) -> int:
@@ -121,3 +121,13 @@ def test_a_full_disk_is_one_line_with_what_to_do(monkeypatch, capsys, error, say
     monkeypatch.setattr(sys, "argv", ["script.py"])
     with pytest.raises(OSError, match="Permission denied"):
         train_main(work)
+
+
+def test_a_file_of_the_run_that_cannot_be_written_is_one_line(monkeypatch, capsys):
+    def work(config):
+        raise RunFileError("runs/x/metrics.jsonl cannot be written (No space left on device): free space")
+
+    assert exit_code(monkeypatch, train_main, work) == 1
+    assert capsys.readouterr().err == (
+        "error: runs/x/metrics.jsonl cannot be written (No space left on device): free space\n"
+    )

@@ -186,7 +186,7 @@ BAD_INPUT = [
     ("env.num_envs=null", ["env.num_envs is None", "not Optional"]),
     ("run.dry=maybe", ["run.dry is 'maybe'", "bool", "true or false"]),
     ("env.cameras=3", ["env.cameras is 3", "list[str]", "[a,b]"]),
-    ("env.backend=gpuu", ["env.backend is 'gpuu'", "auto, batched, stock, gpu"]),
+    ("env.backend=gpuu", ["env.backend is 'gpuu'", "auto, batched, cpu, stock, gpu"]),
     ("algorithm.target_kl=x", ["algorithm.target_kl is 'x'", "float | None", "a number or null"]),
     ("env.horizon=${nope}", ["env.horizon", "nope", "use a whole number"]),
     ("env.num_envs=70", ["env.num_envs is 70", "multiple of env.block_size=16", "use 64"]),

@@ -258,8 +258,13 @@ def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
     return replace(cluster, groups=tuple(groups), description=f"{cluster.description} of the speeds {said}")
 
 
-def with_cores(cluster: Cluster, number: int) -> Cluster:
+def with_cores(cluster: Cluster, number: int, host_bytes: Sequence[float] | None = None) -> Cluster:
     """Returns a cluster with cores of each node as devices of their own, behind its accelerators.
+
+    Args:
+        cluster: of accelerators.
+        number: cores of each node.
+        host_bytes: the memory of the hosts of each group of nodes; None: that of this machine.
 
     Raises:
         ConfigError: it has no accelerators, or a node has fewer cores.
@@ -274,9 +279,9 @@ def with_cores(cluster: Cluster, number: int) -> Cluster:
         raise ConfigError(
             f"cluster.cpu_devices is {number}, but a node has {least} cores: use cluster.cpu_devices={least} or less"
         )
-    memory = host_memory_bytes() / number
+    memory = host_bytes or [float(host_memory_bytes())] * len(first)
     cores = tuple(
-        replace(group, kind="cpu", devices_per_node=number, memory_bytes=memory, beside=k)
+        replace(group, kind="cpu", devices_per_node=number, memory_bytes=memory[k] / number, beside=k)
         for k, group in enumerate(first)
     )
     return replace(

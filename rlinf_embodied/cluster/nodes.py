@@ -98,7 +98,8 @@ def cluster_of(nodes: Sequence[RayNode], config: ClusterConfig) -> Cluster:
                 f"cluster.cpu_devices is {config.cpu_devices}, but Ray has {node.num_cpus} cores of node "
                 f"{node.address}: use fewer, or start it with `ray start --num-cpus={config.cpu_devices}`"
             )
-    return with_cores(cluster, config.cpu_devices)
+    hosts = [float(min(node.facts.memory_bytes for node, _ in part)) for part in parts]
+    return with_cores(cluster, config.cpu_devices, hosts)
 
 
 def _kind(nodes: Sequence[RayNode], asked: str) -> str:

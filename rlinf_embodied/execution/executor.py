@@ -4,8 +4,9 @@ The plan tree becomes a list of steps (schedule.py), which are submitted in orde
 `temporal: [loop(env, policy), leaf(actor)]`:
 
     1. loop    every worker's blocks go round between opener and answerer.  Where both live in the same workers that is
-               one call per worker; otherwise a call per chunk-step, shard and worker, submitted all at once, shard by
-               shard, so that one shard's simulator runs while the other's policy does.
+               one call per worker; where each opener's worker has one that answers it, that one is asked to call it
+               (runtime/relay.py); otherwise a call per chunk-step, shard and worker, submitted all at once.  Always
+               shard by shard, so that one shard's simulator runs while the other's policy does.
     2. leaf    gets, block by block, what the edges into it brought; all workers of a collective stage start at once.
     3. weights go to the workers of a weight edge's target that do not share a process with its source.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from rlinf_embodied.telemetry.boards import Board
+from rlinf_embodied.telemetry.run_files import writing
 
 Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
 
@@ -81,21 +82,29 @@ class MetricsWriter:
         self._begun = False
 
     def write(self, global_step: int, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Writes one iteration; a value that is not finite becomes null in the JSON and is left out of the boards."""
+        """Writes one iteration; a value that is not finite becomes null in the JSON and is left out of the boards.
+
+        Raises:
+            RunFileError: the file cannot be written.
+        """
         if not self._begun:
             self._begin(iteration)
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         row = {"iteration": iteration, "global_step": global_step} | {name: finite.get(name) for name in metrics}
-        with self._path.open("a", encoding="utf-8") as file:
+        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         for board in self._boards:
             board.log(finite, global_step)
 
     def write_samples(self, global_step: int, iteration: int, rows: Sequence[Mapping[str, str | float]]) -> None:
-        """Writes what the policy wrote in an iteration that `write` got; nothing where there are no rows."""
+        """Writes what the policy wrote in an iteration that `write` got; nothing where there are no rows.
+
+        Raises:
+            RunFileError: the file cannot be written.
+        """
         if not rows:
             return
-        with self._samples.open("a", encoding="utf-8") as file:
+        with writing(self._samples), self._samples.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({"iteration": iteration, **row}, ensure_ascii=False) + "\n" for row in rows)
         for board in self._boards:
             board.log_table("samples", rows, global_step)
@@ -107,8 +116,9 @@ class MetricsWriter:
                 earlier = path.read_text(encoding="utf-8").split("\n")
                 kept = [line for line in earlier if _iteration_of(line) < iteration]
                 fresh = path.with_name(f".{path.stem}.partial")
-                fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-                os.replace(fresh, path)
+                with writing(path):
+                    fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+                    os.replace(fresh, path)
 
     def close(self) -> None:
         """Closes the boards."""

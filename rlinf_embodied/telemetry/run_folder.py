@@ -19,6 +19,7 @@ from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.process_lock import ProcessLock
+from rlinf_embodied.telemetry.run_files import writing
 
 _PACKAGES = ("torch", "ray", "mani_skill", "sapien", "gymnasium", "timm", "transformers", "numpy", "hydra-core")
 
@@ -99,15 +100,13 @@ class RunFolder:
         """Writes a small file so that readers see the old one or the new one, never half of it.
 
         Raises:
-            OSError: it cannot be written.
+            RunFileError: it cannot be written.
         """
         target = self.path / name
         partial = target.with_name(f".{name}.partial")
-        try:
+        with writing(target):
             partial.write_text(text, encoding="utf-8")
             os.replace(partial, target)
-        except OSError as error:  # a full disk names no file
-            raise OSError(error.errno, error.strerror, str(target)) from error
         return target
 
     def write_json(self, name: str, content: object) -> Path:
@@ -115,8 +114,12 @@ class RunFolder:
         return self.write_text(name, json.dumps(content, indent=2) + "\n")
 
     def append_json(self, name: str, content: object) -> None:
-        """Adds a line of JSON."""
-        with (self.path / name).open("a", encoding="utf-8") as file:
+        """Adds a line of JSON.
+
+        Raises:
+            RunFileError: it cannot be written.
+        """
+        with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(content) + "\n")
 
     def write_manifest(self, seed: int, cluster: Cluster) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlinf_embodied.telemetry.run_files import writing
+
 _COLOURS = ("#1f5f8b", "#b4552d", "#4d8a4d", "#8a6bb0", "#b08d2f", "#5b9aa8", "#a84d6c", "#6b6b6b")
 
 
@@ -82,8 +84,14 @@ def _name(kind: str, worker: int, thread: int, text: str) -> dict[str, object]:
 
 
 def write_trace(path: Path, spans: Sequence[Span]) -> None:
-    """Writes the spans as a trace.json for Perfetto; an empty run gives an empty, valid trace."""
-    path.write_text(json.dumps(trace_events(spans), default=str), encoding="utf-8")
+    """Writes the spans as a trace.json for Perfetto; an empty run gives an empty, valid trace.
+
+    Raises:
+        RunFileError: it cannot be written.
+    """
+    text = json.dumps(trace_events(spans), default=str)
+    with writing(path):
+        path.write_text(text, encoding="utf-8")
 
 
 def write_gantt(path: Path, spans: Sequence[Span], title: str = "") -> None:

@@ -17,6 +17,7 @@ from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.plan import resolve_on
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 
 pytestmark = pytest.mark.accelerator
@@ -68,12 +69,14 @@ def test_simulators_are_on_cores_and_all_else_is_not(of_the_cpu, sim, name, devi
 @pytest.mark.ray
 def test_workers_of_their_own_process_are_on_cores_and_accelerators(of_the_cpu, ray_session) -> None:
     made = executor(preset("hybrid"), 1, ray_session)
-    result = iterate(made, 2)
+    iterate(made, 2)
     assert digest(made) == of_the_cpu
-    assert result is None or {span.device for span in result.spans} <= {"cpu", "sim:0"}
+    spans = made.run(StepContext(2)).spans
+    assert {(span.stage, span.device) for span in spans} == {("env", "cpu"), ("policy", "sim:0"), ("actor", "sim:0")}
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_plan_is_found_that_keeps_simulators_on_cores_and_evaluates_there(tmp_path: Path) -> None:
     config = tiny(
         *overrides(1),

@@ -147,6 +147,16 @@ def test_workers_that_wait_beside_gpus_are_on_the_host(machine) -> None:
     assert [found.torch_device(device) for device in range(2)] == ["cuda:0", "cpu"]
 
 
+def test_cores_beside_gpus_come_behind_them_and_before_workers_that_wait(machine) -> None:
+    machine("NVIDIA H100")
+    found = cluster_at_hand(ClusterConfig(cpu_devices=2, waiting_devices=1))
+    assert (found.num_devices, found.num_computing, found.cores_beside) == (4, 1, (1, 2))
+    assert [found.torch_device(device) for device in range(4)] == ["cuda:0", "cpu", "cpu", "cpu"]
+    assert {found.place_of(device).node for device in range(4)} == {0}
+    with pytest.raises(ConfigError, match="cpu_devices is 5, but a node has 4 cores"):
+        cluster_at_hand(ClusterConfig(cpu_devices=5))
+
+
 def test_devices_beside_others_share_their_nodes() -> None:
     beside = NodeGroup(kind="cpu", num_nodes=2, devices_per_node=3, memory_bytes=8e9, cores_per_node=3, beside=0)
     groups = (nodes("h100", 2, 2, 80e9), beside, nodes("rtx4090", 1, 1, 24e9))

@@ -75,3 +75,17 @@ def test_nodes_that_run_something_else_are_refused() -> None:
         require_alike([node("a")], other)
     with pytest.raises(ConfigError, match=r"node a has peft not at all, but the driver has 1\.0"):
         require_alike([node("a")], VERSIONS | {"peft": "1.0"})
+
+
+def test_cores_beside_gpus_are_devices_of_every_node() -> None:
+    nodes = [node("a", gpus=("H100",), here=True), node("b", gpus=("H100",)), node("c", gpus=("RTX 4090",))]
+    cluster = cluster_of(nodes, replace(RAY, cpu_devices=2))
+    assert (cluster.kind, cluster.num_devices, cluster.num_computing) == ("cuda", 9, 3)
+    assert cluster.cores_beside == tuple(range(3, 9))
+    assert [cluster.node_id(k) for k in range(9)] == ["a", "b", "c", *"aabbcc"]
+    assert [cluster.torch_device(k) for k in range(9)] == ["cuda:0"] * 3 + ["cpu"] * 6
+    assert cluster.place_of(4).group.memory_bytes == (16 << 30) / 2
+    with pytest.raises(ConfigError, match=r"cpu_devices is 5, but Ray has 4 cores of node a: .*--num-cpus=5"):
+        cluster_of(nodes, replace(RAY, cpu_devices=5))
+    with pytest.raises(ConfigError, match="there is no accelerator for cores to be beside"):
+        cluster_of([node("a", here=True)], replace(RAY, cpu_devices=2))

@@ -1,11 +1,13 @@
 """What the driver does per iteration, per call and per look at the workers, by the number of workers.
 
-python -m experiments.bench.driver [workers=8,32,64,128,256] [iterations=3] [chunk_steps=25] [out=driver.json]
+python -m experiments.bench.driver [workers=8,32,64,128,256] [iterations=3] [chunk_steps=25] [relays=true]
+                                  [out=driver.json]
 
 Workers are real Ray processes on emulated devices, and their stages do nothing, so that what is left is the system.
-The plan makes as many calls as any: half of the workers are simulators, the other half policies, chunk-steps go to and
-fro in two shards, and all of them train.  Seconds are CPU seconds of the driver's process, Ray's threads in it
-included.  Wall seconds are this machine's, which runs all the workers on its few cores.
+Half of the workers are simulators, the other half policies, chunk-steps go to and fro in two shards, and all of them
+train.  With relays=false the driver makes every call of a chunk-step itself, as it does where simulators are answered
+by several workers: the most calls that a plan makes.  Seconds are CPU seconds of the driver's process, Ray's threads in
+it included.  Wall seconds are this machine's, which runs all the workers on its few cores.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Options:
     workers: str = "8,32,64,128,256"
     iterations: int = 3
     chunk_steps: int = 25
+    relays: bool = True
     out: str = ""
 
 
@@ -94,6 +97,7 @@ class CountingSession(RaySession):
 def measure_one(workers: int, own: Options) -> Measured:
     """Measures the driver of so many workers."""
     session, start = CountingSession(timeout_s=START_S), time.perf_counter()
+    session.relays = own.relays
     try:
         cluster = Cluster("bench", EMULATED, workers, workers, 1 << 30, emulated=True)
         executor = Executor(workflow_of(workers, own.chunk_steps), plan_of(workers), session, cluster)

@@ -1,0 +1,1 @@
+"""How fast weights go from one worker to others of its node."""
