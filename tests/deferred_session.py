@@ -7,7 +7,6 @@ kept goes with it, and nothing else does.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -40,19 +39,20 @@ class Fault:
 
 @dataclass
 class Calls:
-    """How often a stage's method was called for each block, of calls that came to their end, by attempt."""
+    """Which blocks each stage worked on to the end: by stage, iteration and attempt."""
 
-    by_attempt: dict[int, Counter[tuple[str, str, int]]] = field(default_factory=dict)
+    ended: dict[tuple[str, int, int], list[int]] = field(default_factory=dict)
 
     def add(self, call: Call) -> None:
-        counts = self.by_attempt.setdefault(call.step_context.attempt, Counter())
-        counts.update((call.stage, call.method, block) for block in call.blocks)
+        """Takes note of the last call that a stage gets for some blocks."""
+        if call.method in ("run", "loop", "close"):
+            when = (call.step_context.iteration, call.step_context.attempt)
+            for stage in {call.stage, call.partner or call.stage}:
+                self.ended.setdefault((stage, *when), []).extend(call.blocks)
 
-    def blocks(self, stage: str, attempt: int) -> list[int]:
-        """Returns the blocks of a stage that were worked on in an attempt, as often as they were."""
-        counts = self.by_attempt.get(attempt, Counter())
-        ends = [key for key in counts if key[0] == stage and key[1] in ("run", "loop", "close")]
-        return sorted(block for key in ends for block in [key[2]] * counts[key])
+    def of(self, stage: str, iteration: int, attempt: int) -> list[int]:
+        """Returns the blocks, each as often as it was worked on."""
+        return sorted(self.ended.get((stage, iteration, attempt), []))
 
 
 class DeferredSession(SerialSession):

@@ -56,18 +56,28 @@ class Mender:
         """Brings an iteration to where all that was submitted is on its way again.
 
         Raises:
-            RlinfError: the error itself, where this is no way to recover from it; or another one that came meanwhile.
+            RlinfError: the error itself, where this is no way to recover from it; or another one that came meanwhile
+                and cannot be recovered from either.
         """
         snapshot = self.snapshot
-        fits = snapshot is not None and snapshot.iteration == state.step_context.iteration
-        if not fits or not self._renewable or not error.workers:
+        if snapshot is None or snapshot.iteration != state.step_context.iteration or not self._renewable:
             raise error
-        assert snapshot is not None
-        self.around(error, lambda: self._mended(state, snapshot, error))
+        before: Workers = frozenset()
+        while error.workers:
+            try:
+                return self.around(error, lambda e=error, lost=before: self._mended(state, snapshot, e, lost))
+            except (WorkerError, HangError) as another:
+                if another is error:
+                    raise
+                error, before = another, before.union(error.workers)
+        raise error
 
-    def _mended(self, state: Iteration, snapshot: Snapshot, error: WorkerError | HangError) -> Repeated:
+    def _mended(
+        self, state: Iteration, snapshot: Snapshot, error: WorkerError | HangError, before: Workers
+    ) -> Repeated:
+        """Replaces workers; `before` are those that were replaced for an error that came before this one was mended."""
         try:
-            lost = self.session.mend(error.workers)
+            lost = self.session.mend(error.workers) | before
         except LostNodeError:
             raise error from None
         if not self.allows(lost):
