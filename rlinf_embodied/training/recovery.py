@@ -108,7 +108,7 @@ class Recovery:
             fault.workers, fault.repeated, fault.num_blocks = found.workers, found.blocks, found.num_blocks
         except RlinfError as another:
             if another is not error:
-                fault.repeated = {}  # that is the next one's
+                fault.repeated = {}  # what it cost is the next one's
                 self._close(fault)
             raise
         self._began = time.time()

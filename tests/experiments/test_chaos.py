@@ -78,6 +78,16 @@ def test_the_next_fault_waits_until_the_one_before_is_mended() -> None:
     assert made.due("rollout", 1) is made.faults[1]
 
 
+def test_what_was_done_again_is_told() -> None:
+    mended = {"repeated": {"env": 2, "policy": 2, "actor": 4}, "num_blocks": 4}
+    assert chaos.repeated(mended) == "2 of 4 blocks, 1 update"
+    assert chaos.repeated({"repeated": {"actor": 4}, "num_blocks": 4}) == "1 update"
+    assert chaos.repeated({"repeated": {}, "num_blocks": 4}) == "nothing"
+    whole = {"repeated": None, "num_blocks": 0}
+    assert chaos.repeated(whole) == "all of it"
+    assert chaos.shares([mended, whole, {"repeated": {}, "num_blocks": 0}]) == "blocks, median 25 %, worst 50 %"
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("workflow", "faults"),

@@ -41,8 +41,8 @@ CASES = {
     "apart, rewards": ("disaggregated", [], Fault(at("reward")), ([], ALL, ALL)),
     "apart, weights are received": ("disaggregated", LORA, Fault(at("generation", "install_weights")), ([], [], [])),
     "apart, weights are sent": ("disaggregated", LORA, Fault(at("actor", "export_weights")), ([], ALL, ALL)),
-    "hybrid, in the midst of a batch": ("hybrid", [], Fault(at("reward", chunk=1)), ([], ALL, ALL)),
-    "hybrid, log-probs": ("hybrid", TWO_STEPS, Fault(at("old_log_probs", chunk=2)), ([], ALL, ALL)),
+    "hybrid, in the midst of a batch": ("hybrid", [], Fault(at("reward", chunk=1)), ([], [1, 2, 3], ALL)),
+    "hybrid, log-probs": ("hybrid", TWO_STEPS, Fault(at("old_log_probs", chunk=2)), ([], [2, 3], ALL)),
     "collocated, the critic": ("collocated", PPO, Fault(at("critic"), after=True), (FIRST, FIRST, ALL)),
     "pipelined, a late chunk": ("pipelined", [], Fault(at("actor", chunk=3)), ([], ALL, ALL)),
 }
