@@ -34,6 +34,7 @@ class Fault:
     meets: Callable[[int, Call], bool]  # by number of the call in the session's life
     kind: str = "lost"
     after: bool = False
+    others: tuple[int, ...] = ()  # workers that die at the same time
     worker: int | None = None  # whom it met
 
 
@@ -92,6 +93,7 @@ class DeferredSession(SerialSession):
         fault = next((f for f in self.faults if f.worker is None and f.meets(self.number, call)), None)
         if fault is not None:
             fault.worker = worker
+            self._dead.update(fault.others)
         return fault
 
     def _before(self, worker: int, call: Call, payloads: Sequence[Ref], fate: Fault | None) -> Failure | None:

@@ -48,6 +48,7 @@ class Mender:
     refresh: Callable[[], None] = lambda: None  # sends weights to copies beside training, the learner's being restored
     snapshot: Snapshot | None = None  # of the iteration's start
     _renewable: bool = field(init=False)
+    _replaced: set[int] = field(default_factory=set)  # since the iteration was under way
 
     def __post_init__(self) -> None:
         self._renewable = all(one.can_renew(self.session) for one in (self.executor, *self.beside))
@@ -62,24 +63,22 @@ class Mender:
         snapshot = self.snapshot
         if snapshot is None or snapshot.iteration != state.step_context.iteration or not self._renewable:
             raise error
-        before: Workers = frozenset()
+        self._replaced.clear()
         while error.workers:
             try:
-                return self.around(error, lambda e=error, lost=before: self._mended(state, snapshot, e, lost))
+                return self.around(error, lambda error=error: self._mended(state, snapshot, error))
             except (WorkerError, HangError) as another:
                 if another is error:
                     raise
-                error, before = another, before.union(error.workers)
+                error = another
         raise error
 
-    def _mended(
-        self, state: Iteration, snapshot: Snapshot, error: WorkerError | HangError, before: Workers
-    ) -> Repeated:
-        """Replaces workers; `before` are those that were replaced for an error that came before this one was mended."""
+    def _mended(self, state: Iteration, snapshot: Snapshot, error: WorkerError | HangError) -> Repeated:
         try:
-            lost = self.session.mend(error.workers) | before
+            self._replaced |= self.session.mend(error.workers)
         except LostNodeError:
             raise error from None
+        lost = frozenset(self._replaced)  # also for errors that this one overtook
         if not self.allows(lost):
             raise error
         for one in (self.executor, *self.beside):
