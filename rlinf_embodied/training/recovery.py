@@ -84,6 +84,7 @@ class Recovery:
                     self._close(fault)
                 if error is not self._admitted:  # and could not be mended
                     self._admit(what, error)
+                self._admitted = None
                 fault = Mended(now, what, type(error).__name__, error.workers, now - start)
                 self._note(f"{what}: {error}\nworkers are replaced, and it is done again")
                 try:
