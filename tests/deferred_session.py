@@ -7,7 +7,6 @@ kept goes with it, and nothing else does.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -35,24 +34,26 @@ class Fault:
     meets: Callable[[int, Call], bool]  # by number of the call in the session's life
     kind: str = "lost"
     after: bool = False
+    others: tuple[int, ...] = ()  # workers that die at the same time
     worker: int | None = None  # whom it met
 
 
 @dataclass
 class Calls:
-    """How often a stage's method was called for each block, of calls that came to their end, by attempt."""
+    """Which blocks each stage worked on to the end: by stage, iteration and attempt."""
 
-    by_attempt: dict[int, Counter[tuple[str, str, int]]] = field(default_factory=dict)
+    ended: dict[tuple[str, int, int], list[int]] = field(default_factory=dict)
 
     def add(self, call: Call) -> None:
-        counts = self.by_attempt.setdefault(call.step_context.attempt, Counter())
-        counts.update((call.stage, call.method, block) for block in call.blocks)
+        """Takes note of the last call that a stage gets for some blocks."""
+        if call.method in ("run", "loop", "close"):
+            when = (call.step_context.iteration, call.step_context.attempt)
+            for stage in {call.stage, call.partner or call.stage}:
+                self.ended.setdefault((stage, *when), []).extend(call.blocks)
 
-    def blocks(self, stage: str, attempt: int) -> list[int]:
-        """Returns the blocks of a stage that were worked on in an attempt, as often as they were."""
-        counts = self.by_attempt.get(attempt, Counter())
-        ends = [key for key in counts if key[0] == stage and key[1] in ("run", "loop", "close")]
-        return sorted(block for key in ends for block in [key[2]] * counts[key])
+    def of(self, stage: str, iteration: int, attempt: int) -> list[int]:
+        """Returns the blocks, each as often as it was worked on."""
+        return sorted(self.ended.get((stage, iteration, attempt), []))
 
 
 class DeferredSession(SerialSession):
@@ -92,6 +93,7 @@ class DeferredSession(SerialSession):
         fault = next((f for f in self.faults if f.worker is None and f.meets(self.number, call)), None)
         if fault is not None:
             fault.worker = worker
+            self._dead.update(fault.others)
         return fault
 
     def _before(self, worker: int, call: Call, payloads: Sequence[Ref], fate: Fault | None) -> Failure | None:

@@ -16,12 +16,13 @@ from rlinf_embodied.runtime.host import Call, StageContext
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.session import Ref
 
-_LEARNERS = ("actor", "critic")
+LEARNERS = ("actor", "critic")
 _METHODS = {
     "export_weights": "transfer",
     "install_weights": "transfer",
     "export_snapshot": "snapshot",
     "import_snapshot": "restore",
+    "send_whole": "restore",
     "save": "checkpoint",
     "export_state": "checkpoint",
 }
@@ -35,7 +36,7 @@ def phase_of(stage: str, method: str) -> str:
         return "warm start"
     if stage.startswith("eval") or stage == "answers":
         return "evaluation"
-    return _METHODS.get(method, "update" if stage in _LEARNERS else "rollout")
+    return _METHODS.get(method, "update" if stage in LEARNERS else "rollout")
 
 
 class ChaosSession(RaySession):

@@ -1,7 +1,7 @@
 """What an iteration has asked its workers for, so that single calls can be made again.
 
-    call 0 prompts.run   worker 0, blocks 0-1   -->  call 2 generation.run   worker 0   -->  call 5 reward.run  worker 1
-    call 1 prompts.run   worker 2, blocks 2-3   -->  call 3 ...
+    call 0 prompts.run  worker 0, blocks 0-1  -->  call 2 generation.run  worker 0  -->  call 5 reward.run  worker 1
+    call 1 prompts.run  worker 2, blocks 2-3  -->  call 3 ...
 
 Which results a call took is known by the number of the call that made them.  The executor holds references as it got
 them at first; `current` is what stands for one after calls were made again.
@@ -156,7 +156,11 @@ def calls_to_repeat(
     for call in made:
         for index, place in enumerate(_results(call)):
             given = {taker.call.stage for taker in takers.get(place, ())}
-            if is_gone(place) and targets[call.maker(index)] - given - set(call.stages):
+            if (
+                call.first[index] is not None
+                and is_gone(place)
+                and targets[call.maker(index)] - given - set(call.stages)
+            ):
                 found.add(call.number)
     waiting = sorted(found)
     while waiting:

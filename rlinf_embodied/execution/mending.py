@@ -48,6 +48,7 @@ class Mender:
     refresh: Callable[[], None] = lambda: None  # sends weights to copies beside training, the learner's being restored
     snapshot: Snapshot | None = None  # of the iteration's start
     _renewable: bool = field(init=False)
+    _replaced: set[int] = field(default_factory=set)  # since the iteration was under way
 
     def __post_init__(self) -> None:
         self._renewable = all(one.can_renew(self.session) for one in (self.executor, *self.beside))
@@ -56,20 +57,28 @@ class Mender:
         """Brings an iteration to where all that was submitted is on its way again.
 
         Raises:
-            RlinfError: the error itself, where this is no way to recover from it; or another one that came meanwhile.
+            RlinfError: the error itself, where this is no way to recover from it; or another one that came meanwhile
+                and cannot be recovered from either.
         """
         snapshot = self.snapshot
-        fits = snapshot is not None and snapshot.iteration == state.step_context.iteration
-        if not fits or not self._renewable or not error.workers:
+        if snapshot is None or snapshot.iteration != state.step_context.iteration or not self._renewable:
             raise error
-        assert snapshot is not None
-        self.around(error, lambda: self._mended(state, snapshot, error))
+        self._replaced.clear()
+        while error.workers:
+            try:
+                return self.around(error, lambda error=error: self._mended(state, snapshot, error))
+            except (WorkerError, HangError) as another:
+                if another is error:
+                    raise
+                error = another
+        raise error
 
     def _mended(self, state: Iteration, snapshot: Snapshot, error: WorkerError | HangError) -> Repeated:
         try:
-            lost = self.session.mend(error.workers)
+            self._replaced |= self.session.mend(error.workers)
         except LostNodeError:
             raise error from None
+        lost = frozenset(self._replaced)  # also for errors that this one overtook
         if not self.allows(lost):
             raise error
         for one in (self.executor, *self.beside):

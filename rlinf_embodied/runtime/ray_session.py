@@ -305,10 +305,12 @@ class RaySession:
 
     def _deaf(self) -> set[int]:
         """Returns workers that have not heard by now that groups are closed: they might close those that follow."""
-        deadline = time.monotonic() + _LET_GO_S
-        while deaf := {c.worker for c in self._switchboard.ask(_ANSWER_S).values() if c.silent_since is not None}:
-            if time.monotonic() > deadline:
-                break
+        deadline, deaf = time.monotonic() + _LET_GO_S, set(self._switchboard.callers)
+        while deaf and time.monotonic() < deadline:
+            callers = self._switchboard.ask(_ANSWER_S)
+            deaf = {worker for worker in deaf & callers.keys() if callers[worker].silent_since is not None}
+        for worker in deaf:
+            _LOG.warning("worker %d answers nothing: it is started anew, too", worker)
         return self._at_fault(tuple(deaf))
 
     def failed(self, receipts: Sequence[Ref]) -> list[bool]:

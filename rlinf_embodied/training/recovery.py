@@ -84,6 +84,7 @@ class Recovery:
                     self._close(fault)
                 if error is not self._admitted:  # and could not be mended
                     self._admit(what, error)
+                self._admitted = None
                 fault = Mended(now, what, type(error).__name__, error.workers, now - start)
                 self._note(f"{what}: {error}\nworkers are replaced, and it is done again")
                 try:
@@ -108,6 +109,7 @@ class Recovery:
             fault.workers, fault.repeated, fault.num_blocks = found.workers, found.blocks, found.num_blocks
         except RlinfError as another:
             if another is not error:
+                fault.repeated = {}  # what it cost is the next one's
                 self._close(fault)
             raise
         self._began = time.time()

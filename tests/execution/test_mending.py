@@ -15,7 +15,7 @@ from rlinf_embodied.execution.mending import Mender, Repeated
 from rlinf_embodied.execution.recovery import take
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.host import Call, StepContext
 
 SEEDS = range(60)
 OFTEN = 3  # of so many seeds one belongs to the tests that everybody runs
@@ -43,6 +43,12 @@ def outcome(workflow: Workflow, plan: Plan, session: DeferredSession) -> tuple[l
     return found, repeated
 
 
+def random_fault(draw: random.Random, num_calls: int) -> Fault:
+    """Returns a fault of an iteration, which may come while another one is mended."""
+    at, kind, after = draw.randrange(num_calls), draw.choice(["lost", "error"]), draw.random() < 0.5
+    return Fault(lambda number, call: number > at and call.method != "export_snapshot", kind, after)
+
+
 @pytest.mark.parametrize(
     "seed", [seed if seed % OFTEN == 0 else pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS]
 )
@@ -56,9 +62,23 @@ def test_whatever_is_lost_whenever_the_outcome_is_the_same(seed: int) -> None:
         expected, none = outcome(workflow, plan, undisturbed)
         assert none == []
         for _ in range(FAULTS_PER_PLAN):
-            at, kind, after = draw.randrange(undisturbed.number), draw.choice(["lost", "error"]), draw.random() < 0.5
-            fault = Fault(lambda number, call, at=at: number > at and "snapshot" not in call.method, kind, after)
-            session = DeferredSession([fault])
-            found, repeated = outcome(workflow, plan, session)
-            assert found == expected, (plan.tree, fault)
-            assert len(repeated) == (fault.worker is not None)
+            faults = [random_fault(draw, undisturbed.number) for _ in range(draw.choice([1, 1, 4]))]
+            found, repeated = outcome(workflow, plan, DeferredSession(faults))
+            assert found == expected, (plan.tree, faults)
+            assert bool(repeated) == any(fault.worker is not None for fault in faults)
+
+
+def test_whoever_was_replaced_for_a_fault_that_another_one_overtook_gets_its_stages() -> None:
+    workflow = with_state(random_workflow(0), 0)
+    plan = next(plan for plan in every_plan(workflow, 3) if len(plan.devices()) == 3)
+    expected, _ = outcome(workflow, plan, DeferredSession())
+
+    def works(number: int, call: Call) -> bool:
+        return call.step_context.iteration == 1 and call.method in ("run", "loop", "step")
+
+    overtaking = Fault(lambda number, call: call.method == "import_snapshot", "error")
+    session = DeferredSession([Fault(works, others=(0, 1, 2)), overtaking])
+    found, (repeated,) = outcome(workflow, plan, session)
+    assert overtaking.worker is not None
+    assert found == expected
+    assert repeated.workers == (0, 1, 2)
