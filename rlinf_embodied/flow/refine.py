@@ -4,7 +4,7 @@
 2. expand   the fastest sketch that has not been expanded: all that is one move away
 3. drop     what cannot win: its busiest device alone takes as long as the WIDTH-th best so far, or it is far behind
 4. kick     when the WIDTH best are expanded: one of them with several stages elsewhere at once, downhill from there
-5. end      after KICKS of these (UNLIKE times as many on unlike devices) without gain, or MOST_CALLS simulated calls
+5. end      after KICKS of these without gain (UNLIKE times as many on unlike devices), or MOST_CALLS simulated calls
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from rlinf_embodied.flow.moves import Moves
 from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.shares import all_alike
 from rlinf_embodied.flow.simulate import Simulator
 from rlinf_embodied.flow.sketch import Sketch, sketch_of, trees
 from rlinf_embodied.flow.tree import Leaf, Node, Temporal, nodes
@@ -40,11 +41,18 @@ class Priced:
 class Refiner:
     """Prices sketches and looks for better ones, for one workflow, profile and cluster."""
 
-    def __init__(self, pricer: Pricer, simulator: Simulator, staleness: int = 0) -> None:
-        """Takes what is planned, what prices it, and how many iterations the fronts of all plans run ahead."""
+    def __init__(self, pricer: Pricer, simulator: Simulator, staleness: int = 0, uneven: bool = True) -> None:
+        """Prepares a search.
+
+        Args:
+            pricer: what is planned.
+            simulator: what prices it.
+            staleness: how many iterations the fronts of all plans run ahead.
+            uneven: whether devices that are unlike may have unlike shares of the blocks.
+        """
         self.staleness = staleness
         self.pricer, self.simulator, self.work = pricer, simulator, pricer.workflow
-        self.moves = Moves(self.work, pricer.cluster, pricer.slowdown_on)
+        self.moves = Moves(self.work, pricer.cluster, pricer.slowdown_on if uneven else all_alike)
         self._memory = [pricer.cluster.place_of(d).group.memory_bytes for d in self.moves.everywhere]
         self._staying = {s for s, profile in pricer.profile.stages.items() if profile.stays}
         self._busy: dict[tuple[Leaf, int], dict[int, float]] = {}

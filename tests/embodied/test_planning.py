@@ -232,6 +232,43 @@ def test_a_quiet_profile_is_believed_and_so_is_any_where_plans_are_not_made_agai
     assert "tried" not in capsys.readouterr().out
 
 
+def test_rollouts_that_run_ahead_do_so_until_the_end(tmp_path) -> None:
+    """Rollout and actor take 60 ms each on a device, and no less on two: 120 ms fresh, 60 ms an iteration ahead."""
+    stages = {
+        name: {"items_per_device": [2, 4], "devices": [1], key: [[seconds]] * 2}
+        for name, key, seconds in (
+            ("env", "s_per_chunk_step", 0.0075), ("policy", "s_per_chunk_step", 0.0075), ("actor", "s_per_call", 0.06)
+        )
+    }  # fmt: skip
+    profile = f"plan.profile={profile_file(tmp_path, **stages)}"
+
+    def planned(*overrides: str) -> Planning:
+        config = run(tmp_path, profile, *overrides)
+        workflow = training_workflow(config, "")
+        planning = Planning(EmbodiedJob(config), Cluster("two", "cpu", 2, 2, 10**12), workflow)
+        _, told = planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
+        assert ("staleness" in told) is (planning.plan.staleness > 0)
+        return planning
+
+    assert planned().plan.staleness == 0
+    planning = planned("plan.max_staleness=2", "algorithm.tis_cap=2.0")
+    assert planning.plan.staleness == 1
+    assert planning.predicted_s == pytest.approx(0.06, rel=0.1)
+    assert json.loads((tmp_path / "run/plan.json").read_text())["staleness"] == 1
+    far = {"env": 0.3, "policy": 0.03, "actor": 0.06}
+    told = [planning.observe(k, 0.4, far, {"env": 1, "policy": 1}, True) for k in range(8)]
+    assert told == [(None, "")] * 8  # a plan is not replaced where weights would show it
+    left = planning.move(Cluster("left", "cpu", 1, 1, 10**12), 8)
+    assert left is not None
+    assert (left.staleness, left.devices()) == (1, (0,))
+
+
+@pytest.mark.parametrize("value", [-1, 9])
+def test_a_staleness_beyond_what_is_possible_is_refused(tmp_path, value: int) -> None:
+    with pytest.raises(ConfigError, match=rf"plan.max_staleness is {value}, but rollouts run 0 to 8 iterations ahead"):
+        run(tmp_path, f"plan.max_staleness={value}")
+
+
 # ----------------------------------------------------------------------------------------------------- planned again
 def slower_half_way(folder: Path, slowness: int, *overrides: str) -> TrainConfig:
     """From the third iteration on a row's step costs a millisecond: 256 ms on one device, 128 on each of two.
