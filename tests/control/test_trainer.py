@@ -1,0 +1,123 @@
+"""A run of learning from transitions: what it leaves, how it goes on, what it survives, and what it learns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from control_runs import small, train
+from runs import metric_rows
+from training_faults import lost, once
+
+from rlinf_embodied.control.acting_stage import ActingStage
+from rlinf_embodied.control.learner_stage import LearnerStage
+from rlinf_embodied.control.replay_stage import ReplayStage
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.learning.checkpoint import load_tensors
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    """The folder of an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("straight")
+    train(small(f"run.dir={folder}"))
+    return folder
+
+
+def digest(folder: Path) -> str:
+    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
+
+
+def test_a_run_warms_up_then_learns_and_forgets_the_oldest(straight) -> None:
+    rows = metric_rows(straight)
+    assert [row["losses/updates"] for row in rows] == [0, 4, 4, 4]
+    assert [row["rollout/replay_size"] for row in rows] == [40, 80, 120, 120]
+    assert all(row["rollout/env_steps"] == 40 for row in rows)
+
+
+def test_a_checkpoint_holds_transitions_networks_and_moments(straight) -> None:
+    newest = straight / "checkpoints/latest"
+    names = {path.stem for path in (newest / "training_state").iterdir()}
+    networks = {"critics", "target_critics", "entropy_coef"}
+    assert names == {"replay", "carry_over", "critics_optimizer", "policy_optimizer", *networks}
+    assert {name: tuple(t.shape) for name, t in load_tensors(newest, "replay").items() if name.startswith("3.")} == {
+        "3.state": (30, 3),
+        "3.action": (30, 1),
+        "3.reward": (30,),
+        "3.next_state": (30, 3),
+        "3.terminated": (30,),
+        "3.cursor": (1,),
+    }
+
+
+@pytest.mark.parametrize("plan", ["collocated", "disaggregated"])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(straight, tmp_path, plan) -> None:
+    train(small(f"run.dir={tmp_path}", "run.num_iterations=2"))
+    again = small(f"run.dir={tmp_path}", f"plan={plan}", "cluster.num_devices=2")
+    train(again)
+    assert digest(tmp_path) == digest(straight)
+    assert metric_rows(tmp_path) == metric_rows(straight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "call", "after"),
+    [
+        (ReplayStage, "run", 2, True),
+        (LearnerStage, "run", 2, True),
+        (ActingStage, "step", 7, False),
+        (ReplayStage, "export_state", 1, False),
+        (LearnerStage, "save", 1, False),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_what_a_fault_takes_is_done_again(straight, tmp_path, monkeypatch, kind, method, call, after) -> None:
+    calls = once(monkeypatch, kind, method, call, lost(), after)
+    train(small(f"run.dir={tmp_path}"))
+    assert len(calls) > call + 1
+    assert digest(tmp_path) == digest(straight)
+    assert metric_rows(tmp_path) == metric_rows(straight)
+
+
+def test_a_run_starts_from_the_policy_of_another(straight, tmp_path) -> None:
+    start = f"warm_start.checkpoint={straight / 'checkpoints/latest'}"
+    found = train(small(f"run.dir={tmp_path}", start, "run.num_iterations=1"))
+    assert found["before"]["return"] == json.loads((straight / "summary.json").read_text())["after"]["return"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "says"),
+    [
+        (
+            ["env.id=CartPole-v1"],
+            ConfigError,
+            r"policy\.name is 'soft_actor', but the actions of CartPole-v1 are the ch",
+        ),
+        (["policy=actor_critic"], ConfigError, r"policy\._target_ is 'policies\.actor_critic.*use policy=soft_actor"),
+        (["policy.options.x=1"], ConfigError, r"policy\.options\.x is 1, but what reads this section has no options"),
+        (["warm_start.checkpoint=/nowhere"], CheckpointError, r"warm_start\.checkpoint is '/nowhere', but there is no"),
+        (["env.id=Nothing-v0"], Exception, r"Nothing-v0"),
+    ],
+)
+def test_bad_input_is_named(tmp_path, words, error, says) -> None:
+    with pytest.raises(error, match=says):
+        train(small(f"run.dir={tmp_path}", *words))
+
+
+def test_a_damaged_replay_buffer_is_noticed(straight, tmp_path) -> None:
+    train(small(f"run.dir={tmp_path}", "run.num_iterations=2"))
+    path = tmp_path / "checkpoints/step_000002/training_state/replay.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"the checksum of training_state/replay\.safetensors differs"):
+        train(small(f"run.dir={tmp_path}"))
+
+
+@pytest.mark.slow
+def test_a_policy_learns_to_swing_less(tmp_path) -> None:
+    words = ["algorithm.updates_per_step=1", "run.num_iterations=60", "policy.hidden_size=64", "eval.num_episodes=16"]
+    words += ["algorithm.critic_hidden_size=64", "algorithm.capacity=4000", "algorithm.batch_size=64"]
+    words += ["algorithm.lr=1e-3", "algorithm.value_lr=1e-3", "checkpoint.every=0", "env.block_size=8"]
+    found = train(small(f"run.dir={tmp_path}", *words, "env.horizon=50"))
+    assert found["return_after"] > found["return_before"] + 60
