@@ -30,6 +30,7 @@ from rlinf_embodied.interfaces.policies import (
 from rlinf_embodied.randomness import words
 from rlinf_embodied.typed_options import NoOptions, typed
 
+_INSIDE = 1 - 1e-5  # the largest action that has a density
 _LOG_STD = (-20.0, 2.0)  # as Haarnoja et al. bound it
 
 
@@ -110,6 +111,12 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
         mean, log_std = self.module(features["state"])
         actions, log_probs = self._distribution.reparameterized(mean, log_std, noise)
         return actions, log_probs.sum(-1)
+
+    def log_density(self, features: Features, actions: Tensor) -> Tensor:
+        """See ReparameterizedPolicy; actions at the bounds, which no finite choice gives, count as just inside."""
+        mean, log_std = self.module(features["state"])
+        drawn = actions.clamp(-_INSIDE, _INSIDE).atanh()
+        return self._distribution.scored(mean, log_std, drawn, 1.0)[0].sum(-1)
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """Returns all parameters."""

@@ -40,12 +40,29 @@ SMALL = {
     "eval.record_video": "false",
     "checkpoint.every": 2,
 }
+REACH = {"env": "point_reach", "env.id": None, "env.cameras": "[]", "env.horizon": 10}  # which has an expert
+RLPD = [
+    *("algorithm=rlpd", "algorithm.expert_steps=80", "algorithm.num_critics=3", "algorithm.policy_period=2"),
+    "algorithm.updates_per_step=0.1",
+]
+DAGGER = ["algorithm=dagger", "algorithm.expert_steps=40", "algorithm.warmup_steps=0"]
+
+
+def reach(*overrides: str) -> ControlConfig:
+    """Returns the config of a small run where there is a scripted expert."""
+    return small(*(f"{key}={value}" for key, value in REACH.items()), *overrides)
+
+
+def recorded(algorithm: str, folder: Path, *overrides: str) -> ControlConfig:
+    """Returns the config of a small run that learns from the transitions of another one on Pendulum."""
+    words = [f"algorithm={algorithm}", f"data={folder}/checkpoints/latest", "algorithm.updates_per_iteration=4"]
+    return small("algorithm.updates_per_step=0.1", *words, *overrides)
 
 
 def small(*overrides: str) -> ControlConfig:
     """Returns the config of a run that takes about a second; each key is given once, so `overrides` win."""
-    given = dict(text.split("=", 1) for text in overrides)
-    return copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in (SMALL | given).items())))
+    given = SMALL | dict(text.split("=", 1) for text in overrides)
+    return copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in given.items() if value != "None")))
 
 
 @functools.cache  # Hydra takes a fifth of a second

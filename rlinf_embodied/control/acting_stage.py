@@ -17,9 +17,10 @@ from rlinf_embodied.runtime.host import Output, StepContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActingConfig(PolicyStageConfig):
-    """A PolicyStageConfig with how it begins."""
+    """A PolicyStageConfig with how it acts."""
 
-    warmup_iterations: int  # of uniform actions
+    uniform_until: int  # iterations before this one have uniform actions
+    greedy: bool  # later on it does what it holds for best, not what it samples
 
 
 class ActingStage(RolloutStage):
@@ -28,17 +29,18 @@ class ActingStage(RolloutStage):
     def __init__(self, config: ActingConfig) -> None:
         """Takes plain data."""
         super().__init__(config)
-        self._warmup_iterations = config.warmup_iterations
+        self._acting = config
 
     def _act(self, step_context: StepContext, block: int, observation: Observation) -> Tensor:
         policy, size = self._policy, self._config.block_size
         ids = np.arange(block * size, (block + 1) * size)
         when = (step_context.iteration, step_context.round, step_context.chunk_step)
-        if step_context.iteration < self._warmup_iterations:
+        if step_context.iteration < self._acting.uniform_until:
             shape = (policy.spec.chunk, policy.spec.action_dim)
             drawn = uniform(self._config.seed, "uniform action", ids, *when, shape=shape)
             return torch.from_numpy(drawn * 2 - 1).to(self._device)
-        noise = policy.spec.noise.draw(self._config.seed, "action", ids, *when).to(self._device)
+        drawn = None if self._acting.greedy else policy.spec.noise.draw(self._config.seed, "action", ids, *when)
+        noise = None if drawn is None else drawn.to(self._device)
         return policy.act(policy.encode(observation.to(self._device)), noise, self._config.policy.temperature).actions
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf_embodied.control.transitions import ACTION, ALL, NEXT_STATE, REWARD, STATE, TERMINATED, Columns
+from rlinf_embodied.control.transitions import (
+    ACTION,
+    ALL,
+    EXPERT_ACTION,
+    NEXT_STATE,
+    REWARD,
+    STATE,
+    TERMINATED,
+    Columns,
+)
 from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Shard
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.runtime.host import StepContext
@@ -16,9 +25,10 @@ from rlinf_embodied.runtime.host import StepContext
 
 @dataclass(frozen=True, slots=True)
 class TransitionEnvConfig(EnvStageConfig):
-    """An EnvStageConfig with what is told of each step."""
+    """An EnvStageConfig with what is told of each step, and how long the scripted expert acts in the policy's place."""
 
     columns: tuple[str, ...] = ALL
+    expert_iterations: int = 0
 
 
 class TransitionEnvStage(EnvStage):
@@ -27,12 +37,24 @@ class TransitionEnvStage(EnvStage):
     def __init__(self, config: TransitionEnvConfig) -> None:
         """Takes plain data."""
         super().__init__(config)
-        self._told = config.columns
+        self._told, self._expert_iterations = config.columns, config.expert_iterations
         self._steps: dict[Blocks, list[Columns]] = {}  # of the rollout under way, every column [N, ...]
 
     def _begin(self, shard: _Shard) -> None:
         super()._begin(shard)
         self._steps[shard.blocks] = []
+
+    def step(self, step_context: StepContext, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
+        """See EnvStage; in the first iterations it is the expert that acts.
+
+        Raises:
+            SimulatorError: the task has no expert, and one is asked for.
+        """
+        if step_context.iteration < self._expert_iterations:
+            env = self._shards[tuple(actions)].env
+            chosen = env.expert_actions().clamp(-1.0, 1.0)[:, None].split(self._size)
+            actions = dict(zip(actions, chosen, strict=True))
+        return super().step(step_context, actions)
 
     def _advance(
         self, shard: _Shard, actions: Tensor | Callable[[int], Tensor], seeds: Sequence[int] | None
@@ -40,12 +62,13 @@ class TransitionEnvStage(EnvStage):
         assert shard.observation is not None
         assert isinstance(actions, Tensor)
         before = shard.observation.proprio
+        told = {EXPERT_ACTION: shard.env.expert_actions().clamp(-1.0, 1.0)} if EXPERT_ACTION in self._told else {}
         shown = super()._advance(shard, actions, seeds)
         result = shard.results[-1]
         after = shard.observation.proprio.clone()
         if result.final_observation is not None:
             after[list(result.final_rows)] = result.final_observation.proprio
-        columns = {
+        columns = told | {
             STATE: before,
             ACTION: actions[:, 0],
             REWARD: result.rewards[:, 0],

@@ -1,6 +1,6 @@
 """The graph of learning from transitions; imports nothing heavy, as planning uses it alone.
 
-env <==> policy      loop "rollout": H chunk-steps
+env <==> policy      loop "rollout": H chunk-steps; left out where all transitions are recorded
  |          ^
  +-> replay |        transitions, block by block; batches of all updates of an iteration
        |    |
@@ -17,29 +17,28 @@ from rlinf_embodied.flow.profile import Workload
 
 ENV, POLICY, REPLAY, LEARNER = "env", "policy", "replay", "learner"
 _PACKAGE = __name__.rpartition(".")[0]
+_TARGETS = {
+    ENV: "env_stage.TransitionEnvStage",
+    POLICY: "acting_stage.ActingStage",
+    REPLAY: "replay_stage.ReplayStage",
+    LEARNER: "learner_stage.LearnerStage",
+}
 _NO_CONFIGS: Mapping[str, object] = {}
 
 
-def control_graph(num_blocks: int, loop: Loop, configs: Mapping[str, object] = _NO_CONFIGS) -> Workflow:
-    """Returns the graph; without `configs`, by stage, it can be planned but not run."""
-    targets = {
-        ENV: "env_stage.TransitionEnvStage",
-        POLICY: "acting_stage.ActingStage",
-        REPLAY: "replay_stage.ReplayStage",
-    }
-    stages = {name: StageSpec(name, f"{_PACKAGE}.{target}", configs.get(name)) for name, target in targets.items()}
-    stages[LEARNER] = StageSpec(
-        *(LEARNER, f"{_PACKAGE}.learner_stage.LearnerStage", configs.get(LEARNER)),
-        collective=True,
-        granularities=(WHOLE,),  # an update is of all blocks
-    )
+def control_graph(num_blocks: int, loop: Loop | None, configs: Mapping[str, object] = _NO_CONFIGS) -> Workflow:
+    """Returns the graph; without a loop nothing acts, without `configs`, by stage, it can be planned but not run."""
+    names = (ENV, POLICY, REPLAY, LEARNER) if loop is not None else (REPLAY, LEARNER)
+    stages = {name: StageSpec(name, f"{_PACKAGE}.{_TARGETS[name]}", configs.get(name)) for name in names}
+    # an update is of all blocks
+    stages[LEARNER] = replace(stages[LEARNER], collective=True, granularities=(WHOLE,))
     return Workflow(
         name="control",
         num_blocks=num_blocks,
         stages=stages,
-        edges=(Edge(ENV, REPLAY), Edge(REPLAY, LEARNER)),
-        weight_edges=(WeightEdge(LEARNER, POLICY),),
-        loops={loop.name: loop},
+        edges=(*((Edge(ENV, REPLAY),) if loop is not None else ()), Edge(REPLAY, LEARNER)),
+        weight_edges=(WeightEdge(LEARNER, POLICY),) if loop is not None else (),
+        loops={} if loop is None else {loop.name: loop},
         more_blocks="use more env.num_envs, a smaller env.block_size",
         of_workload=f"{__name__}.of_workload",
     )
@@ -51,6 +50,7 @@ def rollout(chunk_steps: int) -> Loop:
 
 
 def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
-    """Returns the graph that a profile was measured for; all of it, whichever stages the profile has."""
-    graph = control_graph(work.num_items // work.items_per_block, rollout(work.chunk_steps))
+    """Returns the graph that a profile was measured for; all of it, whichever stages of a loop the profile has."""
+    loop = rollout(work.chunk_steps) if {ENV, POLICY} & set(stages) else None
+    graph = control_graph(work.num_items // work.items_per_block, loop)
     return replace(graph, items_per_block=work.items_per_block)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.config import ControlAlgorithmConfig, ControlName, EnvConfig
+from rlinf_embodied.control.cloning_updates import CloningUpdates
+from rlinf_embodied.control.implicit_updates import ImplicitUpdates
 from rlinf_embodied.control.soft_updates import SoftUpdates
 from rlinf_embodied.control.transitions import Columns, length
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
@@ -56,8 +58,15 @@ class LearnerReport:
 class Updates(Protocol):
     """How an algorithm learns; `learners` and `modules` are its state, by their names in a checkpoint."""
 
-    learners: Mapping[str, Learner]
-    modules: Mapping[str, nn.Module]  # beside the policy
+    @property
+    def learners(self) -> Mapping[str, Learner]:
+        """The optimizers."""
+        ...
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Networks beside the policy."""
+        ...
 
     def run(self, iteration: int, batches: Mapping[int, Columns]) -> dict[str, float]:
         """Makes the U updates of an iteration from the batches of this worker's blocks and returns metrics."""
@@ -66,6 +75,9 @@ class Updates(Protocol):
 
 _UPDATES: dict[ControlName, Callable[[Policy, ControlAlgorithmConfig, Reducer, int], Updates]] = {
     ControlName.sac: SoftUpdates,
+    ControlName.iql: ImplicitUpdates,
+    ControlName.bc: CloningUpdates,
+    ControlName.dagger: CloningUpdates,
 }
 
 

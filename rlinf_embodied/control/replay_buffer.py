@@ -27,6 +27,11 @@ class ReplayBuffer:
         """Returns how many transitions it holds."""
         return self._size
 
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one transition by column; {} of an empty one."""
+        return {name: tuple(column.shape[1:]) for name, column in self._columns.items()}
+
     def add(self, columns: Columns) -> None:
         """Puts transitions in, in order; those that were put in first make room."""
         number = length(columns)

@@ -78,7 +78,7 @@ class SoftUpdates:
         dims = policy.spec.chunk * policy.spec.action_dim
         self._critics = Ensemble.of(algorithm, policy.state_dim + dims, seed).to(device)
         self._targets = copy.deepcopy(self._critics).requires_grad_(False)
-        self._target_entropy = float(-dims) if algorithm.target_entropy is None else algorithm.target_entropy
+        self._target_entropy = algorithm.entropy_per_dimension * dims
         fixed = algorithm.entropy_coef
         self._entropy = EntropyCoefficient(algorithm.initial_entropy_coef).to(device)
         self._fixed = None if fixed is None else torch.tensor(fixed, device=device)

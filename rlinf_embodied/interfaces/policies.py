@@ -187,6 +187,10 @@ class ReparameterizedPolicy(Policy, Protocol):
         """
         ...
 
+    def log_density(self, features: Features, actions: Tensor) -> Tensor:
+        """Returns the logarithm of the density of given actions [B, C, A], float32 [B, C], with a gradient."""
+        ...
+
 
 @runtime_checkable
 class ImitationPolicy(Policy, Protocol):

@@ -9,7 +9,7 @@ import torch
 from control_runs import small
 
 from rlinf_embodied.control.env_stage import TransitionEnvConfig, TransitionEnvStage
-from rlinf_embodied.control.transitions import ALL, joined
+from rlinf_embodied.control.transitions import ALL
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StepContext, solo_context
 
@@ -87,7 +87,3 @@ def test_only_declared_columns_are_told() -> None:
     found = rolled_out(stage, (0, 1), 1)[0]
     assert found[0].keys() == {"state", "action"}
     assert torch.equal(found[1]["state"], whole[1]["state"])
-
-
-def test_parts_are_joined_in_order() -> None:
-    assert joined([{"a": torch.tensor([1, 2])}, {"a": torch.tensor([3])}])["a"].tolist() == [1, 2, 3]
