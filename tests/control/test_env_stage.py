@@ -6,31 +6,32 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from control_runs import small
+from control_runs import reach, small
 
 from rlinf_embodied.control.env_stage import TransitionEnvConfig, TransitionEnvStage
 from rlinf_embodied.control.transitions import ALL
+from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StepContext, solo_context
 
 STEPS, ROWS = 7, 4
 
 
-def rolled_out(stage: TransitionEnvStage, blocks: tuple[int, ...], iterations: int = 2) -> list[dict]:
+def rolled_out(stage: TransitionEnvStage, blocks: tuple[int, ...], iterations: int = 2, dims: int = 1) -> list[dict]:
     """Returns the transitions of a block in each iteration, under actions that are keyed by row and step."""
     found = []
     for iteration in range(iterations):
         when = StepContext(iteration)
         stage.open(when, blocks)
         for step in range(STEPS):
-            stage.step(when, {block: chosen(block, iteration, step) for block in blocks})
+            stage.step(when, {block: chosen(block, iteration, step, dims) for block in blocks})
         found.append(stage.close(when, dict.fromkeys(blocks)).blocks)
     return found
 
 
-def chosen(block: int, iteration: int, step: int) -> torch.Tensor:
+def chosen(block: int, iteration: int, step: int, dims: int = 1) -> torch.Tensor:
     ids = np.arange(block * 2, block * 2 + 2)
-    return torch.from_numpy(uniform(0, "test", ids, iteration, step, shape=(1, 1))) * 2 - 1
+    return torch.from_numpy(uniform(0, "test", ids, iteration, step, shape=(1, dims))) * 2 - 1
 
 
 def stage_of(*overrides: str) -> tuple[TransitionEnvStage, tuple[int, ...]]:
@@ -87,3 +88,24 @@ def test_only_declared_columns_are_told() -> None:
     found = rolled_out(stage, (0, 1), 1)[0]
     assert found[0].keys() == {"state", "action"}
     assert torch.equal(found[1]["state"], whole[1]["state"])
+
+
+def test_the_expert_acts_first_and_says_later_what_it_would_do() -> None:
+    config = reach("env.num_envs=4", f"env.chunks_per_rollout={STEPS}").env
+    columns = ("state", "action", "expert_action")
+    stage = TransitionEnvStage(TransitionEnvConfig(config, 3, columns=columns, expert_iterations=1))
+    stage.setup(solo_context((0, 1)))
+    first, later = rolled_out(stage, (0, 1), dims=2)
+    for block in (0, 1):
+        assert torch.equal(first[block]["action"], first[block]["expert_action"])
+        assert not torch.equal(later[block]["action"], later[block]["expert_action"])
+        way = later[block]["state"][:, 2:] - later[block]["state"][:, :2]  # from the point to its goal
+        assert bool(((way * later[block]["expert_action"]).sum(1) >= 0).all())
+
+
+def test_an_env_without_an_expert_says_so() -> None:
+    config = small("env.num_envs=4", f"env.chunks_per_rollout={STEPS}").env
+    stage = TransitionEnvStage(TransitionEnvConfig(config, 3, expert_iterations=1))
+    stage.setup(solo_context((0, 1)))
+    with pytest.raises(SimulatorError, match=r"env\.task=Pendulum-v1 .* has no scripted expert"):
+        rolled_out(stage, (0, 1))

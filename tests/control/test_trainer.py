@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from control_runs import small, train
+from control_runs import DAGGER, RLPD, reach, recorded, small, train
 from runs import metric_rows
 from training_faults import lost, once
 
 from rlinf_embodied.control.acting_stage import ActingStage
 from rlinf_embodied.control.learner_stage import LearnerStage
 from rlinf_embodied.control.replay_stage import ReplayStage
-from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.learning.checkpoint import load_tensors
 
 
@@ -42,12 +42,12 @@ def test_a_checkpoint_holds_transitions_networks_and_moments(straight) -> None:
     networks = {"critics", "target_critics", "entropy_coef"}
     assert names == {"replay", "carry_over", "critics_optimizer", "policy_optimizer", *networks}
     assert {name: tuple(t.shape) for name, t in load_tensors(newest, "replay").items() if name.startswith("3.")} == {
-        "3.state": (30, 3),
-        "3.action": (30, 1),
-        "3.reward": (30,),
-        "3.next_state": (30, 3),
-        "3.terminated": (30,),
-        "3.cursor": (1,),
+        "3.replay.state": (30, 3),
+        "3.replay.action": (30, 1),
+        "3.replay.reward": (30,),
+        "3.replay.next_state": (30, 3),
+        "3.replay.terminated": (30,),
+        "3.replay.cursor": (1,),
     }
 
 
@@ -58,6 +58,25 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(straight, tmp_path, plan) ->
     train(again)
     assert digest(tmp_path) == digest(straight)
     assert metric_rows(tmp_path) == metric_rows(straight)
+
+
+RESUMED = {
+    "rlpd": lambda played, *words: reach(*RLPD, *words),
+    "dagger": lambda played, *words: reach(*DAGGER, *words),
+    "iql": lambda played, *words: recorded("iql", played, *words),
+    "bc": lambda played, *words: recorded("bc", played, *words),
+}
+
+
+@pytest.mark.parametrize("name", ["rlpd", "iql", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dagger", "bc"))])
+def test_resumed_runs_of_the_other_algorithms_end_as_uninterrupted_ones(straight, tmp_path, name) -> None:
+    make = RESUMED[name]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(make(straight, f"run.dir={whole}"))
+    train(make(straight, f"run.dir={parts}", "run.num_iterations=2"))
+    train(make(straight, f"run.dir={parts}"))
+    assert digest(whole) == digest(parts)
+    assert metric_rows(whole) == metric_rows(parts)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +115,32 @@ def test_a_run_starts_from_the_policy_of_another(straight, tmp_path) -> None:
         (["policy=actor_critic"], ConfigError, r"policy\._target_ is 'policies\.actor_critic.*use policy=soft_actor"),
         (["policy.options.x=1"], ConfigError, r"policy\.options\.x is 1, but what reads this section has no options"),
         (["warm_start.checkpoint=/nowhere"], CheckpointError, r"warm_start\.checkpoint is '/nowhere', but there is no"),
-        (["env.id=Nothing-v0"], Exception, r"Nothing-v0"),
+        (["data=/nowhere"], CheckpointError, r"data is '/nowhere', but there is no such folder: give checkpoints of"),
     ],
 )
 def test_bad_input_is_named(tmp_path, words, error, says) -> None:
     with pytest.raises(error, match=says):
         train(small(f"run.dir={tmp_path}", *words))
+
+
+def test_transitions_of_another_env_or_without_rewards_are_refused(straight, tmp_path) -> None:
+    played = f"data={straight / 'checkpoints/latest'}"
+    with pytest.raises(DataError, match=r"recorded with env\.task='Pendulum-v1', but env\.task is 'Reacher-v5'"):
+        train(small(f"run.dir={tmp_path}", "algorithm=iql", played, "env.id=Reacher-v5"))
+    labelled = tmp_path / "labelled"
+    train(reach(f"run.dir={labelled}", *DAGGER, "run.num_iterations=1"))
+    data = f"data={labelled / 'checkpoints/latest'}"
+    with pytest.raises(DataError, match=r"whose transitions have no action, reward, next_state, terminated: record"):
+        train(reach(f"run.dir={tmp_path / 'iql'}", "algorithm=iql", data))
+
+
+def test_a_run_of_recorded_transitions_tells_updates_and_takes_no_env_step(straight, tmp_path) -> None:
+    summary = train(recorded("iql", straight, f"run.dir={tmp_path}"))
+    assert summary["updates"] == 16
+    assert "env_steps" not in summary
+    rows = metric_rows(tmp_path)
+    assert [row["losses/updates"] for row in rows] == [4] * 4
+    assert not any("rollout/env_steps" in row for row in rows)
 
 
 def test_a_damaged_replay_buffer_is_noticed(straight, tmp_path) -> None:
