@@ -182,6 +182,8 @@ class ControlConfig:
         require(name.acts or bool(self.files), "data", self.data, rule, action)
         rule = f"algorithm.name={name} takes no env step"
         require(name.acts or not steps, "algorithm.expert_steps", steps, rule, "use 0")
+        rule, action = f"data={self.data} holds the demonstrations", "use 0, or leave data out"
+        require(not (steps and self.files), "algorithm.expert_steps", steps, rule, action)
         rule = "DAgger learns from what it gathers"
         require(name is not ControlName.dagger or not self.files, "data", self.data, rule, "leave it out")
         rule = "DAgger begins with what the expert does"

@@ -10,8 +10,8 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import ControlConfig, ControlName, WarmStartConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.control.graph import ENV, LEARNER, REPLAY
-from rlinf_embodied.control.recorded import require_recorded
-from rlinf_embodied.control.replay_stage import REPLAY as REPLAY_FILE
+from rlinf_embodied.control.recorded import REPLAY as REPLAY_FILE
+from rlinf_embodied.control.recorded import digests, require_recorded
 from rlinf_embodied.control.workflow import control_workflow, run_iteration
 from rlinf_embodied.embodied.job import SimulatorJob
 from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after
@@ -21,9 +21,11 @@ from rlinf_embodied.embodied.sizes import require_sizes
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.embodied.warm_start import new_policy
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
+from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
@@ -32,6 +34,7 @@ from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 
+_DATA = "data"  # in a checkpoint
 _CLONES = (ControlName.bc, ControlName.dagger)
 
 _ACTING_COLUMNS = (
@@ -63,6 +66,8 @@ class ControlJob(SimulatorJob[ControlConfig]):
         Raises:
             ConfigError: the policy's actions are not differentiable, or episodes are to be carried over where they
                 cannot be replayed.
+            CheckpointError: `data`, or the policy to start from, cannot be used, or is not what it was.
+            DataError: `data` is of another env.
         """
         config = self.config
         kind, start = find_cluster(config.cluster).kind, config.warm_start.checkpoint
@@ -79,6 +84,11 @@ class ControlJob(SimulatorJob[ControlConfig]):
         require_recorded(config.files, config.env)
         if checkpoint is not None:
             require_conditions("resume", checkpoint, config.env, config.policy, kind)
+            if load_state(checkpoint).get(_DATA) != digests(config.files):
+                raise CheckpointError(
+                    f"data is {config.data!r}, but what it holds is not what {checkpoint} has learned from: name the "
+                    "folder below checkpoints/ in place of latest, or begin anew in another run.dir"
+                )
         elif start is not None:
             require_policy_folder("warm_start.checkpoint", start)
             free = ("task", "horizon")
@@ -129,7 +139,7 @@ class ControlJob(SimulatorJob[ControlConfig]):
         step_context = StepContext(progress.iteration)
         holding = [stage for stage in (ENV, REPLAY) if stage in executor.workflow.stages]
         parts = [ref for stage in holding for ref in executor.publish(stage, "export_state", step_context)]
-        state = {"progress": asdict(progress), "config": to_yaml(self.config)}
+        state = {"progress": asdict(progress), "config": to_yaml(self.config), _DATA: digests(self.config.files)}
         argument = (str(root), progress.iteration, self.config.checkpoint.keep, state, REPLAY_FILE)
         executor.call(LEARNER, "save", step_context, argument, parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rlinf_embodied.embodied.policy_folder import trained_under
 from rlinf_embodied.errors import CheckpointError, DataError
 from rlinf_embodied.learning.checkpoint import load_tensors, verify
 
-_FILE = "replay"  # of a checkpoint
+REPLAY = "replay"  # in a checkpoint; and what the policy did, within it
 _SAME = ("_target_", "task", "control_mode", "robot", "goal_in_proprio", "objects_in_proprio", "options")
 
 
@@ -31,7 +32,7 @@ def require_recorded(folders: Sequence[str], env: EnvConfig) -> None:
                 "for example data=<run.dir>/checkpoints/latest"
             )
         verify(Path(folder))
-        if not load_tensors(Path(folder), _FILE):
+        if not load_tensors(Path(folder), REPLAY):
             raise CheckpointError(
                 f"data is {folder!r}, but that checkpoint holds no transitions: give one of a run that acted, of "
                 "experiments/train_control.py with algorithm=sac or rlpd"
@@ -45,6 +46,14 @@ def require_recorded(folders: Sequence[str], env: EnvConfig) -> None:
                 )
 
 
+def digests(folders: Sequence[str]) -> list[str]:
+    """Returns the SHA-256 of the transitions in checkpoints that `require_recorded` has verified."""
+    name = f"training_state/{REPLAY}.safetensors"
+    return [
+        json.loads((Path(f) / "manifest.json").read_text(encoding="utf-8"))["files"][name]["sha256"] for f in folders
+    ]
+
+
 def recorded_block(folders: Sequence[str], columns: Sequence[str], block: int, num_blocks: int) -> Columns:
     """Returns a block's part of all transitions in some checkpoints, which are dealt out to blocks one by one.
 
@@ -53,7 +62,7 @@ def recorded_block(folders: Sequence[str], columns: Sequence[str], block: int, n
     """
     parts: list[Columns] = []
     for folder in folders:
-        tensors = load_tensors(Path(folder), _FILE)
+        tensors = load_tensors(Path(folder), REPLAY)
         for start in sorted({name.rpartition(".")[0] for name in tensors}):
             missing = [name for name in columns if f"{start}.{name}" not in tensors]
             if missing:

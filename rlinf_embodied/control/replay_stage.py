@@ -3,7 +3,8 @@
     env's transitions --> "replay", or "demonstrations" while the expert acts --+
     recorded transitions (`data`) --> "demonstrations" -------------------------+--> batches of U updates
 
-What it holds is named state: it is part of checkpoints and of the snapshot of an iteration's start.
+What was gathered is named state: it is part of checkpoints and of the snapshot of an iteration's start.  What was
+recorded is read again where the stage is made anew.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rlinf_embodied.control.recorded import recorded_block
+from rlinf_embodied.control.recorded import REPLAY, recorded_block
 from rlinf_embodied.control.replay_buffer import ReplayBuffer
 from rlinf_embodied.control.transitions import Columns
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
-REPLAY = "replay"  # in a checkpoint; and what the policy did, within it
 DEMONSTRATIONS = "demonstrations"
 
 
@@ -84,7 +84,7 @@ class ReplayStage:
         return Output(batches, ReplayReport(size(REPLAY), size(DEMONSTRATIONS)))
 
     def _read(self, block: int) -> None:
-        """Reads a block's recorded transitions, unless a checkpoint brought them."""
+        """Reads a block's recorded transitions, once."""
         config, buffer = self._config, self._buffers[block, DEMONSTRATIONS]
         if config.data and not len(buffer):
             found = recorded_block(config.data, config.columns, block, self._num_blocks)
@@ -117,10 +117,11 @@ class ReplayStage:
 
     # ------------------------------------------------------------------------------------------------------------ state
     def export_state(self, step_context: StepContext) -> dict[str, Tensor]:
-        """Returns what the worker's blocks hold, as <block>.<replay or demonstrations>.<column>."""
+        """Returns what the worker's blocks gathered, as <block>.<replay or demonstrations>.<column>."""
         return {
             f"{block}.{name}.{column}": tensor
             for (block, name), buffer in self._buffers.items()
+            if not (name == DEMONSTRATIONS and self._config.data)
             for column, tensor in buffer.export_state().items()
         }
 
@@ -132,11 +133,8 @@ class ReplayStage:
         for block, name in self._buffers:
             start = f"{block}.{name}."
             state = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
-            size = max((len(tensor) for tensor in state.values()), default=0)
-            recorded = name == DEMONSTRATIONS and bool(self._config.data)  # of any number
-            buffer = ReplayBuffer(max(size, self._config.capacity)) if recorded else self._empty()
+            buffer = self._buffers[block, name] = self._empty()
             buffer.import_state(state)
-            self._buffers[block, name] = buffer
 
     def export_snapshot(self, step_context: StepContext) -> dict[str, Tensor]:
         """Returns what `export_state` does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,16 @@ def test_transitions_of_another_env_or_without_rewards_are_refused(straight, tmp
         train(reach(f"run.dir={tmp_path / 'iql'}", "algorithm=iql", data))
 
 
+def test_recordings_that_changed_are_noticed_when_a_run_goes_on(straight, tmp_path) -> None:
+    played, run = tmp_path / "played", tmp_path / "run"
+    shutil.copytree(straight, played, symlinks=True)
+    train(recorded("bc", played, f"run.dir={run}", "run.num_iterations=2"))
+    (played / "checkpoints/latest").unlink()
+    (played / "checkpoints/latest").symlink_to("step_000002")
+    with pytest.raises(CheckpointError, match=r"data is .*latest', but what it holds is not what .* has learned from"):
+        train(recorded("bc", played, f"run.dir={run}"))
+
+
 def test_a_run_of_recorded_transitions_tells_updates_and_takes_no_env_step(straight, tmp_path) -> None:
     summary = train(recorded("iql", straight, f"run.dir={tmp_path}"))
     assert summary["updates"] == 16
@@ -160,3 +171,13 @@ def test_a_policy_learns_to_swing_less(tmp_path) -> None:
     words += ["algorithm.lr=1e-3", "algorithm.value_lr=1e-3", "checkpoint.every=0", "env.block_size=8"]
     found = train(small(f"run.dir={tmp_path}", *words, "env.horizon=50"))
     assert found["return_after"] > found["return_before"] + 60
+
+
+@pytest.mark.ray
+def test_a_plan_is_found_and_changes_no_weight(straight, tmp_path, ray_cluster) -> None:
+    words = ["cluster=local", "cluster.num_devices=2", "plan=auto", "plan.profile_budget_s=1", f"run.dir={tmp_path}"]
+    found = train(small(*words, f"warm_start.cache_dir={tmp_path / 'cache'}"))
+    assert found["plan"].startswith("auto: ")
+    assert found["weights_sha256"] == digest(straight)
+    ranked = json.loads((tmp_path / "plan.json").read_text())["ranked"]
+    assert len(ranked) > 1
