@@ -43,6 +43,8 @@ NEEDS = {  # have no default
     "jsonl": ["data.files.all=x.jsonl", "policy.folder=x"],
     "folder": ["policy.folder=x"],
     "maniskill": ["env.task=PickCube-v1"],
+    "iql": ["data=x"],
+    "bc": ["data=x"],
 }
 
 

@@ -90,7 +90,6 @@ def test_demonstrations_and_labels_are_learned_from(alone) -> None:
     assert [row["losses/updates"] for row in rows] == [0, 0, 0, 4]
     rows = alone["dagger"][1]
     assert [row["losses/updates"] for row in rows] == [0, 4, 4, 4]
-    assert rows[-1]["losses/imitation_loss"] < rows[1]["losses/imitation_loss"]
 
 
 @pytest.mark.ray

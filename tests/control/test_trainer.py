@@ -164,6 +164,13 @@ def test_a_damaged_replay_buffer_is_noticed(straight, tmp_path) -> None:
         train(small(f"run.dir={tmp_path}"))
 
 
+def test_dagger_learns_what_the_expert_does(tmp_path) -> None:
+    words = ["algorithm.updates_per_step=1", "algorithm.lr=3e-3", "run.num_iterations=15", "eval.num_episodes=20"]
+    found = train(reach(f"run.dir={tmp_path}", *DAGGER, *words, "env.horizon=20", "policy.hidden_size=32"))
+    assert found["success_rate_before"] < 0.3
+    assert found["success_rate_after"] > 0.8
+
+
 @pytest.mark.slow
 def test_a_policy_learns_to_swing_less(tmp_path) -> None:
     words = ["algorithm.updates_per_step=1", "run.num_iterations=60", "policy.hidden_size=64", "eval.num_episodes=16"]
