@@ -89,9 +89,24 @@ class SquashedGaussian(Gaussian):
     def scored(
         self, out: Tensor, log_std: Tensor | None, drawn: Tensor, temperature: float, entropy_gradient: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns log N(u; m, s) - log(1 - tanh(u)^2), the latter as 2 (log 2 - u - softplus(-2 u))."""
+        """Returns log N(u; m, s) - log(1 - tanh(u)^2)."""
         log_probs, _ = super().scored(out, log_std, drawn, temperature)
-        return log_probs - 2.0 * (math.log(2.0) - drawn - functional.softplus(-2.0 * drawn)), None
+        return log_probs - _log_slope(drawn), None
+
+    def reparameterized(self, out: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns actions tanh(u) and their log-probs, of u = out + noise exp(log_std), with the gradients of both.
+
+        All are [B, C, A].  The density is that of the noise over the slopes: nothing is lost where deviations are so
+        small that u - out is rounded.
+        """
+        drawn = out + noise * log_std.exp()
+        log_probs = -0.5 * noise.square() - log_std - _HALF_LOG_2PI - _log_slope(drawn)
+        return drawn.tanh(), log_probs
+
+
+def _log_slope(drawn: Tensor) -> Tensor:
+    """Returns log(1 - tanh(u)^2), as 2 (log 2 - u - softplus(-2 u)), which no large u rounds to log 0."""
+    return 2.0 * (math.log(2.0) - drawn - functional.softplus(-2.0 * drawn))
 
 
 class Categorical:

@@ -15,6 +15,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 from rlinf_embodied import portable
 from rlinf_embodied.compose import (
+    CONTROL_GROUPS,
     EVALUATE_GROUPS,
     EXPORT_GROUPS,
     MATH_GROUPS,
@@ -23,6 +24,7 @@ from rlinf_embodied.compose import (
     TRAIN_GROUPS,
     choices,
     compose_answers,
+    compose_control,
     compose_emulation,
     compose_evaluate,
     compose_export,
@@ -34,6 +36,7 @@ from rlinf_embodied.compose import (
     to_yaml,
 )
 from rlinf_embodied.config import (
+    ControlConfig,
     EmulationConfig,
     EvaluateAnswersConfig,
     EvaluateConfig,
@@ -94,6 +97,24 @@ MAIN_OVERRIDES = {
         "eval.every=10": "epochs between evaluations on the way",
         "checkpoint.every=10": "epochs between checkpoints",
         "resume=auto": "auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint folder",
+        "cluster.num_devices=1": "use fewer devices than the machine has",
+    },
+    ControlConfig: {
+        "env.id=HalfCheetah-v5": "any Gymnasium env with real actions (with env=gymnasium)",
+        "algorithm.updates_per_step=1": "updates of the critics per env step",
+        "algorithm.batch_size=256": "transitions of an update, an equal part of every block",
+        "algorithm.warmup_steps=1000": "env steps of uniform actions before the first update",
+        "algorithm.capacity=1000000": "transitions of the replay buffer, which is part of every checkpoint",
+        "algorithm.gamma=0.99": "discount per env step; algorithm.tau of the target critics",
+        "run.dir=runs/control": "the run folder",
+        "run.seed=0": "everything that is drawn follows from it",
+        "run.num_iterations=1000": "each of env.num_envs x env.chunks_per_rollout env steps",
+        "run.dry=true": "print the resolved config and stop",
+        "warm_start.checkpoint=<dir>": "start from a folder of the same policy instead of random weights",
+        "eval.every=100": "iterations between evaluations on the way",
+        "checkpoint.every=200": "iterations between checkpoints",
+        "resume=auto": "auto: go on where run.dir stopped; never: refuse a used folder; <path>: a checkpoint folder",
+        "plan=auto": "profile the stages (cached), plan, run the best plan; or force a preset, or plan=<file.yaml>",
         "cluster.num_devices=1": "use fewer devices than the machine has",
     },
     ExportConfig: {
@@ -164,7 +185,7 @@ MAIN_OVERRIDES = {
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _NO_TEMPORARY = "No usable temporary directory"
 # commands whose numbers are to be the same everywhere
-_COMPUTING = (TrainConfig, ImitationConfig, MathConfig, EvaluateConfig, ExportConfig)
+_COMPUTING = (TrainConfig, ControlConfig, ImitationConfig, MathConfig, EvaluateConfig, ExportConfig)
 
 
 class HasRun(Protocol):
@@ -191,6 +212,11 @@ def _compose_training(overrides: Sequence[str]) -> TrainConfig:
 def sft_main(entry: Callable[[ImitationConfig], int | None]) -> NoReturn:
     """Runs the script of supervised fine-tuning: `main` with ImitationConfig."""
     main(entry, compose_sft, ImitationConfig, SFT_GROUPS)
+
+
+def control_main(entry: Callable[[ControlConfig], int | None]) -> NoReturn:
+    """Runs the script of learning from transitions: `main` with ControlConfig."""
+    main(entry, compose_control, ControlConfig, CONTROL_GROUPS)
 
 
 def export_main(entry: Callable[[ExportConfig], int | None]) -> NoReturn:

@@ -8,11 +8,13 @@ import yaml
 
 from rlinf_embodied.compose import (
     CONFIG_DIR,
+    CONTROL_GROUPS,
     EVALUATE_GROUPS,
     MATH_GROUPS,
     SFT_GROUPS,
     TRAIN_GROUPS,
     choices,
+    compose_control,
     compose_evaluate,
     compose_export,
     compose_math,
@@ -24,6 +26,7 @@ from rlinf_embodied.compose import (
 from rlinf_embodied.config import (
     AlgorithmName,
     Backend,
+    ControlConfig,
     EnvConfig,
     EvaluateConfig,
     Exactness,
@@ -34,11 +37,14 @@ from rlinf_embodied.config import (
 from rlinf_embodied.errors import ConfigError
 
 ALL_CHOICES = [(group, name) for group in TRAIN_GROUPS for name in choices(group)]
+CONTROL_CHOICES = [(group, name) for group in CONTROL_GROUPS for name in choices(group, ControlConfig)]
 MATH_CHOICES = [(group, name) for group in MATH_GROUPS for name in choices(group, MathConfig)]
 NEEDS = {  # have no default
     "jsonl": ["data.files.all=x.jsonl", "policy.folder=x"],
     "folder": ["policy.folder=x"],
     "maniskill": ["env.task=PickCube-v1"],
+    "iql": ["data=x"],
+    "bc": ["data=x"],
 }
 
 
@@ -83,7 +89,9 @@ def test_every_file_under_configs_is_a_choice_or_a_main_config():
     files = {str(path.relative_to(CONFIG_DIR)) for path in CONFIG_DIR.rglob("*") if path.is_file()}
     expected = {f"{group}/{name}.yaml" for group, name in ALL_CHOICES}
     expected |= {f"reasoning/{group}/{name}.yaml" for group, name in MATH_CHOICES if group != "cluster"}
-    expected |= {"train_vla.yaml", "evaluate.yaml", "planning.yaml", "emulate.yaml"}
+    own = ("algorithm", "plan", "run")
+    expected |= {f"control/{group}/{name}.yaml" for group, name in CONTROL_CHOICES if group in own}
+    expected |= {"train_vla.yaml", "train_control.yaml", "evaluate.yaml", "planning.yaml", "emulate.yaml"}
     expected |= {"train_llm_math.yaml", "evaluate_answers.yaml", "train_sft.yaml", "export_dataset.yaml"}
     assert {file for file in files if not file.startswith(("profiles/", "models/"))} == expected
 
@@ -94,6 +102,13 @@ def test_every_choice_of_the_reasoning_workflow_composes(group, name):
     assert isinstance(config, MathConfig)
     assert config.num_blocks * config.generation.rows_per_block == config.num_rows
     assert config.num_rows % config.generation.rows_per_batch == 0
+
+
+@pytest.mark.parametrize(("group", "name"), [c for c in CONTROL_CHOICES if c[0] != "policy"], ids=lambda part: part)
+def test_every_choice_of_learning_from_transitions_composes(group, name):
+    config = compose_control([f"{group}={name}", *NEEDS.get(name, [])])
+    assert isinstance(config, ControlConfig)
+    assert config.env.chunk == 1
 
 
 @pytest.mark.parametrize("group", EVALUATE_GROUPS)

@@ -11,10 +11,12 @@ Nothing heavy is imported on the way.
 """
 
 from rlinf_embodied.compose.commands import (
+    CONTROL_GROUPS,
     MATH_GROUPS,
     PLANNING_GROUPS,
     SFT_GROUPS,
     TRAIN_GROUPS,
+    compose_control,
     compose_emulation,
     compose_math,
     compose_planning,
@@ -37,6 +39,7 @@ from rlinf_embodied.compose.user_files import stored_tree
 __all__ = [
     "ANSWERS_GROUPS",
     "CONFIG_DIR",
+    "CONTROL_GROUPS",
     "EVALUATE_GROUPS",
     "EXPORT_GROUPS",
     "FILE_SUFFIXES",
@@ -47,6 +50,7 @@ __all__ = [
     "TRAIN_GROUPS",
     "choices",
     "compose_answers",
+    "compose_control",
     "compose_emulation",
     "compose_evaluate",
     "compose_export",

@@ -22,6 +22,7 @@ from rlinf_embodied.compose.files import CONFIG_DIR, choice_folder, read_mapping
 from rlinf_embodied.compose.overrides import checked_override, parsed, placed, readable, spelled
 from rlinf_embodied.compose.user_files import stored_plan, stored_section
 from rlinf_embodied.config import (
+    ControlConfig,
     EmulationConfig,
     EnvConfig,
     ImitationConfig,
@@ -36,6 +37,7 @@ from rlinf_embodied.targets import load_target
 TRAIN_GROUPS = ("env", "policy", "algorithm", "plan", "cluster", "run")
 MATH_GROUPS = ("data", "policy", "warm_start", "algorithm", "plan", "cluster", "run")
 SFT_GROUPS = ("env", "policy", "cluster")
+CONTROL_GROUPS = ("env", "policy", "algorithm", "plan", "cluster", "run")
 PLANNING_GROUPS = ("run",)
 _KNOWN = {"env.task": "envs.expert_tasks.EXPERT_TASKS"}  # good values of what files leave open, as a dotted path
 
@@ -88,6 +90,15 @@ def compose_math(overrides: Sequence[str]) -> MathConfig:
     return compose_config("train_llm_math", MathConfig, MATH_GROUPS, overrides)
 
 
+def compose_control(overrides: Sequence[str]) -> ControlConfig:
+    """Returns the config of experiments/train_control.py; its own choices lie in configs/control/.
+
+    Raises:
+        ConfigError: as for `compose_train`.
+    """
+    return compose_config("train_control", ControlConfig, CONTROL_GROUPS, overrides)
+
+
 def compose_planning(overrides: Sequence[str]) -> PlanningConfig:
     """Returns the config of experiments/plan.py.
 
@@ -122,7 +133,7 @@ def compose_config(
         given = [readable(spelled(text)) for text in overrides]
         stored = [stored_plan(text, schema) if "plan" in groups else text for text in given]
         stored = [stored_section(text, "env", EnvConfig) if "env" in groups else text for text in stored]
-        if schema in (TrainConfig, ImitationConfig):
+        if schema in (TrainConfig, ImitationConfig, ControlConfig):
             stored = [stored_section(text, "policy", PolicyConfig) for text in stored]
         checked = [placed(checked_override(text, schema, groups), schema, groups) for text in stored]
         _require_filled(checked, schema, groups)

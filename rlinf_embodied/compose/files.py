@@ -11,12 +11,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_embodied.compose.explain import explained
-from rlinf_embodied.config import MathConfig
+from rlinf_embodied.config import ControlConfig, MathConfig
 from rlinf_embodied.config.renamed import with_current_keys
 from rlinf_embodied.errors import ConfigError
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 FILE_SUFFIXES = (".yaml", ".yml", ".json")  # of a file that stands where a choice of a group could
+_OWN = {MathConfig: "reasoning", ControlConfig: "control"}  # where a workflow has choices of its own
 SWITCHES = {"run.exact": {True: "exact", False: "off"}}  # enumerations that also take true and false
 
 _Config = TypeVar("_Config")
@@ -28,9 +29,9 @@ def choices(group: str, schema: type | None = None) -> list[str]:
 
 
 def choice_folder(group: str, schema: type | None) -> str:
-    """Returns the folder of a group's files below configs/: of the reasoning workflow those of its own come first."""
-    own = f"reasoning/{group}"
-    return own if schema is MathConfig and (CONFIG_DIR / own).is_dir() else group
+    """Returns the folder of a group's files below configs/: those of a workflow's own come first."""
+    own = f"{_OWN.get(schema)}/{group}"
+    return own if (CONFIG_DIR / own).is_dir() else group
 
 
 def read_mapping(path: Path) -> dict[str, object]:

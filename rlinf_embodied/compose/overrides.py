@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 
 from rlinf_embodied.compose.explain import did_you_mean, keys, unknown_key
 from rlinf_embodied.compose.files import SWITCHES, choice_folder, choices
-from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.config import ControlConfig, TrainConfig
 from rlinf_embodied.config.renamed import require_current, require_current_choice
 from rlinf_embodied.errors import ConfigError
 
@@ -106,7 +106,7 @@ def _check_choice(group: str, value: object, schema: type) -> None:
     if isinstance(value, str) and (value in names or f"{value}.yaml" in stored):
         return
     require_current_choice(group, str(value))
-    takes_files = group in ("plan", "env") or (group == "policy" and schema is TrainConfig)
+    takes_files = group in ("plan", "env") or (group == "policy" and schema in (TrainConfig, ControlConfig))
     files = ", or a path to a .yaml file" if takes_files else ""
     hint = f"one of configs/{choice_folder(group, schema)}{files}"
     generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""

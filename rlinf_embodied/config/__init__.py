@@ -7,7 +7,8 @@
     machine.py    the sections `plan`, `cluster`, `recovery`
     memory.py     the section `memory` of experiments/plan.py
     run.py        the sections `run`, `wandb`, `trackio`, `eval`, `checkpoint`
-    commands.py   what each command reads, section by section; the checks that span several
+    control.py    what experiments/train_control.py reads, its section `algorithm` among it
+    commands.py   what the other commands read, section by section; the checks that span several
     checks.py     the form of every check
     renamed.py    names that files of earlier runs may hold, and what they are called now
 
@@ -28,6 +29,7 @@ from rlinf_embodied.config.commands import (
     ProfiledConfig,
     TrainConfig,
 )
+from rlinf_embodied.config.control import ControlAlgorithmConfig, ControlConfig, ControlName
 from rlinf_embodied.config.env import Backend, EnvConfig, Reward
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.config.learning import (
@@ -71,6 +73,9 @@ __all__ = [
     "CheckpointConfig",
     "CloningConfig",
     "ClusterConfig",
+    "ControlAlgorithmConfig",
+    "ControlConfig",
+    "ControlName",
     "Critic",
     "DataConfig",
     "EmulationConfig",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import Reward, TrainConfig
+from rlinf_embodied.config import EnvConfig, EvalConfig, PolicyConfig, Reward, TrainConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.learning import require_correction
 from rlinf_embodied.embodied.evaluation import Evaluation, file_name, held_out, policy_stage
@@ -34,7 +36,7 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Evaluated, Progress
+from rlinf_embodied.training.job import Evaluated, JobConfig, Progress
 from rlinf_embodied.training.resume import saved_progress
 
 _REWARDS = {
@@ -44,22 +46,51 @@ _REWARDS = {
 }
 
 
-class EmbodiedJob:
-    """See `Job`."""
+class SimulatorJobConfig(JobConfig, Protocol):
+    """What trainings in simulators are told alike."""
 
-    columns = (
-        Column("success_once", "rollout/success_once", ".1f", " %", 100.0),
-        Column("at_end", "rollout/success_at_end", ".1f", " %", 100.0),
-        Column("return", "rollout/return", ".2f"),
-        Column("env steps/s", "charts/SPS", ".0f", after=True),
-    )
+    env: EnvConfig
+    policy: PolicyConfig
+    eval: EvalConfig
+
+    @property
+    def algorithm(self) -> HasName:
+        """How the policy learns."""
+        ...
+
+    @property
+    def warm_start(self) -> HasCache:
+        """What the policy starts from."""
+        ...
+
+
+class HasName(Protocol):
+    """A section whose choices have names."""
+
+    @property
+    def name(self) -> StrEnum:
+        """Of the choice."""
+        ...
+
+
+class HasCache(Protocol):
+    """A section that says where the cache is."""
+
+    cache_dir: str
+
+
+_Config = TypeVar("_Config", bound=SimulatorJobConfig)
+
+
+class SimulatorJob(Generic[_Config]):
+    """What trainings in simulators do alike: held-out episodes before, on the way and after."""
+
     speed = "charts/SPS"
-    learner = ACTOR
     first_work = "env.step"
     work = "RL"
 
-    def __init__(self, config: TrainConfig) -> None:
-        """Takes everything that experiments/train_vla.py reads."""
+    def __init__(self, config: _Config) -> None:
+        """Takes everything that the command reads."""
         self.config = config
         self.name = file_name(config.env.task)
         self.title = f"{config.env.task} · {config.algorithm.name}"
@@ -70,6 +101,64 @@ class EmbodiedJob:
     def planning_parts(self) -> dict[str, object]:
         """Returns all of env, policy and algorithm."""
         return {name: asdict(getattr(self.config, name)) for name in ("env", "policy", "algorithm")}
+
+    def prepare(self, executor: Executor, progress: ShowProgress) -> None:
+        """See Job; there is nothing to do."""
+
+    def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
+        """See Job."""
+        config = self.config
+        videos = str(folder.videos) if config.eval.record_video else None
+        asked = held_out(config.env, config.eval, config.run.seed, videos)
+        return Evaluation(asked, policy_stage("eval_policy", config.policy, policy_folder, asked), session, cluster)
+
+    def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
+        """See Job; the goal is run.until_success."""
+        config, given = self.config, self.config.eval
+        check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
+        asked = held_out(config.env, check, config.run.seed)
+        stage = policy_stage("check_policy", config.policy, policy_folder, asked)
+        return Evaluation(asked, stage, session, cluster, self.goal)
+
+    def warnings(self, metrics: Mapping[str, float]) -> list[str]:
+        """See Job; there are none."""
+        return []
+
+    def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
+        """Returns nothing: what this policy does is seen in videos."""
+        return []
+
+    # ------------------------------------------------------------------------------------------------------- finish
+    def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
+        """See Job."""
+        assert progress.before is not None
+        assert isinstance(after, EvaluationResult)
+        return {
+            **before_and_after(progress.before, after),
+            "num_eval_episodes": len(after.episodes),
+            "env_steps": progress.global_step,
+            "env_steps_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
+            "backend": of_type(executor.facts[ENV], EnvSpec)[0].backend,
+        }
+
+    def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
+        """See Job."""
+        filmed = folder.videos if any(folder.videos.glob("*/*.mp4")) else "none, the env cannot be filmed"
+        lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
+        lines.append(f"curve    {plot_curve(folder.path)}")
+        return lines, f"before RL {shown(before)}; after {after}"
+
+
+class EmbodiedJob(SimulatorJob[TrainConfig]):
+    """See `Job`."""
+
+    columns = (
+        Column("success_once", "rollout/success_once", ".1f", " %", 100.0),
+        Column("at_end", "rollout/success_at_end", ".1f", " %", 100.0),
+        Column("return", "rollout/return", ".2f"),
+        Column("env steps/s", "charts/SPS", ".0f", after=True),
+    )
+    learner = ACTOR
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; a policy that training goes on from was trained under the same conditions.
@@ -134,38 +223,12 @@ class EmbodiedJob:
                 require_sizes("warm_start.checkpoint", folder, self.config.env, session, cluster)
         return starting_policy(self.config, session, cluster, progress, spare)
 
-    def prepare(self, executor: Executor, progress: ShowProgress) -> None:
-        """See Job; there is nothing to do."""
-
-    def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
-        """See Job."""
-        config = self.config
-        videos = str(folder.videos) if config.eval.record_video else None
-        asked = held_out(config.env, config.eval, config.run.seed, videos)
-        return Evaluation(asked, policy_stage("eval_policy", config.policy, policy_folder, asked), session, cluster)
-
-    def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
-        """See Job; the goal is run.until_success."""
-        config, given = self.config, self.config.eval
-        check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
-        asked = held_out(config.env, check, config.run.seed)
-        stage = policy_stage("check_policy", config.policy, policy_folder, asked)
-        return Evaluation(asked, stage, session, cluster, self.goal)
-
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
         """See Job; the global step counts env steps."""
         result, metrics = run_iteration(executor, progress.iteration, self.config.run.num_iterations)
         progress.global_step += int(metrics["rollout/env_steps"])
         return result, metrics
-
-    def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        """See Job; there are none."""
-        return []
-
-    def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
-        """Returns nothing: what this policy does is seen in videos."""
-        return []
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers (the actor's workers do) and the episodes that go on (the env's hold them)."""
@@ -196,23 +259,3 @@ class EmbodiedJob:
         if executor.ahead is not None:
             executor.ahead.begin_again_from(ACTOR, checkpoint, earlier_versions(load_state(checkpoint)), step_context)
         return progress
-
-    # ------------------------------------------------------------------------------------------------------- finish
-    def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
-        """See Job."""
-        assert progress.before is not None
-        assert isinstance(after, EvaluationResult)
-        return {
-            **before_and_after(progress.before, after),
-            "num_eval_episodes": len(after.episodes),
-            "env_steps": progress.global_step,
-            "env_steps_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
-            "backend": of_type(executor.facts[ENV], EnvSpec)[0].backend,
-        }
-
-    def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
-        """See Job."""
-        filmed = folder.videos if any(folder.videos.glob("*/*.mp4")) else "none, the env cannot be filmed"
-        lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
-        lines.append(f"curve    {plot_curve(folder.path)}")
-        return lines, f"before RL {shown(before)}; after {after}"

@@ -173,6 +173,26 @@ class HasRunningStatistics(Protocol):
 
 
 @runtime_checkable
+class ReparameterizedPolicy(Policy, Protocol):
+    """A policy whose actions are differentiable functions of its parameters and of noise."""
+
+    state_dim: int  # P of the observations that it acts on, which critics see beside its actions
+
+    def sample(self, features: Features, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns actions [B, C, A] in [-1, 1] and the logarithm of their density [B, C]; both have gradients.
+
+        Args:
+            features: of `encode`.
+            noise: [B, *spec.noise.shape].
+        """
+        ...
+
+    def log_density(self, features: Features, actions: Tensor) -> Tensor:
+        """Returns the logarithm of the density of given actions [B, C, A], float32 [B, C], with a gradient."""
+        ...
+
+
+@runtime_checkable
 class ImitationPolicy(Policy, Protocol):
     """A policy that can be cloned from demonstrations, or begin with statistics of what it will see.
 

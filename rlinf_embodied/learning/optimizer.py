@@ -90,7 +90,8 @@ class FlatOptimizer:
 
     def _apply(self, direction: Tensor) -> None:
         for parameter, part in zip(self.parameters, direction.split(self._sizes), strict=True):
-            parameter.mul_(1 - self.lr * self._weight_decay)
+            if self._weight_decay:
+                parameter.mul_(1 - self.lr * self._weight_decay)
             parameter.sub_(part.view_as(parameter), alpha=self.lr)
 
     def move_state(self, device: str) -> None:

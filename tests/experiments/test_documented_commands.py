@@ -17,6 +17,7 @@ import pytest
 from rlinf_embodied.command_line import help_text
 from rlinf_embodied.compose import (
     compose_answers,
+    compose_control,
     compose_emulation,
     compose_evaluate,
     compose_export,
@@ -58,6 +59,7 @@ def training(overrides: list[str]) -> object:
 
 COMPOSERS: dict[str, Callable[[list[str]], object]] = {
     "experiments/train_vla.py": training,
+    "experiments/train_control.py": compose_control,
     "experiments/train_sft.py": compose_sft,
     "experiments/export_dataset.py": compose_export,
     "experiments/train_llm_math.py": compose_math,

@@ -29,7 +29,7 @@ ROWS = 6
 PICK = EnvSpec("PickCube-v1", ROWS, 5, 50, 7, 34, 50, 64, ("base_camera",), "random numbers")
 EXAMPLE = Path(__file__).resolve().parents[2] / "experiments/examples/own_policy.yaml"
 SMOLVLA = Path(__file__).with_name("smolvla_toy.yaml")
-KINDS = ["tiny_vla", "flow_vla", "state", "actor_critic"]
+KINDS = ["tiny_vla", "flow_vla", "state", "actor_critic", "soft_actor"]
 KINDS += [pytest.param(str(path), id=path.stem) for path in (SMOLVLA, EXAMPLE)]
 
 Make = Callable[[int], Policy]

@@ -1,0 +1,132 @@
+"""The policy of soft actor-critic: the tanh of a normal whose mean and deviation a network makes of a state.
+
+state [B, P] -> ReLU network -+-> mean [B, C, A]
+                              +-> log of the deviation [B, C, A], clamped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from policies.action_distributions import SquashedGaussian
+from policies.checkpoint_folder import KeptInFolder
+from rlinf_embodied.config import PolicyConfig
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import (
+    Evaluation,
+    Features,
+    ImitationPolicy,
+    PolicyOutput,
+    PolicySpec,
+    Record,
+    ReparameterizedPolicy,
+)
+from rlinf_embodied.randomness import words
+from rlinf_embodied.typed_options import NoOptions, typed
+
+_INSIDE = 1 - 1e-5  # the largest action that has a density
+_LOG_STD = (-20.0, 2.0)  # as Haarnoja et al. bound it
+
+
+class SoftActorNet(nn.Module):
+    """All parameters: `policy.num_layers` hidden layers of `policy.hidden_size`, and two last layers."""
+
+    def __init__(self, config: PolicyConfig, env: EnvSpec) -> None:
+        """Builds the modules with torch's own first weights."""
+        super().__init__()
+        sizes = [env.proprio_dim, *[config.hidden_size] * config.num_layers]
+        self.trunk = nn.Sequential(*(layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())))
+        self.mean = nn.Linear(sizes[-1], env.chunk * env.action_dim)
+        self.log_std = nn.Linear(sizes[-1], env.chunk * env.action_dim)
+        self._shape = (env.chunk, env.action_dim)
+
+    def forward(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns means and logarithms of deviations, each [B, C, A]."""
+        hidden = self.trunk(state)
+        return (
+            self.mean(hidden).unflatten(1, self._shape),
+            self.log_std(hidden).clamp(*_LOG_STD).unflatten(1, self._shape),
+        )
+
+
+class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
+    """The network behind the protocols; features: "state" [B, P].  It has no value: critics are the learner's."""
+
+    options_type: ClassVar[type] = NoOptions
+
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
+        """Builds a policy with weights that are a function of the seed; the global generator is left as it was.
+
+        Raises:
+            ConfigError: the env's actions are choices, or it shows images or no state.
+        """
+        typed(config.options, NoOptions, "policy.options")
+        rule = f"the actions of {env.task} are the choice of one of several, and this policy's are real numbers"
+        require(not env.categorical, "policy.name", config.name, rule, "use policy=actor_critic with train_vla.py")
+        rule = f"{config.name} acts on a state alone"
+        require(not env.cameras, "env.cameras", list(env.cameras), rule, "use env.cameras=[]")
+        rule = f"{config.name} acts on a state, and {env.task} shows none"
+        require(env.proprio_dim > 0, "env.task", env.task, rule, "use another env")
+        self.config, self.env, self.state_dim = config, env, env.proprio_dim
+        self._distribution = SquashedGaussian()
+        noise = self._distribution.noise(env.chunk, env.action_dim)
+        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, env.action_dim, noise)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
+            self.module: SoftActorNet = SoftActorNet(config, env)
+
+    # ------------------------------------------------------------------------------------------------------ inference
+    def encode(self, observation: Observation) -> Features:
+        """Returns the state as it is."""
+        return {"state": observation.proprio}
+
+    @torch.no_grad()
+    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
+        """Draws actions; greedy ones are the tanh of the mean."""
+        mean, log_std = self.module(features["state"])
+        drawn = self._distribution.draw(mean, log_std, noise, temperature)
+        log_probs, _ = self._distribution.scored(mean, log_std, drawn, temperature)
+        return PolicyOutput(self._distribution.actions(drawn, self.spec.action_dim), {"drawn": drawn}, log_probs)
+
+    def evaluate(
+        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
+    ) -> Evaluation:
+        """Returns log-probs [B, C, A] of what was drawn."""
+        mean, log_std = self.module(features["state"])
+        return Evaluation(*self._distribution.scored(mean, log_std, record["drawn"], temperature, entropy_gradient))
+
+    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
+        """Returns zeros [B, C]: there is no critic here."""
+        return features["state"].new_zeros(len(features["state"]), self.spec.chunk)
+
+    # ------------------------------------------------------------------------------------------------------- training
+    def sample(self, features: Features, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """See ReparameterizedPolicy."""
+        mean, log_std = self.module(features["state"])
+        actions, log_probs = self._distribution.reparameterized(mean, log_std, noise)
+        return actions, log_probs.sum(-1)
+
+    def log_density(self, features: Features, actions: Tensor) -> Tensor:
+        """See ReparameterizedPolicy; actions at the bounds, which no finite choice gives, count as just inside."""
+        mean, log_std = self.module(features["state"])
+        drawn = actions.clamp(-_INSIDE, _INSIDE).atanh()
+        return self._distribution.scored(mean, log_std, drawn, 1.0)[0].sum(-1)
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Returns all parameters."""
+        return list(self.module.parameters())
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Returns none."""
+        return []
+
+    def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Returns the summed squared error of greedy actions, a mean over the C x A entries of an action."""
+        mean, _ = self.module(features["state"])
+        return (mean.tanh() - actions).square().mean((1, 2)).sum()

@@ -1,0 +1,111 @@
+"""Transitions are those that the env itself would tell, whoever holds the rows and however episodes end."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from control_runs import reach, small
+
+from rlinf_embodied.control.env_stage import TransitionEnvConfig, TransitionEnvStage
+from rlinf_embodied.control.transitions import ALL
+from rlinf_embodied.errors import SimulatorError
+from rlinf_embodied.randomness import reset_seed, uniform
+from rlinf_embodied.runtime.host import StepContext, solo_context
+
+STEPS, ROWS = 7, 4
+
+
+def rolled_out(stage: TransitionEnvStage, blocks: tuple[int, ...], iterations: int = 2, dims: int = 1) -> list[dict]:
+    """Returns the transitions of a block in each iteration, under actions that are keyed by row and step."""
+    found = []
+    for iteration in range(iterations):
+        when = StepContext(iteration)
+        stage.open(when, blocks)
+        for step in range(STEPS):
+            stage.step(when, {block: chosen(block, iteration, step, dims) for block in blocks})
+        found.append(stage.close(when, dict.fromkeys(blocks)).blocks)
+    return found
+
+
+def chosen(block: int, iteration: int, step: int, dims: int = 1) -> torch.Tensor:
+    ids = np.arange(block * 2, block * 2 + 2)
+    return torch.from_numpy(uniform(0, "test", ids, iteration, step, shape=(1, dims))) * 2 - 1
+
+
+def stage_of(*overrides: str) -> tuple[TransitionEnvStage, tuple[int, ...]]:
+    config = small("env.num_envs=4", f"env.chunks_per_rollout={STEPS}", *overrides)
+    stage = TransitionEnvStage(TransitionEnvConfig(config.env, 3))
+    blocks = tuple(range(config.env.num_blocks))
+    stage.setup(solo_context(blocks))
+    return stage, blocks
+
+
+def by_hand(task: str, row: int, horizon: int, low: float, high: float, carry_over: bool) -> list[list[tuple]]:
+    """The same row, stepped by Gymnasium alone."""
+    env, told, state, steps = gymnasium.make(task).unwrapped, [], None, 0
+    for iteration in range(2):
+        episode, mine = 0, []
+        if state is None or not carry_over:
+            (state, _), steps = env.reset(seed=int(reset_seed(3, row, iteration, 0, episode))), 0
+        for step in range(STEPS):
+            action = float(chosen(row // 2, iteration, step)[row % 2, 0, 0])
+            after, reward, terminated, *_ = env.step(np.array([low + (action + 1) / 2 * (high - low)], np.float32))
+            steps += 1
+            mine.append((state, action, reward, after, terminated))
+            state = after
+            if terminated or steps == horizon:
+                episode += 1
+                (state, _), steps = env.reset(seed=int(reset_seed(3, row, iteration, 0, episode))), 0
+        told.append(mine)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("task", "bounds", "carry_over"),
+    [("Pendulum-v1", (-2.0, 2.0), True), ("gym_envs:Walk-v0", (-2.0, 4.0), False)],
+)
+def test_transitions_are_those_of_gymnasium(task, bounds, carry_over) -> None:
+    words = [f"env.id={task}", "env.horizon=5", f"env.carry_over={str(carry_over).lower()}"]
+    found = rolled_out(*stage_of(*words))
+    ends = 0
+    for row in range(ROWS):
+        for iteration, expected in enumerate(by_hand(task, row, 5, *bounds, carry_over)):
+            columns = {name: column[row % 2 :: 2] for name, column in found[iteration][row // 2].items()}
+            for name, values in zip(ALL, zip(*expected, strict=True), strict=True):
+                wanted = torch.tensor(np.array(values), dtype=torch.float32).reshape(columns[name].shape)
+                torch.testing.assert_close(columns[name], wanted, rtol=1e-5, atol=1e-6)
+            ends += int(columns["terminated"].sum())
+    assert (ends > 0) == (task != "Pendulum-v1")  # which is only ever cut off
+
+
+def test_only_declared_columns_are_told() -> None:
+    config = small("env.num_envs=4", f"env.chunks_per_rollout={STEPS}")
+    stage = TransitionEnvStage(TransitionEnvConfig(config.env, 3, columns=("state", "action")))
+    stage.setup(solo_context((0, 1)))
+    whole = rolled_out(*stage_of(), 1)[0]
+    found = rolled_out(stage, (0, 1), 1)[0]
+    assert found[0].keys() == {"state", "action"}
+    assert torch.equal(found[1]["state"], whole[1]["state"])
+
+
+def test_the_expert_acts_first_and_says_later_what_it_would_do() -> None:
+    config = reach("env.num_envs=4", f"env.chunks_per_rollout={STEPS}").env
+    columns = ("state", "action", "expert_action")
+    stage = TransitionEnvStage(TransitionEnvConfig(config, 3, columns=columns, expert_iterations=1))
+    stage.setup(solo_context((0, 1)))
+    first, later = rolled_out(stage, (0, 1), dims=2)
+    for block in (0, 1):
+        assert torch.equal(first[block]["action"], first[block]["expert_action"])
+        assert not torch.equal(later[block]["action"], later[block]["expert_action"])
+        way = later[block]["state"][:, 2:] - later[block]["state"][:, :2]  # from the point to its goal
+        assert bool(((way * later[block]["expert_action"]).sum(1) >= 0).all())
+
+
+def test_an_env_without_an_expert_says_so() -> None:
+    config = small("env.num_envs=4", f"env.chunks_per_rollout={STEPS}").env
+    stage = TransitionEnvStage(TransitionEnvConfig(config, 3, expert_iterations=1))
+    stage.setup(solo_context((0, 1)))
+    with pytest.raises(SimulatorError, match=r"env\.task=Pendulum-v1 .* has no scripted expert"):
+        rolled_out(stage, (0, 1))

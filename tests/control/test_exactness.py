@@ -1,0 +1,99 @@
+"""The plan is only a matter of speed: the same seed gives the same weights, bit for bit, under every plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from control_runs import DAGGER, RLPD, reach, recorded, small, train, trained, trees
+
+from rlinf_embodied.runtime.session import SerialSession
+
+
+def alone_trees(replay: object, learner: object) -> list[dict]:
+    """Returns a plan of the two stages that are left where nothing acts."""
+    leaves = [{"leaf": {"stage": name, "devices": on}} for name, on in (("replay", replay), ("learner", learner))]
+    return [{"tree": {"temporal": leaves}}]
+
+
+PLANS = {
+    "collocated on 1": (1, trees("all", "all", "all", "all")),
+    "collocated on 2": (2, trees("all", "all", "all", "all")),
+    "collocated on 3, uneven": (3, trees("all", "all", "all", "all")),
+    "disaggregated on 2": (2, trees("0:1/2", "0:1/2", "1/2:1", "1/2:1")),
+    "all apart": (4, trees([0], [1], [2], [3], shards=2)),
+    "unlike splits": (3, trees([0, 1], [2], [0, 2], [1, 2], shards=2)),
+}
+VARIANTS = {"sac": small(), "rlpd": reach(*RLPD), "dagger": reach(*DAGGER)}
+OFFLINE = {  # plans of what learns from recorded transitions alone
+    "on 1": (1, alone_trees("all", "all")),
+    "on 3, uneven": (3, alone_trees("all", "all")),
+    "apart": (2, alone_trees([0], [1])),
+    "unlike splits": (3, alone_trees([0, 1], [0, 2])),
+}
+
+
+TELLING = {("sac", plan) for plan in PLANS} | {("rlpd", "unlike splits"), ("dagger", "all apart")}
+CASES = [
+    pytest.param(variant, plan, marks=() if (variant, plan) in TELLING else pytest.mark.slow)
+    for variant in VARIANTS
+    for plan in [*PLANS][1:]
+]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, tuple]:
+    """What one worker gives, by variant."""
+    return {name: trained(config, PLANS["collocated on 1"][1], 1, SerialSession()) for name, config in VARIANTS.items()}
+
+
+@pytest.mark.parametrize(("variant", "plan"), CASES)
+def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant: str, plan: str) -> None:
+    devices, tree = PLANS[plan]
+    assert trained(VARIANTS[variant], tree, devices, SerialSession()) == alone[variant]
+
+
+def test_another_seed_and_another_number_of_blocks_train_other_weights(alone) -> None:
+    one = PLANS["collocated on 1"][1]
+    found = {trained(small(word), one, 1, SerialSession())[0] for word in ("run.seed=4", "env.block_size=4")}
+    assert len(found | {alone["sac"][0]}) == 3
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory) -> Path:
+    """A run that has acted."""
+    folder = tmp_path_factory.mktemp("played")
+    train(small(f"run.dir={folder}"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("iql", "unlike splits"),
+        ("bc", "on 3, uneven"),
+        pytest.param("iql", "apart", marks=pytest.mark.slow),
+        pytest.param("bc", "unlike splits", marks=pytest.mark.slow),
+    ],
+)
+def test_what_learns_from_a_recording_does_so_under_every_plan(played, name, plan) -> None:
+    one, (devices, tree) = OFFLINE["on 1"], OFFLINE[plan]
+    expected = trained(recorded(name, played), one[1], 1, SerialSession())
+    assert expected[1][-1]["rollout/demonstrations"] == 120
+    assert trained(recorded(name, played), tree, devices, SerialSession()) == expected
+
+
+def test_demonstrations_and_labels_are_learned_from(alone) -> None:
+    rows = alone["rlpd"][1]
+    assert [row["rollout/demonstrations"] for row in rows] == [40, 80, 80, 80]
+    assert [row["rollout/replay_size"] for row in rows] == [0, 0, 40, 80]
+    assert [row["losses/updates"] for row in rows] == [0, 0, 0, 4]
+    rows = alone["dagger"][1]
+    assert [row["losses/updates"] for row in rows] == [0, 4, 4, 4]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("plan", ["collocated on 2", "disaggregated on 2"])
+def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, plan: str) -> None:
+    devices, tree = PLANS[plan]
+    assert trained(small(), tree, devices, ray_session) == alone["sac"]

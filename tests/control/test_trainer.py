@@ -1,0 +1,190 @@
+"""A run of learning from transitions: what it leaves, how it goes on, what it survives, and what it learns."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from control_runs import DAGGER, RLPD, reach, recorded, small, train
+from runs import metric_rows
+from training_faults import lost, once
+
+from rlinf_embodied.control.acting_stage import ActingStage
+from rlinf_embodied.control.learner_stage import LearnerStage
+from rlinf_embodied.control.replay_stage import ReplayStage
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
+from rlinf_embodied.learning.checkpoint import load_tensors
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    """The folder of an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("straight")
+    train(small(f"run.dir={folder}"))
+    return folder
+
+
+def digest(folder: Path) -> str:
+    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
+
+
+def test_a_run_warms_up_then_learns_and_forgets_the_oldest(straight) -> None:
+    rows = metric_rows(straight)
+    assert [row["losses/updates"] for row in rows] == [0, 4, 4, 4]
+    assert [row["rollout/replay_size"] for row in rows] == [40, 80, 120, 120]
+    assert all(row["rollout/env_steps"] == 40 for row in rows)
+
+
+def test_a_checkpoint_holds_transitions_networks_and_moments(straight) -> None:
+    newest = straight / "checkpoints/latest"
+    names = {path.stem for path in (newest / "training_state").iterdir()}
+    networks = {"critics", "target_critics", "entropy_coef"}
+    assert names == {"replay", "carry_over", "critics_optimizer", "policy_optimizer", *networks}
+    assert {name: tuple(t.shape) for name, t in load_tensors(newest, "replay").items() if name.startswith("3.")} == {
+        "3.replay.state": (30, 3),
+        "3.replay.action": (30, 1),
+        "3.replay.reward": (30,),
+        "3.replay.next_state": (30, 3),
+        "3.replay.terminated": (30,),
+        "3.replay.cursor": (1,),
+    }
+
+
+@pytest.mark.parametrize("plan", ["collocated", "disaggregated"])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(straight, tmp_path, plan) -> None:
+    train(small(f"run.dir={tmp_path}", "run.num_iterations=2"))
+    again = small(f"run.dir={tmp_path}", f"plan={plan}", "cluster.num_devices=2")
+    train(again)
+    assert digest(tmp_path) == digest(straight)
+    assert metric_rows(tmp_path) == metric_rows(straight)
+
+
+RESUMED = {
+    "rlpd": lambda played, *words: reach(*RLPD, *words),
+    "dagger": lambda played, *words: reach(*DAGGER, *words),
+    "iql": lambda played, *words: recorded("iql", played, *words),
+    "bc": lambda played, *words: recorded("bc", played, *words),
+}
+
+
+@pytest.mark.parametrize("name", ["rlpd", "iql", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dagger", "bc"))])
+def test_resumed_runs_of_the_other_algorithms_end_as_uninterrupted_ones(straight, tmp_path, name) -> None:
+    make = RESUMED[name]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(make(straight, f"run.dir={whole}"))
+    train(make(straight, f"run.dir={parts}", "run.num_iterations=2"))
+    train(make(straight, f"run.dir={parts}"))
+    assert digest(whole) == digest(parts)
+    assert metric_rows(whole) == metric_rows(parts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "call", "after"),
+    [
+        (ReplayStage, "run", 2, True),
+        (LearnerStage, "run", 2, True),
+        (ActingStage, "step", 7, False),
+        (ReplayStage, "export_state", 1, False),
+        (LearnerStage, "save", 1, False),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_what_a_fault_takes_is_done_again(straight, tmp_path, monkeypatch, kind, method, call, after) -> None:
+    calls = once(monkeypatch, kind, method, call, lost(), after)
+    train(small(f"run.dir={tmp_path}"))
+    assert len(calls) > call + 1
+    assert digest(tmp_path) == digest(straight)
+    assert metric_rows(tmp_path) == metric_rows(straight)
+
+
+def test_a_run_starts_from_the_policy_of_another(straight, tmp_path) -> None:
+    start = f"warm_start.checkpoint={straight / 'checkpoints/latest'}"
+    found = train(small(f"run.dir={tmp_path}", start, "run.num_iterations=1"))
+    assert found["before"]["return"] == json.loads((straight / "summary.json").read_text())["after"]["return"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "says"),
+    [
+        (
+            ["env.id=CartPole-v1"],
+            ConfigError,
+            r"policy\.name is 'soft_actor', but the actions of CartPole-v1 are the ch",
+        ),
+        (["policy=actor_critic"], ConfigError, r"policy\._target_ is 'policies\.actor_critic.*use policy=soft_actor"),
+        (["policy.options.x=1"], ConfigError, r"policy\.options\.x is 1, but what reads this section has no options"),
+        (["warm_start.checkpoint=/nowhere"], CheckpointError, r"warm_start\.checkpoint is '/nowhere', but there is no"),
+        (["data=/nowhere"], CheckpointError, r"data is '/nowhere', but there is no such folder: give checkpoints of"),
+    ],
+)
+def test_bad_input_is_named(tmp_path, words, error, says) -> None:
+    with pytest.raises(error, match=says):
+        train(small(f"run.dir={tmp_path}", *words))
+
+
+def test_transitions_of_another_env_or_without_rewards_are_refused(straight, tmp_path) -> None:
+    played = f"data={straight / 'checkpoints/latest'}"
+    with pytest.raises(DataError, match=r"recorded with env\.task='Pendulum-v1', but env\.task is 'Reacher-v5'"):
+        train(small(f"run.dir={tmp_path}", "algorithm=iql", played, "env.id=Reacher-v5"))
+    labelled = tmp_path / "labelled"
+    train(reach(f"run.dir={labelled}", *DAGGER, "run.num_iterations=1"))
+    data = f"data={labelled / 'checkpoints/latest'}"
+    with pytest.raises(DataError, match=r"whose transitions have no action, reward, next_state, terminated: record"):
+        train(reach(f"run.dir={tmp_path / 'iql'}", "algorithm=iql", data))
+
+
+def test_recordings_that_changed_are_noticed_when_a_run_goes_on(straight, tmp_path) -> None:
+    played, run = tmp_path / "played", tmp_path / "run"
+    shutil.copytree(straight, played, symlinks=True)
+    train(recorded("bc", played, f"run.dir={run}", "run.num_iterations=2"))
+    (played / "checkpoints/latest").unlink()
+    (played / "checkpoints/latest").symlink_to("step_000002")
+    with pytest.raises(CheckpointError, match=r"data is .*latest', but what it holds is not what .* has learned from"):
+        train(recorded("bc", played, f"run.dir={run}"))
+
+
+def test_a_run_of_recorded_transitions_tells_updates_and_takes_no_env_step(straight, tmp_path) -> None:
+    summary = train(recorded("iql", straight, f"run.dir={tmp_path}"))
+    assert summary["updates"] == 16
+    assert "env_steps" not in summary
+    rows = metric_rows(tmp_path)
+    assert [row["losses/updates"] for row in rows] == [4] * 4
+    assert not any("rollout/env_steps" in row for row in rows)
+
+
+def test_a_damaged_replay_buffer_is_noticed(straight, tmp_path) -> None:
+    train(small(f"run.dir={tmp_path}", "run.num_iterations=2"))
+    path = tmp_path / "checkpoints/step_000002/training_state/replay.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"the checksum of training_state/replay\.safetensors differs"):
+        train(small(f"run.dir={tmp_path}"))
+
+
+def test_dagger_learns_what_the_expert_does(tmp_path) -> None:
+    words = ["algorithm.updates_per_step=1", "algorithm.lr=3e-3", "run.num_iterations=15", "eval.num_episodes=20"]
+    found = train(reach(f"run.dir={tmp_path}", *DAGGER, *words, "env.horizon=20", "policy.hidden_size=32"))
+    assert found["success_rate_before"] < 0.3
+    assert found["success_rate_after"] > 0.8
+
+
+@pytest.mark.slow
+def test_a_policy_learns_to_swing_less(tmp_path) -> None:
+    words = ["algorithm.updates_per_step=1", "run.num_iterations=60", "policy.hidden_size=64", "eval.num_episodes=16"]
+    words += ["algorithm.critic_hidden_size=64", "algorithm.capacity=4000", "algorithm.batch_size=64"]
+    words += ["algorithm.lr=1e-3", "algorithm.value_lr=1e-3", "checkpoint.every=0", "env.block_size=8"]
+    found = train(small(f"run.dir={tmp_path}", *words, "env.horizon=50"))
+    assert found["return_after"] > found["return_before"] + 60
+
+
+@pytest.mark.ray
+def test_a_plan_is_found_and_changes_no_weight(straight, tmp_path, ray_cluster) -> None:
+    words = ["cluster=local", "cluster.num_devices=2", "plan=auto", "plan.profile_budget_s=1", f"run.dir={tmp_path}"]
+    found = train(small(*words, f"warm_start.cache_dir={tmp_path / 'cache'}"))
+    assert found["plan"].startswith("auto: ")
+    assert found["weights_sha256"] == digest(straight)
+    ranked = json.loads((tmp_path / "plan.json").read_text())["ranked"]
+    assert len(ranked) > 1

@@ -1,0 +1,72 @@
+"""Updates from recorded transitions, on problems whose answers are known."""
+
+from __future__ import annotations
+
+import torch
+from control_runs import small
+
+from policies.soft_actor import SoftActor
+from rlinf_embodied.control.cloning_updates import CloningUpdates
+from rlinf_embodied.control.critics import Ensemble
+from rlinf_embodied.control.implicit_updates import ImplicitUpdates
+from rlinf_embodied.control.transitions import Columns
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.learning.reduce import ExactReducer
+
+SPEC = EnvSpec("Bandit-v0", 8, 1, 10, 1, 2, 4, 64, (), "cpu")
+UPDATES, ROWS = 400, 32
+
+
+def bandit() -> Columns:
+    """One step: half of the actions are 0.5 and pay 1, the others are -0.5 and pay nothing."""
+    generator, size = torch.Generator().manual_seed(0), (UPDATES, ROWS)
+    good = (torch.rand(size, generator=generator) < 0.5).float()
+    state = torch.randn(*size, 2, generator=generator)
+    return {
+        "state": state,
+        "action": (good - 0.5)[..., None],
+        "reward": good,
+        "next_state": state,
+        "terminated": torch.ones(size),
+    }
+
+
+def greedy(policy: SoftActor) -> float:
+    seen = Observation(torch.zeros(1, 2), ("",))
+    return float(policy.act(policy.encode(seen), None, 1.0).actions)
+
+
+def learned(kind: type, *words: str) -> tuple[SoftActor, object, dict[str, float]]:
+    config = small("algorithm.lr=3e-3", "algorithm.value_lr=3e-3", "algorithm.tau=0.1", *words)
+    policy = SoftActor(config.policy, SPEC, seed=1)
+    updates = kind(policy, config.algorithm, ExactReducer(SoloGroup(), (0, 0)), 1)
+    columns = bandit()
+    halves = {b: {name: c[:, b * ROWS // 2 : (b + 1) * ROWS // 2] for name, c in columns.items()} for b in (0, 1)}
+    return policy, updates, updates.run(0, halves)
+
+
+def test_iql_does_what_paid_and_cloning_what_was_done() -> None:
+    policy, updates, metrics = learned(ImplicitUpdates, "algorithm.expectile=0.9", "algorithm.advantage_scale=5")
+    assert greedy(policy) > 0.4
+    value = updates.modules["value"](torch.zeros(1, 2)).detach()
+    assert 0.7 < float(value) < 1.0  # the expectile 0.9 of 0 and 1 is 0.9
+    assert metrics["losses/critic_loss"] < 0.1
+    clone, _, metrics = learned(CloningUpdates)
+    assert abs(greedy(clone)) < 0.15  # the mean of both actions
+    assert 0.2 < metrics["losses/imitation_loss"] < 0.35
+
+
+def test_an_ensemble_is_networks_side_by_side_and_a_part_of_it_some_of_them() -> None:
+    ensemble, rows = Ensemble(4, 3, 8, 2, layer_norm=True, seed=2), torch.randn(6, 3)
+    values = ensemble(rows)
+    assert values.shape == (4, 6)
+    torch.testing.assert_close(ensemble(rows, torch.tensor([3, 1])), values[[3, 1]])
+    for e in range(4):
+        hidden = rows
+        for k in range(2):
+            hidden = hidden @ ensemble.weights[k][e] + ensemble.biases[k][e]
+            hidden = torch.nn.functional.layer_norm(hidden, (8,), ensemble.scales[k][e, 0], ensemble.shifts[k][e, 0])
+            hidden = hidden.relu()
+        torch.testing.assert_close((hidden @ ensemble.weights[2][e] + ensemble.biases[2][e])[:, 0], values[e])
+    assert len({float(w.detach().sum()) for w in ensemble.weights[0]}) == 4

@@ -1,0 +1,108 @@
+"""Small runs of learning from transitions: a walk on a line that ends, networks of a few hundred parameters."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from pathlib import Path
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.compose import compose_control
+from rlinf_embodied.config import ControlConfig
+from rlinf_embodied.control.job import ControlJob
+from rlinf_embodied.control.workflow import control_workflow
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.training.job import Progress
+from rlinf_embodied.training.trainer import Trainer
+
+SMALL = {
+    "env": "gymnasium",
+    "env.id": "Pendulum-v1",
+    "env.horizon": 12,  # rollouts cut episodes
+    "env.num_envs": 8,
+    "env.block_size": 2,
+    "env.chunks_per_rollout": 5,
+    "cluster": "serial",
+    "policy.hidden_size": 16,
+    "algorithm.critic_hidden_size": 16,
+    "algorithm.batch_size": 16,
+    "algorithm.capacity": 120,  # transitions are overwritten
+    "algorithm.warmup_steps": 40,
+    "algorithm.updates_per_step": 0.1,
+    "run.seed": 3,
+    "run.num_iterations": 4,
+    "eval.num_episodes": 4,
+    "eval.num_envs": 4,
+    "eval.record_video": "false",
+    "checkpoint.every": 2,
+}
+REACH = {"env": "point_reach", "env.id": None, "env.cameras": "[]", "env.horizon": 10}  # which has an expert
+RLPD = [
+    *("algorithm=rlpd", "algorithm.expert_steps=80", "algorithm.num_critics=3", "algorithm.policy_period=2"),
+    "algorithm.updates_per_step=0.1",
+]
+DAGGER = ["algorithm=dagger", "algorithm.expert_steps=40", "algorithm.warmup_steps=0"]
+
+
+def reach(*overrides: str) -> ControlConfig:
+    """Returns the config of a small run where there is a scripted expert."""
+    return small(*(f"{key}={value}" for key, value in REACH.items()), *overrides)
+
+
+def recorded(algorithm: str, folder: Path, *overrides: str) -> ControlConfig:
+    """Returns the config of a small run that learns from the transitions of another one on Pendulum."""
+    words = [f"algorithm={algorithm}", f"data={folder}/checkpoints/latest", "algorithm.updates_per_iteration=4"]
+    return small("algorithm.updates_per_step=0.1", *words, *overrides)
+
+
+def small(*overrides: str) -> ControlConfig:
+    """Returns the config of a run that takes about a second; each key is given once, so `overrides` win."""
+    given = SMALL | dict(text.split("=", 1) for text in overrides)
+    return copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in given.items() if value != "None")))
+
+
+@functools.cache  # Hydra takes a fifth of a second
+def _composed(overrides: tuple[str, ...]) -> ControlConfig:
+    return compose_control(overrides)
+
+
+def train(config: ControlConfig, code: int = 0) -> dict:
+    """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
+    assert Trainer(ControlJob(config)).run() == code
+    path = Path(config.run.dir or "") / "summary.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def trees(env: object, policy: object, replay: object, learner: object, shards: int = 1) -> list[dict]:
+    """Returns a plan that places the four stages."""
+    loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
+    leaves = [{"leaf": {"stage": name, "devices": on}} for name, on in (("replay", replay), ("learner", learner))]
+    return [{"tree": {"temporal": [{"loop": loop}, *leaves]}}]
+
+
+def starting_folder(config: ControlConfig) -> Path:
+    """Returns the folder of the policy that a run starts from."""
+    one = Cluster("test", "cpu", 1, 1, 0)
+    return ControlJob(config).starting_policy(SerialSession(), one, lambda *progress: None)
+
+
+def executor_for(config: ControlConfig, plan: list[dict], devices: int, session: Session) -> Executor:
+    """Returns the workflow of `config` under a plan."""
+    workflow = control_workflow(config, str(starting_folder(config)))
+    return Executor(
+        workflow, resolve("test", plan, devices, workflow), session, Cluster("test", "cpu", devices, devices, 0)
+    )
+
+
+def trained(config: ControlConfig, plan: list[dict], devices: int, session: Session, iterations: int = 4) -> tuple:
+    """Returns the digest of all weights and the metrics of some iterations."""
+    executor, job, progress, metrics = executor_for(config, plan, devices, session), ControlJob(config), Progress(), []
+    for _ in range(iterations):
+        metrics.append(job.run_iteration(executor, progress)[1])
+        progress.iteration += 1
+    (digest,) = set(executor.call("learner", "weights_digest", StepContext(iterations)))
+    return digest, metrics
