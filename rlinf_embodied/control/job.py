@@ -96,6 +96,16 @@ class ControlJob(SimulatorJob[ControlConfig]):
                 "warm_start.checkpoint", Path(start), config.env, config.policy, kind, free, told=PHYSICS
             )
 
+    def require_staleness(self, staleness: int) -> None:
+        """See Job; transitions are of all ages anyhow, and a buffer's state is of one moment."""
+        require(
+            staleness == 0,
+            "plan.max_staleness",
+            staleness,
+            "rollouts that run ahead are for the workflows that train on them once",
+            "use 0",
+        )
+
     def launch_notes(self) -> list[str]:
         """Returns how much is learned from how many env steps."""
         config, algorithm = self.config, self.config.algorithm
