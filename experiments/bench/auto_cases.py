@@ -65,5 +65,6 @@ CASES: dict[str, tuple[str, ...]] = {
         *("reward.concurrency=16", "reward.waits=true", "cluster.waiting_devices=2"),
     ),
 }
+_OF_LEARNERS = ("collocated", "disaggregated", "hybrid", "experiments/bench/learners_apart.yaml")
 # presets: four workers each are enough for two cores, and workers with optimizers of 103 million weights for 24 GiB
-FEW = {"math_judge": ("collocated", "pipelined"), "flat_policy": ("collocated", "hybrid")}
+FEW = {"math_judge": ("collocated", "pipelined"), "flat_policy": ("collocated", "hybrid"), "math_memory": _OF_LEARNERS}
