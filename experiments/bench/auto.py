@@ -181,21 +181,21 @@ def judge(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def presets(overrides: Sequence[str], pricer: Pricer, names: Sequence[str] = ()) -> dict[str, Plan]:
-    """Returns every preset that fits, by name; those of these names, if there are any."""
+    """Returns every preset that fits, by name; those of these names, if there are any; names may be plan files, too."""
     found = {}
-    for name in choices("plan", type(composed(overrides))):
+    for name in [*choices("plan", type(composed(overrides))), *(name for name in names if name.endswith(".yaml"))]:
         preset = composed([*overrides, f"plan={name}"]).plan
         if preset.is_auto or (names and name not in names):
             continue
         try:
-            plan = resolve_on(pricer.cluster, name, preset.trees, pricer.workflow)
+            plan = resolve_on(pricer.cluster, preset.name, preset.trees, pricer.workflow)
         except PlanError as error:
             print(f"  {name}: {error}")
             continue
         if not_held := lacking(plan, pricer):
             print(f"  {name}: {not_held}")
         else:
-            found[name] = plan
+            found[preset.name] = plan
     return found
 
 

@@ -53,7 +53,7 @@ CASES: dict[str, tuple[str, ...]] = {
     # devices that hold the actor or the critic with what a step of theirs needs, and not both: they switch, or each has
     # a device of its own.  The simulated accelerator (docs/gpu.md): PYTHONPATH=tests:. SIM_ROOM_BYTES=175000000
     "math_memory": (
-        *(REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=0"),
+        *(REASONING, "algorithm=ppo", "warm_start.steps=100", "algorithm.critic_warmup_iterations=0"),
         *("policy.hidden_size=256", "policy.intermediate_size=1024", "algorithm.reduction=exact"),
         *("cluster.torch_device=sim", "cluster.device_module=simulated_accelerator", "cluster.num_devices=2"),
         "cluster.device_memory_bytes=175000000",
@@ -65,5 +65,6 @@ CASES: dict[str, tuple[str, ...]] = {
         *("reward.concurrency=16", "reward.waits=true", "cluster.waiting_devices=2"),
     ),
 }
+_OF_LEARNERS = ("collocated", "disaggregated", "hybrid", "experiments/bench/learners_apart.yaml")
 # presets: four workers each are enough for two cores, and workers with optimizers of 103 million weights for 24 GiB
-FEW = {"math_judge": ("collocated", "pipelined"), "flat_policy": ("collocated", "hybrid")}
+FEW = {"math_judge": ("collocated", "pipelined"), "flat_policy": ("collocated", "hybrid"), "math_memory": _OF_LEARNERS}
