@@ -1,4 +1,4 @@
-"""A call as a list of plain values, which Ray sends without a pickler: a third of what a dataclass costs the driver."""
+"""A call as a list of plain values, which Ray sends as msgpack, where a dataclass would need a pickler of its own."""
 
 from __future__ import annotations
 
