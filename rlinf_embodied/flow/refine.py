@@ -66,6 +66,9 @@ class Refiner:
             own = None if peak is None else self._priced(tree, peak)
             if _seconds(own) < _seconds(known.get(sketch)):
                 known[sketch] = own
+        for sketch in [self.moves.shares.by_speed(seed) for seed in known] if self.moves.shares.unlike else ():
+            if most_calls and sketch not in known and self.moves.is_possible(sketch):
+                known[sketch] = self.price(sketch)
         self._expand(known, most_calls)
         draw, since = random.Random(0), 0
         kicks = KICKS * (UNLIKE if self.moves.shares.unlike else 1)
