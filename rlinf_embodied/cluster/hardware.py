@@ -109,16 +109,18 @@ class Cluster:
 
     @property
     def num_computing(self) -> int:
-        """Devices in nodes of their own, which every stage may be on; they come first."""
-        return sum(group.num_devices for group in self.node_groups() if group.beside is None)
+        """Devices in nodes of their own, and those beside that are of their kind: every stage may be on them."""
+        return sum(group.num_devices for group in self.node_groups() if not self._is_other(group))
+
+    def _is_other(self, group: NodeGroup) -> bool:
+        """Returns whether devices are beside others of another kind."""
+        return group.beside is not None and group.kind != self.node_groups()[group.beside].kind
 
     @property
     def cores_beside(self) -> tuple[int, ...]:
         """The devices that are cores beside accelerators: of stages that run on nothing else."""
         groups = zip(self.node_groups(), self.group_devices(), strict=True)
-        return tuple(
-            k for group, devices in groups if group.beside is not None and group.kind == "cpu" for k in devices
-        )
+        return tuple(k for group, devices in groups if self._is_other(group) and group.kind == "cpu" for k in devices)
 
     @property
     def always_store(self) -> bool:

@@ -419,7 +419,8 @@ class WorkerHost:
             call.blocks,
             index,
         )
-        for old in [old for old in self._store if old[2:] == key[2:]]:  # of an attempt that was given up
+        same = [old for old in self._store if (old[0], *old[2:]) == (key[0], *key[2:])]
+        for old in same:  # of an attempt that was given up
             del self._store[old]
         self._store[key] = value
         return LocalRef(self.spec.worker, key)
