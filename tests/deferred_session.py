@@ -59,6 +59,8 @@ class Calls:
 class DeferredSession(SerialSession):
     """See above."""
 
+    relays = False  # every call is one whose worker may be lost
+
     def __init__(self, faults: Sequence[Fault] = ()) -> None:
         super().__init__(20.0)
         self.faults = list(faults)

@@ -44,12 +44,14 @@ def in_clone_write() -> None:
 MOMENTS: Mapping[str, Callable[[], None]] = {
     "in the warm start": in_clone_write,
     "in the evaluation before": lambda: before(Evaluation, "run", lambda _, step: step == 0),
-    "before the first checkpoint": lambda: before(job_module, "run_iteration", lambda _, number: number == 1),
+    "before the first checkpoint": lambda: before(job_module, "run_iteration", lambda _, number, *end: number == 1),
     "when a checkpoint begins": lambda: before(checkpoint, "begin", lambda root, step, writer: step == 4),
     "in a checkpoint's write": lambda: before(checkpoint, "_seal", lambda folder, step, sequence: step == 4),
     "before a checkpoint has its name": lambda: before(checkpoint, "_install", lambda _, to: to.name == "step_000004"),
     "before latest points to it": lambda: before(checkpoint, "point_latest", lambda to: to.name == "step_000004"),
-    "in the iteration after a checkpoint": lambda: before(job_module, "run_iteration", lambda _, number: number == 2),
+    "in the iteration after a checkpoint": lambda: before(
+        job_module, "run_iteration", lambda _, number, *end: number == 2
+    ),
     "in the evaluation after": lambda: before(Evaluation, "run", lambda _, step: step == 4),
 }
 

@@ -79,8 +79,9 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
         (
             "ray",
             [
-                *("experiments/bench/soak.py", "rlinf_embodied/chaos/harm.py"),  # which look at it, and do it harm
+                "experiments/bench/soak.py",  # looks at it
                 "experiments/bench/weights/__main__.py",  # measures its store
+                "rlinf_embodied/chaos/harm.py",  # does it harm
                 *(
                     f"rlinf_embodied/runtime/{name}.py"
                     for name in ("placement", "ray_files", "ray_nodes", "ray_peers", "ray_session")

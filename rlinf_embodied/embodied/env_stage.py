@@ -266,9 +266,9 @@ class EnvStage:
                 shard.observation = None
 
     # ---------------------------------------------------------------------------------------------------- snapshots
-    def export_snapshot(self, step_context: StepContext) -> dict[int, list[RunningEpisode | None]]:
-        """Returns what `export_state` does."""
-        return self.export_state(step_context)
+    def export_snapshot(self, step_context: StepContext) -> dict[int, list[RunningEpisode | None]] | None:
+        """Returns what `export_state` does; None where nothing is carried over."""
+        return self.export_state(step_context) if self._config.env.carry_over else None
 
     def import_snapshot(
         self, step_context: StepContext, parts: Sequence[Mapping[int, list[RunningEpisode | None]]]

@@ -92,7 +92,7 @@ class Stage(Protocol):
     Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
     Weight edge: `export_weights(step_context) -> object`, `install_weights(step_context, object)`; a stage that does
     not always export all of them has `send_whole(step_context)`: a copy was lost, so the next export is of all.
-    State: `export_snapshot(step_context) -> object` (None where another worker's is that of all; {}: nothing), and
+    State: `export_snapshot(step_context) -> object` (None: it has none, or it is part of another worker's), and
     `import_snapshot(step_context, [what each worker gave])`, also in the midst of an iteration that is given up; a
     stage without them has none between iterations.
     End: `leave()` returns when the stage does nothing behind its calls any more.
@@ -349,7 +349,7 @@ class WorkerHost:
         stage = self.stages[call.stage]
         if call.method == "export_snapshot":  # the report tells whether there is one
             state = self._timed(call, stage) if hasattr(stage, call.method) else None
-            return [state], not (state is None or (isinstance(state, Mapping) and not state))
+            return [state], state is not None
         if call.method == "send_whole":
             return [], self._timed(call, stage) if hasattr(stage, call.method) else None
         if call.method == "import_snapshot":

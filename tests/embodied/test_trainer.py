@@ -85,7 +85,7 @@ def test_ctrl_c_before_the_first_iteration_keeps_the_evaluation(straight, monkey
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(monkeypatch, tmp_path) -> None:
-    def run(executor, number):
+    def run(executor, number, *end):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
@@ -108,11 +108,11 @@ def test_a_run_that_died_goes_on_from_its_last_checkpoint(straight, monkeypatch,
 def test_training_goes_on_while_a_checkpoint_is_written(straight, monkeypatch, tmp_path) -> None:
     going_on, seal, run_iteration = threading.Event(), checkpoint._seal, job_module.run_iteration
 
-    def run(executor, number):
+    def run(executor, number, *end):
         if number == 2:  # after the checkpoint of two iterations was begun
             assert checkpoint.find_latest(tmp_path / "checkpoints") is None
             going_on.set()
-        return run_iteration(executor, number)
+        return run_iteration(executor, number, *end)
 
     monkeypatch.setattr(job_module, "run_iteration", run)
     monkeypatch.setattr(checkpoint, "_seal", lambda *given: (going_on.wait(60) or pytest.fail("waited"), seal(*given)))
@@ -124,7 +124,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(straight, monkeypatch, t
 def test_a_checkpoint_under_way_is_finished_when_training_fails(monkeypatch, tmp_path) -> None:
     failing, seal = threading.Event(), checkpoint._seal
 
-    def run(executor, number):
+    def run(executor, number, *end):
         if number == 2:
             failing.set()
             raise SimulatorError("the simulator is gone")

@@ -227,9 +227,9 @@ def test_shares_that_are_none_are_refused(shares: object, message: str) -> None:
         resolve("p", [{"tree": shared(shares)}], 2, workflow())
 
 
-def test_a_worker_has_a_block_of_every_shard() -> None:
+def test_a_shard_has_a_block() -> None:
     side = {"devices": [0, 1], "shares": [3, 1]}
     data = shared([1, 3], env=side)
-    data["temporal"][0]["loop"]["shards"] = 2
-    with pytest.raises(PlanError, match=r"has 2 shards, but a worker of env has only 1 block"):
+    data["temporal"][0]["loop"]["shards"] = 5
+    with pytest.raises(PlanError, match=r"has 5 shards, but each has a block at least, of which there are 4"):
         resolve("p", [{"tree": data}], 2, workflow())
