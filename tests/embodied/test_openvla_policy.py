@@ -165,10 +165,18 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
     ("name", "options"),
     [
         ("ppo", ["policy.options.lora.rank=4"]),
-        ("ppo, a critic on the network", ["policy.options.lora.rank=4", "policy.critic=observation"]),
+        pytest.param(
+            "ppo, a critic on the network",
+            ["policy.options.lora.rank=4", "policy.critic=observation"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param("grpo", [*GRPO, "policy.options.lora.rank=4"], marks=pytest.mark.slow),
         pytest.param("all weights", ["algorithm.rows_per_microbatch=2"], marks=pytest.mark.slow),
-        ("in slices", ["policy.options.lora.rank=4", "algorithm.sharding=fsdp2", "run.exact=false"]),
+        pytest.param(
+            "in slices",
+            ["policy.options.lora.rank=4", "algorithm.sharding=fsdp2", "run.exact=false"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param("in bfloat16", ["policy.options.lora.rank=4", *LOW], marks=pytest.mark.slow),
         ("in slices, in bfloat16", ["algorithm.sharding=fsdp2", "run.exact=false", *LOW]),
     ],
