@@ -66,6 +66,7 @@ def test_simulators_are_on_cores_and_all_else_is_not(of_the_cpu, sim, name, devi
     assert all(sim.memory_allocated(k) > 0 for k in range(devices))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_workers_of_their_own_process_are_on_cores_and_accelerators(of_the_cpu, ray_session) -> None:
     made = executor(preset("hybrid"), 1, ray_session)

@@ -247,6 +247,7 @@ def test_with_ray_workers_a_signal_stops_as_cleanly(tmp_path, number: int, name:
     assert checkpoint.verify(tmp_path / "checkpoints/latest").step >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_sigterm_while_ray_workers_start_is_an_end_without_noise(tmp_path) -> None:
     chosen = ["cluster=local", "cluster.num_devices=2", "warm_start.head_epochs=100000"]

@@ -298,6 +298,7 @@ def test_only_a_reward_of_ones_own_waits(words) -> None:
         compose_math(words)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_judge_behind_http_is_asked_from_a_worker_without_a_core(tmp_path, monkeypatch) -> None:
     server = http_judge.make_server(http_judge.Options(port=0, latency_s=0.01))
