@@ -139,6 +139,7 @@ def test_what_cannot_be_written_is_refused_before_any_episode(tmp_path: Path, ov
         export_dataset(asked(tmp_path / out, *overrides), lambda *progress: pytest.fail("an episode was run"))
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 def test_maniskill_replays_a_file_of_ours_to_the_same_states_and_successes(tmp_path: Path) -> None:
     from mani_skill.trajectory.replay_trajectory import Args, main

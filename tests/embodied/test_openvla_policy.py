@@ -193,6 +193,7 @@ def test_a_published_folder_is_trained_saved_and_goes_on(published, tmp_path, na
     assert more["weights_sha256"] == summary["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_activations_that_are_computed_again_change_no_bit(published, tmp_path) -> None:
     lora = ["policy.options.lora.rank=4"]
     kept = train(run(published, tmp_path / "kept", lora))
@@ -258,6 +259,7 @@ def test_a_published_files_mode_stays_as_it_was(tmp_path) -> None:
     assert (folder / "model.safetensors").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_adapters_are_saved_when_the_folder_that_they_came_from_is_gone(published, tmp_path) -> None:
     options = ["policy.options.lora.rank=4", "checkpoint.every=1", "checkpoint.keep=1", "algorithm.lr_end_fraction=1.0"]
     train(run(published, tmp_path / "run", options, "run.num_iterations=1"))

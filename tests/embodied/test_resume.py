@@ -62,6 +62,7 @@ def digest(folder: Path) -> str:
         (["run.exact=exact"], "run.exact is 'exact' here and 'portable' there"),
         (["env.obs_size=32"], "env.obs_size is 32 here and 16 there"),
         (["env.options.slow_s=0.5"], "env.options.slow_s is 0.5 here and 'not given' there"),
+        (["plan.max_staleness=1"], "plan.max_staleness is 1 here and 0 there"),
         (["policy.num_bins=11"], "policy.num_bins is 11 here and 9 there"),
         (["warm_start.head_epochs=3"], "warm_start.head_epochs is 3 here and 16 there"),
         (["warm_start.checkpoint=x"], "warm_start.checkpoint is 'x' here and None there"),

@@ -234,6 +234,7 @@ def test_a_run_whose_goal_is_taken_away_keeps_what_it_learns_from_then_on(straig
     assert summary["weights_sha256"] != first["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_higher_goal_goes_on_where_a_lower_one_was_reached(tmp_path) -> None:
     reached = train(four(tmp_path, *GOAL, "run.until_success=0.01", "eval.check_episodes=64"))
     assert reached["iterations"] < 4

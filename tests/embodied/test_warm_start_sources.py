@@ -317,6 +317,7 @@ def test_a_teacher_that_does_not_fit_is_refused_before_anything_starts(tmp_path:
 
 
 # ------------------------------------------------------------------------------------------------------------ ManiSkill
+@pytest.mark.slow
 @pytest.mark.sim
 def test_a_recording_of_stock_maniskill_replays_in_the_batched_simulator_with_our_cameras(tmp_path: Path) -> None:
     path = record_maniskill(tmp_path / "pick.h5", "PickCube-v1", range(5))

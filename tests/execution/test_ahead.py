@@ -26,6 +26,7 @@ def runs_ahead(workflow: Workflow) -> bool:
 
 
 NUMBER = 5  # iterations
+MANY_PLANS = 5  # the case that has so many that it takes long
 CASES = [seed for seed in range(200) if runs_ahead(random_workflow(seed))]
 
 
@@ -64,7 +65,11 @@ def test_there_are_cases_of_every_kind() -> None:
 
 @pytest.mark.parametrize("staleness", [1, 2])
 @pytest.mark.parametrize(
-    "seed", [seed if place < 5 else pytest.param(seed, marks=pytest.mark.slow) for place, seed in enumerate(CASES[:16])]
+    "seed",
+    [
+        seed if place < 4 and seed != MANY_PLANS else pytest.param(seed, marks=pytest.mark.slow)
+        for place, seed in enumerate(CASES[:16])
+    ],
 )
 def test_no_plan_changes_which_weights_make_which_data(seed: int, staleness: int) -> None:
     workflow = random_workflow(seed)

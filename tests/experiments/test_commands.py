@@ -215,6 +215,7 @@ def test_a_second_signal_during_training_ends_it_at_once(tmp_path, number: int, 
     assert checkpoint.verify(tmp_path / "run/checkpoints/latest").step == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
 def test_a_signal_during_the_warm_start_leaves_nothing_half_written(
     tmp_path, number: int, name: str, code: int

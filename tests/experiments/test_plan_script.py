@@ -67,6 +67,7 @@ def toy(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_models_memory_is_planned_from_its_config_alone(
     toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

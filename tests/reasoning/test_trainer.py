@@ -188,6 +188,7 @@ def test_a_run_that_died_goes_on_from_its_last_checkpoint(straight, monkeypatch,
     same_end(tmp_path, straight(variant))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path) -> None:
     """The whole process, at any moment after its first checkpoint."""
     chosen = ["run.num_iterations=24", "checkpoint.every=2", "eval.num_problems=8", "eval.num_samples=0"]

@@ -36,6 +36,7 @@ def test_the_command_writes_its_cases(tmp_path, capsys) -> None:
     assert (tmp_path / "found.json").exists()
 
 
+@pytest.mark.slow
 def test_stages_that_only_gain_together_are_moved_together() -> None:
     """Single moves alone lose 6 to 19 per cent in these cases."""
     for seed in (124, 151, 156):
