@@ -77,6 +77,7 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     (VLA, "algorithm.max_resamples=-1", ["algorithm.max_resamples is -1", "not be negative", "use 0"]),
     # learning from transitions
     (CONTROL, "algorithm=sak", ["algorithm is 'sak'", "did you mean algorithm=sac?"]),
+    (CONTROL, "cluster.cpu_devices=2", ["cluster.cpu_devices is 2", "train_vla.py", "leave it out"]),
     (CONTROL, "algorithm.batch_size=0", ["algorithm.batch_size is 0", "at least 1", "positive number"]),
     (CONTROL, "algorithm.batch_size=255", ["algorithm.batch_size is 255", "2 blocks", "use 254"]),
     (CONTROL, "algorithm.capacity=32", ["algorithm.capacity is 32", "an iteration gathers", "64"]),

@@ -16,7 +16,13 @@ from rlinf_embodied.config.learning import (
     StartConfig,
     WarmStartConfig,
 )
-from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig, require_staleness
+from rlinf_embodied.config.machine import (
+    ClusterConfig,
+    PlanConfig,
+    RecoveryConfig,
+    require_no_cores,
+    require_staleness,
+)
 from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
@@ -134,7 +140,7 @@ class ImitationConfig:
     warm_start: StartConfig = field(default_factory=StartConfig)
 
     def __post_init__(self) -> None:
-        _require_no_cores(self.cluster)
+        require_no_cores(self.cluster)
         target, rule = self.run.until_success, "fine-tuning goes on for its epochs"
         require(target is None, "run.until_success", target, rule, "leave it out")
         number, epochs = self.run.num_iterations, self.sft.num_epochs
@@ -198,7 +204,7 @@ class MathConfig:
 
     def __post_init__(self) -> None:
         generation, algorithm = self.generation, self.algorithm
-        _require_no_cores(self.cluster)
+        require_no_cores(self.cluster)
         target, rule = self.run.until_success, "only training in simulators is stopped by its success"
         require(target is None, "run.until_success", target, rule, "leave it out")
         group, block = algorithm.group_size, generation.rows_per_block
@@ -281,11 +287,6 @@ class MathConfig:
         return self.generation.rows_per_batch // self.generation.rows_per_block
 
 
-def _require_no_cores(cluster: ClusterConfig) -> None:
-    rule = "only training and evaluation in simulators use cores beside accelerators"
-    require(cluster.cpu_devices == 0, "cluster.cpu_devices", cluster.cpu_devices, rule, "leave it out")
-
-
 def _require_whole_distribution(evaluation: AnswerEvalConfig, generation: GenerationConfig) -> None:
     require(
         evaluation.engine is not Engine.vllm or generation.top_p == 1 or not evaluation.num_samples,
@@ -356,7 +357,7 @@ class EvaluateAnswersConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        _require_no_cores(self.cluster)
+        require_no_cores(self.cluster)
         _require_whole_distribution(self.eval, self.generation)
 
 

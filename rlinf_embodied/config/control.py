@@ -9,7 +9,7 @@ from enum import StrEnum
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.learning import PolicyConfig, Reduction, StartConfig
-from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig
+from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig, require_no_cores
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig, TrackioConfig, WandbConfig
 
 
@@ -132,6 +132,7 @@ class ControlConfig:
 
     def __post_init__(self) -> None:
         env, algorithm = self.env, self.algorithm
+        require_no_cores(self.cluster)
         rule = "a transition is one env step"
         require(env.chunk == 1, "env.chunk", env.chunk, rule, "use env.chunk=1")
         rule = "every row steps in every chunk-step, so that updates per env step mean something"

@@ -187,3 +187,13 @@ class ClusterConfig:
         for key, default in (("call_timeout_s", 600), ("hang_after_s", 30)):
             limit = getattr(self, key)
             require(limit > 0, f"cluster.{key}", limit, "it must be positive", f"use {default}")
+
+
+def require_no_cores(cluster: ClusterConfig) -> None:
+    """Checks that no cores beside accelerators are asked for where nothing would run on them.
+
+    Raises:
+        ConfigError: they are.
+    """
+    rule = "only training and evaluation in simulators (train_vla.py, evaluate.py) use cores beside accelerators"
+    require(cluster.cpu_devices == 0, "cluster.cpu_devices", cluster.cpu_devices, rule, "leave it out")

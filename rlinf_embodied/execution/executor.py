@@ -206,7 +206,7 @@ class Executor:
             for stage, blocks in state.outputs.items():
                 for block, refs in blocks.items():
                     gathered.setdefault(stage, {}).setdefault(block, []).extend(refs)
-            self._collect(state)
+            self.collect_calls(state)
             decision = repeat.decide(state.result.reports[repeat.decided_by])
             if decision.enough:
                 break
@@ -265,7 +265,7 @@ class Executor:
                 self._stepwise_loop(loop, node.shards, state)
             if loop.decide is None:
                 break
-            self._collect(state)
+            self.collect_calls(state)
             decision: RepeatDecision = loop.decide(state.result.reports[loop.opener])
             base = replace(base, message=decision.message)
             if decision.enough:
@@ -387,10 +387,6 @@ class Executor:
 
     # ----------------------------------------------------------------------------------------------------- the rest
     def collect_calls(self, state: Iteration) -> None:
-        """See _collect."""
-        self._collect(state)
-
-    def _collect(self, state: Iteration) -> None:
         """Waits for everything submitted so far and files reports and spans; what is lost meanwhile is done again."""
         while True:
             try:
