@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,9 @@ from rlinf_embodied.errors import ObjectiveError
 
 @dataclass(frozen=True, slots=True)
 class WeightsMessage:
-    """All parameters and buffers of a module, or those that training may change."""
+    """All parameters and buffers of a module, or those that training may change; its receivers only read them."""
 
+    READ_ONLY: ClassVar[bool] = True  # see runtime/tensor_wire.py
     version: int
     tensors: dict[str, Tensor]
     checksum: int

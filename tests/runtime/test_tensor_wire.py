@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from rlinf_embodied.execution.meter import context_of
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.interfaces.envs import Observation, RunningEpisode
+from rlinf_embodied.learning.weights import WeightsMessage, export_weights, install_weights
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.runtime.tensor_wire import pack, unpack
@@ -89,6 +91,27 @@ def test_what_was_received_can_be_written_to_and_is_a_copy() -> None:
     back.inner["x"][0].add_(1.0)
     assert float(source.sum()) == 0.0
     assert back.name == "n"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_read_where_they_lie_and_installed_from_there(dtype: torch.dtype) -> None:
+    source, target = (torch.nn.Linear(3, 2).to(dtype) for _ in range(2))
+    packed = pack(export_weights(source, 4))
+    assert isinstance(packed, WeightsMessage)
+    arrays = {name: leaf.array for name, leaf in cast("dict[str, Any]", packed.tensors).items()}
+    for array in arrays.values():
+        array.flags.writeable = False  # as it lies in Ray's shared store
+    with warnings.catch_warnings(action="error"):
+        back = unpack(packed)
+    assert isinstance(back, WeightsMessage)
+    assert {name: tensor.data_ptr() for name, tensor in back.tensors.items()} == {
+        name: array.ctypes.data for name, array in arrays.items()
+    }
+    install_weights(target, back)
+    with torch.no_grad():
+        target.weight.add_(1.0)  # what was installed is the module's own
+    install_weights(target, back)
+    assert all(torch.equal(mine, source.state_dict()[name]) for name, mine in target.state_dict().items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
