@@ -35,9 +35,12 @@ def serve(open_rows: Callable[[Message], tuple[Rows | None, Message]]) -> None:
 def open_libero(question: Message) -> tuple[Rows | None, Message]:
     """Returns the rows and the names of the suite's tasks, or why there are none."""
     try:
-        from envs.libero.scene import Scene, tasks_of  # what is missing is named in the answer
+        import libero  # noqa: F401  # before MuJoCo, which looks for its renderer: what is missing is named in the answer
+        import mujoco  # noqa: F401
+
+        from envs.libero.scene import Scene, tasks_of
     except Exception as error:  # noqa: BLE001  a broken library may raise anything
-        return None, Message("error", {"text": f"LIBERO cannot be imported: {type(error).__name__}: {error}"})
+        return None, Message("error", {"text": f"LIBERO cannot be imported: {_reason(error)}"})
     values = question.values
     tasks = tasks_of(cast(str, values["suite"]))
     settle_steps = cast(int, values["settle_steps"])
@@ -49,6 +52,15 @@ def open_libero(question: Message) -> tuple[Rows | None, Message]:
         cast(int, values["num_spare"]),
     )
     return rows, Message("tasks", {"names": [t.name for t in tasks], "instructions": [t.instruction for t in tasks]})
+
+
+def _reason(error: Exception) -> str:
+    """Returns what an import failed for; MuJoCo says no word of a renderer that is not there, but of an attribute."""
+    named = f"{type(error).__name__}: {error}"
+    if "glGetError" not in named:
+        return named
+    chosen = f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} finds no library"
+    return f"{named}: {chosen}: apt-get install libosmesa6 libegl1, or set MUJOCO_GL to what is there"
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from envs.libero.rows import Rows
 from envs.libero.simulator import LiberoSimulator
 from envs.libero.starts import start_of
 from envs.libero.wire import Message
+from envs.libero.worker import open_libero
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, HangError, SimulatorError
@@ -279,6 +280,15 @@ def test_a_python_without_libero_says_what_is_missing(monkeypatch: pytest.Monkey
         SimulatorError, match="LIBERO cannot be imported: ModuleNotFoundError: No module named 'libero'"
     ):
         libero_env.make_env(CONFIG, 1)
+
+
+def test_a_renderer_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "libero.py").write_text("""raise AttributeError("'NoneType' object has no attribute 'glGetError'")""")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    rows, answer = open_libero(Message("open", {}))
+    assert rows is None
+    assert "MUJOCO_GL=osmesa finds no library: apt-get install libosmesa6" in str(answer.values["text"])
 
 
 @pytest.mark.parametrize("suite", ["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"])
