@@ -41,6 +41,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves files without a Ray test unread where only such are asked for: imports take longer than the tests do."""
+    only_ray = (config.option.markexpr or "").startswith("ray")
+    is_test = collection_path.is_file() and collection_path.name.startswith("test_")
+    return True if only_ray and is_test and "mark.ray" not in collection_path.read_text() else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what needs hardware or a renderer that is not here; asks only where such a test was collected."""
     gpu = [item for item in items if item.get_closest_marker("gpu")]

@@ -48,12 +48,13 @@ VARIANTS = {
     "smolvla": [f"policy={Path(__file__).resolve().parents[1] / 'policies/smolvla_toy.yaml'}"],
 }
 CASES = [
-    *(("ppo", plan) for plan in PLANS),
+    *(("ppo", plan) for plan in PLANS if plan != "all apart"),
+    pytest.param("ppo", "all apart", marks=pytest.mark.slow),
     ("grpo", "disaggregated"),
     ("critic from images", "disaggregated"),
     ("carried over", "collocated"),
     ("flow", "disaggregated"),
-    ("smolvla", "disaggregated"),
+    pytest.param("smolvla", "disaggregated", marks=pytest.mark.slow),
 ]
 
 

@@ -151,6 +151,7 @@ def untimed(folder: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if k != ImitationJob.speed} for row in metric_rows(folder)]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_to_the_same_weights_in_either_phase(
     recording: Path, tmp_path: Path, monkeypatch
 ) -> None:

@@ -31,8 +31,11 @@ def folder(tmp_path_factory) -> Path:
 @pytest.mark.sim
 @pytest.mark.parametrize(
     "chosen",
-    [["policy=openvla_oft", *PPO], ["policy=openvla_oft", *GRPO], [*PPO, *ONE_BY_ONE]],
-    ids=["oft ppo", "oft grpo", "openvla ppo"],
+    [
+        pytest.param(["policy=openvla_oft", *PPO], marks=pytest.mark.slow, id="oft ppo"),
+        pytest.param(["policy=openvla_oft", *GRPO], marks=pytest.mark.slow, id="oft grpo"),
+        pytest.param([*PPO, *ONE_BY_ONE], id="openvla ppo"),
+    ],
 )
 def test_a_small_folder_is_evaluated_trained_and_restored(folder, tmp_path, chosen: list[str]) -> None:
     start = [f"warm_start.checkpoint={folder}", f"run.dir={tmp_path}", "env=maniskill_pick"]

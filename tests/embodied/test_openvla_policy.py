@@ -178,7 +178,9 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
             marks=pytest.mark.slow,
         ),
         pytest.param("in bfloat16", ["policy.options.lora.rank=4", *LOW], marks=pytest.mark.slow),
-        ("in slices, in bfloat16", ["algorithm.sharding=fsdp2", "run.exact=false", *LOW]),
+        pytest.param(
+            *("in slices, in bfloat16", ["algorithm.sharding=fsdp2", "run.exact=false", *LOW]), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_published_folder_is_trained_saved_and_goes_on(published, tmp_path, name: str, options: list[str]) -> None:

@@ -53,7 +53,13 @@ def _no_group_stays():
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("variant", [[], [*GRPO, "algorithm.rows_per_microbatch=3"]], ids=["ppo", "grpo"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param([], marks=pytest.mark.slow, id="ppo"),
+        pytest.param([*GRPO, "algorithm.rows_per_microbatch=3"], id="grpo"),
+    ],
+)
 def test_a_single_worker_trains_as_an_unsharded_one_and_acts_with_its_view(variant: list[str]) -> None:
     plain, sharded = config_of(*variant), config_of(*variant, *SHARDED)
     start = clone(plain)
@@ -66,6 +72,7 @@ def test_a_single_worker_trains_as_an_unsharded_one_and_acts_with_its_view(varia
     assert_moved_alike(executor, expected, before, 1e-4)
 
 
+@pytest.mark.slow
 def test_a_whole_training_resumes(tmp_path) -> None:
     options = [*SHARDED, "checkpoint.every=1", "run.num_iterations=3", "algorithm.lr_end_fraction=1.0"]
     through = train(config_of(f"run.dir={tmp_path / 'a'}", *options))

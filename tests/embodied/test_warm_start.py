@@ -61,6 +61,7 @@ def expert(observation_proprio: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------- clones
+@pytest.mark.slow
 def test_the_clone_has_the_same_bytes_for_every_number_of_workers(fresh_cache) -> None:
     config = tiny()
     expected = files(clone(config))

@@ -333,6 +333,7 @@ def test_a_recording_of_stock_maniskill_replays_in_the_batched_simulator_with_ou
         assert part.observation.images.float().std() > 5  # something is seen
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 def test_without_cameras_maniskill_is_the_same_but_for_images() -> None:
     plain = ["env=maniskill_push", "env.chunk=5", "env.horizon=10", "env.chunks_per_rollout=2", "env.obs_size=16"]

@@ -75,7 +75,9 @@ def test_the_privileged_state_holds_what_a_critic_wants() -> None:
     env.close()
 
 
-@pytest.mark.parametrize(("task", "goal"), [("PickCube-v1", "goal_site"), ("PushCube-v1", "goal_region")])
+@pytest.mark.parametrize(
+    ("task", "goal"), [pytest.param("PickCube-v1", "goal_site", marks=pytest.mark.slow), ("PushCube-v1", "goal_region")]
+)
 def test_goal_markers_are_seen_only_if_asked(task: str, goal: str) -> None:
     images = {}
     for shown in (False, True):
@@ -86,6 +88,7 @@ def test_goal_markers_are_seen_only_if_asked(task: str, goal: str) -> None:
     assert (images[True] != images[False]).any(-1).sum() > 10
 
 
+@pytest.mark.slow
 def test_the_camera_fov_is_that_of_the_first_camera_only() -> None:
     config = replace(SMALL, obs_size=32, cameras=["base_camera", "hand_camera"])
     seen = {}
@@ -116,6 +119,7 @@ def _cameras(task: str) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_two_robots_act_together() -> None:
     config = replace(SMALL, task="TwoRobotPickCube-v1", robot=None, control_mode="pd_joint_delta_pos")
     env = make(config, 2)

@@ -104,6 +104,7 @@ def test_an_observation_keeps_its_images(task: object) -> None:
     assert torch.equal(kept, copy)
 
 
+@pytest.mark.slow
 def test_colours_are_those_of_the_stock_shaders(task: object) -> None:
     from envs.batched.shaders import Pack, pack_of
 

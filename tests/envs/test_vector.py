@@ -258,6 +258,7 @@ def test_a_state_can_be_given_to_some_rows() -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_maniskills_recorder_writes_a_video_and_the_episodes(tmp_path: Path) -> None:
     import av
     import h5py

@@ -152,6 +152,7 @@ def test_wrong_input_to_evaluation_is_one_line_and_exit_code_2(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_render_is_told_how_to_get_there(tmp_path) -> None:
     nothing = {"VK_ICD_FILENAMES": "/nonexistent", "VK_DRIVER_FILES": "/nonexistent"}
     chosen = ["cluster=serial", f"run.dir={tmp_path}", "eval.num_episodes=1", "env=maniskill_pick"]
@@ -200,6 +201,7 @@ def test_a_signal_during_training_leaves_a_checkpoint_from_which_the_same_run_go
     assert metric_rows(tmp_path / "run") == metric_rows(finished)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
 def test_a_second_signal_during_training_ends_it_at_once(tmp_path, number: int, name: str, code: int) -> None:
     gated = ["env._target_=gated_reach.make_env", f"warm_start.checkpoint={clone(tiny())}", "checkpoint.every=1"]

@@ -253,6 +253,7 @@ def test_a_few_steps_of_cloning_lower_the_loss_of_noise_that_was_not_seen():
         assert sum(float(loss_at("held out", k)) for k in range(8)) < 0.8 * before
 
 
+@pytest.mark.slow
 def test_two_iterations_of_ppo_give_the_same_weights_under_two_plans():
     config = tiny(f"policy={TOY}", "algorithm.critic_warmup_iterations=0", "warm_start.head_epochs=4")
     start, digests = clone(config), {}

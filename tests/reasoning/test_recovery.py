@@ -60,6 +60,7 @@ def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, case)
     assert untimed_rows(tmp_path) == untimed_rows(folder)
 
 
+@pytest.mark.slow
 def test_a_fine_tuning_is_made_again(tmp_path, monkeypatch, straight) -> None:
     monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "cache"))
     calls = once(monkeypatch, FineTuningStage, "fit", 2, lost())

@@ -70,7 +70,13 @@ def _no_group_stays():
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("options", [[], ["algorithm.num_minibatches=2", "algorithm.epochs=2", "policy.lora.rank=4"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        ["algorithm.num_minibatches=2", "algorithm.epochs=2", "policy.lora.rank=4"],
+    ],
+)
 def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view(options):
     plain, sharded = config_of(*options), config_of(*options, *SHARDED)
     expected = executor_of(plain, plain.plan.trees, 1, SerialSession())

@@ -39,6 +39,7 @@ VARIANTS = {
     "ppo with lora": [*PPO, *LORA],
     "dapo": ["algorithm=dapo"],
 }
+LONG = ("ppo", "reference", "lora", "dapo")
 
 
 def Trainer(config: MathConfig) -> JobTrainer:  # noqa: N802 - stands for the class
@@ -77,7 +78,9 @@ def same_end(folder: Path, other: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ stop and go on
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", ["grpo", "ppo with lora", *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
+)
 def test_a_stopped_run_resumed_under_another_plan_ends_as_one_that_never_stopped(
     straight, monkeypatch, tmp_path, variant: str
 ) -> None:
@@ -232,6 +235,7 @@ def test_it_trains_and_says_so(straight, tmp_path) -> None:
     assert plot_curve(straight()).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_some_completions_can_be_read_while_it_trains(straight, tmp_path) -> None:
     chosen = ["samples.every=2", "samples.num_prompts=3", "plan=disaggregated", "cluster.num_devices=2"]
     summary = train_math(four(tmp_path, *chosen))
@@ -330,6 +334,7 @@ def test_without_its_reference_a_run_does_not_go_on(straight, tmp_path, nothing_
         moved.rename(reference)
 
 
+@pytest.mark.slow
 def test_a_run_that_keeps_its_start_may_move(straight, monkeypatch, tmp_path) -> None:
     """Where the cache is read-only its own folder holds what it started from, the reference of the divergence."""
     fresh = tmp_path / "file"

@@ -199,6 +199,7 @@ def test_another_policy_gets_another_engine_and_the_first_one_ends(engine):
     assert engine.OldLLM.running == 0
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_its_owner_also_when_that_is_killed():
     child = (
         "import sys, threading; from rlinf_embodied.reasoning.vllm_model import end_with; "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from experiments.bench.planner import emulated as bench
 from experiments.bench.planner import ordering, published
 from rlinf_embodied.execution.emulation import Emulated
@@ -33,6 +35,7 @@ def test_a_report_says_who_won_and_how_well_it_was_foretold() -> None:
     assert "grpo_llm on h100x8, spatial: too little memory" in text
 
 
+@pytest.mark.slow
 def test_every_cell_has_the_planners_choice_and_each_mode_or_the_reason() -> None:
     cell, pricer = bench.make_cell("ppo_llm", "8")
     assert pricer.cluster.emulated

@@ -101,6 +101,7 @@ def counted(work: Work, lora_rank: int, rows: int = 1) -> tuple[float, float]:
     return counter.get_total_flops(), rows * (2 * frozen + 3 * adapters if lora_rank else 3 * frozen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora_rank", [pytest.param(0, marks=pytest.mark.slow), 32])
 def test_the_formula_says_what_torch_counts_of_an_update_but_for_attention(lora_rank: int) -> None:
     work = published()
@@ -154,7 +155,9 @@ def test_the_peak_is_that_of_the_device_by_its_name(monkeypatch, name: str, peak
 SHORT = ["warm_start.from_nothing=true", "env.chunks_per_rollout=3", "plan.profile_budget_s=1"]
 
 
-@pytest.mark.parametrize("kind", ["cpu", pytest.param("sim", marks=pytest.mark.accelerator)])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("sim", marks=pytest.mark.accelerator)]
+)
 def test_an_iteration_under_each_plan_has_predicted_and_measured_seconds(kind: str) -> None:
     placed = ["cluster.device_module=simulated_accelerator", "cluster.num_devices=1"] if kind == "sim" else []
     found = plans([*tiny_overrides(*SHORT), f"cluster.torch_device={kind}", *placed])
