@@ -54,14 +54,15 @@ vulkan: | $(STAMP)
 demo: $(STAMP) vulkan
 	$(BIN)/python experiments/train_vla.py env=maniskill_pick algorithm=ppo_finetune run=demo $(DEMO_CLONE) run.dir=runs/demo $(DEMO_ARGS)
 
-# Ray tests start processes that use the cores themselves, so they come after the others, whose failures are not the last
-# word; each of the two test processes has a Ray of its own.
+# Tests wait for processes that they start, so that there is one test process more than two cores.  Ray tests start
+# processes that use the cores themselves: they come after the others, whose failures are not the last word, and each of
+# their two test processes has a Ray of its own.
 # Set-up has seen to it that rendering works, so no test may be skipped for want of it.
 test: TIER := and not slow
 test test-all: export RLINF_REQUIRE_SIM = 1
 test test-all: setup
 	@status=0; \
-	$(BIN)/python -m pytest -m "not ray $(TIER)" -n 2 --dist loadfile $(PYTEST_ARGS) || status=$$?; \
+	$(BIN)/python -m pytest -m "not ray $(TIER)" -n 3 --dist loadfile $(PYTEST_ARGS) || status=$$?; \
 	$(BIN)/python -m pytest -m "ray $(TIER)" -n 2 --dist loadfile $(PYTEST_ARGS) || status=$$?; \
 	exit $$status
 
