@@ -51,7 +51,6 @@ from rlinf_embodied.compose import choices, compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.drift import Prediction, predict
 from rlinf_embodied.flow.explain import rank, rows
 from rlinf_embodied.flow.graph import Workflow
@@ -130,27 +129,35 @@ def run_case(
     job, cluster = job_of(config), cluster_at_hand(config.cluster)
     if cluster.num_devices < least_devices:
         raise ConfigError("cluster.num_devices is 1, but one device has one plan: use a machine with two")
-    shown = lambda what, done, total, remark: None if done < total else print(f"  {what} {remark}".rstrip())  # noqa: E731
     session = make_session(config.cluster)
     try:
-        folder = str(job.starting_policy(session, cluster, shown))
-        session.clear()
-        workflow = job.workflow(folder)
-        profile, _ = measured_profile(job, cluster, workflow, session, shown)
-        pricer = Pricer(as_measured(workflow, profile), profile, linked(cluster, profile))
+        workflow, pricer = profiled(job, cluster, session)
         ranked, _ = rank(pricer)
         print(text_table(rows(ranked)), flush=True)
         plans = presets(overrides, pricer, names) | {"auto": replace(ranked[0].plan, name="auto")}
         if disturbed:
-            plans |= disturbed_plans(job, cluster, workflow, session, shown)
+            plans |= disturbed_plans(job, cluster, workflow, session)
         return _trained(job, workflow, plans, pricer, session, count)
     finally:
         session.close()
 
 
-def disturbed_plans(
-    job: Job, cluster: Cluster, workflow: Workflow, session: Session, shown: ShowProgress
-) -> dict[str, Plan]:
+def profiled(job: Job, cluster: Cluster, session: Session) -> tuple[Workflow, Pricer]:
+    """Makes the policy that training starts from, and measures the stages anew; the session is left without any."""
+    folder = str(job.starting_policy(session, cluster, shown))
+    session.clear()
+    workflow = job.workflow(folder)
+    profile, _ = measured_profile(job, cluster, workflow, session, shown)
+    return workflow, Pricer(as_measured(workflow, profile), profile, linked(cluster, profile))
+
+
+def shown(what: str, done: int, total: int, remark: str) -> None:
+    """Prints what is done when it is."""
+    if done == total:
+        print(f"  {what} {remark}".rstrip(), flush=True)
+
+
+def disturbed_plans(job: Job, cluster: Cluster, workflow: Workflow, session: Session) -> dict[str, Plan]:
     """Returns what is picked by a profile that is taken beside a busy core, and what training would try with it."""
     session.clear()
     with busy_core() as core:
