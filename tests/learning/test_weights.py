@@ -65,6 +65,20 @@ def test_the_checksum_sees_bytes_and_names_but_not_the_order(change: str) -> Non
     assert (checksum(tensors) == expected) == (change == "order")
 
 
+@pytest.mark.parametrize("size", [1, 1023, 1024, 1025, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_the_checksum_sees_every_byte_of_large_tensors_and_where_their_pages_are(size: int, dtype: torch.dtype) -> None:
+    buffer = torch.randint(0, 255, (size + 1,), generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected = checksum({"w": buffer[1:]})  # not aligned to words
+    assert checksum({"w": buffer[1:].clone()}) == expected
+    for place in {0, size // 2, size - 1}:
+        changed = buffer[1:].clone()
+        changed.view(torch.uint8)[place * dtype.itemsize] ^= 1
+        assert checksum({"w": changed}) != expected, place
+    pages = torch.arange(3 * 1024, dtype=torch.float32)
+    assert checksum({"w": pages}) != checksum({"w": pages.view(3, 1024).flip(0)})
+
+
 def test_damaged_weights_are_refused_and_nothing_is_installed() -> None:
     message = export_weights(module(0), 7)
     message.tensors["0.weight"][1, 2] += 1e-6

@@ -1,13 +1,14 @@
 """Weights from one worker to others of its node, beside what Ray's object store does with as many bytes.
 
-python -m experiments.bench.weights [gb=1] [workers=8] [rounds=5] [out=weights.json]
+python -m experiments.bench.weights [gb=1] [workers=8] [rounds=5] [ways=weights,copied,mapped] [out=weights.json]
 
-weights   Executor.send_weights: exported with a checksum, packed, one copy in the store, unpacked, verified, installed
+weights   Executor.send_weights: exported with a checksum, one copy in the store, verified and installed from there
 copied    one ray.put of a numpy array, and a ray.get with a copy of it in every worker at once
 mapped    one ray.put of a numpy array, and a ray.get in every worker at once, none of which reads it
 
 The arms take turns.  GB/s are bytes times receiving workers by seconds.  What the driver's memory grows by at most is
-the kernel's own count (VmHWM).  At its peak all of it takes three times gb for each of the workers, and the store's gb.
+the kernel's own count (VmHWM).  At its peak all of it takes twice gb for each of the workers, once without `copied`,
+and three times gb in the store.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import ray
 
-from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, alternate
+from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, alternate, chosen
 from rlinf_embodied.cluster.hardware import store_bytes
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
@@ -42,6 +44,7 @@ class Options:
     gb: float = 1.0  # 10^9 bytes
     workers: int = 8  # that receive
     rounds: int = 5
+    ways: str = ""  # "": all
     out: str = ""
 
 
@@ -99,8 +102,15 @@ class Ways:
         assert installed == {float(self._iteration)}, f"{installed} were installed instead of {self._iteration}"
         return Sent(seconds, _status_bytes("VmHWM") - before, parts)
 
-    def store(self, copied: bool) -> Sent:
-        """Has one process put an array and the others get it."""
+    def copied(self) -> Sent:
+        """Has one process put an array, and the others get and copy it."""
+        return self._store(True)
+
+    def mapped(self) -> Sent:
+        """Has one process put an array, and the others get it."""
+        return self._store(False)
+
+    def _store(self, copied: bool) -> Sent:
         _CLEAR.write_text("5")
         before, start = _status_bytes("VmRSS"), time.perf_counter()
         refs = ray.get(self._ends[0].put.remote(self._bytes))
@@ -114,10 +124,10 @@ def measure(run: Run[Options]) -> Report:
     own = run.options
     if own.gb <= 0 or own.workers < 1 or own.rounds < 1:
         raise ConfigError(f"gb={own.gb}, workers={own.workers}, rounds={own.rounds}: all are positive")
+    arms = chosen(own.ways, {"weights": Ways.weights, "copied": Ways.copied, "mapped": Ways.mapped})
     ways = Ways(own)
     try:
-        arms = {"weights": ways.weights, "copied": lambda: ways.store(True), "mapped": lambda: ways.store(False)}
-        found = alternate(arms, own.rounds, warm_up=1)
+        found = alternate({name: partial(arm, ways) for name, arm in arms.items()}, own.rounds, warm_up=1)
     finally:
         ways.session.close()
     seconds = {name: Spread.of(sent.seconds for sent in every) for name, every in found.items()}
