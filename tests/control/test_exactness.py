@@ -93,7 +93,7 @@ def test_demonstrations_and_labels_are_learned_from(alone) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("plan", ["collocated on 2", "disaggregated on 2"])
+@pytest.mark.parametrize("plan", [pytest.param("collocated on 2", marks=pytest.mark.slow), "disaggregated on 2"])
 def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, plan: str) -> None:
     devices, tree = PLANS[plan]
     assert trained(small(), tree, devices, ray_session) == alone["sac"]

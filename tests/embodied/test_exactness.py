@@ -156,7 +156,11 @@ def test_fast_reduction_comes_close_without_the_same_bits_being_promised(alone) 
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("variant", "plan"),
-    [("ppo", "collocated on 2"), ("ppo", "disaggregated on 2"), ("grpo", "disaggregated on 2")],
+    [
+        ("ppo", "collocated on 2"),
+        pytest.param("ppo", "disaggregated on 2", marks=pytest.mark.slow),
+        ("grpo", "disaggregated on 2"),
+    ],
 )
 def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, variant: str, plan: str) -> None:
     expected, metrics = by_one_worker(alone, variant)

@@ -62,6 +62,7 @@ def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant, 
     assert expected != trained(variant, "collocated on 1", 0)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_real_workers_give_the_weights_of_one_process(ray_session) -> None:
     found = trained("ppo, carried over", "learner apart", 1, ray_session)

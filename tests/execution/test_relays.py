@@ -111,7 +111,10 @@ def session(ray_cluster):
     [
         ({1: "raise"}, PlugInError, r"worker 1 .* failed in env.step .*ValueError: a fault", {1}),
         ({1: "die"}, LostWorkerError, r"worker 1 \(pid \d+, .* died", {1}),
-        ({1: "stop"}, HangError, r"(?s)worker 1 .* is stopped.*worker 2 .* waits for .*worker 1", {1}),
+        pytest.param(
+            *({1: "stop"}, HangError, r"(?s)worker 1 .* is stopped.*worker 2 .* waits for .*worker 1", {1}),
+            marks=pytest.mark.slow,
+        ),
         ({0: "end it"}, LostWorkerError, r"worker 2 \(pid \d+, .* died", {2}),
     ],
     ids=["an opener fails", "an opener dies", "an opener stops", "who relays dies"],

@@ -72,6 +72,7 @@ def test_the_example_trains_on_maniskill_and_is_filmed(importable) -> None:
     assert list((run / "eval/videos").rglob("*.mp4"))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_workers_find_the_example(importable, ray_cluster) -> None:
     config = compose_train([*overrides("own_env", importable / "run"), "cluster.num_devices=2", "plan=disaggregated"])

@@ -170,7 +170,7 @@ def test_fast_reduction_comes_close_without_the_same_bits_being_promised(alone) 
     ("variant", "plan"),
     [
         ("grpo, several steps", "hybrid on 2"),
-        ("dapo", "disaggregated on 2"),
+        pytest.param("dapo", "disaggregated on 2", marks=pytest.mark.slow),
         ("ppo", "collocated on 2"),
     ],
 )

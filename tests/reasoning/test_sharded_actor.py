@@ -112,6 +112,7 @@ def test_a_whole_training_evaluates_and_resumes(tmp_path):
     assert untimed_rows(tmp_path / "b") == untimed_rows(tmp_path / "a")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path: Path):
     """A plan of three workers: one generates, two hold halves of the actor; each of these has rows of other blocks."""

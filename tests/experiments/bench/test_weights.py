@@ -11,6 +11,7 @@ from experiments.bench.weights import __main__ as weights
 from rlinf_embodied.errors import ConfigError
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_every_way_reaches_every_worker(ray_cluster) -> None:
     found = weights.measure(Run(weights.Options(gb=0.02, workers=2, rounds=1), [], {})).content
