@@ -122,9 +122,7 @@ class Rows:
         return Message("state", {}, {name: np.stack([state[name] for state in states]) for name in states[0]})
 
     def _images(self, question: Message) -> Message:
-        seen = [
-            [self._turned(self._look(row, name, self._size)) for name in self._cameras] for row in _rows(question)
-        ]
+        seen = [[self._turned(self._look(row, name, self._size)) for name in self._cameras] for row in _rows(question)]
         return Message("images", {}, {"images": np.array(seen, dtype=np.uint8)})
 
     def _film(self, question: Message) -> Message:

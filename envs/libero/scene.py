@@ -110,9 +110,9 @@ class Scene:
     def state(self) -> dict[str, np.ndarray]:
         """Returns what the row tells now.
 
-            success  bool []
-            proprio  float32 [8], tool position (m), its rotation as axis times angle (rad), both fingers (m)
-            objects  float32 [M, 3], where the first M objects of the task's goal are, metres; zero without one
+        success  bool []
+        proprio  float32 [8], tool position (m), its rotation as axis times angle (rad), both fingers (m)
+        objects  float32 [M, 3], where the first M objects of the task's goal are, metres; zero without one
         """
         position, rotation, fingers = (self._seen[name] for name in _PROPRIO)
         objects = np.zeros((NUM_OBJECTS, 3), dtype=np.float32)

@@ -68,9 +68,9 @@ class Scene:
     def state(self) -> dict[str, np.ndarray]:
         """Returns what the row tells now.
 
-            success  bool []
-            reward   float32 [], 0 to 10
-            state    float32 [39], hand (m), fingers, up to two objects (m, quaternion), the same one step before, goal
+        success  bool []
+        reward   float32 [], 0 to 10
+        state    float32 [39], hand (m), fingers, up to two objects (m, quaternion), the same one step before, goal
         """
         return {
             "success": np.bool_(self._success),
