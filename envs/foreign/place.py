@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A virtual environment, as Place("LIBERO", ".venv-libero", "RLINF_EMBODIED_LIBERO", "experiments.setup.libero")."""
+    """A virtual environment, as Place("LIBERO", ".venv-libero", "RLINF_EMBODIED_LIBERO", "experiments.setup.x")."""
 
     simulator: str  # its name in messages
     default: str  # folder, below the repository

@@ -15,7 +15,8 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
 
     Raises:
         ConfigError: an unknown option or camera.
-        SimulatorError: the id cannot be made or used, env.options.python is missing, or its episodes are to be carried over and cannot be replayed.
+        SimulatorError: the id cannot be made or used, env.options.python is missing, or its episodes are to be
+            carried over and cannot be replayed.
     """
     options = read_options(config)
     if options.python:

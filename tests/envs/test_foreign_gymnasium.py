@@ -38,7 +38,7 @@ def test_rows_behind_a_pipe_are_those_of_this_process_bit_for_bit() -> None:
 
 
 def test_what_the_other_python_cannot_do_is_said_in_its_words() -> None:
-    with pytest.raises(SimulatorError, match="NoSuch-v0.*which gymnasium.make refuses"):
+    with pytest.raises(SimulatorError, match=r"NoSuch-v0.*which gymnasium.make refuses"):
         make_env(replace(CART, task="NoSuch-v0", options={"python": sys.executable}), 1)
 
 
@@ -64,5 +64,5 @@ def test_an_image_within_dicts_is_seen_and_the_rest_is_the_state() -> None:
     assert code.state(seen).tolist() == [0.5, -0.5]
     assert code.image(seen).shape == (4, 4, 3)
     assert ObservationCode.of(space["pixels"], "x").dim == 0
-    with pytest.raises(SimulatorError, match="several images \\(a, b\\)"):
+    with pytest.raises(SimulatorError, match=r"several images \(a, b\)"):
         ObservationCode.of(spaces.Dict({"a": image, "b": image}), "x")
