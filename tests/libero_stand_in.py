@@ -13,10 +13,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from envs.libero.rows import Rows
-from envs.libero.starts import NUM_OBJECTS, Start
-from envs.libero.wire import Message
-from envs.libero.worker import serve
+from envs.foreign.rows import Rows
+from envs.foreign.starts import Start
+from envs.foreign.wire import Message
+from envs.foreign.worker import serve
+from envs.libero.starts import NUM_OBJECTS
+from envs.libero.worker import mirrored, upside_down
 
 DIES, HANGS, REFUSES = 1007, 1017, 1027  # reset seeds; an exit without a trace, an hour's sleep, an exception
 EXIT_CODE = 13
@@ -50,22 +52,24 @@ class Adding:
         print("libraries print what they like")
         self.sum = self.sum + action
 
-    def state(self) -> SimpleNamespace:
+    def state(self) -> dict[str, np.ndarray]:
         """Shows start and sum."""
         drawn = -1 if self.start.state is None else self.start.state
         proprio = np.array([self.start.task, drawn, *self.sum[:6]], dtype=np.float32)
-        return SimpleNamespace(
-            success=bool(self.sum[0] >= 3), proprio=proprio, objects=np.tile(self.sum[:3], (NUM_OBJECTS, 1))
-        )
+        return {
+            "success": np.bool_(self.sum[0] >= 3),
+            "proprio": proprio,
+            "objects": np.tile(self.sum[:3], (NUM_OBJECTS, 1)),
+        }
 
     def open_eye(self) -> SimpleNamespace:
         """Returns nothing that is needed."""
         return SimpleNamespace(close=lambda: None)
 
     def image(self, eye: SimpleNamespace, camera: str, size: int) -> np.ndarray:
-        """Draws a mark in the first pixel, which is the lower left one of an image that is upside down."""
+        """Draws a mark in the lower left pixel."""
         image = np.full((size, size, 3), self.start.task, dtype=np.uint8)
-        image[0, 0] = 255 if camera == "agentview" else 200
+        image[-1, 0] = 255 if camera == "agentview" else 200
         return image
 
     def close(self) -> None:
@@ -76,13 +80,14 @@ def open_stand_in(question: Message) -> tuple[Rows, Message]:
     """Returns rows of ten tasks."""
     values = question.values
     builds: list[int] = []
-    names = ("cameras", "size", "rotate", "num_spare")
-    rows = Rows(lambda task: Adding(task, builds), *(values[name] for name in names))  # type: ignore[arg-type]
+    turned = mirrored if values["rotate"] else upside_down
+    cameras, size, num_spare = (values[name] for name in ("cameras", "size", "num_spare"))
+    rows = Rows(lambda task: Adding(task, builds), cameras, size, num_spare, turned)  # type: ignore[arg-type]
     told = {
         "names": [f"{values['suite']}_{k}" for k in range(NUM_TASKS)],
         "instructions": [f"do {k}" for k in range(NUM_TASKS)],
     }
-    return rows, Message("tasks", told)
+    return rows, Message("opened", told)
 
 
 def make_env(config, num_envs: int, device: str = "cpu", render_final: bool = False):

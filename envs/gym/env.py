@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from envs.episodes import EpisodeEnv
+from envs.gym.foreign import ForeignGymnasium
 from envs.gym.options import read_options
 from envs.gym.simulator import GymnasiumSimulator
 from rlinf_embodied.config import EnvConfig
@@ -14,9 +15,14 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
 
     Raises:
         ConfigError: an unknown option or camera.
-        SimulatorError: the id cannot be made or used, or its episodes are to be carried over and cannot be replayed.
+        SimulatorError: the id cannot be made or used, env.options.python is missing, or its episodes are to be
+            carried over and cannot be replayed.
     """
-    simulator = GymnasiumSimulator(config, read_options(config), num_envs)
+    options = read_options(config)
+    if options.python:
+        simulator = ForeignGymnasium(config, options, num_envs, device)
+    else:
+        simulator = GymnasiumSimulator(config, options, num_envs)
     if config.carry_over and not simulator.history_free:
         raise SimulatorError(
             f"env.carry_over is true, and a checkpoint replays the episodes that are under way, but nobody promises "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from gymnasium import Env, spaces
@@ -54,10 +55,10 @@ class ActionCode:
 
 @dataclass(frozen=True, slots=True)
 class ObservationCode:
-    """How an observation becomes a state [P], or an image; an observation that is an image has no state."""
+    """How an observation becomes a state [P] and an image; one that is an image has no state."""
 
-    space: spaces.Space
-    is_image: bool
+    rest: spaces.Space | None  # what the state is made of
+    path: tuple[str, ...] | None  # keys of nested Dicts that lead to the image; None: it shows none
     dim: int  # P
 
     @classmethod
@@ -65,23 +66,70 @@ class ObservationCode:
         """Returns the code of an observation space.
 
         Raises:
-            SimulatorError: the space cannot be flattened to numbers.
+            SimulatorError: the space cannot be flattened to numbers, or shows several images.
         """
-        if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3):
-            return cls(space, True, 0)
-        if not space.is_np_flattenable:
+        paths = _images_in(space)
+        if len(paths) > 1:
+            names = ", ".join("/".join(path) for path in paths)
+            raise SimulatorError(
+                f"env.task is {task!r}, whose observations show several images ({names}), but a Gymnasium env has one "
+                "camera: put a wrapper around it that keeps one of them, and register that"
+            )
+        path = paths[0] if paths else None
+        rest = space if path is None else _without(space, path)
+        if rest is None:
+            return cls(None, path, 0)
+        if not rest.is_np_flattenable:
             raise SimulatorError(
                 f"env.task is {task!r}, whose observations are {space}, but they must have a fixed number of entries: "
                 "put a wrapper around it that makes them a Box, and register that"
             )
-        return cls(space, False, spaces.flatdim(space))
+        return cls(rest, path, spaces.flatdim(rest))
 
-    def state(self, observation: object) -> np.ndarray:
-        """Returns the state [P]; of an image nothing."""
-        if self.is_image:
+    @property
+    def is_image(self) -> bool:
+        """Whether observations show an image."""
+        return self.path is not None
+
+    def state(self, observation: Any) -> np.ndarray:
+        """Returns the state [P]; of an image alone nothing."""
+        if self.rest is None:
             return np.empty(0)
-        plain = isinstance(self.space, spaces.Box)
-        return np.asarray(observation).reshape(-1) if plain else spaces.flatten(self.space, observation)
+        if isinstance(self.rest, spaces.Box):
+            return np.asarray(observation).reshape(-1)
+        return spaces.flatten(self.rest, _kept(self.rest, observation) if self.path else observation)
+
+    def image(self, observation: Any) -> np.ndarray:
+        """Returns the image [H, W] or [H, W, channels]."""
+        for key in self.path or ():
+            observation = observation[key]
+        return observation
+
+
+def _images_in(space: spaces.Space) -> list[tuple[str, ...]]:
+    """Returns the keys that lead to the images of nested Dicts."""
+    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3):
+        return [()]
+    if not isinstance(space, spaces.Dict):
+        return []
+    return [(key, *path) for key, part in space.spaces.items() for path in _images_in(part)]
+
+
+def _without(space: spaces.Space, path: tuple[str, ...]) -> spaces.Space | None:
+    """Returns what is left of nested Dicts without the part at `path`; None: nothing."""
+    if not path:
+        return None
+    assert isinstance(space, spaces.Dict)
+    parts = {key: _without(part, path[1:]) if key == path[0] else part for key, part in space.spaces.items()}
+    left = {key: part for key, part in parts.items() if part is not None}
+    return spaces.Dict(left) if left else None
+
+
+def _kept(space: spaces.Space, observation: Any) -> Any:
+    """Returns what a space that `_without` made keeps of an observation."""
+    if not isinstance(space, spaces.Dict):
+        return observation
+    return {key: _kept(part, observation[key]) for key, part in space.spaces.items()}
 
 
 def told_success(info: dict[str, object]) -> bool | None:

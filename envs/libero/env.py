@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envs.episodes import EpisodeEnv
-from envs.libero.options import find_python, read_options
+from envs.libero.options import PLACE, read_options
 from envs.libero.simulator import LiberoSimulator
 from rlinf_embodied.config import EnvConfig
 
@@ -18,6 +18,6 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
         SimulatorError: LIBERO's own environment is missing or broken.
     """
     options = read_options(config)
-    command = (str(find_python()), *WORKER)
+    command = (str(PLACE.python()), *WORKER)
     simulator = LiberoSimulator(config, options, num_envs, command, device)
     return EpisodeEnv(config, simulator, lambda: simulator.tasks, render_final)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import os
 from dataclasses import dataclass, fields
-from pathlib import Path
 
+from envs.foreign.place import Place
 from envs.libero.starts import NUM_TASKS
 from rlinf_embodied.config import EnvConfig, Reward
-from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.typed_options import numbers
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-PLACE = "RLINF_EMBODIED_LIBERO"  # the variable that names the environment's folder where it is not in the repository
+PLACE = Place("LIBERO", ".venv-libero", "RLINF_EMBODIED_LIBERO", "experiments.setup.libero")
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview")
 CONTROL_MODE = "osc_pose"
 
@@ -64,19 +62,3 @@ def read_options(config: EnvConfig) -> Options:
 def _require(holds: bool, path: str, value: object, rule: str, use: str) -> None:
     if not holds:
         raise ConfigError(f"{path} is {value!r}: {rule}; use {use}")
-
-
-def find_python() -> Path:
-    """Returns the Python of LIBERO's own environment.
-
-    Raises:
-        SimulatorError: there is none.
-    """
-    folder = Path(os.environ.get(PLACE) or REPOSITORY / ".venv-libero")
-    python = folder / "bin" / "python"
-    if not python.exists():
-        raise SimulatorError(
-            f"LIBERO runs in an environment of its own, and {folder} is none: install it by `python -m "
-            f"experiments.setup.libero`, or name its folder in the variable {PLACE}"
-        )
-    return python

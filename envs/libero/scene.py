@@ -28,7 +28,8 @@ from robosuite.utils.errors import RandomizationError
 from robosuite.utils.observables import Observable, sensor
 from robosuite.utils.transform_utils import quat2axisangle
 
-from envs.libero.starts import NUM_OBJECTS, Start
+from envs.foreign.starts import Start
+from envs.libero.starts import NUM_OBJECTS
 
 REST = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # stand still with an open gripper
 ORDER_SEED = 0  # of the generator before an evaluation's first reset
@@ -46,15 +47,6 @@ class Task:
     instruction: str
     bddl: Path
     states: Path
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What a row tells after a reset or step."""
-
-    success: bool
-    proprio: np.ndarray  # float32 [8]: tool position (m), its rotation as axis times angle (rad), both fingers (m)
-    objects: np.ndarray  # float32 [M, 3], where the first M objects of the task's goal are, metres; zero without one
 
 
 def tasks_of(suite: str) -> list[Task]:
@@ -115,19 +107,21 @@ class Scene:
         """Runs one control step; action [7] in [-1, 1]."""
         self._seen, _, self._success, _ = self._env.step(action)
 
-    def state(self) -> State:
-        """Returns what the row tells now."""
+    def state(self) -> dict[str, np.ndarray]:
+        """Returns what the row tells now.
+
+        success  bool []
+        proprio  float32 [8], tool position (m), its rotation as axis times angle (rad), both fingers (m)
+        objects  float32 [M, 3], where the first M objects of the task's goal are, metres; zero without one
+        """
         position, rotation, fingers = (self._seen[name] for name in _PROPRIO)
         objects = np.zeros((NUM_OBJECTS, 3), dtype=np.float32)
         objects[: len(self._interest)] = self._env.sim.data.body_xpos[self._interest]
-        return State(
-            bool(self._success),
-            np.concatenate([position, quat2axisangle(rotation.copy()), fingers]).astype(np.float32),
-            objects,
-        )
+        proprio = np.concatenate([position, quat2axisangle(rotation.copy()), fingers]).astype(np.float32)
+        return {"success": np.bool_(self._success), "proprio": proprio, "objects": objects}
 
     def image(self, eye: Eye, camera: str, size: int) -> np.ndarray:
-        """Returns what the benchmark's camera observation shows, uint8 [size, size, 3], upside down as it is there.
+        """Returns what the benchmark's camera observation shows, uint8 [size, size, 3], upright (there: upside down).
 
         It is of the moment at which robosuite samples its observations, which lies within the last control step.
         """
@@ -138,7 +132,7 @@ class Scene:
             getattr(data, name).flat[:] = shown[start : start + now[name].size]
             start += now[name].size
         try:
-            return eye.image(self._env.sim, camera, size)
+            return eye.image(self._env.sim, camera, size)[::-1]
         finally:
             for name, values in now.items():
                 getattr(data, name)[:] = values

@@ -10,21 +10,12 @@ Nothing but the standard library is imported: the processes that run LIBERO impo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from envs.foreign.starts import FIRST_TRAINING_SEED, Start
 
 NUM_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 NUM_STATES = 50  # initial states of every task that the benchmark comes with
 NUM_OBJECTS = 4  # of a task's goal, whose places are told
-FIRST_TRAINING_SEED = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """How an episode begins, as Start(task=3, state=17, seed=9173)."""
-
-    task: int  # its number in the suite
-    state: int | None  # which of the benchmark's initial states; None: drawn from `seed`
-    seed: int
 
 
 def start_of(seed: int, tasks: Sequence[int], train_on_benchmark: bool = False) -> Start:

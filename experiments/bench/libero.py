@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from envs.libero.env import WORKER
-from envs.libero.options import find_python, read_options
+from envs.libero.options import PLACE, read_options
 from envs.libero.simulator import LiberoSimulator
 from experiments.bench.harness import Benchmark, Report, Run, Spread, Table
 from rlinf_embodied.compose import compose_evaluate
@@ -50,7 +50,7 @@ class Row:
         """Starts the process; the first reset builds the task."""
         section = compose_evaluate([f"env={suite}", "policy=random"]).env
         self.config = replace(section, num_envs=1, block_size=1, options={"task": 0, "timeout_s": 3600})
-        command = (str(find_python()), *WORKER)
+        command = (str(PLACE.python()), *WORKER)
         self.simulator = LiberoSimulator(self.config, read_options(self.config), 1, command)
         self._process = psutil.Process(self.simulator.pids[0])
 

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from envs.episodes import EpisodeEnv
 from envs.gym.env import make_env
-from envs.gym.simulator import resized
+from envs.gym.rows import resized
 from envs.gym.spaces import ActionCode, ObservationCode
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import EnvConfig
@@ -107,7 +107,7 @@ def test_actions_are_scaled_to_the_bounds_and_clipped() -> None:
         env.step_chunk(torch.full((1, 1, 1), action))
         if env.running()[0] is None:
             env.reset([0])
-    received = [float(a[0]) for a in env._sim._rows[0].unwrapped.received[1:]]  # the first looks for success
+    received = [float(a[0]) for a in env._sim._rows[0].env.unwrapped.received[1:]]  # the first looks for success
     assert received == [-2.0, 2.5, 4.0]
 
 
@@ -141,7 +141,7 @@ def picture(**changes: object) -> EpisodeEnv:
 def test_an_observation_that_is_an_image_is_seen_as_one_and_has_no_state() -> None:
     env = picture()
     seen = env.reset([0, 1])
-    where = [row.unwrapped.where for row in env._sim._rows]
+    where = [row.env.unwrapped.where for row in env._sim._rows]
     assert seen.proprio.shape == (2, 0)
     assert seen.images is not None
     assert seen.images.shape == (2, 1, 3, 3, 3)

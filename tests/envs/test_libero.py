@@ -5,27 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import libero_stand_in
-import numpy as np
 import pytest
 import torch
 
 from envs.episodes import EpisodeEnv
+from envs.foreign.wire import Message
 from envs.libero import env as libero_env
-from envs.libero import wire
 from envs.libero.options import PLACE, read_options
-from envs.libero.rows import Rows
 from envs.libero.simulator import LiberoSimulator
 from envs.libero.starts import start_of
-from envs.libero.wire import Message
 from envs.libero.worker import open_libero
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig, Reward
@@ -75,76 +70,6 @@ def test_training_draws_its_own_initial_states_unless_it_is_told_otherwise() -> 
     assert start_of(TRAINING + 3, range(10), train_on_benchmark=True).state in range(50)
     assert start_of(TRAINING - 1, range(10)).state in range(50)
     assert {start_of(seed, [4]).task for seed in (0, 1, TRAINING)} == {4}
-
-
-# ---------------------------------------------------------------------------------------------------------------- wire
-def test_a_message_arrives_as_it_was_sent_whatever_its_size() -> None:
-    ours, theirs = os.pipe()
-    arrays = {
-        "images": np.arange(3 * 400 * 400, dtype=np.int32).reshape(3, 400, 400),  # many times a pipe's buffer
-        "none": np.zeros((0, 7), dtype=np.float32),
-        "success": np.array([True, False]),
-    }
-    sender = threading.Thread(target=wire.send, args=(theirs, Message("step", {"rows": [0, 2]}, arrays)))
-    sender.start()
-    got = wire.receive(ours, 60)
-    sender.join()
-    assert (got.kind, got.values) == ("step", {"rows": [0, 2]})
-    for name, array in arrays.items():
-        assert got.arrays[name].dtype == array.dtype
-        np.testing.assert_array_equal(got.arrays[name], array)
-
-
-def test_half_a_message_is_waited_for_no_longer_than_allowed() -> None:
-    ours, theirs = os.pipe()
-    os.write(theirs, wire.pack(Message("step"))[:-1])
-    with pytest.raises(TimeoutError):
-        wire.receive(ours, 0.05)
-    os.close(theirs)
-    with pytest.raises(EOFError):
-        wire.receive(ours, 60)
-
-
-# ---------------------------------------------------------------------------------------------------------------- rows
-class Counted(libero_stand_in.Adding):
-    """A stand-in's scene that tells when it and its renderers are closed."""
-
-    closed: list[str]
-
-    def open_eye(self) -> SimpleNamespace:
-        return SimpleNamespace(close=lambda: self.closed.append(f"eye {self.task}"))
-
-    def close(self) -> None:
-        self.closed.append(f"scene {self.task}")
-
-
-def reset(rows: Rows, **tasks: int) -> None:
-    """Resets rows to tasks, as reset(rows, r0=3)."""
-    starts = [(task, 0, task) for task in tasks.values()]
-    answer = rows.answer(Message("reset", {"rows": [int(name[1:]) for name in tasks], "starts": starts}))
-    assert answer.kind == "state", answer.values
-
-
-def test_scenes_are_built_once_and_the_one_that_waited_longest_goes_first() -> None:
-    builds: list[int] = []
-    closed: list[str] = []
-
-    def build(task: int) -> Counted:
-        scene = Counted(task, builds)
-        scene.closed = closed
-        return scene
-
-    rows = Rows(build, ["agentview"], 4, True, num_spare=1)
-    reset(rows, r0=0, r1=1)
-    rows.answer(Message("images", {"rows": [0, 1]}))
-    reset(rows, r0=0, r1=1)
-    assert builds == [0, 1]
-    reset(rows, r0=1, r1=0)  # row 0 needs a second scene of task 1, row 1 takes the one that row 0 left
-    assert builds == [0, 1, 1]
-    assert closed == []
-    reset(rows, r0=2)
-    reset(rows, r0=3)
-    assert closed == ["scene 1", "eye 1", "scene 1"] or closed == ["scene 1", "scene 1", "eye 1"]
 
 
 # ----------------------------------------------------------------------------------------------------------- simulator
@@ -266,7 +191,7 @@ def test_what_libero_cannot_do_is_said_before_anything_starts(changes: dict[str,
 
 
 def test_a_missing_environment_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(PLACE, str(tmp_path))
+    monkeypatch.setenv(PLACE.variable, str(tmp_path))
     with pytest.raises(SimulatorError, match=r"python -m experiments\.setup\.libero"):
         libero_env.make_env(CONFIG, 3)
 
@@ -275,7 +200,7 @@ def test_a_python_without_libero_says_what_is_missing(monkeypatch: pytest.Monkey
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "bin" / "python").chmod(0o755)
-    monkeypatch.setenv(PLACE, str(tmp_path))
+    monkeypatch.setenv(PLACE.variable, str(tmp_path))
     with pytest.raises(
         SimulatorError, match="LIBERO cannot be imported: ModuleNotFoundError: No module named 'libero'"
     ):

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from envs.foreign.place import REPOSITORY
+from envs.foreign.process import environment_of
 from envs.libero import env as libero_env
-from envs.libero.options import REPOSITORY, find_python
-from envs.libero.process import environment_of
+from envs.libero.options import PLACE
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces.envs import VectorEnv
 
 REFERENCE = Path(__file__).resolve().parents[1] / "libero_reference.py"
@@ -28,16 +28,8 @@ STEPS, CHUNK = 5, 5
 TRAINING = 1 << 30
 
 
-def missing() -> str:
-    try:
-        find_python()
-    except SimulatorError as error:
-        return str(error)
-    return ""
-
-
 pytestmark = [
-    pytest.mark.skipif(bool(missing()), reason=missing()),
+    pytest.mark.skipif(bool(PLACE.missing()), reason=PLACE.missing()),
     pytest.mark.timeout(1800),  # a task takes seconds to build
 ]
 
@@ -65,7 +57,7 @@ def run(env: VectorEnv, seed: int, actions: Tensor) -> tuple[np.ndarray, np.ndar
 def test_rows_show_what_the_benchmarks_own_loop_shows(drawer: VectorEnv, tmp_path: Path) -> None:
     """Bit for bit, for its first three initial states, in another order, with episodes of training in between."""
     out = tmp_path / "reference.npz"
-    command = [str(find_python()), "-P", str(REFERENCE), str(out), "libero_10", "3", "3", str(STEPS), "7"]
+    command = [str(PLACE.python()), "-P", str(REFERENCE), str(out), "libero_10", "3", "3", str(STEPS), "7"]
     done = subprocess.run(
         command, env=environment_of(REPOSITORY, "osmesa"), capture_output=True, text=True, check=False
     )

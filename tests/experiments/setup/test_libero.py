@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.setup import libero
+from experiments.setup import foreign
+from experiments.setup.libero import LIBERO
 
 
 def test_every_package_has_one_version_and_what_builds_comes_first() -> None:
-    text = libero.PINS.read_text()
-    first, others = libero.split_pins(text)
+    text = LIBERO.pins.read_text()
+    first, others = foreign.split_pins(text)
     assert [pin.split("==")[0] for pin in first] == ["setuptools"]
     names = [pin.split("==")[0] for pin in (*first, *others)]
     assert len(names) == len(set(names)) == sum(not line.startswith("#") for line in text.splitlines())
@@ -27,22 +29,20 @@ def test_every_package_has_one_version_and_what_builds_comes_first() -> None:
 
 
 def test_without_its_python_the_set_up_says_which_one_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(libero, "PYTHON", (3, 1))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match=r"needs Python 3\.1.*install it"):
-        libero.install_packages(tmp_path / "new")
+        replace(LIBERO, python=(3, 1)).install_packages(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
-def test_its_python_is_the_one_that_runs_where_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libero, "PYTHON", sys.version_info[:2])
-    assert libero.find_python() == sys.executable
+def test_its_python_is_the_one_that_runs_where_that_fits() -> None:
+    assert replace(LIBERO, python=sys.version_info[:2]).find_python() == sys.executable
 
 
 def test_without_root_the_missing_renderer_is_named_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    monkeypatch.setattr(libero.ctypes.util, "find_library", lambda name: None)
-    monkeypatch.setattr(libero.os, "geteuid", lambda: 1000)
-    assert "apt-get install libosmesa6" in libero.install_renderer()
+    monkeypatch.setattr(foreign.ctypes.util, "find_library", lambda name: None)
+    monkeypatch.setattr(foreign.os, "geteuid", lambda: 1000)
+    assert "apt-get install libosmesa6" in foreign.install_renderer()
     monkeypatch.setenv("MUJOCO_GL", "egl")
-    assert libero.install_renderer() == ""
+    assert foreign.install_renderer() == ""

@@ -1,16 +1,17 @@
-"""What travels between an env and the processes that run LIBERO: plain values and arrays over a pipe.
+"""What travels between an env and the processes of a foreign simulator: plain values and arrays over a pipe.
 
 The two sides have other versions of numpy, whose pickles do not fit each other, so a message is a JSON header and raw
 bytes.  One side asks, the other answers, in turns:
 
-    open      suite, options                    -> tasks (name, instruction)
-    reset     rows, tasks, states, seeds        -> state of these rows
+    open      what to run                       -> opened: what the simulator tells of it
+    reset     rows, starts (Start as a list)    -> state of these rows
     step      rows; actions [R, A]              -> state of these rows
-    images  rows                              -> images [R, K, S, S, 3]
-    film      rows, size                        -> images [R, size, size, 3]
+    images    rows                              -> images [R, K, H, W, 3]
+    film      rows, size                        -> images [R, H, W, 3]
+    expert    rows                              -> actions [R, A]
     any of them                                 -> error: text
 
-State is success bool [R], proprio float32 [R, P] and objects float32 [R, M, 3].
+State is arrays by name, each [R, ...]; envs/foreign/simulator.py lists those that its rows tell.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rows of one process: which scene each of them has, and what the process answers.
 
 A row's scene stays with it while its episodes are of one task, and waits for another row when they are not, since
-building a scene takes seconds.  Scenes of a task share one renderer.
+building a scene takes a while.  Scenes of a task share one renderer.
 """
 
 from __future__ import annotations
@@ -12,19 +12,10 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from envs.libero.starts import Start
-from envs.libero.wire import Message
+from envs.foreign.starts import Start
+from envs.foreign.wire import Message
 
-NUM_ACTIONS = 7
 _LAST_LINES = 6
-
-
-class SceneState(Protocol):
-    """What a row tells."""
-
-    success: bool
-    proprio: np.ndarray  # float32 [P]
-    objects: np.ndarray  # float32 [M, 3]
 
 
 class Eye(Protocol):
@@ -36,7 +27,7 @@ class Eye(Protocol):
 
 
 class Scene(Protocol):
-    """A simulator of one row and one task; see envs/libero/scene.py."""
+    """A simulator of one row and one task."""
 
     def begin(self, start: Start) -> None:
         """Brings it to the initial state of an episode."""
@@ -46,8 +37,8 @@ class Scene(Protocol):
         """Runs one control step."""
         ...
 
-    def state(self) -> SceneState:
-        """Returns what it tells now."""
+    def state(self) -> Mapping[str, np.ndarray]:
+        """Returns what it tells now, by name."""
         ...
 
     def open_eye(self) -> Eye:
@@ -55,7 +46,7 @@ class Scene(Protocol):
         ...
 
     def image(self, eye: Eye, camera: str, size: int) -> np.ndarray:
-        """Returns uint8 [size, size, 3], upside down."""
+        """Returns uint8 [H, W, 3], upright; [size, size, 3] where the simulator can choose."""
         ...
 
     def close(self) -> None:
@@ -63,11 +54,25 @@ class Scene(Protocol):
         ...
 
 
+class HasExpert(Protocol):
+    """A scene whose simulator comes with a scripted expert."""
+
+    def expert(self) -> np.ndarray:
+        """Returns its next action, float32 [A]."""
+        ...
+
+
 class Rows:
     """Rows by their number in the env; some of them, in one process."""
 
     def __init__(
-        self, make_scene: Callable[[int], Scene], cameras: Sequence[str], size: int, rotate: bool, num_spare: int
+        self,
+        make_scene: Callable[[int], Scene],
+        cameras: Sequence[str],
+        size: int,
+        num_spare: int = 0,
+        turned: Callable[[np.ndarray], np.ndarray] = lambda image: image,
+        film_camera: str = "",
     ) -> None:
         """Takes what they need.
 
@@ -75,11 +80,13 @@ class Rows:
             make_scene: builds a scene of a task.
             cameras: what the policy sees, in its order.
             size: of its images, pixels.
-            rotate: whether the policy's images are turned by 180 degrees, as OpenVLA's are; else upside down.
             num_spare: scenes without a row that are kept, over all tasks.
+            turned: how the policy sees an image, where not upright.
+            film_camera: what videos show; "": the first of the policy's.
         """
-        self._make, self._cameras, self._size, self._rotate = make_scene, tuple(cameras), size, rotate
-        self._num_spare = num_spare
+        self._make, self._cameras, self._size = make_scene, tuple(cameras), size
+        self._num_spare, self._turned = num_spare, turned
+        self._film_camera = film_camera or next(iter(self._cameras), "")
         self._scenes: dict[int, tuple[int, Scene]] = {}  # task and scene by row
         self._spare: list[tuple[int, Scene]] = []  # the one that has waited longest first
         self._eyes: dict[int, Eye] = {}
@@ -88,6 +95,7 @@ class Rows:
             "step": self._step,
             "images": self._images,
             "film": self._film,
+            "expert": self._expert,
         }
 
     def answer(self, question: Message) -> Message:
@@ -111,22 +119,20 @@ class Rows:
 
     def _state(self, question: Message) -> Message:
         states = [self._scenes[row][1].state() for row in _rows(question)]
-        arrays = {
-            "success": np.array([state.success for state in states], dtype=bool),
-            "proprio": np.stack([state.proprio for state in states]),
-            "objects": np.stack([state.objects for state in states]),
-        }
-        return Message("state", {}, arrays)
+        return Message("state", {}, {name: np.stack([state[name] for state in states]) for name in states[0]})
 
     def _images(self, question: Message) -> Message:
-        turned = (slice(None, None, -1), slice(None, None, -1)) if self._rotate else ()
-        seen = [[self._look(row, name, self._size)[turned] for name in self._cameras] for row in _rows(question)]
+        seen = [[self._turned(self._look(row, name, self._size)) for name in self._cameras] for row in _rows(question)]
         return Message("images", {}, {"images": np.array(seen, dtype=np.uint8)})
 
     def _film(self, question: Message) -> Message:
         size = cast(int, question.values["size"])
-        shown = [self._look(row, self._cameras[0], size)[::-1] for row in _rows(question)]
+        shown = [self._look(row, self._film_camera, size) for row in _rows(question)]
         return Message("images", {}, {"images": np.array(shown, dtype=np.uint8)})
+
+    def _expert(self, question: Message) -> Message:
+        scenes = [cast(HasExpert, self._scenes[row][1]) for row in _rows(question)]
+        return Message("actions", {}, {"actions": np.stack([scene.expert() for scene in scenes])})
 
     def _look(self, row: int, camera: str, size: int) -> np.ndarray:
         task, scene = self._scenes[row]

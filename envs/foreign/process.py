@@ -1,4 +1,4 @@
-"""One process that runs LIBERO, seen from the env: started, asked, and never waited for without an end."""
+"""One process of a foreign simulator, seen from the env: started, asked, and never waited for without an end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from envs.libero import wire
-from envs.libero.wire import Message
+from envs.foreign import wire
+from envs.foreign.wire import Message
 from rlinf_embodied.errors import HangError, SimulatorError
 
 _LAST_LINES = 12
@@ -34,7 +34,7 @@ class Process:
         """
         self.name, self._timeout_s, self._advice = name, timeout_s, advice
         self._asked = "nothing yet"
-        self._said = tempfile.NamedTemporaryFile(prefix="libero_", suffix=".log")  # noqa: SIM115  closed in `close`
+        self._said = tempfile.NamedTemporaryFile(prefix="simulator_", suffix=".log")  # noqa: SIM115  closed in `close`
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,

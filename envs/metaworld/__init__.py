@@ -1,0 +1,1 @@
+"""MetaWorld's tasks behind the project's env interfaces, in processes of an environment of their own."""

@@ -1,0 +1,93 @@
+# pyright: reportMissingImports=false
+"""Images of MetaWorld's scenes; runs in MetaWorld's own environment."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+_MOST_GEOMS = 1000
+_CELLS = 24  # along the longest side of a mesh: vertices in one cell become one
+_FEW_FACES = 300  # meshes of fewer are left as they are
+_TURNED = ("corner", "corner2", "corner3", "corner4")  # these cameras hang upside down
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How scenes are drawn."""
+
+    light: bool  # coarser meshes, no shadows, reflections or smoothed edges: a software renderer's time goes there
+    show_sites: bool  # whether goals and other marks are seen
+
+
+class Eye:
+    """Renders scenes of one task: a context holds the task's meshes and textures once."""
+
+    def __init__(self, model: mujoco.MjModel, look: Look) -> None:
+        """Opens a rendering context for models such as this one."""
+        shown = copy.copy(model)  # what the renderer is told of meshes is not what the physics meets
+        if look.light:
+            shown.vis.quality.offsamples = 0
+            coarsen(shown)
+        self._size = 64
+        shown.vis.global_.offwidth = shown.vis.global_.offheight = self._size
+        self._gl = mujoco.GLContext(self._size, self._size)
+        self._gl.make_current()
+        self._context = mujoco.MjrContext(shown, mujoco.mjtFontScale.mjFONTSCALE_50)
+        self._scene = mujoco.MjvScene(model, _MOST_GEOMS)
+        if look.light:
+            self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+            self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+        self._options = mujoco.MjvOption()
+        if not look.show_sites:
+            self._options.sitegroup[:] = 0
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+
+    def image(self, model: mujoco.MjModel, data: mujoco.MjData, camera: str, size: int) -> np.ndarray:
+        """Returns uint8 [size, size, 3], upright."""
+        self._gl.make_current()
+        if size > self._size:
+            mujoco.mjr_resizeOffscreen(size, size, self._context)
+            self._size = size
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        self._camera.fixedcamid = model.camera(camera).id
+        parts = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(model, data, self._options, None, self._camera, parts, self._scene)
+        view = mujoco.MjrRect(0, 0, size, size)
+        mujoco.mjr_render(view, self._scene, self._context)
+        pixels = np.empty((size, size, 3), dtype=np.uint8)
+        mujoco.mjr_readPixels(pixels, None, view, self._context)  # from the lowest line on
+        return pixels[:, ::-1] if camera in _TURNED else pixels[::-1]
+
+    def close(self) -> None:
+        """Frees the meshes and textures."""
+        self._gl.make_current()
+        self._context.free()
+        self._gl.free()
+
+
+def coarsen(model: mujoco.MjModel) -> None:
+    """Joins the vertices of large meshes that share a cell of a grid, and drops the faces that vanish by it."""
+    for k in range(model.nmesh):
+        vertices = model.mesh_vert[model.mesh_vertadr[k] :][: model.mesh_vertnum[k]]
+        first, count = model.mesh_faceadr[k], model.mesh_facenum[k]
+        if count < _FEW_FACES:
+            continue
+        low = vertices.min(0)
+        cells = np.floor((vertices - low) / ((vertices - low).max() / _CELLS)).astype(np.int64)
+        _, index, member = np.unique(cells, axis=0, return_index=True, return_inverse=True)
+        mean = np.zeros((len(index), 3))
+        np.add.at(mean, member, vertices)
+        vertices[:] = (mean / np.bincount(member)[:, None])[member]
+        faces = index[member[model.mesh_face[first:][:count]]]
+        same = (faces == np.roll(faces, 1, axis=1)).any(1)
+        _, unlike = np.unique(np.sort(faces, axis=1), axis=0, return_index=True)
+        kept = np.setdiff1d(unlike, np.flatnonzero(same))
+        for part in (model.mesh_face, model.mesh_facenormal, model.mesh_facetexcoord):
+            values = faces if part is model.mesh_face else part[first:][:count].copy()
+            part[first:][: len(kept)] = values[kept]
+        model.mesh_facenum[k] = len(kept)

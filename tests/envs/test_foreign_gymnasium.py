@@ -1,0 +1,68 @@
+"""A Gymnasium env behind a pipe is the env itself: here with the Python of the tests in the place of another one."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from envs.gym.env import make_env
+from envs.gym.spaces import ObservationCode
+from rlinf_embodied.compose import compose_evaluate
+from rlinf_embodied.errors import ConfigError, SimulatorError
+
+CART = replace(
+    compose_evaluate(["env=gymnasium", "env.id=CartPole-v1", "policy=random"]).env,
+    num_envs=3,
+    block_size=3,
+    horizon=20,
+    carry_over=False,
+)
+
+
+def test_rows_behind_a_pipe_are_those_of_this_process_bit_for_bit() -> None:
+    here = make_env(CART, 3)
+    there = make_env(replace(CART, options={"python": sys.executable, "processes": 2}), 3)
+    assert replace(there.spec) == here.spec
+    assert torch.equal(here.reset([1, 2, 3]).proprio, there.reset([1, 2, 3]).proprio)
+    for actions in torch.rand(15, 3, 1, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1:
+        ours, theirs = here.step_chunk(actions, [7, 8, 9]), there.step_chunk(actions, [7, 8, 9])
+        assert torch.equal(ours.observation.proprio, theirs.observation.proprio)
+        assert torch.equal(ours.rewards, theirs.rewards)
+        assert torch.equal(ours.terminated, theirs.terminated)
+    there.close()
+
+
+def test_what_the_other_python_cannot_do_is_said_in_its_words() -> None:
+    with pytest.raises(SimulatorError, match=r"NoSuch-v0.*which gymnasium.make refuses"):
+        make_env(replace(CART, task="NoSuch-v0", options={"python": sys.executable}), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"python": ".venv-nothing/bin/python"}, "env.options.python is '.venv-nothing/bin/python'.*python -m venv"),
+        ({"python": "x", "threads": 2}, "env.options.threads is 2.*use processes"),
+        ({"python": "x", "timeout_s": 0}, "env.options.timeout_s is 0"),
+    ],
+)
+def test_options_that_cannot_be_name_their_path(options: dict, words: str) -> None:
+    with pytest.raises((ConfigError, SimulatorError), match=words):
+        make_env(replace(CART, options=options), 1)
+
+
+def test_an_image_within_dicts_is_seen_and_the_rest_is_the_state() -> None:
+    image = spaces.Box(0, 255, (4, 4, 3), np.uint8)
+    space = spaces.Dict({"pixels": spaces.Dict({"top": image}), "agent_pos": spaces.Box(-1, 1, (2,))})
+    code = ObservationCode.of(space, "x")
+    seen = {"pixels": {"top": np.ones((4, 4, 3), np.uint8)}, "agent_pos": np.array([0.5, -0.5], np.float32)}
+    assert code.is_image
+    assert code.state(seen).tolist() == [0.5, -0.5]
+    assert code.image(seen).shape == (4, 4, 3)
+    assert ObservationCode.of(space["pixels"], "x").dim == 0
+    with pytest.raises(SimulatorError, match=r"several images \(a, b\)"):
+        ObservationCode.of(spaces.Dict({"a": image, "b": image}), "x")

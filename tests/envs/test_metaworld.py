@@ -1,0 +1,122 @@
+"""MetaWorld's rows: what config may say, what a seed stands for, and, where it is installed, that episodes repeat.
+
+The latter are skipped where its environment is missing (python -m experiments.setup.metaworld).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envs.episodes import EpisodeEnv
+from envs.foreign.place import REPOSITORY
+from envs.foreign.process import environment_of
+from envs.metaworld.env import make_env
+from envs.metaworld.options import PLACE, read_options
+from envs.metaworld.tasks import INSTRUCTIONS, MT10, SUITES
+from policies.tokenizer import WordTokenizer
+from rlinf_embodied.compose import compose_evaluate
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.errors import ConfigError, SimulatorError
+
+REFERENCE = Path(__file__).resolve().parents[1] / "metaworld_reference.py"
+INSTALLED = pytest.mark.skipif(bool(PLACE.missing()), reason=PLACE.missing())
+TRAINING = 1 << 30
+
+
+def section(task: str = "mt10", **changes: object) -> EnvConfig:
+    env = compose_evaluate(["env=metaworld_mt10", "policy=random"]).env
+    return replace(env, task=task, num_envs=2, block_size=2, obs_size=16, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"task": "drawer-opn-v3"}, "env.task is 'drawer-opn-v3'.*did you mean drawer-open-v3"),
+        ({"horizon": 505}, "env.horizon is 505, but MetaWorld's episodes have at most 500 steps.*use 500 or less"),
+        ({"cameras": ["base_camera"]}, "env.cameras is 'base_camera'.*use corner"),
+        ({"control_mode": "pd_ee_delta_pose"}, "env.control_mode.*use xyz_delta"),
+        ({"options": {"picture": "light"}}, "env.options.picture"),
+        ({"options": {"pictures": "dark"}}, "env.options.pictures is 'dark'"),
+        ({"options": {"timeout_s": 0}}, "env.options.timeout_s is 0"),
+    ],
+)
+def test_what_metaworld_cannot_do_is_said_before_anything_starts(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_options(section(**({"task": "mt10"} | changes)))
+
+
+def test_a_missing_environment_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(PLACE.variable, str(tmp_path))
+    with pytest.raises(SimulatorError, match=r"python -m experiments\.setup\.metaworld"):
+        make_env(section(), 1)
+
+
+def test_each_of_the_50_tasks_has_words_of_its_own_that_the_small_policy_tells_apart() -> None:
+    assert [len(set(tasks)) for tasks in SUITES.values()] == [10, 25, 50]
+    assert {task for tasks in SUITES.values() for task in tasks} == set(INSTRUCTIONS)
+    assert len(set(INSTRUCTIONS.values())) == 50
+    codes = WordTokenizer(8)([INSTRUCTIONS[task] for task in MT10])
+    assert len({tuple(code) for code in codes.tolist()}) == 10
+
+
+@pytest.fixture(scope="module")
+def env() -> Iterator[EpisodeEnv]:
+    made = make_env(section(horizon=100), 2)
+    yield made
+    made.close()
+
+
+@INSTALLED
+def test_rows_take_their_tasks_in_turn_and_tell_them_by_the_instruction_alone(env: EpisodeEnv) -> None:
+    seen = env.reset([3, TRAINING + 8])
+    assert seen.instruction == ("open the door", INSTRUCTIONS[MT10[(TRAINING + 8) % 10]])
+    assert seen.proprio.shape == (2, 4)
+    assert seen.privileged is not None
+    assert seen.privileged.shape == (2, 39 + 10 + 2)
+    assert seen.privileged[:, 39:49].argmax(1).tolist() == [3, (TRAINING + 8) % 10]
+    assert (env._sim.told["state"][0] != env._sim.told["state"][1]).any()
+
+
+@INSTALLED
+def test_the_expert_opens_a_drawer_and_the_episode_ends(env: EpisodeEnv) -> None:
+    env.reset([4, 14])
+    ends = []
+    while len(ends) < 2:
+        ends += env.step_chunk(lambda _: env.expert_actions()).episodes
+    assert [(end.task, end.metrics["success_once"]) for end in ends] == [("drawer-open-v3", 1.0)] * 2
+
+
+@INSTALLED
+@pytest.mark.parametrize(
+    "tasks", [("peg-insert-side-v3", "door-open-v3"), pytest.param(tuple(INSTRUCTIONS), marks=pytest.mark.slow)]
+)
+def test_episodes_are_the_benchmarks_whatever_ran_before(tasks: tuple[str, ...], tmp_path: Path) -> None:
+    """Bit for bit: ours after other episodes against an env that was just built and set to the same task."""
+    out = tmp_path / "compared.npz"
+    command = [str(PLACE.python()), "-P", str(REFERENCE), str(out), "20", *tasks]
+    done = subprocess.run(
+        command, env=environment_of(REPOSITORY, "osmesa"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = np.load(out)
+    for task in tasks:
+        np.testing.assert_array_equal(told[f"{task} ours"], told[f"{task} theirs"])
+        assert not np.array_equal(told[f"{task} ours"][0], told[f"{task} ours"][-1])
+        assert not np.array_equal(told[f"{task} ours"], told[f"{task} other"])
+
+
+@INSTALLED
+def test_pictures_can_be_the_benchmarks_own_and_are_lit_alike(env: EpisodeEnv) -> None:
+    full = make_env(replace(section(), options={"pictures": "benchmark"}), 2)
+    ours, theirs = env.reset([0, 4]).images, full.reset([0, 4]).images
+    full.close()
+    assert ours is not None
+    assert theirs is not None
+    apart = (ours.float() - theirs.float()).abs()
+    assert 0 < float(apart.mean()) < 25
