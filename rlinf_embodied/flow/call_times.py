@@ -312,12 +312,15 @@ class _Stepwise:
             self._exchange(loop.opener, shard, [loop.answerer], self._lengths[loop.opener], step)
 
     def _close(self) -> None:
-        """The answerer values what it is shown last."""
+        """All are shown what there is last, and the answerer values it."""
         loop, clocks = self._loop, self._clocks
         fraction = self._times.pricer.profile.stages[loop.answerer].bootstrap_fraction
         valued = [seconds * fraction for seconds in self._lengths[loop.answerer]]
         opener = self._layouts[loop.opener]
         for shard in range(len(opener.groups)):
+            for turn in loop.between:
+                none = [0.0] * len(self._lengths[turn.stage])
+                self._exchange(turn.stage, shard, [loop.opener], none, loop.chunk_steps)
             self._exchange(loop.answerer, shard, [loop.opener], valued, loop.chunk_steps)
             for call in opener.groups[shard]:
                 clocks.ends[loop.opener][call] = clocks.free_s[opener.devices[call]]
