@@ -1,7 +1,10 @@
 """A deterministic toy behind the `VectorEnv` protocol: move a point to a goal; fast, and able to fail on demand.
 
-All rows live in a few tensors, like a GPU simulator's.  `config.options` injects faults, counted in env steps since the
-object was made; all are off by default:
+All rows live in a few tensors, like a GPU simulator's.  With `config.options` there is a wall between point and goal:
+
+    gap             where the way through the wall at x = 0 is, as y in [-1, 1]; episodes begin left of it and end right
+
+Others inject faults, counted in env steps since the object was made; all are off by default:
 
     crash_at_step   raises SimulatorError in this step
     exit_at_step    ends the process in this step, without a trace
@@ -35,10 +38,12 @@ from rlinf_embodied.typed_options import numbers
 STEP = 0.15  # of the unit square's half side, at action 1
 REACHED = 0.15  # distance at which the goal is reached
 FAULTS = ("crash_at_step", "exit_at_step", "hang_at_step")
-OPTIONS = (*FAULTS, "slow_s", "slow_row_s", "slow_from_step", "once")
+OPTIONS = ("gap", *FAULTS, "slow_s", "slow_row_s", "slow_from_step", "once")
+GAP = 0.2  # half the width of the way through the wall
+_BESIDE = 0.1  # least distance from the wall at the start and the goal
 _HANG_S = 3600.0
 _EXIT_CODE = 13
-_POINT_RGB, _GOAL_RGB, _BACK_RGB = (230, 40, 40), (40, 200, 60), (30, 30, 40)
+_POINT_RGB, _GOAL_RGB, _BACK_RGB, _WALL_RGB = (230, 40, 40), (40, 200, 60), (30, 30, 40), (200, 200, 200)
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
@@ -64,6 +69,8 @@ def read_options(config: EnvConfig) -> dict[str, float]:
             close = difflib.get_close_matches(name, OPTIONS, n=1)
             meant = f"did you mean {close[0]}?" if close else f"use one of {', '.join(OPTIONS)}"
             raise ConfigError(f"env.options.{name} is not known to point_reach: {meant}")
+    if abs(gap := options.get("gap", 0.0)) > 1.0:
+        raise ConfigError(f"env.options.gap is {gap}, but the wall goes from -1 to 1: use 0.7, or leave it out")
     return options
 
 
@@ -79,6 +86,7 @@ class PointSimulator:
         self._config = config
         self._point = torch.zeros(num_rows, 2, device=device)
         self._goal = torch.zeros(num_rows, 2, device=device)
+        self._gap: float | None = config.options.get("gap")
         self._steps_run = 0
         self.expert = self._expert
 
@@ -88,13 +96,28 @@ class PointSimulator:
         drawn = (drawn * 1.8 - 0.9).to(self.device)
         index = torch.as_tensor(list(rows), device=self.device)
         self._point[index], self._goal[index] = drawn[:, :2], drawn[:, 2:]
+        if self._gap is not None:
+            self._point[index, 0] = -drawn[:, 0].abs().clamp(min=_BESIDE)
+            self._goal[index, 0] = drawn[:, 2].abs().clamp(min=_BESIDE)
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         """Moves the points of these rows."""
         self._steps_run += 1
         self._inject_faults()
         index = torch.as_tensor(list(rows), device=self.device)
-        self._point[index] = (self._point[index] + actions[index].clamp(-1, 1) * STEP).clamp(-1, 1)
+        before = self._point[index]
+        self._point[index] = (before + actions[index].clamp(-1, 1) * STEP).clamp(-1, 1)
+        if self._gap is not None:
+            stopped = self._is_stopped(before, self._point[index])
+            self._point[index, 0] = torch.where(stopped, before, self._point[index])[:, 0]
+
+    def _is_stopped(self, before: Tensor, after: Tensor) -> Tensor:
+        """Returns which of R points would have gone through the wall, bool [R, 1]."""
+        assert self._gap is not None
+        crosses = (before[:, 0] < 0) != (after[:, 0] < 0)
+        share = before[:, 0] / (before[:, 0] - after[:, 0]).where(crosses, before.new_ones(()))
+        y = before[:, 1] + share * (after[:, 1] - before[:, 1])
+        return (crosses & ((y - self._gap).abs() > GAP))[:, None]
 
     def measure(self, actions: Tensor) -> Measurement:
         """Returns the state of all rows; the reward is 1 at the goal and falls with the distance."""
@@ -137,13 +160,24 @@ class PointSimulator:
         across = (torch.arange(size, device=self.device) + 0.5) / size * 2 - 1
         y, x = torch.meshgrid(-across, across, indexing="ij")
         image = torch.tensor(_BACK_RGB, dtype=torch.uint8, device=self.device).repeat(len(index), size, size, 1)
+        if self._gap is not None:
+            wall = (x.abs() < 1.5 / size) & ((y - self._gap).abs() > GAP)
+            image[:, wall] = torch.tensor(_WALL_RGB, dtype=torch.uint8, device=self.device)
         for centre, colour in ((self._goal[index], _GOAL_RGB), (self._point[index], _POINT_RGB)):
             inside = (x - centre[:, 0, None, None]) ** 2 + (y - centre[:, 1, None, None]) ** 2 < REACHED**2
             image[inside] = torch.tensor(colour, dtype=torch.uint8, device=self.device)
         return image
 
     def _expert(self) -> Tensor:
-        return ((self._goal - self._point) / STEP).clamp(-1, 1)
+        return ((self._next() - self._point) / STEP).clamp(-1, 1)
+
+    def _next(self) -> Tensor:
+        """Returns where the expert goes: to the goal; first in front of the gap, then through it, where that is."""
+        if self._gap is None:
+            return self._goal
+        left, near = self._point[:, :1] < 0, (self._point[:, 1:] - self._gap).abs() < GAP / 2
+        stops = self._point.new_tensor([[-_BESIDE, self._gap], [2 * _BESIDE, self._gap]])
+        return torch.where(left, torch.where(near, stops[1], stops[0]), self._goal)
 
     # ---------------------------------------------------------------------------------------------------------- faults
     def _inject_faults(self) -> None:

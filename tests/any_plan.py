@@ -16,9 +16,9 @@ import torch
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, Repeat, RepeatDecision, StageSpec, Turn, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
-from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.runtime.host import Guided, Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 
 ITERATIONS = 2  # the second one shows whether the weights arrived
@@ -40,6 +40,7 @@ class Fake:
     def __init__(self, config: Mapping[str, object]) -> None:
         self.name, self.number = str(config["name"]), int(str(config["number"]))
         self.collective, self.together = bool(config["collective"]), int(str(config.get("together", 1)))
+        self.every = int(str(config.get("every", 1)))
         self.ends = list(config["ends"])  # of the weight edge  # pyright: ignore[reportArgumentType]
 
     def setup(self, context: StageContext) -> None:
@@ -93,11 +94,12 @@ class Fake:
         }
         return {block: self.seen[block] for block in blocks}
 
-    def step(self, step_context: StepContext, messages: Mapping[int, int]) -> dict[int, int]:
+    def step(self, step_context: StepContext, messages: Mapping[int, int | Guided]) -> dict[int, int]:
+        assert step_context.chunk_step % self.every == 0, f"{self.name} has no turn in {step_context.chunk_step}"
         for block, message in messages.items():
-            self.seen[block] = self._value(
-                step_context, block, self.seen.get(block, 0), step_context.chunk_step, message
-            )
+            parts = (message.shown, *message.said) if isinstance(message, Guided) else (message,)
+            told = [part for part in parts if isinstance(part, int)]
+            self.seen[block] = self._value(step_context, block, self.seen.get(block, 0), step_context.chunk_step, *told)
         return {block: self.seen[block] for block in messages}
 
     def close(self, step_context: StepContext, messages: Mapping[int, int | None]) -> Output:
@@ -154,9 +156,21 @@ def random_workflow(seed: int) -> Workflow:
     return _repeated(draw, _in_sets(draw, workflow))
 
 
+def three_sided(seed: int) -> Workflow:
+    """A random workflow with a loop in which one stage more takes part in every so many chunk-steps."""
+    draw, work = random.Random(seed), random_workflow(2 * seed)
+    loop, every = work.loops["l"], draw.randint(1, 3)
+    config = {"name": "high", "number": 77, "collective": False, "ends": (), "every": every}
+    stages = {**work.stages, "high": StageSpec("high", "any_plan.Fake", config)}
+    behind = [name for name in work.stages if name not in loop.sides]
+    edges = (*work.edges, *(Edge("high", name) for name in behind[:1] if draw.random() < 0.7))
+    loop = replace(loop, chunk_steps=draw.randint(1, 4), between=(Turn("high", every),))
+    return replace(work, stages=stages, edges=edges, loops={"l": loop})
+
+
 def _in_sets(draw: random.Random, workflow: Workflow) -> Workflow:
     """Some stages work on several blocks together."""
-    stages, inside = {}, {end for loop in workflow.loops.values() for end in (loop.opener, loop.answerer)}
+    stages, inside = {}, {side for loop in workflow.loops.values() for side in loop.sides}
     for name, spec in workflow.stages.items():
         free = not spec.collective and name not in inside
         sizes = [k for k in (2, 3) if workflow.num_blocks % k == 0]
@@ -201,7 +215,7 @@ def every_plan(workflow: Workflow, num_devices: int) -> list[Plan]:
 
 
 def _trees(workflow: Workflow, stages: tuple[str, ...], devices: Devices, chunk: int) -> Iterator[Node]:
-    loop = next((loop for loop in workflow.loops.values() if {loop.opener, loop.answerer} == set(stages)), None)
+    loop = next((loop for loop in workflow.loops.values() if set(loop.sides) == set(stages)), None)
     if loop is not None:
         yield from _loops(loop, devices)
     elif len(stages) == 1:
@@ -213,14 +227,19 @@ def _trees(workflow: Workflow, stages: tuple[str, ...], devices: Devices, chunk:
 
 
 def _loops(loop: Loop, devices: Devices) -> Iterator[Node]:
-    yield LoopNode(loop.name, (Leaf(loop.opener, devices), Leaf(loop.answerer, devices)), 1)
+    yield LoopNode(loop.name, tuple(Leaf(side, devices) for side in loop.sides), 1)
     for at in range(1, len(devices)):
-        for shards in (1, 2):
-            yield LoopNode(loop.name, (Leaf(loop.opener, devices[:at]), Leaf(loop.answerer, devices[at:])), shards)
+        for shards, halves in itertools.product((1, 2), itertools.product((0, 1), repeat=len(loop.between))):
+            parts = devices[:at], devices[at:]
+            places = (parts[0], *(parts[half] for half in halves), parts[1])
+            sides = (Leaf(side, place) for side, place in zip(loop.sides, places, strict=True))
+            yield LoopNode(loop.name, tuple(sides), shards)
+    for mine in itertools.permutations(devices, len(loop.sides)) if loop.between else ():  # each in a place of its own
+        yield LoopNode(loop.name, tuple(Leaf(s, (d,)) for s, d in zip(loop.sides, mine, strict=True)), 2)
 
 
 def _cuts(workflow: Workflow, stages: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    ends = [{loop.opener, loop.answerer} for loop in workflow.loops.values()]
+    ends = [set(loop.sides) for loop in workflow.loops.values()]
     for size in range(1, len(stages)):
         for first in itertools.combinations(stages, size):
             second = tuple(stage for stage in stages if stage not in first)
@@ -264,12 +283,10 @@ def _shared(node: Node, workflow: Workflow, draw: random.Random) -> Node:
         shares = tuple(b - a for a, b in itertools.pairwise([0, *ends, workflow.num_blocks]))
         return replace(node, shares=shares if number > 1 and draw.random() < 0.8 else ())
     if isinstance(node, LoopNode):
-        first, second = (_shared(leaf, workflow, draw) for leaf in node.stages)
-        assert isinstance(first, Leaf)
-        assert isinstance(second, Leaf)
-        if first.devices == second.devices and draw.random() < 0.5:  # one call per worker
-            second = replace(second, shares=first.shares)
-        return replace(node, stages=(first, second))
+        sides = [leaf for leaf in (_shared(leaf, workflow, draw) for leaf in node.stages) if isinstance(leaf, Leaf)]
+        if len({leaf.devices for leaf in sides}) == 1 and draw.random() < 0.5:  # one call per worker
+            sides = [replace(leaf, shares=sides[0].shares) for leaf in sides]
+        return replace(node, stages=tuple(sides))
     return replace(node, parts=tuple(_shared(part, workflow, draw) for part in node.parts))
 
 
@@ -292,7 +309,7 @@ def outcome(
 
 def by_block(workflow: Workflow, result: IterationResult) -> dict[str, dict[int, int]]:
     """Returns an iteration's reports by stage and block."""
-    silent = {loop.answerer for loop in workflow.loops.values()}
+    silent = {side for loop in workflow.loops.values() for side in loop.sides[1:]}
     merged: dict[str, dict[int, int]] = {}
     for stage, rounds in ((s, r) for s, r in result.reports.items() if s not in silent and "." not in s):
         merged[f"{stage} rounds"] = {0: len(rounds) if workflow.loops or workflow.repeat else 1}

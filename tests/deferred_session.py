@@ -48,7 +48,7 @@ class Calls:
         """Takes note of the last call that a stage gets for some blocks."""
         if call.method in ("run", "loop", "close"):
             when = (call.step_context.iteration, call.step_context.attempt)
-            for stage in {call.stage, call.partner or call.stage}:
+            for stage in call.makers:
                 self.ended.setdefault((stage, *when), []).extend(call.blocks)
 
     def of(self, stage: str, iteration: int, attempt: int) -> list[int]:

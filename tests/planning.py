@@ -13,7 +13,7 @@ from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.cost import Price
-from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, Turn, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
 from rlinf_embodied.flow.plan_check import require_runnable
 from rlinf_embodied.flow.pricing import Pricer
@@ -106,6 +106,25 @@ def random_case(seed: int, max_stages: int = 5, max_devices: int = 6, chain: boo
     return Pricer(work, measured, cluster(draw.randint(1, max_devices), draw.choice([25.0, 45.0, 1000.0])))
 
 
+def three_sided(seed: int, max_devices: int = 4) -> Pricer:
+    """A random case with a loop in front, in which one stage more takes part in every so many chunk-steps."""
+    for number in itertools.count(1000 * seed):
+        pricer = random_case(number, max_stages=4, max_devices=max_devices)
+        if pricer.workflow.loops and pricer.cluster.num_devices > 1:
+            break
+    draw, work = random.Random(seed), pricer.workflow
+    loop = dataclasses.replace(work.loops["rollout"], between=(Turn("high", draw.randint(1, 3)),))
+    stages = {**work.stages, "high": StageSpec("high", "fakes.high", None)}
+    entry = profile({"high": _random_stage(draw, True)}).stages["high"]
+    sizes = {("env", "high"): draw.choice([0.0, 3e8]), ("high", "policy"): draw.choice([0.0, 1e7])}
+    measured = dataclasses.replace(
+        pricer.profile,
+        stages={**pricer.profile.stages, "high": entry},
+        edge_bytes_per_item={**pricer.profile.edge_bytes_per_item, **sizes},
+    )
+    return Pricer(dataclasses.replace(work, stages=stages, loops={"rollout": loop}), measured, pricer.cluster)
+
+
 def _random_stage(draw: random.Random, loop: bool) -> dict:
     flat = draw.random() < 0.3
     return stage(
@@ -147,12 +166,12 @@ def _trees(pricer: Pricer, mask: int, n: int, chunks: int, memo: dict) -> Iterat
     names = [name for name, bit in pricer.bits.items() if bit & mask]
     here = np.array([[n]])
     for loop in pricer.workflow.loops.values():
-        if set(names) == {loop.opener, loop.answerer} and chunks == 1:
-            yield pricer.loop_collocated(loop, here)
+        if set(names) == set(loop.sides) and chunks == 1:
+            yield pricer.loop_collocated((loop,), here)
             for k in range(1, n):
                 for shards in loop.shards:
-                    yield pricer.loop_disaggregated(loop, np.array([[k]]), np.array([[n - k]]), shards)
-    inside = {end for loop in pricer.workflow.loops.values() for end in (loop.opener, loop.answerer)}
+                    yield pricer.loop_disaggregated((loop,), np.array([[k]]), np.array([[n - k]]), shards)
+    inside = {side for loop in pricer.workflow.loops.values() for side in loop.sides}
     if len(names) == 1 and names[0] not in inside:
         yield pricer.leaf(names[0], here, chunks)
     for first in range(1, mask):
@@ -164,7 +183,7 @@ def _trees(pricer: Pricer, mask: int, n: int, chunks: int, memo: dict) -> Iterat
 
 def _may_go_first(pricer: Pricer, first: int, second: int) -> bool:
     for loop in pricer.workflow.loops.values():
-        ends = pricer.bits[loop.opener] | pricer.bits[loop.answerer]
+        ends = pricer.mask_of((loop,))
         if first & ends and second & ends:
             return False
     return not pricer.cut(second, first).edges
@@ -269,8 +288,8 @@ def _shared(node: Node, num_blocks: int, draw: random.Random) -> Node:
 
 def _units(pricer: Pricer) -> list[str]:
     """Stages and loops (by the opener's name) in the order of the edges."""
-    answerers = {loop.answerer for loop in pricer.workflow.loops.values()}
-    return [stage for stage in pricer.workflow.order() if stage not in answerers]
+    behind = {side for loop in pricer.workflow.loops.values() for side in loop.sides[1:]}
+    return [stage for stage in pricer.workflow.order() if stage not in behind]
 
 
 def _wide_node(pricer: Pricer, draw: random.Random, units: list[str], devices: Devices, chunk: int) -> Node:
@@ -278,7 +297,7 @@ def _wide_node(pricer: Pricer, draw: random.Random, units: list[str], devices: D
         loop = next((loop for loop in pricer.workflow.loops.values() if loop.opener == units[0]), None)
         if loop is None:
             return Leaf(units[0], _some(draw, devices))
-        sides = tuple(Leaf(stage, _some(draw, devices)) for stage in (loop.opener, loop.answerer))
+        sides = tuple(Leaf(stage, _some(draw, devices)) for stage in loop.sides)
         return LoopNode(loop.name, sides, draw.choice(loop.shards))
     at = draw.randint(1, len(units) - 1)
     halves = units[:at], units[at:]

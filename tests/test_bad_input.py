@@ -47,6 +47,38 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     (VLA, "policy.num_bins=1", ["policy.num_bins is 1", "at least two values", "use 33"]),
     (VLA, "policy.temperature=0", ["policy.temperature is 0.0", "positive", "use "]),
     (VLA, "policy._target_=policies.none.Policy", ["policy._target_ is 'policies.none.Policy'", "policies.none"]),
+    # hierarchy
+    (VLA, "hierarchy.every=-1", ["hierarchy.every is -1", "number of chunk-steps", "use 5, or 0"]),
+    (
+        VLA,
+        "hierarchy.every=5",
+        ["hierarchy is 'with none of them'", "chooses from one of", "hierarchy.goal_low=[-1,-1]"],
+    ),
+    (VLA, "hierarchy.every=5 hierarchy.instructions=[go]", ["hierarchy.instructions is ['go']", "one is no choice"]),
+    (
+        *(VLA, "hierarchy.every=5 hierarchy.goal_low=[0] hierarchy.goal_high=[1]"),
+        ["hierarchy.columns is []", "where the low-level policy sees its goal", "name the columns"],
+    ),
+    (
+        *(VLA, "hierarchy.every=5 hierarchy.goals=[[1],[x]] hierarchy.columns=[2]"),
+        ["hierarchy.goals is ['x']", "1 finite numbers", "give 1 numbers"],
+    ),
+    (
+        *(VLA, "hierarchy.every=5 hierarchy.goal_low=[1] hierarchy.goal_high=[0] hierarchy.columns=[2]"),
+        ["hierarchy.goal_low is [1.0]", "below that of hierarchy.goal_high=[0.0]", "exchange the two"],
+    ),
+    (
+        *(VLA, "hierarchy.every=99 hierarchy.goal_low=[0] hierarchy.goal_high=[1] hierarchy.columns=[2]"),
+        ["hierarchy.every is 99", "no second decision", "use "],
+    ),
+    (
+        *(VLA, "hierarchy.every=2 hierarchy.instructions=[a,b] warm_start.from_nothing=true"),
+        ["hierarchy.frozen is True", "never does what it is told", "warm_start.checkpoint=<dir>"],
+    ),
+    (
+        *(VLA, "hierarchy.every=2 hierarchy.instructions=[a,b] hierarchy.algorithm.name=grpo"),
+        ["hierarchy.algorithm.name is 'grpo'", "by PPO", "use ppo"],
+    ),
     # algorithm
     (VLA, "algorithm=pp0", ["algorithm is 'pp0'", "did you mean algorithm=ppo?"]),
     (VLA, "algorithm.lr=0", ["algorithm.lr is 0.0", "positive"]),

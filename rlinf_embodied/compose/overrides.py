@@ -19,6 +19,7 @@ from rlinf_embodied.errors import ConfigError
 
 # keys whose values are places of files: a name may hold anything, with quotes around it or without
 PATH_KEYS = (
+    "hierarchy.checkpoint",
     *("run.dir", "resume", "checkpoint", "env", "policy", "plan", "plan.file", "plan.profile"),
     *("policy.folder", "out", "data", "sft.checkpoint"),
     *("warm_start.checkpoint", "warm_start.demonstrations", "warm_start.teacher", "warm_start.cache_dir"),

@@ -2,6 +2,7 @@
 
     env.py        the section `env`
     learning.py   the sections `policy`, `algorithm`, `warm_start`, `sft`
+    hierarchy.py  the section `hierarchy` of training in simulators
     language.py   the sections `data`, `policy` of the reasoning workflow
     reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval`, `samples` of that workflow
     machine.py    the sections `plan`, `cluster`, `recovery`
@@ -31,6 +32,7 @@ from rlinf_embodied.config.commands import (
 )
 from rlinf_embodied.config.control import ControlAlgorithmConfig, ControlConfig, ControlName
 from rlinf_embodied.config.env import Backend, EnvConfig, Reward
+from rlinf_embodied.config.hierarchy import HierarchyConfig
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.config.learning import (
     AlgorithmConfig,
@@ -88,6 +90,7 @@ __all__ = [
     "ExportConfig",
     "FineTuningConfig",
     "GenerationConfig",
+    "HierarchyConfig",
     "ImitationConfig",
     "LanguagePolicyConfig",
     "Level",

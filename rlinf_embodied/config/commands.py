@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.env import EnvConfig
+from rlinf_embodied.config.hierarchy import HierarchyConfig, require_hierarchy
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig
 from rlinf_embodied.config.learning import (
     AlgorithmConfig,
@@ -62,6 +63,7 @@ class TrainConfig:
     cluster: ClusterConfig
     run: RunConfig = field(default_factory=RunConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    hierarchy: HierarchyConfig = field(default_factory=HierarchyConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
@@ -118,6 +120,7 @@ class TrainConfig:
             "run.exact=true needs sums in a fixed order",
             "set run.exact=false or algorithm.reduction=auto",
         )
+        require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,7 +9,8 @@ With algorithm.tis_cap the ratio's denominator is training's own: all that was s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -31,6 +32,7 @@ from rlinf_embodied.device import is_accelerator, require_autocast
 from rlinf_embodied.embodied.advantages import Rollouts, grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
+from rlinf_embodied.embodied.hierarchy import HIERARCHY_FILE
 from rlinf_embodied.embodied.learners import POLICY, VALUE, VALUE_LOSS, Learners, Scored
 from rlinf_embodied.embodied.objective import Objective
 from rlinf_embodied.embodied.old_log_probs import (
@@ -39,14 +41,15 @@ from rlinf_embodied.embodied.old_log_probs import (
     mismatch_of_samples,
     with_old_log_probs,
 )
-from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
+from rlinf_embodied.embodied.other_learner import OtherLearner, PolicyFiles, files_of, write_files
+from rlinf_embodied.embodied.policy_folder import load_policy, save_conditions, save_policy
 from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import RunningEpisode
 from rlinf_embodied.interfaces.policies import Features, HasRunningStatistics, Policy, Record
 from rlinf_embodied.learning import earlier_weights
-from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
+from rlinf_embodied.learning.checkpoint import copied, load_tensors, weights_sha256
 from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import make_reducer
@@ -67,6 +70,8 @@ from rlinf_embodied.runtime.tensor_wire import to_device
 
 _RATIO_TOLERANCE = 1e-5  # of |log ratio| at unchanged weights, on a CPU
 
+View = Callable[[PolicyColumns, EnvColumns], EnvColumns]
+
 
 @dataclass(frozen=True, slots=True)
 class ActorConfig:
@@ -77,6 +82,9 @@ class ActorConfig:
     env: EnvConfig
     num_iterations: int
     exact: bool
+    view: View | None = None  # what it makes of the env's columns first
+    prefix: str = ""  # of its tensors in a checkpoint that holds several learners'
+    writes: PolicyFiles | None = None  # of the other policy, where a checkpoint holds two
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ class ActorStage:
         model, algorithm = self._config.model, self._algorithm
         if algorithm.precision is Precision.bfloat16:
             require_autocast(context.device)
-        shared = context.share("policy", lambda: load_policy(model.policy, model.folder, context.device))
+        shared = context.share(model.name, lambda: load_policy(model.policy, model.folder, context.device))
         self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter("actor")
         self._policy = computed_in(algorithm.precision, self._shared.policy, model.policy, context.device)
@@ -148,6 +156,8 @@ class ActorStage:
             block: _pair([to_device(payload, self._device) for payload in payloads])
             for block, payloads in inputs.items()
         }
+        if (view := self._config.view) is not None:
+            rollouts = {b: [(policy, view(policy, env)) for policy, env in parts] for b, parts in rollouts.items()}
         self._require_version(step_context, rollouts)
         if self._algorithm.sharding is not Sharding.none:
             self._any_row = _first_row(next(iter(rollouts.values()))[0][0])
@@ -298,26 +308,49 @@ class ActorStage:
         self,
         step_context: StepContext,
         argument: tuple[str, int, int, dict[str, object], dict[int, list]],
-        *earlier: WeightsMessage,
+        *more: WeightsMessage | OtherLearner,
     ) -> None:
         """Begins a checkpoint (the first worker does): (root, step, keep, JSON state, what the env carries over).
 
-        `earlier` are the weights that rollouts under way were begun with.
+        `more` are the weights that rollouts under way were begun with, or what another learner gives.
         """
-        tensors = {name: learner.export_state() for name, learner in self._learners.items()}  # all take part
+        config = self._config
+        tensors = {config.prefix + n: learner.export_state() for n, learner in self._learners.items()}  # all take part
         if self._rank != 0:
             return
         root, step, keep, state, carry_over = argument
         if carry_over:
             tensors["carry_over"] = flatten_carry_over(carry_over)
-        more, values = earlier_weights.to_save(earlier)
+        earlier, values = earlier_weights.to_save([message for message in more if isinstance(message, WeightsMessage)])
         state = state | {"version": self._shared.version, "blocks": sorted(carry_over)} | values
-        policy, config = self._shared.policy, self._config
+        policy, others = self._shared.policy, [message for message in more if isinstance(message, OtherLearner)]
+        tensors |= {name: group for other in others for name, group in other.tensors.items()}
 
         def write_policy(folder: Path) -> None:
-            save_policy(policy, folder, config.env, config.model.policy, self._device)
+            if config.writes is None:
+                save_policy(policy, folder, config.env, config.model.policy, self._device)
+                return
+            both = config.writes
+            save_policy(policy, folder / both.own, config.env, config.model.policy, self._device)
+            for files in [other.files for other in others] or [both.read()]:
+                write_files(files, folder)
+            save_conditions(folder, config.env, both.policy, self._device)
+            (folder / HIERARCHY_FILE).write_text(json.dumps(both.more, indent=2) + "\n", encoding="utf-8")
 
-        self._writer.save(Path(root), step, policy_writer=write_policy, tensors=tensors | more, state=state, keep=keep)
+        self._writer.save(
+            Path(root), step, policy_writer=write_policy, tensors=tensors | earlier, state=state, keep=keep
+        )
+
+    def export_learner(self, step_context: StepContext) -> OtherLearner | None:
+        """Returns what a checkpoint that another learner writes holds of this one (the first worker does)."""
+        config = self._config
+        tensors = {config.prefix + n: learner.export_state() for n, learner in self._learners.items()}  # all take part
+        if self._rank != 0:
+            return None
+        write = lambda folder: save_policy(  # noqa: E731
+            self._shared.policy, folder, config.env, config.model.policy, self._device
+        )
+        return OtherLearner({name: copied(group) for name, group in tensors.items()}, files_of(write))
 
     def wait_saved(self, step_context: StepContext) -> None:
         """Returns when the checkpoint that was begun last is on the disk."""
@@ -330,7 +363,7 @@ class ActorStage:
     def load(self, step_context: StepContext, folder: str) -> None:
         """Restores learners and version; the weights were loaded with the policy."""
         for name, learner in self._learners.items():
-            learner.import_state(load_tensors(Path(folder), name))
+            learner.import_state(load_tensors(Path(folder), self._config.prefix + name))
         self._shared.version = step_context.iteration
 
     def export_snapshot(self, step_context: StepContext) -> StageState | None:

@@ -60,11 +60,11 @@ def _ppo_rollout(
         time_major(terminated),
         time_major(truncated),
         steps["valid"],
-        algorithm.gamma,
+        algorithm.gamma if env.discounts is None else time_major(env.discounts),
         algorithm.gae_lambda,
     )
     advantages = chunk_major(advantages, chunk)
-    if algorithm.ratio_level is Level.chunk:
+    if algorithm.ratio_level is Level.chunk and env.discounts is None:  # steps that stand for several are whole
         advantages = _chunk_advantages(env, values, following, terminated, truncated, algorithm)
     weights = env.valid.to(torch.float32)
     return training_block(columns, env, advantages, weights, values, chunk_major(returns, chunk))

@@ -30,6 +30,7 @@ class EnvColumns:
     final: Observation | None  # of these F rows when they ended
     success: Tensor  # bool [B]: whether an episode of the row ended solved in this rollout
     round: int = 0
+    discounts: Tensor | None = None  # float32 [H, B, C], of the value after a step; None: algorithm.gamma for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class PolicyColumns:
     values: Tensor | None = None  # float32 [H, B, C], where acting gives them
     mask: Tensor | None = None  # bool [H, B, C, K], which choices were made; None: all
     old_log_probs: Tensor | None = None  # float32 [H, B, C, K], training's own; None: `log_probs` stand for them
+    said: Tensor | None = None  # float32 [H, B, D]: the choice of a higher level that held; None: there is none
 
 
 @dataclass(frozen=True, slots=True)

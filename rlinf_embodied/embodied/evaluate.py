@@ -11,11 +11,15 @@ from rlinf_embodied.config import Critic, EvaluateConfig, PolicyConfig, Recovery
 from rlinf_embodied.embodied.evaluation import (
     Acting,
     Evaluation,
+    EvaluationEnvConfig,
+    HighLevel,
     NoPolicyStage,
     file_name,
     held_out,
+    high_level,
     policy_stage,
 )
+from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, Guide, has_two_levels, saved_hierarchy
 from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under, which_backend
@@ -68,14 +72,14 @@ def evaluate_command(config: EvaluateConfig) -> int:
     videos = str(folder.videos) if config.eval.record_video else None
     acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
     asked = held_out(config.env, config.eval, config.run.seed, videos, acting)
-    stage = StageSpec("eval_policy", f"{NoPolicyStage.__module__}.NoPolicyStage", None)
+    stage, high = StageSpec("eval_policy", f"{NoPolicyStage.__module__}.NoPolicyStage", None), None
     if policy is not None:
-        stage = policy_stage("eval_policy", policy, str(config.checkpoint), asked)
+        stage, high = _acting(policy, str(config.checkpoint), asked)
     with open_session(config.cluster) as session:
         with LiveView(1, config.env.task) as view:
 
             def evaluated() -> tuple[EvaluationResult, str]:
-                evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
+                evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress, high=high)
                 if policy is not None and config.policy == "checkpoint":
                     require_acting(Path(str(config.checkpoint)), evaluation.env_spec)
                 return evaluation.run(_step_of(config.checkpoint)), evaluation.env_spec.backend
@@ -94,6 +98,20 @@ def evaluate_command(config: EvaluateConfig) -> int:
     )
     print(f"written to {folder.path / 'eval_info.json'}" + (f", videos in {videos}" if _filmed(folder) else ""))
     return 0
+
+
+def _acting(policy: PolicyConfig, checkpoint: str, asked: EvaluationEnvConfig) -> tuple[StageSpec, HighLevel | None]:
+    """Returns the stage in which a checkpoint's policy acts, and the one that tells it what to do, where there is one.
+
+    Raises:
+        CheckpointError: what the checkpoint says of its two levels cannot be read.
+    """
+    if not has_two_levels(checkpoint):
+        return policy_stage("eval_policy", policy, checkpoint, asked), None
+    folder = str(Path(checkpoint) / HIGH_FOLDER)
+    hierarchy = saved_hierarchy(checkpoint, trained_under(folder).policy)
+    stage = policy_stage("eval_policy", policy, checkpoint, asked, Guide(hierarchy))
+    return stage, high_level("eval_policy_high", hierarchy, folder, asked)
 
 
 def _explain_success(config: EvaluateConfig) -> None:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.config import EnvConfig, ExportConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, Recording, write_recording
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.file_checks import is_recording
+from rlinf_embodied.embodied.hierarchy import has_two_levels
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, load_policy, require_conditions, trained_under
 from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert
@@ -122,6 +124,8 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
         require_env_target(config.env)
         return
     assert config.checkpoint is not None
+    rule = "a recording says what one policy did, and this checkpoint has two levels of them"
+    require(not has_two_levels(config.checkpoint), "checkpoint", config.checkpoint, rule, "use one with one policy")
     theirs = trained_under(config.checkpoint)
     require_env_target(config.env)
     require_policy_class(theirs.policy, cloned=False)

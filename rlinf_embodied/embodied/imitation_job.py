@@ -39,7 +39,7 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Evaluated, Progress
+from rlinf_embodied.training.job import Evaluated, Evaluating, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.training.warm_start import made_once
 
@@ -85,6 +85,15 @@ class ImitationJob:
         stage, kept = self._stage(""), self.config.sft.keep_best
         apart = any(out for block in range(NUM_DATA_BLOCKS) for *_, out in stage.episodes(block))
         return math.inf if kept and apart else None
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """See Job: the one."""
+        return (self.learner,)
+
+    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
+        """See Job: of the one learner's weights."""
+        return [(self.learner, stages.stage)]
 
     def planning_parts(self) -> dict[str, object]:
         """Returns env, policy and how it is fine-tuned."""

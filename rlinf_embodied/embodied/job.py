@@ -13,8 +13,18 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import EnvConfig, EvalConfig, PolicyConfig, Reward, TrainConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.learning import require_correction
-from rlinf_embodied.embodied.evaluation import Evaluation, file_name, held_out, policy_stage
-from rlinf_embodied.embodied.graph import ACTOR, ENV
+from rlinf_embodied.embodied.evaluation import (
+    Evaluation,
+    EvaluationEnvConfig,
+    HighLevel,
+    file_name,
+    held_out,
+    high_level,
+    policy_stage,
+)
+from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR
+from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, Guide
+from rlinf_embodied.embodied.high_level import levels_note, require_high_level, starting_high_level
 from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, shown
 from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
@@ -26,7 +36,7 @@ from rlinf_embodied.embodied.warm_start_source import require_source
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.earlier_weights import earlier_versions
@@ -36,7 +46,7 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Evaluated, JobConfig, Progress
+from rlinf_embodied.training.job import Evaluated, Evaluating, JobConfig, Progress
 from rlinf_embodied.training.resume import saved_progress
 
 _REWARDS = {
@@ -88,10 +98,11 @@ class SimulatorJob(Generic[_Config]):
     speed = "charts/SPS"
     first_work = "env.step"
     work = "RL"
+    learner: str
 
     def __init__(self, config: _Config) -> None:
         """Takes everything that the command reads."""
-        self.config = config
+        self.config: _Config = config
         self.name = file_name(config.env.task)
         self.title = f"{config.env.task} · {config.algorithm.name}"
         self.eval_every = config.eval.every
@@ -110,15 +121,29 @@ class SimulatorJob(Generic[_Config]):
         config = self.config
         videos = str(folder.videos) if config.eval.record_video else None
         asked = held_out(config.env, config.eval, config.run.seed, videos)
-        return Evaluation(asked, policy_stage("eval_policy", config.policy, policy_folder, asked), session, cluster)
+        stage, high = self.acting("eval_policy", policy_folder, asked)
+        return Evaluation(asked, stage, session, cluster, high=high)
+
+    def acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> tuple[StageSpec, HighLevel | None]:
+        """Returns the stage in which the policy of a folder acts, and what tells it what to do."""
+        return policy_stage(name, self.config.policy, policy_folder, asked), None
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
         """See Job; the goal is run.until_success."""
         config, given = self.config, self.config.eval
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
         asked = held_out(config.env, check, config.run.seed)
-        stage = policy_stage("check_policy", config.policy, policy_folder, asked)
-        return Evaluation(asked, stage, session, cluster, self.goal)
+        stage, high = self.acting("check_policy", policy_folder, asked)
+        return Evaluation(asked, stage, session, cluster, self.goal, high=high)
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """See Job: the one."""
+        return (self.learner,)
+
+    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
+        """See Job: of the one learner's weights."""
+        return [(self.learner, stages.stage)]
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
         """See Job; there are none."""
@@ -160,6 +185,13 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
     )
     learner = ACTOR
 
+    def __init__(self, config: TrainConfig) -> None:
+        """Takes everything that experiments/train_vla.py reads."""
+        super().__init__(config)
+        self._begun_with: tuple[str, str] | None = None  # folders of both policies; None: they are one checkpoint
+        if config.hierarchy.on:
+            self.learner = HIGH_ACTOR
+
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; a policy that training goes on from was trained under the same conditions.
 
@@ -182,11 +214,14 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
         start = config.warm_start
         require_policy_class(config.policy, not (checkpoint or start.checkpoint or start.from_nothing))
         require_options(config.policy)
+        if config.hierarchy.on:
+            require_high_level(config.hierarchy, config.env)
         if checkpoint is not None:
             require_conditions("resume", checkpoint, config.env, config.policy, kind)
         elif config.warm_start.checkpoint is not None:
             require_policy_folder("warm_start.checkpoint", config.warm_start.checkpoint)
             folder, free = Path(config.warm_start.checkpoint), ("task", "camera_fov")
+            free += ("horizon",) if config.hierarchy.on else ()
             if not is_published(folder, config.policy):
                 require_conditions("warm_start.checkpoint", folder, config.env, config.policy, kind, free, told=PHYSICS)
         else:
@@ -196,32 +231,74 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
     def require_staleness(self, staleness: int) -> None:
         """See Job."""
         require_correction(staleness, self.config.algorithm.tis_cap)
+        rule = "what two levels of policies have sampled is trained on before either changes"
+        holds = staleness == 0 or not self.config.hierarchy.on
+        require(holds, "plan.max_staleness", staleness, rule, "use 0")
+
+    def planning_parts(self) -> dict[str, object]:
+        """See Job; of two levels, the higher one as well."""
+        parts = super().planning_parts()
+        return parts | ({"hierarchy": asdict(self.config.hierarchy)} if self.config.hierarchy.on else {})
 
     def launch_notes(self) -> list[str]:
         """Returns what training sees as the reward."""
         env = self.config.env
         bonus = f", and {env.success_bonus:g} more in the last step of an episode that ends solved"
         bonus = bonus if env.success_bonus else ""
-        return [f"reward   {_REWARDS[env.reward]}{bonus} (env.reward={env.reward.value}, env.success_bonus)"]
+        notes = [f"reward   {_REWARDS[env.reward]}{bonus} (env.reward={env.reward.value}, env.success_bonus)"]
+        return [*notes, *levels_note(self.config.hierarchy, env)]
 
     # ------------------------------------------------------------------------------------------------------- stages
+    def acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> tuple[StageSpec, HighLevel | None]:
+        """Returns both levels of policies, where there are two."""
+        config, hierarchy = self.config, self.config.hierarchy
+        guide = Guide(hierarchy) if hierarchy.on else None
+        high = high_level(f"{name}_high", hierarchy, self._high_folder(policy_folder), asked)
+        return policy_stage(name, config.policy, policy_folder, asked, guide), high
+
     def workflow(self, policy_folder: str) -> Workflow:
         """See Job."""
-        return training_workflow(self.config, policy_folder)
+        return training_workflow(self.config, policy_folder, self._high_folder(policy_folder))
+
+    def _high_folder(self, policy_folder: str) -> str:
+        """Returns the folder of the high-level policy that goes with the other's; "" where there is none."""
+        if not self.config.hierarchy.on:
+            return ""
+        low, high = self._begun_with or ("", "")
+        return high if policy_folder == low else str(Path(policy_folder) / HIGH_FOLDER)
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """See Job."""
+        hierarchy = self.config.hierarchy
+        return (HIGH_ACTOR, ACTOR) if hierarchy.on and not hierarchy.frozen else (self.learner,)
+
+    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
+        """See Job; a policy that nobody trains is the same everywhere."""
+        if not isinstance(stages, Evaluation) or stages.high is None:
+            return super().copies(stages)
+        of_stage = {HIGH_ACTOR: stages.high, ACTOR: stages.stage}
+        return [(learner, of_stage[learner]) for learner in self.learners]
 
     def starting_policy(
         self, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
     ) -> Path:
         """Returns the checkpoint that is given, a clone of demonstrations, or a new policy.
 
+        A high-level policy begins with the checkpoint that is given for it, or anew.
+
         Raises:
             CheckpointError: the given one is for observations or actions of other sizes.
         """
-        if self.config.warm_start.checkpoint is not None:
-            folder = Path(self.config.warm_start.checkpoint)
-            if not is_published(folder, self.config.policy):
-                require_sizes("warm_start.checkpoint", folder, self.config.env, session, cluster)
-        return starting_policy(self.config, session, cluster, progress, spare)
+        config = self.config
+        if config.warm_start.checkpoint is not None:
+            folder = Path(config.warm_start.checkpoint)
+            if not is_published(folder, config.policy):
+                require_sizes("warm_start.checkpoint", folder, config.env, session, cluster)
+        low = starting_policy(config, session, cluster, progress, spare)
+        if config.hierarchy.on:
+            self._begun_with = (str(low), str(starting_high_level(config, session, cluster, spare)))
+        return low
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
@@ -242,20 +319,24 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
         state = {"progress": asdict(progress), "config": to_yaml(self.config)}
         keep = self.config.checkpoint.keep
         argument = (str(root), progress.iteration, keep, state, carry_over)
-        executor.call(
-            ACTOR, "save", step_context, argument, [] if executor.ahead is None else executor.ahead.messages(ACTOR)
-        )
+        more = [] if executor.ahead is None else executor.ahead.messages(self.learner)
+        for other in self.learners[1:]:
+            more += executor.publish(other, "export_learner", step_context)
+        executor.call(self.learner, "save", step_context, argument, more)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         """See Job."""
         progress = saved_progress(checkpoint)
         step_context = StepContext(progress.iteration)
-        executor.call(ACTOR, "load", step_context, str(checkpoint))
+        for learner in self.learners:
+            executor.call(learner, "load", step_context, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge.source, edge.target)
-        carry_over = executor.call(ACTOR, "load_carry_over", step_context, str(checkpoint))[0]
+        carry_over = executor.call(self.learner, "load_carry_over", step_context, str(checkpoint))[0]
         if carry_over:
             executor.call(ENV, "import_state", step_context, carry_over)
         if executor.ahead is not None:
-            executor.ahead.begin_again_from(ACTOR, checkpoint, earlier_versions(load_state(checkpoint)), step_context)
+            executor.ahead.begin_again_from(
+                self.learner, checkpoint, earlier_versions(load_state(checkpoint)), step_context
+            )
         return progress

@@ -81,6 +81,11 @@ def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConf
             f"{type(policy).__name__}.save wrote {sorted(path.name for path in folder.iterdir())}, but a policy folder "
             "holds a config.json: write one, as policies.checkpoint_folder.write_folder does (docs/own_policy.md)"
         )
+    save_conditions(folder, env, config, device)
+
+
+def save_conditions(folder: Path, env: EnvConfig, config: PolicyConfig, device: str = "cpu") -> None:
+    """Writes under which conditions the policy of a folder acts; arguments as `save_policy`."""
     conditions = fingerprint(env, config, kind_of(device))
     content = {"env": asdict(env), "policy": asdict(config), "fingerprint": asdict(conditions)}
     (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")

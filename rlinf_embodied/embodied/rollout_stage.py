@@ -12,12 +12,14 @@ from torch import Tensor
 
 from rlinf_embodied.config import PolicyConfig, Precision
 from rlinf_embodied.embodied.batch import PolicyColumns
+from rlinf_embodied.embodied.hierarchy import Guide
 from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
+from rlinf_embodied.runtime.host import Guided as Told
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
@@ -30,12 +32,15 @@ class PolicyStageConfig:
     seed: int
     block_size: int
     precision: Precision = field(default=Precision.float32, kw_only=True)  # of rollouts that are trained on
+    name: str = field(default="policy", kw_only=True)  # of the weights: what a worker's stages share, what noise is for
+    guide: Guide | None = field(default=None, kw_only=True)  # how it sees what a higher level says
 
 
 @dataclass(slots=True)
 class _Rollout:
     features: list[Features] = field(default_factory=list)
     outputs: list[PolicyOutput] = field(default_factory=list)
+    said: list[Tensor] = field(default_factory=list)
 
 
 class RolloutStage:
@@ -51,20 +56,36 @@ class RolloutStage:
     def setup(self, context: StageContext) -> None:
         """Loads the policy, or takes the one that this worker's actor uses."""
         config = self._config
-        shared = context.share("policy", lambda: load_policy(config.policy, config.folder, context.device))
+        shared = context.share(config.name, lambda: load_policy(config.policy, config.folder, context.device))
         self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter(self._user)
         self._device = context.device
+        self._purpose = "action" if config.name == "policy" else f"{config.name} action"
         self._policy = computed_in(config.precision, self._shared.policy, config.policy, context.device)
 
     @torch.no_grad()
     def step(
-        self, step_context: StepContext, observations: Mapping[int, Observation | None]
+        self, step_context: StepContext, observations: Mapping[int, Observation | Told | None]
     ) -> dict[int, Tensor | None]:
         """Returns an action chunk [B, C, A] per block; None where the block has nothing to show."""
         if step_context.chunk_step == 0:
             self._rollouts |= {block: _Rollout() for block in observations}
-        return {block: None if o is None else self._act(step_context, block, o) for block, o in observations.items()}
+        seen = {block: self._seen(block, message) for block, message in observations.items()}
+        return {block: None if o is None else self._act(step_context, block, o) for block, o in seen.items()}
+
+    def _seen(self, block: int, message: Observation | Told | None) -> Observation | None:
+        """Returns what the policy sees: where a higher level says something, with that in its place."""
+        if not isinstance(message, Told):
+            return message
+        shown, choice, guide = message.shown, message.said[-1], self._config.guide
+        if shown is None:
+            return None
+        assert isinstance(shown, Observation)
+        assert isinstance(choice, Tensor)
+        assert guide is not None, "a higher level speaks, and nothing says how to see it"
+        said = choice[:, 0].to(shown.proprio.device)
+        self._rollouts[block].said.append(said)
+        return guide.apply(shown, said)
 
     def _act(self, step_context: StepContext, block: int, observation: Observation) -> Tensor:
         policy = self._policy
@@ -72,7 +93,7 @@ class RolloutStage:
         assert len(observation) == size
         ids = np.arange(block * size, (block + 1) * size)
         when = (step_context.iteration, step_context.round, step_context.chunk_step)
-        noise = policy.spec.noise.draw(self._config.seed, "action", ids, *when).to(self._device)
+        noise = policy.spec.noise.draw(self._config.seed, self._purpose, ids, *when).to(self._device)
         features = policy.encode(observation.to(self._device))
         output = policy.act(features, noise, self._config.policy.temperature)
         rollout = self._rollouts[block]
@@ -93,6 +114,7 @@ class RolloutStage:
             version=self._shared.version,
             values=_stacked_if_any([output.values for output in outputs]),
             mask=_stacked_if_any([output.mask for output in outputs]),
+            said=torch.stack(rollout.said) if rollout.said else None,
         )
 
     def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,10 +30,11 @@ _PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where file
 _SCALE = ("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over")
 _REWARD = ("hold_steps", "reward", "success_bonus")
 _SPEED = ("control_hz",)
+_NOTHING: Mapping[str, object] = {}
 
 
-def cache_folder(config: WarmStartStageConfig, kind: str) -> Path:
-    """Returns where the clone of this configuration is cached: keyed by all that it is a function of.
+def cache_folder(config: WarmStartStageConfig, kind: str, more: Mapping[str, object] = _NOTHING) -> Path:
+    """Returns where the clone of this configuration is cached: keyed by all that it is a function of, `more` included.
 
     `kind` is torch's name of the devices: on other kinds than "cpu" bits differ, on some the simulation too.
     """
@@ -48,6 +50,7 @@ def cache_folder(config: WarmStartStageConfig, kind: str) -> Path:
         **({"backend": "physx_cuda"} if any(env.runs_on_gpu(kind) for env in config.envs) else {}),
         **_own_code(config),
         **_published(config),
+        **more,
     }
     libraries = ("torch", "mani_skill", "sapien", "transformers")
     return common.cache_folder(config.warm_start.cache_dir, config.envs[0].task, key, libraries)

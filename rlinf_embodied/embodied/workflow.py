@@ -13,6 +13,12 @@ run_iteration            driver     every step of the plan tree, then metrics of
   Executor._leaf         driver     hands the columns on, by reference
     ActorStage.run       worker     advantages, global statistics, epochs of minibatches over all blocks
   Executor.sync_weights  driver     version and checksum, only to workers without an actor
+
+With two levels of policies (config.hierarchy, hierarchy.py) the loop has a third stage, and there are two learners:
+
+env -> high_policy -> policy -> env       the high-level policy chooses a goal every k chunk-steps
+env, high_policy -> high_actor            a decision is one step: discounted rewards up to the next one
+env, policy -> actor                      as above, where the low-level policy learns, too
 """
 
 from __future__ import annotations
@@ -24,7 +30,9 @@ from rlinf_embodied.config import AlgorithmName, Critic, TrainConfig
 from rlinf_embodied.embodied.actor_stage import ActorConfig, ActorReport
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
-from rlinf_embodied.embodied.graph import ACTOR, ENV, POLICY, embodied_graph, rollout
+from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, HIGH_POLICY, POLICY, embodied_graph, rollout
+from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, Decisions, Guide, Guided, told_of
+from rlinf_embodied.embodied.other_learner import PolicyFiles
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
@@ -33,30 +41,55 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
 
 
-def training_workflow(config: TrainConfig, policy_folder: str) -> Workflow:
-    """Returns the graph; `policy_folder` is the checkpoint that every copy of the policy starts from."""
-    env, algorithm, seed = config.env, config.algorithm, config.run.seed
+def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str = "") -> Workflow:
+    """Returns the graph.
+
+    Args:
+        config: of the training.
+        policy_folder: the checkpoint that every copy of the policy starts from.
+        high_folder: the same of the high-level policy, where there is one.
+    """
+    env, algorithm, seed, hierarchy = config.env, config.algorithm, config.run.seed, config.hierarchy
     grpo = algorithm.name is AlgorithmName.grpo
-    model = PolicyStageConfig(config.policy, policy_folder, seed, env.block_size, precision=algorithm.precision)
+    guide = Guide(hierarchy) if hierarchy.on else None
+    model = PolicyStageConfig(
+        *(config.policy, policy_folder, seed, env.block_size), precision=algorithm.precision, guide=guide
+    )
     keep_images = not grpo and config.policy.critic is Critic.observation
+    keep_images = keep_images or (hierarchy.on and hierarchy.policy.critic is Critic.observation)
     group_size = algorithm.group_size if grpo else 1
-    configs = {
+    settings = (env, config.run.num_iterations, config.run.exact.holds)
+    configs: dict[str, object] = {
         ENV: EnvStageConfig(env, seed, group_size, keep_images),
         POLICY: model,
-        ACTOR: ActorConfig(model, algorithm, env, config.run.num_iterations, config.run.exact.holds),
+        ACTOR: ActorConfig(model, algorithm, *settings, view=None if guide is None else Guided(guide)),
     }
+    if hierarchy.on:
+        high = PolicyStageConfig(hierarchy.policy, high_folder, seed, env.block_size, name=HIGH_POLICY)
+        configs |= {
+            HIGH_POLICY: high,
+            HIGH_ACTOR: ActorConfig(
+                *(high, hierarchy.algorithm, *settings),
+                view=Decisions(hierarchy.every, hierarchy.algorithm.gamma),
+                prefix="high_",
+                writes=PolicyFiles(HIGH_FOLDER, policy_folder, config.policy, told_of(hierarchy)),
+            ),
+        }
     steps = env.chunks_per_rollout
     # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less to the end
     typical = min(env.horizon // env.chunk, steps) if env.auto_reset else 0
-    loop = replace(rollout(steps), typical_steps=typical)
+    loop = replace(rollout(steps, hierarchy.every), typical_steps=typical)
     if grpo:
         num_groups = env.num_envs // algorithm.group_size
         rounds = 1 + (algorithm.max_resamples if algorithm.drop_zero_variance_groups else 0)
         sampling_filter = DynamicSamplingFilter(num_groups, algorithm.min_groups, algorithm.drop_zero_variance_groups)
         loop = replace(loop, max_rounds=rounds, decide=sampling_filter)
-    where = {"on_cores": config.cluster.cpu_devices > 0, "robots": env.control_hz > 0}
+    where = {"on_cores": config.cluster.cpu_devices > 0, "robots": env.control_hz > 0, "frozen": hierarchy.frozen}
     graph = embodied_graph(env.num_blocks, loop, configs, **where)
-    return replace(graph, typical_iteration=0 if grpo else algorithm.critic_warmup_iterations)
+    warming_up = 0 if grpo or (hierarchy.on and hierarchy.frozen) else algorithm.critic_warmup_iterations
+    if hierarchy.on:
+        warming_up = max(warming_up, hierarchy.algorithm.critic_warmup_iterations)
+    return replace(graph, typical_iteration=warming_up)
 
 
 class DynamicSamplingFilter:
@@ -90,11 +123,13 @@ def run_iteration(
 ) -> tuple[IterationResult, dict[str, float]]:
     """Runs one iteration and returns what came back, and its metrics by name; none is begun from number `end` on.
 
-    An iteration is a function of a snapshot: weights, optimizer state, counters and what the env carries over.
+    Where two levels of policies learn, those of the higher one begin with "high/".  An iteration is a function of a
+    snapshot: weights, optimizer state, counters and what the env carries over.
     """
     result = executor.run(StepContext(iteration), Follow(end=end))
     reports = result.all_of(ENV, RolloutReport)
-    update = result.all_of(ACTOR, ActorReport)[0]
+    learners = [stage for stage in (ACTOR, HIGH_ACTOR) if stage in executor.workflow.stages]
+    updates = {stage: result.all_of(stage, ActorReport)[0].metrics for stage in learners}
     # in an order that no plan changes: floating-point means depend on it
     episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.env_id)
     metrics = {f"rollout/{key}": value for key, value in episode_means(episodes).items()}
@@ -104,7 +139,8 @@ def run_iteration(
     metrics["rollout/rounds"] = float(len(result.reports[ENV]))
     if executor.plan.staleness:
         metrics["rollout/staleness"] = float(result.staleness)
-    return result, metrics | update.metrics
+    metrics |= updates[learners[0]]
+    return result, metrics | {f"high/{name}": value for stage in learners[1:] for name, value in updates[stage].items()}
 
 
 def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -43,12 +43,12 @@ class Made:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Both sides of a loop that is one call, or the stage."""
-        return (self.call.stage,) if self.call.partner is None else (self.call.stage, self.call.partner)
+        """All sides of a loop that is one call, or the stage."""
+        return self.call.stages
 
     def maker(self, index: int) -> str:
         """Returns the stage that a result is of."""
-        return self.stages[index // len(self.call.blocks)]
+        return self.call.stages[index // len(self.call.blocks)]
 
     def stays(self, index: int) -> bool:
         """Returns whether a result never left the worker."""

@@ -153,9 +153,11 @@ def num_calls(plan: Plan, workflow: Workflow, cluster: Cluster) -> float:
 def _calls_below(node: Node, chunks: int, plan: Plan, workflow: Workflow, cluster: Cluster) -> float:
     if isinstance(node, LoopNode):
         loop = workflow.loops[node.loop]
-        workers = sum(len(set(plan.owners(leaf.stage, workflow.num_blocks))) for leaf in node.stages)
-        fused = plan.is_fused(node.loop, workflow.num_blocks, cluster)
-        return workers * (1 if fused else node.shards * (loop.chunk_steps + 2)) * loop.expected_rounds
+        workers = {leaf.stage: len(set(plan.owners(leaf.stage, workflow.num_blocks))) for leaf in node.stages}
+        if plan.is_fused(node.loop, workflow.num_blocks, cluster):
+            return sum(workers.values()) * loop.expected_rounds
+        calls = sum(number * (loop.num_calls(side) + 2) for side, number in workers.items())
+        return calls * node.shards * loop.expected_rounds
     if isinstance(node, Leaf):
         return len(node.devices) * chunks * workflow.expected_rounds().get(node.stage, 1.0)
     if isinstance(node, Spatial) and node.granularity:
@@ -185,9 +187,7 @@ def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
 
 def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
     work, name = pricer.workflow, spec.name
-    partners = [
-        pair for loop in work.loops.values() for pair in ((loop.opener, loop.answerer), (loop.answerer, loop.opener))
-    ]
+    partners = [hop for loop in work.loops.values() for hop in loop.hops()]
     ends = [*((edge.source, edge.target) for edge in work.edges), *partners]
     weights = {(edge.source, edge.target): NO_WEIGHTS for edge in work.weight_edges} | dict(pricer.profile.weights)
     return EmulatedStageConfig(

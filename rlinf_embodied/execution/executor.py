@@ -3,9 +3,10 @@
 The plan tree becomes a list of steps (schedule.py), which are submitted in order.  One iteration, for
 `temporal: [loop(env, policy), leaf(actor)]`:
 
-    1. loop    every worker's blocks go round between opener and answerer.  Where both live in the same workers that is
-               one call per worker; where each opener's worker has one that answers it, that one is asked to call it
-               (runtime/relay.py); otherwise a call per chunk-step, shard and worker, submitted all at once.  Always
+    1. loop    every worker's blocks go round between opener and answerer, and stages in between when it is their turn.
+               Where all live in the same workers that is one call per worker; where each opener's worker has one that
+               answers it, that one is asked to call it (runtime/relay.py), if those in between are there as well;
+               otherwise a call per chunk-step, shard and worker, submitted all at once.  Always
                shard by shard, so that one shard's simulator runs while the other's policy does.
     2. leaf    gets, block by block, what the edges into it brought; all workers of a collective stage start at once.
     3. weights go to the workers of a weight edge's target that do not share a process with its source.
@@ -255,10 +256,11 @@ class Executor:
     def _run_loop(self, node: LoopNode, state: Iteration) -> None:
         """Runs a loop: once, or round after round until `decide` has enough or the bound is reached."""
         loop, before = self.workflow.loops[node.loop], state.step_context
-        self._enter([loop.opener, loop.answerer], state)
+        self._enter(loop.sides, state)
         base = replace(before, message=state.message_for(self._repeats.get(loop.opener, ())))
+        first = self.workflow.first_round(loop.name)
         for number in range(loop.max_rounds):
-            state.step_context = replace(base, round=number)
+            state.step_context = replace(base, round=first + number)
             if loop.name in self._handover.fused:
                 self._fused_loop(loop, state)
             else:
@@ -284,19 +286,20 @@ class Executor:
                 *(loop.opener, "loop", state.step_context, blocks, len(inputs) // len(blocks), keep),
                 partner=loop.answerer,
                 chunk_steps=loop.chunk_steps,
+                between=loop.between,
             )
             calls.append((worker, call, inputs))
         answers = self._submit(calls, state)
         for (_, call, _), refs in zip(calls, answers, strict=True):
             size = len(call.blocks)
-            for block, ours, theirs in zip(call.blocks, refs[:size], refs[size : 2 * size], strict=True):
-                state.outputs.setdefault(loop.opener, {}).setdefault(block, []).append(ours)
-                state.outputs.setdefault(loop.answerer, {}).setdefault(block, []).append(theirs)
+            for place, side in enumerate(call.makers):
+                for block, ref in zip(call.blocks, refs[place * size : (place + 1) * size], strict=True):
+                    state.outputs.setdefault(side, {}).setdefault(block, []).append(ref)
         state.receipts.append((loop.opener, [refs[-1] for refs in answers]))
 
     def _outside(self, loop: Loop) -> list[str]:
         """Returns the stages before a loop whose data its opener takes."""
-        return [source for source in self.workflow.sources(loop.opener) if source != loop.answerer]
+        return [source for source in self.workflow.sources(loop.opener) if source not in loop.sides]
 
     def _stepwise_loop(self, loop: Loop, num_shards: int, state: Iteration) -> None:
         shards = self._shard_blocks(loop.opener, num_shards)
@@ -306,16 +309,24 @@ class Executor:
             messages |= self._exchange(loop.opener, "open", shard, given, state)
         ends: dict[int, list[Ref]] = {}
         owners = self._owners[loop.opener], self._owners[loop.answerer]
-        relayed = relay.shards_of(*owners, shards) if self._session.relays else {}
+        beside = all(self._owners[turn.stage] == owners[1] for turn in loop.between)
+        relayed = relay.shards_of(*owners, shards) if self._session.relays and beside else {}
         if relayed:
             messages, ends = self._relay(loop, relayed, messages, state)
+        said: dict[str, dict[int, list[Ref]]] = {turn.stage: {} for turn in loop.between}
         for step in range(0 if relayed else loop.chunk_steps):
             step_context = replace(state.step_context, chunk_step=step)
             for shard in shards:
-                answers = self._exchange(loop.answerer, "step", shard, messages, state, step_context)
+                told = {block: list(messages[block]) for block in shard}
+                for turn in loop.between:
+                    if step % turn.every == 0:
+                        said[turn.stage] |= self._exchange(turn.stage, "step", shard, told, state, step_context)
+                    told = {block: [*refs, *said[turn.stage][block]] for block, refs in told.items()}
+                answers = self._exchange(loop.answerer, "step", shard, told, state, step_context)
                 messages |= self._exchange(loop.opener, "step", shard, answers, state, step_context)
         for shard in shards:
-            self._exchange(loop.answerer, "close", shard, messages, state, final=True)
+            for side in loop.sides[1:]:
+                self._exchange(side, "close", shard, messages, state, final=True)
             self._exchange(loop.opener, "close", shard, ends, state, final=True)
 
     def _relay(
@@ -339,6 +350,7 @@ class Executor:
                 partner=loop.opener,
                 chunk_steps=loop.chunk_steps,
                 relay=shards,
+                between=loop.between,
             )
             calls.append((worker, call, [ref for block in blocks for ref in messages[block]]))
         answers = self._submit(calls, state, passing=True)

@@ -310,7 +310,7 @@ def _count_bytes(probe: Probe, metered: MeteredSession, measured: Measurements, 
             longer = whole.loops[loop.name].chunk_steps / run.loops[loop.name].chunk_steps if loop else 1.0
             measured.edge_bytes_per_item[source, target] = found * longer / whole.items_per_block
     for loop in whole.loops.values():
-        for source, target in ((loop.opener, loop.answerer), (loop.answerer, loop.opener)):
+        for source, target in loop.hops():
             found = metered.bytes_per_block(source, "step")
             if found is not None:
                 measured.edge_bytes_per_item[source, target] = found / whole.items_per_block

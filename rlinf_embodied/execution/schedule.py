@@ -27,7 +27,7 @@ def repeats(workflow: Workflow) -> dict[str, list[str]]:
     place = {stage: number for number, stage in enumerate(workflow.order())}
     found: dict[str, list[str]] = {}
     for loop in sorted(workflow.loops.values(), key=lambda loop: place[loop.opener]):
-        for stage in workflow.downstream(loop.opener, loop.answerer) if loop.decide else ():
+        for stage in workflow.downstream(*loop.sides) if loop.decide else ():
             found.setdefault(stage, []).append(loop.name)
     return found
 

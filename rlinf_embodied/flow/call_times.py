@@ -81,11 +81,11 @@ class CallTimes:
     def busy_s(self, leaf: Leaf, chunks: int) -> dict[int, float]:
         """Returns how long a stage in so many chunks, or a side of a loop, works on each of its devices at least."""
         stage = leaf.stage
-        loop = next((o for o in self.work.loops.values() if stage in (o.opener, o.answerer)), None)
+        loops = self.work.loops_of(stage)
         streams = bool(self.pricer.profile.stages[stage].finish_quantiles)
-        layout = self.layout(leaf, 1 if streams or loop else chunks, shards=loop is not None)
-        times = 1.0 if loop is None else loop.chunk_steps * loop.expected_rounds
-        if self.pricer.overlap_in_worker and loop is not None:
+        layout = self.layout(leaf, 1 if streams or loops else chunks, shards=bool(loops))
+        times = sum(loop.num_calls(stage) * loop.expected_rounds for loop in loops) if loops else 1.0
+        if self.pricer.overlap_in_worker and loops:
             return dict.fromkeys(layout.hosts, 0.0)
         found: dict[int, float] = {}
         for size, device in zip(layout.sizes, layout.devices, strict=True):
@@ -101,7 +101,7 @@ class CallTimes:
             self._layouts[key] = make(leaf, blocks, parts, together)
         return self._layouts[key]
 
-    def _parts(self, source: Layout, target: Layout, edge: tuple[str, str]) -> list[Parts]:
+    def parts(self, source: Layout, target: Layout, edge: tuple[str, str]) -> list[Parts]:
         """Returns what each call of a target waits for of a source's calls."""
         key = (id(source), id(target), edge)
         if key not in self._links:
@@ -130,7 +130,7 @@ class CallTimes:
         if step.chunk == 0:
             self._enter([stage], layout.hosts, exclusive, clocks)
         waits = [
-            (clocks.ends[source], self._parts(clocks.layouts[source], layout, (source, stage)))
+            (clocks.ends[source], self.parts(clocks.layouts[source], layout, (source, stage)))
             for source in self.work.sources(stage)
         ]
         calls = layout.groups[step.chunk]
@@ -163,22 +163,22 @@ class CallTimes:
 
     def _loop(self, node: LoopNode, exclusive: Exclusive, clocks: Clocks) -> None:
         loop = self.work.loops[node.loop]
-        opener, answerer = clocks.layouts[loop.opener], clocks.layouts[loop.answerer]
-        hosts = sorted({*opener.hosts, *answerer.hosts})
-        self._enter([loop.opener, loop.answerer], hosts, exclusive, clocks)
+        opener = clocks.layouts[loop.opener]
+        hosts = sorted({host for side in loop.sides for host in clocks.layouts[side].hosts})
+        self._enter(loop.sides, hosts, exclusive, clocks)
         start_s = min(clocks.free_s[device] for device in hosts)
         self._open(loop, opener, clocks)
         if self._is_fused(node):
             self._fused(loop, opener, node.shards, clocks)
         else:
-            self._stepwise(loop, opener, answerer, clocks)
+            _Stepwise(self, loop, clocks).run(hosts)
         if loop.expected_rounds != 1:
             self._repeat(loop, hosts, start_s, clocks)
 
     def _open(self, loop: Loop, opener: Layout, clocks: Clocks) -> None:
         """Shows what there is at the start, once what comes before the loop is there."""
-        sources = [s for s in self.work.sources(loop.opener) if s != loop.answerer]
-        waits = [(clocks.ends[s], self._parts(clocks.layouts[s], opener, (s, loop.opener))) for s in sources]
+        sources = [s for s in self.work.sources(loop.opener) if s not in loop.sides]
+        waits = [(clocks.ends[s], self.parts(clocks.layouts[s], opener, (s, loop.opener))) for s in sources]
         for call, device in enumerate(opener.devices):
             begin = max(clocks.free_s[device], arrival([(e, p[call]) for e, p in waits]))
             clocks.free_s[device] = clocks.ends[loop.opener][call] = begin
@@ -190,66 +190,21 @@ class CallTimes:
         for call, device in enumerate(layout.devices):
             blocks = -(-layout.sizes[call] // shards) if overlaps else layout.sizes[call]
             e, p = (self.seconds(stage, blocks, hosts, device) for stage in (loop.opener, loop.answerer))
+            amid = {turn.stage: self.seconds(turn.stage, blocks, hosts, device) for turn in loop.between}
             steps = loop.chunk_steps
             if overlaps:
-                whole = float(cost.loop_disaggregated_s(steps, shards, e, p, 0.0, 0.0, p * fraction))
+                both = p + sum(seconds * loop.num_calls(stage) / steps for stage, seconds in amid.items())
+                whole = float(cost.loop_disaggregated_s(steps, shards, e, both, 0.0, 0.0, p * fraction))
                 clocks.free_s[device] = end = clocks.free_s[device] + whole
-                for stage, seconds in ((loop.opener, e), (loop.answerer, p)):
-                    clocks.note(stage, device, end - seconds * steps * shards, end, 0)
+                for stage, seconds in ((loop.opener, e), *amid.items(), (loop.answerer, p)):
+                    clocks.note(stage, device, end - seconds * loop.num_calls(stage) * shards, end, 0)
             else:
+                for stage, seconds in amid.items():
+                    clocks.work(stage, device, clocks.free_s[device], seconds * loop.num_calls(stage), 0)
                 clocks.work(loop.answerer, device, clocks.free_s[device], p * (steps + fraction), 0)
                 end = clocks.work(loop.opener, device, clocks.free_s[device], e * steps, 0)
-            clocks.ends[loop.opener][call] = clocks.ends[loop.answerer][call] = end
-
-    def _stepwise(self, loop: Loop, opener: Layout, answerer: Layout, clocks: Clocks) -> None:
-        """A call per chunk-step, shard and worker; once every step adds the same, the rest is added at once."""
-        up = self._parts(opener, answerer, (loop.opener, loop.answerer))
-        down = self._parts(answerer, opener, (loop.answerer, loop.opener))
-        shown, answered = clocks.ends[loop.opener], clocks.ends[loop.answerer]
-        lengths = [
-            [self.seconds(stage, n, len(side.hosts), d) for n, d in zip(side.sizes, side.devices, strict=True)]
-            for stage, side in ((loop.opener, opener), (loop.answerer, answerer))
-        ]
-        hosts = sorted({*opener.hosts, *answerer.hosts})
-        last: list[float] = []
-        for step in range(loop.chunk_steps):
-            for shard in range(len(opener.groups)):
-                self._exchange(loop.answerer, answerer, shard, (shown, up), answered, lengths[1], clocks, step)
-                self._exchange(loop.opener, opener, shard, (answered, down), shown, lengths[0], clocks, step)
-            now = [*(clocks.free_s[d] for d in hosts), *shown]
-            added = [b - a for a, b in zip(last, now, strict=True)] if last else []
-            left = loop.chunk_steps - step - 1
-            if added and left and max(added) - min(added) <= 1e-12 * max(now) and clocks.spans is None:
-                clocks.skip(left, added[0], hosts, (shown, answered))
-                for stage, side, seconds in ((loop.opener, opener, lengths[0]), (loop.answerer, answerer, lengths[1])):
-                    for call, device in enumerate(side.devices):
-                        clocks.calls_s[stage, device] += left * seconds[call]
-                break
-            last = now
-        fraction = self.pricer.profile.stages[loop.answerer].bootstrap_fraction
-        valued = [seconds * fraction for seconds in lengths[1]]
-        for shard in range(len(opener.groups)):
-            args = (answered, valued, clocks, loop.chunk_steps)
-            self._exchange(loop.answerer, answerer, shard, (shown, up), *args)
-            for call in opener.groups[shard]:
-                shown[call] = clocks.free_s[opener.devices[call]]
-
-    def _exchange(
-        self,
-        stage: str,
-        layout: Layout,
-        shard: int,
-        waits: tuple[list[float], list[Parts]],
-        ends: list[float],
-        lengths: list[float],
-        clocks: Clocks,
-        step: int,
-    ) -> None:
-        """One call of a loop's stage for a shard, on all workers that hold blocks of it."""
-        self.num_calls += len(layout.groups[shard])
-        for call in layout.groups[shard]:
-            begin = arrival([(waits[0], waits[1][call])])
-            ends[call] = clocks.work(stage, layout.devices[call], begin, lengths[call], step)
+            for side in loop.sides:
+                clocks.ends[side][call] = end
 
     def _repeat(self, loop: Loop, hosts: Sequence[int], start_s: float, clocks: Clocks) -> None:
         """Stretches a round to the expected ones; the driver waits for a round before it submits the next one."""
@@ -257,7 +212,7 @@ class CallTimes:
         more = (end_s - start_s) * (loop.expected_rounds - 1)
         for device in hosts:
             clocks.free_s[device] += more
-        for stage in (loop.opener, loop.answerer):
+        for stage in loop.sides:
             clocks.ends[stage] = [end + more for end in clocks.ends[stage]]
             for device in hosts:
                 if (stage, device) in clocks.calls_s:
@@ -301,3 +256,80 @@ class CallTimes:
                 wire = measured.bytes / self._rate(sender, device) + self.pricer.cluster.links.latency_s
             sent_s = max(sent_s, clocks.busy(device, sent + wire, measured.install_s if measured else 0.0))
         return sent_s
+
+
+class _Stepwise:
+    """A loop as a call per chunk-step, shard and worker."""
+
+    def __init__(self, times: CallTimes, loop: Loop, clocks: Clocks) -> None:
+        self._times, self._loop, self._clocks = times, loop, clocks
+        self._layouts = {side: clocks.layouts[side] for side in loop.sides}
+        self._lengths = {
+            side: [times.seconds(side, n, len(own.hosts), d) for n, d in zip(own.sizes, own.devices, strict=True)]
+            for side, own in self._layouts.items()
+        }
+        self._parts = {(a, b): times.parts(self._layouts[a], self._layouts[b], (a, b)) for a, b in loop.hops()}
+
+    def run(self, hosts: Sequence[int]) -> None:
+        """Goes through all steps; once every period of them adds the same, the rest is added at once."""
+        loop, clocks = self._loop, self._clocks
+        ends = [clocks.ends[side] for side in loop.sides]
+        last: list[float] = []
+        step = 0
+        while step < loop.chunk_steps:
+            self._step(step)
+            step += 1
+            if step % loop.period:
+                continue
+            now = [*(clocks.free_s[d] for d in hosts), *clocks.ends[loop.opener]]
+            added = [b - a for a, b in zip(last, now, strict=True)] if last else []
+            left = (loop.chunk_steps - step) // loop.period
+            if added and left and max(added) - min(added) <= 1e-12 * max(now) and clocks.spans is None:
+                clocks.skip(left, added[0], hosts, ends)
+                for side, own in self._layouts.items():
+                    turns = self._turns(side)
+                    for call, device in enumerate(own.devices):
+                        clocks.calls_s[side, device] += left * turns * self._lengths[side][call]
+                step += left * loop.period
+                last = []
+            else:
+                last = now
+        self._close()
+
+    def _turns(self, side: str) -> int:
+        """Returns in how many chunk-steps of a period a side takes part."""
+        return self._loop.period // next((turn.every for turn in self._loop.between if turn.stage == side), 1)
+
+    def _step(self, step: int) -> None:
+        loop = self._loop
+        for shard in range(len(self._layouts[loop.opener].groups)):
+            told = [loop.opener]
+            for turn in loop.between:
+                if step % turn.every == 0:
+                    self._exchange(turn.stage, shard, told, self._lengths[turn.stage], step)
+                told.append(turn.stage)
+            self._exchange(loop.answerer, shard, told, self._lengths[loop.answerer], step)
+            self._exchange(loop.opener, shard, [loop.answerer], self._lengths[loop.opener], step)
+
+    def _close(self) -> None:
+        """All are shown what there is last, and the answerer values it."""
+        loop, clocks = self._loop, self._clocks
+        fraction = self._times.pricer.profile.stages[loop.answerer].bootstrap_fraction
+        valued = [seconds * fraction for seconds in self._lengths[loop.answerer]]
+        opener = self._layouts[loop.opener]
+        for shard in range(len(opener.groups)):
+            for turn in loop.between:
+                none = [0.0] * len(self._lengths[turn.stage])
+                self._exchange(turn.stage, shard, [loop.opener], none, loop.chunk_steps)
+            self._exchange(loop.answerer, shard, [loop.opener], valued, loop.chunk_steps)
+            for call in opener.groups[shard]:
+                clocks.ends[loop.opener][call] = clocks.free_s[opener.devices[call]]
+
+    def _exchange(self, stage: str, shard: int, told: Sequence[str], lengths: Sequence[float], step: int) -> None:
+        """One call of a side for a shard, on all workers that hold blocks of it; `told` by these."""
+        clocks, layout = self._clocks, self._layouts[stage]
+        self._times.num_calls += len(layout.groups[shard])
+        waits = [(clocks.ends[other], self._parts[other, stage]) for other in told]
+        for call in layout.groups[shard]:
+            begin = arrival([(ends, parts[call]) for ends, parts in waits])
+            clocks.ends[stage][call] = clocks.work(stage, layout.devices[call], begin, lengths[call], step)

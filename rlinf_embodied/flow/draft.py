@@ -14,8 +14,9 @@ from rlinf_embodied.flow import cost
 from rlinf_embodied.flow.cost import Price
 from rlinf_embodied.flow.graph import WHOLE
 from rlinf_embodied.flow.part_prices import Counts
-from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
+from rlinf_embodied.flow.plan import Devices, Leaf, Node, Spatial, Temporal
 from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.tree import loop_node
 
 Allocation = tuple[int, ...]  # devices of each class
 
@@ -26,11 +27,11 @@ class Draft:
 
     kind: str
     allocation: Allocation  # of the node; a leaf uses those of its `classes`
-    name: str = ""  # of the stage or loop
+    name: str = ""  # of the stage or loop; of loops that share a stage, of the first
     parts: tuple[Draft, ...] = ()
     classes: tuple[int, ...] = ()  # of a leaf: the classes that it uses
     shards: int = 1
-    split: tuple[Allocation, ...] = ()  # of a loop: opener's and answerer's allocation; (): both on all
+    split: tuple[Allocation, ...] = ()  # of a loop: the opener's allocation and that of its other sides; (): all on all
     chunks: int = 1  # of a spatial node, 1: inherits or all at once
     resident: bool = True  # of a temporal node
 
@@ -64,11 +65,11 @@ def price(draft: Draft, pricer: Pricer, chunks: int = 1) -> tuple[Price, int]:
             leaf = replace(leaf, everywhere=np.zeros_like(leaf.everywhere))
         return leaf, pricer.bits[draft.name]
     if draft.kind == "loop":
-        loop = pricer.workflow.loops[draft.name]
-        mask = pricer.bits[loop.opener] | pricer.bits[loop.answerer]
+        loops = pricer.workflow.group_of(draft.name)
+        mask = pricer.mask_of(loops)
         if draft.split:
-            return pricer.loop_disaggregated(loop, counts(draft.split[0]), counts(draft.split[1]), draft.shards), mask
-        return pricer.loop_collocated(loop, counts(draft.allocation), draft.shards), mask
+            return pricer.loop_disaggregated(loops, counts(draft.split[0]), counts(draft.split[1]), draft.shards), mask
+        return pricer.loop_collocated(loops, counts(draft.allocation), draft.shards), mask
     inner = draft.chunks if chunks == 1 else chunks
     whole, mask = price(draft.parts[0], pricer, inner)
     allocation = draft.parts[0].allocation
@@ -150,12 +151,11 @@ def realize(draft: Draft, pools: tuple[Devices, ...], pricer: Pricer, chunks: in
         most = pricer.workflow.most_devices(draft.name, num_blocks // chunks)
         return Leaf(draft.name, _first([pools[i] for i in draft.classes], most))
     if draft.kind == "loop":
-        loop = pricer.workflow.loops[draft.name]
+        loops = pricer.workflow.group_of(draft.name)
         sides = _divide(pools, draft.split) if draft.split else [pools, pools]
-        leaves = tuple(
-            Leaf(s, _first(side, num_blocks)) for s, side in zip((loop.opener, loop.answerer), sides, strict=True)
-        )
-        return LoopNode(draft.name, leaves, draft.shards)
+        halves = zip(pricer.halves(loops), sides, strict=True)
+        places = {stage: Leaf(stage, _first(side, num_blocks)) for half, side in halves for stage in half}
+        return loop_node(loops, places, (draft.shards,) * len(loops))
     if draft.kind == "temporal":
         return Temporal(tuple(realize(part, pools, pricer, chunks) for part in draft.parts), draft.resident)
     inner = draft.chunks if chunks == 1 else chunks

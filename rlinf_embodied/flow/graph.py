@@ -9,10 +9,24 @@ env <==> policy      loop "rollout": H chunk-steps of P shards, possibly repeate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlinf_embodied.errors import PlanError
+from rlinf_embodied.flow.loops import Loop, Repeat, RepeatDecision, Turn, groups_of
+
+__all__ = [
+    "CORES",
+    "WHOLE",
+    "Edge",
+    "Loop",
+    "Repeat",
+    "RepeatDecision",
+    "StageSpec",
+    "Turn",
+    "WeightEdge",
+    "Workflow",
+]
 
 WHOLE = 0  # a granularity: all blocks of the iteration at once
 CORES = ("cpu",)  # the kinds of a stage that runs on cores only
@@ -64,48 +78,6 @@ class WeightEdge:
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatDecision:
-    """What a repeat decides after a round: stop or not, and what downstream stages are told."""
-
-    enough: bool
-    message: object = None
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """A cycle of two stages for `chunk_steps` turns: `opener` shows, `answerer` acts; at most `max_rounds` times over.
-
-    After each round `decide` sees the opener's reports of all rounds so far (a list per round, in order of workers).
-    """
-
-    name: str
-    opener: str
-    answerer: str
-    chunk_steps: int
-    max_rounds: int = 1
-    decide: Callable[[Sequence[Sequence[object]]], RepeatDecision] | None = None
-    expected_rounds: float = 1.0  # what a planner counts with
-    shards: tuple[int, ...] = (1, 2)  # parts of the blocks that may be in flight together
-    typical_steps: int = 0  # so many chunk-steps stand for all of them when the stages are measured; 0: nothing less
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """All that comes before a stage, done again until there is enough for it; at most `max_rounds` times.
-
-    After each round `decide` sees the reports of the stage `decided_by`, of all rounds so far (a list per round, in
-    order of workers).  The stage `before` and those behind it get the data of all rounds, and the decision's message.
-    """
-
-    name: str
-    before: str
-    decided_by: str
-    decide: Callable[[Sequence[Sequence[object]]], RepeatDecision]
-    max_rounds: int
-    expected_rounds: float = 1.0  # what a planner counts with
-
-
-@dataclass(frozen=True, slots=True)
 class Workflow:
     """The macro graph.  Items are blocks, numbered 0 .. num_blocks - 1; every stage processes every block."""
 
@@ -138,13 +110,9 @@ class Workflow:
             self._check_edge(edge)
         for loop in self.loops.values():
             self._check_loop(loop)
-        members = [end for loop in self.loops.values() for end in (loop.opener, loop.answerer)]
-        if len(set(members)) < len(members):
-            raise PlanError(
-                f"workflow {self.name}: the loops share a stage ({sorted(members)}), but a stage belongs to one loop "
-                "only: declare one stage per loop"
-            )
         self.order()
+        for group in self.loop_groups():
+            self._check_group(group)
         self._check_batches()
         if self.repeat is not None:
             self._check_repeat(self.repeat)
@@ -168,29 +136,62 @@ class Workflow:
 
     def _check_loop(self, loop: Loop) -> None:
         where = f"workflow {self.name}: loop {loop.name}"
-        for end in (loop.opener, loop.answerer):
+        for end in loop.sides:
             if end not in self.stages:
                 raise PlanError(f"{where} names the stage {end!r}: declare it")
         if loop.opener == loop.answerer:
             raise PlanError(f"{where} has {loop.opener!r} on both sides, but a loop is made of two stages: name both")
+        if len(set(loop.sides)) < len(loop.sides):
+            raise PlanError(
+                f"{where} has the stages {list(loop.sides)}, but each has one turn in a cycle: name each of them once"
+            )
         if loop.chunk_steps < 1 or loop.max_rounds < 1:
             raise PlanError(
                 f"{where} has chunk_steps={loop.chunk_steps} and max_rounds={loop.max_rounds}, but a loop is bounded "
                 "by positive numbers: set both"
             )
+        for turn in loop.between:
+            if not isinstance(turn.every, int) or turn.every < 1:
+                raise PlanError(
+                    f"{where} has {turn.stage} take part in every {turn.every!r}th chunk-step, but that is a whole "
+                    "number of at least 1: mend `every`"
+                )
         if not 1 <= loop.expected_rounds <= loop.max_rounds:
             raise PlanError(
                 f"{where} has expected_rounds={loop.expected_rounds}, but a repeat takes between 1 and "
                 f"max_rounds={loop.max_rounds} rounds: mend one of the two"
             )
-        inside = (loop.opener, loop.answerer)
-        if late := [e.source for e in self.edges if e.target == loop.answerer and e.source not in inside]:
-            raise PlanError(
-                f"{where}: {loop.answerer} takes data of {late}, but only the opener of a loop is given what comes "
-                f"before it: lead the edge to {loop.opener}, which shows it on"
-            )
+        for side in loop.sides[1:]:
+            if late := [e.source for e in self.edges if e.target == side and e.source not in loop.sides]:
+                raise PlanError(
+                    f"{where}: {side} takes data of {late}, but only the opener of a loop is given what comes "
+                    f"before it: lead the edge to {loop.opener}, which shows it on"
+                )
         if not loop.shards or min(loop.shards) < 1:
             raise PlanError(f"{where} has shards={loop.shards}, but at least one is in flight: use (1, 2)")
+
+    def _check_group(self, group: Sequence[Loop]) -> None:
+        """Checks loops that share stages: what the shared ones hold is divided alike in all of them."""
+        if len(group) == 1:
+            return
+        where = f"workflow {self.name}: the loops {[loop.name for loop in group]} share a stage"
+        for loop in group:
+            if loop.max_rounds > 1 or loop.decide is not None:
+                raise PlanError(
+                    f"{where}, but {loop.name} may be done again (max_rounds={loop.max_rounds}), and whose reports its "
+                    "decision sees would be open: let such a loop have stages of its own"
+                )
+            if loop.shards != (1,):
+                raise PlanError(
+                    f"{where}, but {loop.name} may have {loop.shards} shards in flight, and a stage has its blocks in "
+                    "the same parts in all of its loops: give each of them shards=(1,)"
+                )
+        sides = {side for loop in group for side in loop.sides}
+        if amid := {s for s in self.downstream(*sides) if self.downstream(s) & sides}:
+            raise PlanError(
+                f"{where}, but {sorted(amid)} would have to run between them, and they follow on each other: lead the "
+                "edges to what is behind all of these loops"
+            )
 
     def _check_batches(self) -> None:
         for stage, spec in self.stages.items():
@@ -232,6 +233,22 @@ class Workflow:
                 "takes between 1 and max_rounds rounds: mend one of the two"
             )
 
+    def loop_groups(self) -> list[tuple[Loop, ...]]:
+        """Returns the loops, those that share a stage (if only through others) together; all in their order."""
+        return groups_of(tuple(self.loops.values()))
+
+    def group_of(self, name: str) -> tuple[Loop, ...]:
+        """Returns a loop with those that it shares a stage with."""
+        return next(group for group in self.loop_groups() if any(loop.name == name for loop in group))
+
+    def loops_of(self, stage: str) -> tuple[Loop, ...]:
+        """Returns the loops that a stage is a side of."""
+        return tuple(loop for loop in self.loops.values() if stage in loop.sides)
+
+    def first_round(self, name: str) -> int:
+        """Returns the number of a loop's first round: rounds of a stage that several loops share are all different."""
+        return [loop.name for loop in self.group_of(name)].index(name)
+
     def of_cores(self) -> tuple[str, ...]:
         """Returns the stages that run on cores only, also where there are accelerators."""
         return tuple(name for name, spec in self.stages.items() if spec.kinds == CORES)
@@ -265,8 +282,8 @@ class Workflow:
         while True:
             closed = found | self.downstream(*found)
             for loop in self.loops.values():
-                if closed & {loop.opener, loop.answerer}:
-                    closed |= {loop.opener, loop.answerer}
+                if not closed.isdisjoint(loop.sides):
+                    closed |= set(loop.sides)
             if closed == found:
                 return frozenset(found)
             found = closed
@@ -275,7 +292,7 @@ class Workflow:
         """Returns how often each stage of a loop or a repeat ran, from an iteration's reports by stage."""
         found = {}
         for loop in self.loops.values():
-            found |= dict.fromkeys((loop.opener, loop.answerer), len(reports[loop.opener]))
+            found |= dict.fromkeys(loop.sides, len(reports[loop.opener]))
         if self.repeat is not None:
             found |= dict.fromkeys(self.upstream(self.repeat.before), len(reports[self.repeat.decided_by]))
         return found
@@ -284,7 +301,7 @@ class Workflow:
         """Returns how often each stage of a loop or a repeat is expected to run."""
         found = {}
         for loop in self.loops.values():
-            found |= dict.fromkeys((loop.opener, loop.answerer), loop.expected_rounds)
+            found |= dict.fromkeys(loop.sides, loop.expected_rounds)
         if self.repeat is not None:
             found |= dict.fromkeys(self.upstream(self.repeat.before), self.repeat.expected_rounds)
         return found

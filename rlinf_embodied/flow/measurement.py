@@ -64,8 +64,8 @@ def cell_of(probe: Probe, stage: str) -> Cell:
 
 
 def loop_of(workflow: Workflow, stage: str) -> Loop | None:
-    """Returns the loop that a stage is a side of."""
-    return next((loop for loop in workflow.loops.values() if stage in (loop.opener, loop.answerer)), None)
+    """Returns the loop that a stage is a side of, the first of them."""
+    return next(iter(workflow.loops_of(stage)), None)
 
 
 def samples(
@@ -89,27 +89,35 @@ def samples(
         loop = loop_of(run, stage)
         if loop is None:
             factor = max([stretch[name] for name in _upstream_loops(run, stage)], default=1.0)
-            (seconds,) = _critical(spans, (stage,), {"run": factor / rounds.get(stage, 1)}, speeds)
+            (seconds,) = _critical(spans, {stage: {"run": factor / rounds.get(stage, 1)}}, speeds)
             found.append(Sample(stage, *cell_of(probe, stage), seconds))
             continue
-        shared = probe.plan.shares_workers(loop.name, probe.workflow.num_blocks)
-        sides = (loop.opener, loop.answerer) if shared else (stage,)
+        mine = run.loops_of(stage)
+        shared = all(probe.plan.shares_workers(one.name, probe.workflow.num_blocks) for one in mine)
+        sides = tuple(dict.fromkeys(side for one in mine for side in one.sides)) if shared else (stage,)
         # a shortened rollout is opened and closed as often as a whole one
-        methods = {"open": 1.0, "step": stretch[loop.name], "close": 1.0}
-        seconds = dict(zip(sides, _critical(spans, sides, methods, speeds), strict=True))[stage]
-        calls = whole.loops[loop.name].chunk_steps * probe.shards(stage) * rounds.get(loop.opener, 1)
+        longer = {side: _num_calls(whole, side) / _num_calls(run, side) for side in sides}
+        weights = {side: {"open": 1.0, "step": longer[side], "close": 1.0} for side in sides}
+        seconds = dict(zip(sides, _critical(spans, weights, speeds), strict=True))[stage]
+        calls = _num_calls(whole, stage) * probe.shards(stage) * rounds.get(loop.opener, 1)
         found.append(Sample(stage, *cell_of(probe, stage), seconds / calls))
     return found
 
 
+def _num_calls(workflow: Workflow, stage: str) -> int:
+    """Returns in how many chunk-steps of its loops a stage takes part."""
+    return sum(loop.num_calls(stage) for loop in workflow.loops_of(stage))
+
+
 def _critical(
-    spans: Iterable[Span], stages: Sequence[str], methods: Mapping[str, float], speeds: Sequence[float]
+    spans: Iterable[Span], methods: Mapping[str, Mapping[str, float]], speeds: Sequence[float]
 ) -> list[float]:
-    """Returns the seconds of each stage, methods weighted, on the worker on which they took longest together.
+    """Returns the seconds of each stage, its methods weighted, on the worker on which they took longest together.
 
     They are those of a device of speed 1: a slow one, as the config has it, is expected to take longer.
     """
-    names = {f"{stage}.{method}": (stage, weight) for stage in stages for method, weight in methods.items()}
+    stages = tuple(methods)
+    names = {f"{s}.{method}": (s, weight) for s in stages for method, weight in methods[s].items()}
     by_worker: dict[int, dict[str, float]] = {}
     for span in spans:
         if span.name in names:
@@ -144,6 +152,7 @@ def profile_dict(
     rounds = statistics.mean(measured.rounds) if measured.rounds else 1.0
     if loops:
         work |= {"chunk_steps": loops[0].chunk_steps, "expected_rounds": rounds, "max_rounds": loops[0].max_rounds}
+        work |= {"every": loops[0].period} if loops[0].between else {}
     elif workflow.repeat is not None:
         work |= {"expected_rounds": rounds, "max_rounds": workflow.repeat.max_rounds}
     blocks_per_batch = max(spec.blocks_per_batch for spec in workflow.stages.values())

@@ -7,7 +7,7 @@ stage on many allocations of a cluster.  A number of devices that a stage cannot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +20,9 @@ from rlinf_embodied.flow.graph import Edge, Loop, Workflow
 from rlinf_embodied.flow.profile import Profile, StageProfile, WeightProfile
 
 Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Loops = tuple[Loop, ...]  # one, or several that share a stage
+Turns = Mapping[str, tuple[Floats, Counts, Counts, Counts]]  # by side: see PartPrices._turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class PartPrices:
         Raises:
             ConfigError: the profile lacks a stage.
         """
-        inside = [end for loop in workflow.loops.values() for end in (loop.opener, loop.answerer)]
+        inside = [side for loop in workflow.loops.values() for side in loop.sides]
         profile.require(workflow.stages, inside)
         self.workflow, self.profile, self.cluster = workflow, profile, cluster
         self.classes = cluster.node_groups()
@@ -197,50 +200,92 @@ class PartPrices:
         items, turn = called * work.items_per_block, owned * work.items_per_block
         return measured.call_s(items, devices) * slowdown, devices, turn, items
 
-    def loop_collocated(self, loop: Loop, counts: Counts, shards: int = 1) -> Price:
-        """Returns the price of a loop whose two sides live in the same workers."""
-        opener, answerer = self.profile.stages[loop.opener], self.profile.stages[loop.answerer]
-        e, devices, owned, called = self._turn(loop.opener, counts, shards)
-        p, _, _, _ = self._turn(loop.answerer, counts, shards)
-        e, p, possible = _finite(e, p)
-        bootstrap = _share(p, answerer.bootstrap_fraction)
-        if self.overlap_in_worker and shards > 1:
-            seconds = cost.loop_disaggregated_s(loop.chunk_steps, shards, e, p, 0.0, 0.0, bootstrap)
-        else:
-            seconds = cost.loop_collocated_s(loop.chunk_steps, shards, e, p, bootstrap)
-        seconds = np.where(possible, seconds * loop.expected_rounds, np.inf)
-        parts = [(s, s.resident(owned, devices), s.working(called, devices)) for s in (opener, answerer)]
-        region = counts.sum(axis=-1)
-        bits = np.where(devices == region, self.bits[loop.opener] | self.bits[loop.answerer], 0)
+    def mask_of(self, loops: Loops) -> int:
+        """Returns the stages of some loops as a bit mask."""
+        return sum(self.bits[side] for side in dict.fromkeys(side for loop in loops for side in loop.sides))
+
+    def halves(self, loops: Loops) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Returns the openers of some loops, and the other stages: what their disaggregated form has apart."""
+        first = tuple(dict.fromkeys(loop.opener for loop in loops))
+        return first, tuple(s for s in dict.fromkeys(s for loop in loops for s in loop.sides) if s not in first)
+
+    def loop_collocated(self, loops: Loops, counts: Counts, shards: int = 1) -> Price:
+        """Returns the price of a loop whose sides live in the same workers; of several that share one, of them all."""
+        turns = {side: self._turn(side, counts, shards) for half in self.halves(loops) for side in half}
+        seconds, possible = np.zeros(len(counts)), np.full(len(counts), True)
+        for loop in loops:
+            e, p, both = _finite(turns[loop.opener][0], self._answer_s(loop, turns))
+            bootstrap = _share(_finite(e, turns[loop.answerer][0])[1], self._bootstrap(loop))
+            if self.overlap_in_worker and shards > 1:
+                one = cost.loop_disaggregated_s(loop.chunk_steps, shards, e, p, 0.0, 0.0, bootstrap)
+            else:
+                one = cost.loop_collocated_s(loop.chunk_steps, shards, e, p, bootstrap)
+            seconds, possible = seconds + one * loop.expected_rounds, possible & both
+        seconds = np.where(possible, seconds, np.inf)
+        profiles = self.profile.stages
+        parts = [
+            (profiles[side], profiles[side].resident(owned, devices), profiles[side].working(called, devices))
+            for side, (_, devices, owned, called) in turns.items()
+        ]
+        region, devices = counts.sum(axis=-1), turns[loops[0].opener][1]
+        bits = np.where(devices == region, self.mask_of(loops), 0)
         return self._resident_price(seconds, seconds, parts, bits, devices, self._scale(counts))
 
-    def loop_disaggregated(self, loop: Loop, opener_counts: Counts, answerer_counts: Counts, shards: int) -> Price:
-        """Returns the price of a loop whose two sides own disjoint devices."""
-        opener, answerer = self.profile.stages[loop.opener], self.profile.stages[loop.answerer]
-        e, e_devices, e_owned, e_called = self._turn(loop.opener, opener_counts, shards)
-        p, p_devices, p_owned, p_called = self._turn(loop.answerer, answerer_counts, shards)
-        e, p, possible = _finite(e, p)
+    def loop_disaggregated(self, loops: Loops, opener_counts: Counts, answerer_counts: Counts, shards: int) -> Price:
+        """Returns the price of a loop whose opener owns devices apart from those of its other sides.
+
+        Several loops that share a stage are one after the other, all openers in the one place.
+        """
+        counts = (opener_counts, answerer_counts)
+        halves = self.halves(loops)
+        turns = [
+            {side: self._turn(side, own, shards) for side in half} for half, own in zip(halves, counts, strict=True)
+        ]
+        together = turns[0] | turns[1]
         region = opener_counts.sum(axis=-1) + answerer_counts.sum(axis=-1)
-        up, down = self._wires(loop, opener_counts, answerer_counts, shards)
-        bootstrap = _share(p, answerer.bootstrap_fraction)
-        seconds = cost.loop_disaggregated_s(loop.chunk_steps, shards, e, p, up, down, bootstrap) * loop.expected_rounds
+        seconds, possible = np.zeros(len(region)), np.full(len(region), bool(turns[1]))
+        for loop in loops:
+            e, p, both = _finite(together[loop.opener][0], self._answer_s(loop, together))
+            up, down = self._wires(loop, opener_counts, answerer_counts, shards)
+            bootstrap = _share(_finite(e, together[loop.answerer][0])[1], self._bootstrap(loop))
+            one = cost.loop_disaggregated_s(loop.chunk_steps, shards, e, p, up, down, bootstrap)
+            seconds, possible = seconds + one * loop.expected_rounds, possible & both
         seconds = np.where(possible, seconds, np.inf)
         none = np.zeros_like(region)
-        scales = self._scale(opener_counts), self._scale(answerer_counts)
-        facts = (opener, e_owned, e_devices, e_called, scales[0]), (answerer, p_owned, p_devices, p_called, scales[1])
-        sides = [
-            self._resident_price(seconds, seconds, [(s, s.resident(owned, n), s.working(called, n))], none, n, scale)
-            for s, owned, n, called, scale in facts
-        ]
+        sides = [self._half_price(half, own, seconds, none) for half, own in zip(turns, counts, strict=True) if half]
+        if len(sides) == 1:
+            return sides[0]
         return replace(cost.side_by_side(sides[0], sides[1], 1, 0.0), first_s=seconds, period_s=seconds)
+
+    def _half_price(self, turns: Turns, counts: Counts, seconds: Floats, none: Counts) -> Price:
+        known = self.profile.stages
+        parts = [
+            (known[s], known[s].resident(own, n), known[s].working(call, n)) for s, (_, n, own, call) in turns.items()
+        ]
+        devices = next(iter(turns.values()))[1]
+        return self._resident_price(seconds, seconds, parts, none, devices, self._scale(counts))
+
+    def _bootstrap(self, loop: Loop) -> float:
+        return self.profile.stages[loop.answerer].bootstrap_fraction
+
+    def _answer_s(self, loop: Loop, turns: Turns) -> Floats:
+        """Returns the seconds of a chunk-step's answer: stages in between take part in their share of them."""
+        seconds = turns[loop.answerer][0]
+        for turn in loop.between:
+            seconds = seconds + turns[turn.stage][0] * (loop.num_calls(turn.stage) / loop.chunk_steps)
+        return seconds
 
     def _wires(self, loop: Loop, opener: Counts, answerer: Counts, shards: int) -> tuple[cost.Array, cost.Array]:
         """Returns the seconds that a shard's message needs to the answerer, and back."""
         a, b = opener.sum(axis=-1), answerer.sum(axis=-1)
         lanes = np.minimum(np.minimum(a, b), self.workflow.num_blocks)
         items = -(-self.workflow.num_blocks // shards) * self.workflow.items_per_block
-        ends = ((loop.opener, loop.answerer), (loop.answerer, loop.opener))
-        up, down = (self._send_s(self.edge_bytes(*end) * items, lanes, a + b) for end in ends)
+        shown = self.edge_bytes(loop.opener, loop.answerer)
+        for turn in loop.between:
+            part = loop.num_calls(turn.stage) / loop.chunk_steps
+            shown = shown + self.edge_bytes(loop.opener, turn.stage) * part
+        told = self.edge_bytes(loop.answerer, loop.opener)
+        up, down = (self._send_s(size * items, lanes, a + b) for size in (shown, told))
         return up, down
 
     def edge_bytes(self, source: str, target: str) -> float:

@@ -63,12 +63,12 @@ class Plan:
         return {name: self.owners(name, blocks, spec.blocks_per_batch) for name, spec in workflow.stages.items()}
 
     def shares_workers(self, loop: str, num_blocks: int) -> bool:
-        """Returns whether every block has both sides of a loop in one worker."""
-        first, second = (self.owners(leaf.stage, num_blocks) for leaf in self.loops()[loop].stages)
-        return first == second
+        """Returns whether every block has all sides of a loop in one worker."""
+        first, *others = (self.owners(leaf.stage, num_blocks) for leaf in self.loops()[loop].stages)
+        return all(other == first for other in others)
 
     def is_fused(self, loop: str, num_blocks: int, cluster: Cluster) -> bool:
-        """Returns whether a loop is one call per worker: both its sides are there, and their data may stay there."""
+        """Returns whether a loop is one call per worker: all its sides are there, and their data may stay there."""
         return not cluster.always_store and self.shares_workers(loop, num_blocks)
 
     def shards(self, stage: str, num_blocks: int, cluster: Cluster) -> int:

@@ -25,6 +25,7 @@ once.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -179,8 +180,18 @@ def shape(node: Node) -> str:
     if isinstance(node, Leaf):
         return node.stage
     if isinstance(node, LoopNode):
-        first, second = (set(leaf.devices) for leaf in node.stages)
-        apart = "collocated" if first == second else "disaggregated" if first.isdisjoint(second) else "overlapping"
-        return f"{node.loop} {apart}"
+        return f"{node.loop} {_apart(node)}"
     sign = " || " if isinstance(node, Spatial) else " > " if node.resident else " >> "
     return f"({sign.join(shape(part) for part in node.parts)})"
+
+
+def _apart(node: LoopNode) -> str:
+    """Returns how a loop's sides lie to each other; of more than two also which of them are together."""
+    together: dict[frozenset[int], list[str]] = {}
+    for leaf in node.stages:
+        together.setdefault(frozenset(leaf.devices), []).append(leaf.stage)
+    if len(together) == 1:
+        return "collocated"
+    alike = all(a.isdisjoint(b) for a, b in itertools.combinations(together, 2))
+    apart = "disaggregated" if alike else "overlapping"
+    return apart if len(node.stages) == 2 else f"{apart} {' | '.join('+'.join(names) for names in together.values())}"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.flow.graph import WHOLE, Loop, Workflow
+from rlinf_embodied.flow.graph import WHOLE, Workflow
 from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Temporal
 
 
@@ -59,29 +59,29 @@ def collocated(workflow: Workflow, num_devices: int, name: str = "collocated", c
 
 
 def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated", cores: Devices = ()) -> Plan:
-    """Returns the plan with each loop's opener on device 0 and its answerer on device 1, everything else on both.
+    """Returns the plan with each loop's opener on device 0 and its other sides on device 1, everything else on both.
 
     What runs on cores only is on the first of `cores`, and what else there is on device 0.
     """
     both = (0, 1) if workflow.num_blocks > 1 and not cores else (0,)
     places: dict[str, Devices] = dict.fromkeys(workflow.stages, both)
     for loop in workflow.loops.values():
-        places |= {loop.opener: (0,), loop.answerer: both[-1:]}
+        places |= dict.fromkeys(loop.sides[1:], both[-1:])
+    places |= {loop.opener: (0,) for loop in workflow.loops.values()}
     places |= dict.fromkeys(workflow.of_cores(), cores[:1]) if cores else {}
     return Plan(name, 1 + max(device for place in places.values() for device in place), _tree(workflow, places, shards))
 
 
 def _tree(workflow: Workflow, places: Mapping[str, Devices], shards: int) -> Node:
     """Returns the stages in the order of the edges, one after the other."""
-    loops: dict[str, Loop] = {s: loop for loop in workflow.loops.values() for s in (loop.opener, loop.answerer)}
+    loops = {s: group for group in workflow.loop_groups() for loop in group for s in loop.sides}
     parts: dict[str, Node] = {}  # a loop goes where the first of its sides would
     for stage in workflow.order():
-        loop = loops.get(stage)
-        if loop is None:
+        for loop in loops.get(stage, ()):
+            sides = tuple(Leaf(side, places[side]) for side in loop.sides)
+            parts[loop.name] = LoopNode(loop.name, sides, shards if len(loops[stage]) == 1 else 1)
+        if stage not in loops:
             parts[stage] = Leaf(stage, places[stage])
-        else:
-            sides = tuple(Leaf(side, places[side]) for side in (loop.opener, loop.answerer))
-            parts[loop.name] = LoopNode(loop.name, sides, shards)
     return Temporal(tuple(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
 
 

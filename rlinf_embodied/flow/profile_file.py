@@ -56,6 +56,7 @@ _WORKLOAD_KEYS = (
     "expected_rounds",
     "max_rounds",
     "together",
+    "every",
 )
 
 

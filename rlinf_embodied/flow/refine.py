@@ -152,7 +152,7 @@ class Refiner:
         shards = {
             side: count
             for loop, count in zip(self.work.loops.values(), sketch.shards, strict=True)
-            for side in (loop.opener, loop.answerer)
+            for side in loop.sides
         }
         for number, stage in enumerate(self.work.stages):
             leaf = Leaf(stage, sketch.devices[number], sketch.shares[number])

@@ -97,11 +97,11 @@ class Search:
     def _alone(self, mask: int, chunks: int) -> Iterator[Candidates]:
         """Step 3: a unit on every allocation."""
         counts, none = self.allocations.counts, np.zeros(len(self.allocations.counts), dtype=np.int64)
-        loop = self.units[mask]
-        if isinstance(loop, str):
+        unit = self.units[mask]
+        if isinstance(unit, str):
             for classes in _subsets(counts.shape[1]):
                 used = counts * np.isin(np.arange(counts.shape[1]), classes)
-                leaf = self.pricer.leaf(loop, used, chunks)
+                leaf = self.pricer.leaf(unit, used, chunks)
                 present = (used[:, list(classes)] > 0).all(axis=1)
                 same = (used == counts).all(axis=1)
                 leaf = replace(
@@ -109,22 +109,22 @@ class Search:
                     first_s=np.where(present, leaf.first_s, np.inf),
                     everywhere=np.where(same, leaf.everywhere, 0),
                 )
-                yield Candidates(Operator("leaf", loop, classes=classes), np.arange(len(counts)), leaf, none, none)
+                yield Candidates(Operator("leaf", unit, classes=classes), np.arange(len(counts)), leaf, none, none)
             return
         if chunks > 1:  # a loop hands its blocks on when its episodes have ended
             return
         if self.mode in (Mode.any, Mode.temporal):
-            for shards in loop.shards if self.pricer.overlap_in_worker else (1,):
-                collocated = self.pricer.loop_collocated(loop, counts, shards)
+            for shards in unit[0].shards if self.pricer.overlap_in_worker else (1,):
+                collocated = self.pricer.loop_collocated(unit, counts, shards)
                 yield Candidates(
-                    Operator("loop", loop.name, shards=shards), np.arange(len(counts)), collocated, none, none
+                    Operator("loop", unit[0].name, shards=shards), np.arange(len(counts)), collocated, none, none
                 )
         if self.mode in (Mode.any, Mode.spatial, Mode.hybrid):
             first, second, total = self.allocations.first, self.allocations.second, self.allocations.total
-            for shards in loop.shards:
-                disaggregated = self.pricer.loop_disaggregated(loop, counts[first], counts[second], shards)
+            for shards in unit[0].shards:
+                disaggregated = self.pricer.loop_disaggregated(unit, counts[first], counts[second], shards)
                 yield Candidates(
-                    Operator("loop", loop.name, shards=shards, masks=(1, 1)), total, disaggregated, first, second
+                    Operator("loop", unit[0].name, shards=shards, masks=(1, 1)), total, disaggregated, first, second
                 )
 
     def _combined(self, mask: int, chunks: int) -> Iterator[Candidates]:

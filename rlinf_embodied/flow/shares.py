@@ -36,7 +36,7 @@ class ShareMoves:
         self.speeds = {stage: [1.0 / slowdown(stage, device) for device in everywhere] for stage in workflow.stages}
         self.unlike = self._are_unlike(everywhere)
         number = {stage: i for i, stage in enumerate(workflow.stages)}
-        self.loops = [(number[loop.opener], number[loop.answerer]) for loop in workflow.loops.values()]
+        self.loops = [tuple(number[side] for side in loop.sides) for loop in workflow.loops.values()]
         self.fewest = tuple(min(loop.shards) for loop in workflow.loops.values())
 
     def around(self, sketch: Sketch) -> Iterator[Sketch]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.flow.tree import Devices, Leaf, LoopNode, Node, Shares, Spatial, Temporal, leaves
+from rlinf_embodied.flow.tree import Devices, Leaf, LoopNode, Node, Shares, Spatial, Temporal, leaves, loop_node
 
 MOST_NESTED = 5  # up to so many items, every nesting of turns that switch is tried
 
@@ -27,7 +27,7 @@ class Item:
     parts: tuple[tuple[str, ...], ...]
 
     def units(self) -> tuple[str, ...]:
-        """Returns its units in their order; a loop bears the name of its opener."""
+        """Returns its units in their order; a loop, and those it shares a stage with, has the name of its opener."""
         return tuple(unit for part in self.parts for unit in part)
 
 
@@ -84,7 +84,9 @@ def _items(node: Node, workflow: Workflow) -> Iterator[Item]:
     if isinstance(node, Leaf):
         yield single(node.stage)
     elif isinstance(node, LoopNode):
-        yield single(workflow.loops[node.loop].opener)
+        first = workflow.group_of(node.loop)[0]
+        if first.name == node.loop:
+            yield single(first.opener)
     elif isinstance(node, Spatial) and node.granularity not in (0, workflow.num_blocks):
         yield Item(workflow.num_blocks // node.granularity, tuple(_parts(node)))
     else:
@@ -118,10 +120,11 @@ def item_node(item: Item, sketch: Sketch, workflow: Workflow, resident: bool = T
         parts = [joined([Leaf(stage, *placed[stage]) for stage in part], resident) for part in item.parts]
         return Spatial(tuple(parts), workflow.num_blocks // item.chunks)
     ((unit,),) = item.parts
-    for loop, shards in zip(workflow.loops.values(), sketch.shards, strict=True):
-        if loop.opener == unit:
-            sides = tuple(Leaf(stage, *placed[stage]) for stage in (loop.opener, loop.answerer))
-            return LoopNode(loop.name, sides, shards)
+    shards = dict(zip(workflow.loops, sketch.shards, strict=True))
+    for loops in workflow.loop_groups():
+        if loops[0].opener == unit:
+            places = {side: Leaf(side, *placed[side]) for loop in loops for side in loop.sides}
+            return loop_node(loops, places, [shards[loop.name] for loop in loops])
     return Leaf(unit, *placed[unit])
 
 

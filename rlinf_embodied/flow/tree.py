@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlinf_embodied.flow.graph import WHOLE
+from rlinf_embodied.flow.graph import WHOLE, Loop
 
 Devices = tuple[int, ...]
 Shares = tuple[int, ...]  # blocks of each device, in the order of the devices; (): as even as possible
@@ -50,6 +50,12 @@ class Spatial:
 
 
 Node = Leaf | LoopNode | Temporal | Spatial
+
+
+def loop_node(loops: Sequence[Loop], places: Mapping[str, Leaf], shards: Sequence[int]) -> Node:
+    """Returns the node of a loop, its sides in the order of their turns; of several that share a stage, as turns."""
+    made = [LoopNode(o.name, tuple(places[s] for s in o.sides), n) for o, n in zip(loops, shards, strict=True)]
+    return made[0] if len(made) == 1 else Temporal(tuple(made))
 
 
 def nodes(node: Node) -> Iterator[Node]:

@@ -8,15 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rlinf_embodied.flow.graph import Loop
 from rlinf_embodied.flow.pricing import Pricer
 
+Loops = tuple[Loop, ...]  # one, or several that share a stage
 
-def find_units(pricer: Pricer) -> dict[int, str | Loop]:
-    """Returns bit mask -> stage name or Loop, in the order of the data edges: a loop counts as one unit."""
-    loops = {stage: loop for loop in pricer.workflow.loops.values() for stage in (loop.opener, loop.answerer)}
-    units: dict[int, str | Loop] = {}
+
+def find_units(pricer: Pricer) -> dict[int, str | Loops]:
+    """Returns bit mask -> stage name or loops, in the order of the data edges.
+
+    A loop counts as one unit, and so do those that share a stage.
+    """
+    loops = {stage: group for group in pricer.workflow.loop_groups() for loop in group for stage in loop.sides}
+    units: dict[int, str | Loops] = {}
     for stage in pricer.workflow.order():
         if stage in loops:
-            loop = loops[stage]
-            units[pricer.bits[loop.opener] | pricer.bits[loop.answerer]] = loop
+            units[pricer.mask_of(loops[stage])] = loops[stage]
         else:
             units[pricer.bits[stage]] = stage
     return units

@@ -37,7 +37,7 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Checking, Evaluated, Progress
+from rlinf_embodied.training.job import Checking, Evaluated, Evaluating, Progress
 from rlinf_embodied.training.resume import saved_progress
 
 # counts of the run's progress
@@ -76,6 +76,15 @@ class ReasoningJob:
         self._warned_of_cuts = False  # by the last iteration
         self._warned_of_format = False
         self._reference = ""  # folder that the divergence is measured from, once it is known
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """See Job: the one."""
+        return (self.learner,)
+
+    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
+        """See Job: of the one learner's weights."""
+        return [(self.learner, stages.stage)]
 
     def planning_parts(self) -> dict[str, object]:
         """Returns the sections that the stages' times depend on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlinf_embodied.flow.loops import Turn
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.relay import Part
 
@@ -24,12 +25,13 @@ def to_wire(call: Call, attempt: int) -> Wire:
         call.chunk_steps,
         call.publishes,
         [[[part.worker, list(part.blocks)] for part in shard] for shard in call.relay],
+        [[turn.stage, turn.every] for turn in call.between],
     ]
 
 
 def from_wire(wire: Wire, argument: object = None) -> Call:
     """Returns the call of `to_wire`, with its argument."""
-    stage, method, at, blocks, count, keep, partner, chunk_steps, publishes, relay = wire
+    stage, method, at, blocks, count, keep, partner, chunk_steps, publishes, relay, between = wire
     return Call(
         stage,
         method,
@@ -42,4 +44,5 @@ def from_wire(wire: Wire, argument: object = None) -> Call:
         argument,
         publishes,
         tuple(tuple(Part(worker, tuple(own)) for worker, own in shard) for shard in relay),
+        tuple(Turn(*turn) for turn in between),
     )

@@ -130,9 +130,9 @@ def handover(workflow: Workflow, plan: Plan, cluster: Cluster) -> Handover:
     fused = {name: workflow.loops[name] for name in plan.loops() if plan.is_fused(name, whole, cluster)}
     stays = {stage: _staying(stage, workflow, owners, cluster) for stage in workflow.stages}
     read = {edge.source for edge in workflow.edges}
-    for loop in fused.values():  # one call keeps the same blocks of both its sides
-        kept = [stays[end] for end in (loop.opener, loop.answerer) if end in read]
-        stays[loop.opener] = stays[loop.answerer] = frozenset.intersection(*kept) if kept else frozenset()
+    for loop in fused.values():  # one call keeps the same blocks of all its sides
+        kept = [stays[side] for side in loop.sides if side in read]
+        stays |= dict.fromkeys(loop.sides, frozenset.intersection(*kept) if kept else frozenset())
     weights = {}
     for edge in workflow.weight_edges:
         hosts = sorted(set(owners[edge.source]))
@@ -169,7 +169,7 @@ def routes(
 
     found: list[Route] = []
     for loop in workflow.loops.values():
-        for source, target in ((loop.opener, loop.answerer), (loop.answerer, loop.opener)):
+        for source, target in loop.hops():
             hops = list(zip(owners[source], owners[target], strict=True))
             parted = "" if loop.name in done.fused else "the loop is a call per step"
             found += _grouped(f"{source} -> {target}", "loop", hops, [pick(hop, parted) for hop in hops])

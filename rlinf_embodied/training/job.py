@@ -120,7 +120,7 @@ class Job(Protocol):
     title: str  # for people: "PickCube-v1 · ppo"
     columns: tuple[Column, ...]  # of the live view
     speed: str  # name of the metric that counts global steps per second
-    learner: str  # the stage that trains the weights: it exports them, and tells their digest
+    learner: str  # the stage that trains the weights: it exports them, tells their digest and writes checkpoints
     work: str  # what the run's time is spent on, for people: "RL"
     first_work: str  # the end of the name of the spans with which work begins, for example "env.step"
     eval_every: int  # iterations between evaluations; 0: before and after only
@@ -166,6 +166,15 @@ class Job(Protocol):
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluating:
         """Builds the evaluation's stages beside those of training."""
+        ...
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """All stages that train weights, `learner` the first of them."""
+        ...
+
+    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
+        """Returns which stage of an evaluation holds a copy of which learner's weights: (learner, stage)."""
         ...
 
     @property

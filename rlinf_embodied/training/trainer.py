@@ -12,6 +12,7 @@ finish    evaluation after; summary, trace, curve
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import math
 import time
@@ -450,12 +451,13 @@ class Trainer:
         self._save(running, view)
 
     def _update(self, running: _Running, stages: Evaluating | Checking, step: int) -> None:
-        """Sends the learner's weights to those workers of the stages that do not share them."""
+        """Sends the learners' weights to those workers of the stages that do not share them."""
         executor = running.executor
-        learner, hosts = self._job.learner, executor.workers(self._job.learner)
-        missing = [(worker, stages.stage) for worker in stages.executor.workers(stages.stage) if worker not in hosts]
-        if missing:
-            executor.send_weights(running.session, (hosts[0], learner), missing, StepContext(step))
+        for learner, stage in self._job.copies(stages):
+            hosts = executor.workers(learner)
+            missing = [(worker, stage) for worker in stages.executor.workers(stage) if worker not in hosts]
+            if missing:
+                executor.send_weights(running.session, (hosts[0], learner), missing, StepContext(step))
 
     def _note_start(self, spans: Sequence[Span], view: LiveView) -> None:
         if self._startup.first(spans):
@@ -613,7 +615,9 @@ class Trainer:
 
     # ----------------------------------------------------------------------------------------------------- finish
     def _digest(self, executor: Executor) -> object:
-        return executor.call(self._job.learner, "weights_digest", StepContext(self._progress.iteration))[0]
+        step_context = StepContext(self._progress.iteration)
+        found = [str(executor.call(stage, "weights_digest", step_context)[0]) for stage in self._job.learners]
+        return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
 
     def _finish(self, executor: Executor, after: Evaluated, digest: object, view: LiveView) -> None:
         progress = self._progress

@@ -32,7 +32,7 @@ def outcome(workflow: Workflow, plan: Plan, session: DeferredSession) -> tuple[l
     for iteration in range(ITERATIONS):
         mender.snapshot = take(session, executor, iteration)
         result = executor.run(StepContext(iteration))
-        silent = {loop.answerer for loop in workflow.loops.values()}
+        silent = {side for loop in workflow.loops.values() for side in loop.sides[1:]}
         found.append(
             {
                 stage: told

@@ -10,7 +10,7 @@ from counted_runs import CHUNK_STEPS, by_hand, make, totals, workflow
 from rlinf_embodied.cluster.hardware import EMULATED, Cluster
 from rlinf_embodied.errors import HangError, LostWorkerError, PlugInError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import StageSpec, Workflow
+from rlinf_embodied.flow.graph import StageSpec, Turn, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
 from rlinf_embodied.runtime.call_wire import from_wire, to_wire
 from rlinf_embodied.runtime.host import Call, StepContext
@@ -51,7 +51,8 @@ def test_where_no_worker_can_relay_the_driver_does(opener: tuple[int, ...], answ
 def test_a_call_arrives_as_it_was_sent() -> None:
     at = StepContext(3, 0, 1, 2, 4, 5, {"message": (1, 2)})
     call = Call(
-        "p", "relay", at, (1, 3), 1, frozenset({3}), "e", 7, {"a": 1}, True, ((Part(0, (1,)),), (Part(2, (3,)),))
+        *("p", "relay", at, (1, 3), 1, frozenset({3}), "e", 7, {"a": 1}, True, ((Part(0, (1,)),), (Part(2, (3,)),))),
+        between=(Turn("h", 3),),
     )
     sent = from_wire(to_wire(call, attempt=6), {"a": 1})
     assert sent.step_context.attempt == 6

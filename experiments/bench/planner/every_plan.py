@@ -78,7 +78,7 @@ class EveryPlan:
         self.num_devices = pricer.cluster.num_devices
         self.stages = tuple(self.work.stages)
         self.loops = {loop.opener: loop for loop in self.work.loops.values()}
-        self.answerers = {loop.answerer: loop for loop in self.work.loops.values()}
+        self.behind = {side: loop for loop in self.work.loops.values() for side in loop.sides[1:]}
         blocks = self.work.num_blocks
         self.chunks = [k for k in range(1, blocks + 1) if blocks % k == 0]
         self.places = self._places()
@@ -98,7 +98,7 @@ class EveryPlan:
             hopeful = sets[self._bound(order, (), easiest, sets) < bound]
             for form, shards in itertools.product(self._forms(order), self._shard_counts()):
                 numbers = plain | {s: i.chunks for i in form if isinstance(i, Group) for part in i.parts for s in part}
-                numbers |= dict.fromkeys((*self.loops, *self.answerers), shards)
+                numbers |= dict.fromkeys((*self.loops, *self.behind), shards)
                 chosen = {s: self.tables[s, numbers[s]] for s in self.stages}
                 fits = hopeful[self._apart(form, hopeful)]
                 least = self._bound(order, form, chosen, fits)
@@ -117,7 +117,7 @@ class EveryPlan:
     # --------------------------------------------------------------------------------------------------- what there is
     def _orders(self) -> Iterator[tuple[str, ...]]:
         """Yields every order of the units along the edges; a loop bears its opener's name."""
-        unit = {s: self.answerers[s].opener if s in self.answerers else s for s in self.stages}
+        unit = {s: self.behind[s].opener if s in self.behind else s for s in self.stages}
         before = {(unit[e.source], unit[e.target]) for e in self.work.edges if unit[e.source] != unit[e.target]}
         for order in itertools.permutations(dict.fromkeys(unit.values())):
             place = {u: i for i, u in enumerate(order)}
@@ -186,21 +186,21 @@ class EveryPlan:
     # ---------------------------------------------------------------------------------------------------------- bounds
     def _keys(self) -> Iterator[tuple[str, int]]:
         for stage, spec in self.work.stages.items():
-            if stage in self.loops or stage in self.answerers:
+            if stage in self.loops or stage in self.behind:
                 yield from ((stage, shards) for shards in self._shard_counts())
             else:
                 sizes = ((k, self.work.num_blocks // k) for k in self.chunks)
                 yield from ((stage, k) for k, size in sizes if k == 1 or spec.accepts(size, self.work.num_blocks))
 
     def _table(self, stage: str, parts: int) -> _Table:
-        n, inside = self.num_devices, stage in self.loops or stage in self.answerers
+        n, inside = self.num_devices, stage in self.loops or stage in self.behind
         on = (self.masks[:, None] >> np.arange(n) & 1).astype(bool)
         busy, least = np.zeros((len(self.places), n)), np.zeros(len(self.places))
         turns, rounds = 1.0, 1.0
         if inside:
-            loop = self.loops.get(stage) or self.answerers[stage]
-            fraction = self.pricer.profile.stages[stage].bootstrap_fraction if stage in self.answerers else 0.0
-            turns, rounds = loop.chunk_steps + fraction, loop.expected_rounds
+            loop = self.loops.get(stage) or self.behind[stage]
+            fraction = self.pricer.profile.stages[stage].bootstrap_fraction if stage == loop.answerer else 0.0
+            turns, rounds = loop.num_calls(stage) + fraction, loop.expected_rounds
         streams = parts > 1 and not inside and bool(self.pricer.profile.stages[stage].finish_quantiles)
         for place, (devices, shares) in enumerate(self.places):
             if not devices:
@@ -235,7 +235,7 @@ class EveryPlan:
         first: dict[str, Floats] = {}  # when the first block of a stage may be there
         last: dict[str, Floats] = {}
         for unit in order:
-            sides = (self.loops[unit].answerer, unit) if unit in self.loops else (unit,)
+            sides = (*self.loops[unit].sides[1:], unit) if unit in self.loops else (unit,)
             sources = [s for side in sides for s in self.work.sources(side) if s not in sides]
             none = np.zeros(len(sets))
             ready = np.max([none, *(first[s] for s in sources)], axis=0)
@@ -300,7 +300,7 @@ class EveryPlan:
             return Spatial(nodes, self.work.num_blocks // item.chunks)
         if item in self.loops:
             loop = self.loops[item]
-            sides = tuple(self._leaf(stage, sets) for stage in (loop.opener, loop.answerer))
+            sides = tuple(self._leaf(stage, sets) for stage in loop.sides)
             return LoopNode(loop.name, sides, shards)
         return self._leaf(item, sets)
 

@@ -1,0 +1,153 @@
+"""Two levels of policies: what the lower one sees of a choice of the higher, and which columns each is trained on.
+
+    env step     . . . . . . . . . . . .         C in a chunk
+    chunk-step   |---|---|---|---|---|---|       the low-level policy acts
+    decision     |-----------|-----------|       the high-level policy chooses, every k chunk-steps
+
+A decision is one step of a semi-Markov decision process (Sutton, Precup, Singh 1999): its reward is the discounted sum
+of those of its env steps, up to the end of the episode if it comes in between; the value after n steps counts gamma^n.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlinf_embodied.algorithms.advantages import chunk_steps
+from rlinf_embodied.config import HierarchyConfig, PolicyConfig
+from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+
+HIERARCHY_FILE = "hierarchy.json"
+_TOLD = ("every", "instructions", "goals", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
+HIGH_FOLDER = "high"  # of a checkpoint: the high-level policy's files; those beside it are the low-level policy's
+
+
+def choice_spec(env: EnvSpec, hierarchy: HierarchyConfig) -> EnvSpec:
+    """Returns what a high-level policy acts in: it sees what the env shows, and makes one choice at a time."""
+    return replace(env, chunk=1, action_dim=hierarchy.size, categorical=bool(hierarchy.choices))
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Puts a choice in the place of the task's own goal or instruction."""
+
+    hierarchy: HierarchyConfig
+
+    def apply(self, observation: Observation, choice: Tensor) -> Observation:
+        """Returns what the low-level policy sees.
+
+        Args:
+            observation: of B rows.
+            choice: float32 [B, D] as the high-level policy gave it, in [-1, 1]; of several, the largest entry counts.
+        """
+        how = self.hierarchy
+        if how.instructions:
+            chosen = choice.argmax(1).tolist()
+            return replace(observation, instruction=tuple(how.instructions[number] for number in chosen))
+        goal = self.goal(choice)
+        proprio = observation.proprio.clone()
+        if how.way_columns:
+            moved = goal - proprio[:, how.columns]
+            proprio[:, how.way_columns] += moved if how.way_to_goal else -moved
+        proprio[:, how.columns] = goal
+        return replace(observation, proprio=proprio)
+
+    def goal(self, choice: Tensor) -> Tensor:
+        """Returns the goal that a choice [B, D] stands for, [B, number of columns]."""
+        how = self.hierarchy
+        if how.goals:
+            return choice.new_tensor(how.goals)[choice.argmax(1)]
+        low, high = choice.new_tensor(how.goal_low), choice.new_tensor(how.goal_high)
+        return low + (choice.clamp(-1.0, 1.0) + 1.0) / 2.0 * (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Guided:
+    """Columns for a low-level policy: what the env showed last, as that policy would have seen it."""
+
+    guide: Guide
+
+    def __call__(self, policy: PolicyColumns, env: EnvColumns) -> EnvColumns:
+        """Returns the env's columns of a rollout with the choices in its last and final observations."""
+        assert policy.said is not None, "the low-level policy was told nothing"
+        last, final = self.guide.apply(env.last, policy.said[-1]), env.final
+        if final is not None:
+            final = self.guide.apply(final, policy.said[env.final_index[:, 0], env.final_index[:, 1]])
+        return replace(env, last=last, final=final)
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """Columns for a high-level policy: a decision, and all chunk-steps until the next one, as one step."""
+
+    every: int  # chunk-steps
+    gamma: float  # per env step
+
+    def __call__(self, policy: PolicyColumns, env: EnvColumns) -> EnvColumns:
+        """Returns the env's columns [H, B, C] as [ceil(H / every), B, 1].
+
+        What comes after an episode's end within a decision belongs to an episode that began without one: it is left
+        out.
+        """
+        ended = (env.terminated | env.truncated) & env.valid
+        columns = {"rewards": env.rewards, "terminated": env.terminated, "truncated": env.truncated}
+        joined = {name: self._joined(column) for name, column in (columns | {"valid": env.valid}).items()}
+        ends = self._joined(ended)
+        joined["valid"] &= (ends.cumsum(-1) - ends.to(torch.int64)) == 0
+        steps = chunk_steps(**joined, gamma=self.gamma)
+        index, final = self._finals(env)
+        return replace(
+            env,
+            rewards=steps.rewards[..., None],
+            terminated=steps.terminated[..., None],
+            truncated=steps.truncated[..., None],
+            valid=steps.valid[..., None],
+            privileged=None if env.privileged is None else env.privileged[:: self.every, :, :1],
+            final_index=index,
+            final=final,
+            discounts=steps.discount[..., None],
+        )
+
+    def _joined(self, column: Tensor) -> Tensor:
+        """Returns a column [H, B, C] as [decisions, B, every * C], with zeros behind the end of the rollout."""
+        missing = -len(column) % self.every
+        whole = functional.pad(column, (0, 0, 0, 0, 0, missing))
+        return whole.unflatten(0, (-1, self.every)).transpose(1, 2).flatten(2)
+
+    def _finals(self, env: EnvColumns) -> tuple[Tensor, Observation | None]:
+        """Returns the first end of an episode in each decision and row: those that the columns know."""
+        first: dict[tuple[int, int], int] = {}
+        for place, (step, row) in enumerate(env.final_index.tolist()):
+            first.setdefault((step // self.every, row), place)
+        index = torch.tensor(list(first), dtype=torch.long, device=env.final_index.device).reshape(-1, 2)
+        return index, None if env.final is None else env.final.rows(list(first.values()))
+
+
+def told_of(config: HierarchyConfig) -> dict[str, object]:
+    """Returns what hierarchy.json of a checkpoint says: how its two policies act together."""
+    return {name: getattr(config, name) for name in _TOLD}
+
+
+def saved_hierarchy(checkpoint: str | Path, high: PolicyConfig) -> HierarchyConfig:
+    """Returns the section of a checkpoint of two levels; `high` is that of its high-level policy.
+
+    Raises:
+        CheckpointError: hierarchy.json is damaged.
+    """
+    path = Path(checkpoint) / HIERARCHY_FILE
+    try:
+        return HierarchyConfig(**json.loads(path.read_text(encoding="utf-8")), policy=high)
+    except (OSError, ValueError, TypeError, ConfigError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): it is damaged; use another checkpoint") from error
+
+
+def has_two_levels(checkpoint: str | Path) -> bool:
+    """Returns whether a checkpoint holds a high-level policy beside the one that acts."""
+    return (Path(checkpoint) / HIERARCHY_FILE).exists()

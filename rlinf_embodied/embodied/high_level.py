@@ -1,0 +1,89 @@
+"""The policy of the higher of two levels: whether it can be, and what it starts from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config import EnvConfig, HierarchyConfig, TrainConfig, WarmStartConfig
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.embodied.hierarchy import choice_spec
+from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage
+from rlinf_embodied.embodied.policy_check import new_policy, require_options, require_policy_class
+from rlinf_embodied.embodied.policy_folder import require_policy_folder, trained_under
+from rlinf_embodied.embodied.warm_start import cache_folder
+from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.interfaces.policies import Policy
+from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.training.warm_start import made_once
+
+
+def levels_note(hierarchy: HierarchyConfig, env: EnvConfig) -> list[str]:
+    """Returns a line that says what the high-level policy chooses, and how often; none where there is none."""
+    if not hierarchy.on:
+        return []
+    what = f"one of {len(hierarchy.choices)}" if hierarchy.choices else f"a point of {hierarchy.size} numbers"
+    kind = "instructions" if hierarchy.instructions else "goals" if hierarchy.choices else "as the goal"
+    stays = "stays as it is" if hierarchy.frozen else "learns, too"
+    steps = hierarchy.every * env.chunk
+    return [f"levels   the higher one chooses {what} {kind} every {steps} env steps; the lower one {stays}"]
+
+
+def require_high_level(hierarchy: HierarchyConfig, env: EnvConfig) -> None:
+    """Checks the high-level policy's class and the checkpoint that it starts from.
+
+    Raises:
+        ConfigError: hierarchy.policy names no policy, or has options that it does not know.
+        CheckpointError: hierarchy.checkpoint holds no policy of this project.
+    """
+    require_policy_class(hierarchy.policy, cloned=False)
+    require_options(hierarchy.policy)
+    if hierarchy.checkpoint is not None:
+        require_policy_folder("hierarchy.checkpoint", hierarchy.checkpoint)
+        theirs = trained_under(hierarchy.checkpoint).env.task
+        rule = f"that policy was trained in {theirs}, and this run is in {env.task}"
+        require(theirs == env.task, "hierarchy.checkpoint", hierarchy.checkpoint, rule, "use one of this task")
+
+
+@dataclass(frozen=True, slots=True)
+class NewHighLevelConfig(WarmStartStageConfig):
+    """What the stage needs to know."""
+
+    hierarchy: HierarchyConfig = field(default_factory=HierarchyConfig)
+
+
+class NewHighLevelStage(NewPolicyStage):
+    """Makes a policy whose actions are choices."""
+
+    def __init__(self, config: NewHighLevelConfig) -> None:
+        """Takes plain data."""
+        super().__init__(config)
+        self._hierarchy = config.hierarchy
+
+    def _policy(self, env: EnvSpec) -> Policy:
+        """Returns a new policy for the choices in an env.
+
+        Raises:
+            ConfigError: the columns of a goal are none of the env's.
+        """
+        how = self._hierarchy
+        for name, columns in (("columns", how.columns), ("way_columns", how.way_columns)):
+            rule = f"the proprioception of {env.task} has the columns 0..{env.proprio_dim - 1}"
+            require(max(columns, default=-1) < env.proprio_dim, f"hierarchy.{name}", columns, rule, "name others")
+        return new_policy(self._config.policy, choice_spec(env, how), self._config.seed, self._device)
+
+
+def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
+    """Returns the folder that the high-level policy starts from: the one that is given, or that of a new one."""
+    hierarchy = config.hierarchy
+    if hierarchy.checkpoint is not None:
+        return Path(hierarchy.checkpoint)
+    start = WarmStartConfig(from_nothing=True, cache_dir=config.warm_start.cache_dir)
+    asked = NewHighLevelConfig((config.env,), hierarchy.policy, start, config.run.seed, hierarchy=hierarchy)
+    stage = StageSpec("high_level", f"{__name__}.NewHighLevelStage", asked)
+    of_choices = {name: getattr(hierarchy, name) for name in ("instructions", "goals", "columns")}
+    cached = cache_folder(asked, cluster.kind, {"level": "high", **of_choices, "policy": asdict(hierarchy.policy)})
+    return made_once(cached, stage, 1, session, cluster, lambda executor: None, spare)

@@ -1,0 +1,235 @@
+"""Two levels of policies: what a choice is for the lower one, a decision for the higher one, and equal weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hierarchical_runs import digests, executor_for, placed, two_levels
+from runs import iterate, metric_rows, train, trainer_of
+from torch import Tensor
+
+from rlinf_embodied.compose.evaluation import compose_evaluate
+from rlinf_embodied.config import HierarchyConfig
+from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns
+from rlinf_embodied.embodied.evaluate import evaluate_command
+from rlinf_embodied.embodied.hierarchy import Decisions, Guide, Guided
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.runtime.session import SerialSession, Session
+
+ANY = HierarchyConfig(every=2, columns=[2, 0], goal_low=[-1.0, 0.0], goal_high=[1.0, 4.0])
+
+
+def seen(*rows: list[float]) -> Observation:
+    return Observation(torch.tensor(rows), tuple(f"task {k}" for k in range(len(rows))))
+
+
+# --------------------------------------------------------------------------------------------------- what a choice is
+def test_any_goal_between_the_bounds_takes_the_place_of_the_tasks() -> None:
+    shown = seen([5.0, 6.0, 7.0], [5.0, 6.0, 7.0])
+    found = Guide(ANY).apply(shown, torch.tensor([[0.0, -1.0], [3.0, 0.5]]))
+    assert found.proprio.tolist() == [[0.0, 6.0, 0.0], [3.0, 6.0, 1.0]]  # clipped to the bounds
+    assert shown.proprio[0].tolist() == [5.0, 6.0, 7.0]
+
+
+@pytest.mark.parametrize(("to_goal", "way"), [(True, 2.0 - 5.0), (False, 5.0 - 2.0)])
+def test_the_way_to_the_goal_changes_with_it(to_goal: bool, way: float) -> None:
+    # the place is 5; the task's goal 9 becomes 2
+    one = HierarchyConfig(every=2, columns=[1], way_columns=[2], way_to_goal=to_goal, goal_low=[0.0], goal_high=[4.0])
+    found = Guide(one).apply(seen([5.0, 9.0, 9.0 - 5.0 if to_goal else 5.0 - 9.0]), torch.tensor([[0.0]]))
+    assert found.proprio.tolist() == [[5.0, 2.0, way]]
+
+
+def test_one_of_several_is_the_largest_entry() -> None:
+    goals = HierarchyConfig(every=1, columns=[0], goals=[[0.5], [0.25]])
+    assert Guide(goals).apply(seen([1.0, 2.0]), torch.tensor([[-1.0, 1.0]])).proprio.tolist() == [[0.25, 2.0]]
+    told = HierarchyConfig(every=1, instructions=["left", "right"])
+    assert Guide(told).apply(seen([1.0], [1.0]), torch.tensor([[1.0, -1.0], [-1.0, 1.0]])).instruction == (
+        "left",
+        "right",
+    )
+
+
+def columns(rewards: list[float], ended: dict[int, str], chunk: int = 1, invalid: tuple[int, ...] = ()) -> EnvColumns:
+    """One row; `ended` says in which env step an episode is terminated or truncated, and shows [step] then."""
+    steps = torch.tensor(rewards).reshape(-1, 1, chunk)
+    flag = lambda kind: torch.tensor([ended.get(t) == kind for t in range(len(rewards))]).reshape(-1, 1, chunk)  # noqa: E731
+    valid = torch.tensor([t not in invalid for t in range(len(rewards))]).reshape(-1, 1, chunk)
+    index = torch.tensor([[t // chunk, 0] for t in ended]).reshape(-1, 2)
+    final = seen(*([float(t)] for t in ended)) if ended else None
+    state = torch.arange(float(len(rewards))).reshape(-1, 1, chunk, 1)
+    return EnvColumns(
+        steps, flag("terminated"), flag("truncated"), valid, state, seen([99.0]), index, final, torch.zeros(1).bool()
+    )
+
+
+def policy_columns(said: Tensor | None = None) -> PolicyColumns:
+    return PolicyColumns({}, {}, torch.zeros(0), 0, said=said)
+
+
+def test_a_decision_is_a_step_with_the_discounted_rewards_until_the_next_one() -> None:
+    # seven env steps in chunks of one, a decision every three
+    found = Decisions(3, 0.5)(policy_columns(), columns([1.0, 1.0, 1.0, 2.0, 0.0, 4.0, 8.0], {}))
+    assert found.rewards.flatten().tolist() == [1.75, 2.0 + 1.0, 8.0]
+    assert found.discounts is not None
+    assert found.discounts.flatten().tolist() == [0.125, 0.125, 0.5]  # the last one holds for one step only
+    assert found.privileged is not None
+    assert found.privileged.flatten().tolist() == [0.0, 3.0, 6.0]
+    assert found.valid.all()
+    assert found.rewards.shape == (3, 1, 1)
+
+
+def test_what_begins_amid_a_decision_is_not_counted() -> None:
+    # chunks of two; the episode ends in step 1, another one begins in step 2 and ends in step 3; a decision is of four
+    both = columns([1.0, 1.0, 8.0, 8.0, 2.0, 2.0], {1: "truncated", 3: "terminated"}, chunk=2)
+    found = Decisions(2, 0.5)(policy_columns(), both)
+    assert found.rewards.flatten().tolist() == [1.5, 3.0]
+    assert found.truncated.flatten().tolist() == [True, False]
+    assert not found.terminated.any()
+    assert found.discounts is not None
+    assert found.discounts.flatten().tolist() == [0.25, 0.25]
+    assert found.final_index.tolist() == [[0, 0]]
+    assert found.final is not None
+    assert found.final.proprio.tolist() == [[1.0]]
+
+
+def test_a_row_that_is_frozen_has_no_decision() -> None:
+    ended = columns([1.0, 1.0, 0.0, 0.0], {1: "terminated"}, invalid=(2, 3))
+    found = Decisions(2, 0.5)(policy_columns(), ended)
+    assert found.valid.flatten().tolist() == [True, False]
+    assert found.terminated.flatten().tolist() == [True, False]
+
+
+def test_the_lower_level_is_valued_with_the_choice_that_held() -> None:
+    env = columns([0.0, 0.0, 0.0], {1: "truncated"})
+    one = HierarchyConfig(every=2, columns=[0], goal_low=[0.0], goal_high=[2.0])
+    found = Guided(Guide(one))(policy_columns(torch.tensor([[[-1.0]], [[0.0]], [[1.0]]])), env)
+    assert found.final is not None
+    assert (found.final.proprio.tolist(), found.last.proprio.tolist()) == ([[1.0]], [[2.0]])
+
+
+# ------------------------------------------------------------------------------------------------------ equal weights
+PLANS = {
+    "collocated on 2": (2, placed("all", "all", "all", "all", "all")),
+    "all apart, two shards": (3, placed([0], [1], [2], "all", "all", shards=2)),
+    "both policies apart from the env": (3, placed([0, 1], [2], [2], [0], [1, 2])),
+    "the higher level with the env": (2, placed([0], [0], [1], [1], [0], shards=2)),
+}
+
+
+def trained(config, plan: str, session: Session) -> tuple[tuple[str, ...], list[dict[str, float]]]:
+    devices, tree = PLANS[plan] if plan else (1, placed("all", "all", "all", "all", "all"))
+    if config.hierarchy.frozen:
+        tree = {"temporal": tree["temporal"][:2]}
+    executor = executor_for(config, tree, devices, session)
+    metrics = iterate(executor, 3)
+    return digests(executor), metrics
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[tuple[str, ...], list[dict[str, float]]]:
+    return trained(two_levels(), "", SerialSession())
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, plan: str) -> None:
+    assert trained(two_levels(), plan, SerialSession()) == alone
+
+
+def test_both_levels_learn(alone) -> None:
+    weights, metrics = alone
+    assert len(set(weights)) == 2
+    assert all(m["high/losses/policy_steps"] > 0 and m["high/losses/initial_log_ratio"] <= 1e-5 for m in metrics)
+    assert metrics[-1]["losses/policy_steps"] > 0
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("plan", ["all apart, two shards", "both policies apart from the env"])
+def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, plan: str) -> None:
+    assert trained(two_levels(), plan, ray_session) == alone
+
+
+VARIANTS = {
+    "one of three goals": [
+        "hierarchy.goals=[[0,0.5],[0.5,0],[-0.5,0]]",
+        "hierarchy.goal_low=-",
+        "hierarchy.goal_high=-",
+    ],
+    "episodes are carried over": ["env.carry_over=true"],
+    "instructions, from images": [
+        *("policy=tiny_vla", "env.cameras=[base_camera]", "warm_start.from_nothing=true"),
+        *("hierarchy.instructions=[go up,go down]", "hierarchy.goal_low=-", "hierarchy.goal_high=-"),
+        "hierarchy.columns=-",
+    ],
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_kind_of_choice_gives_equal_weights(variant: str) -> None:
+    config = two_levels(*VARIANTS[variant])
+    assert trained(config, "all apart, two shards", SerialSession()) == trained(config, "", SerialSession())
+
+
+# ---------------------------------------------------------------------------------------------------------- whole runs
+def four(folder: Path, *overrides: str):
+    short = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]
+    return two_levels(f"run.dir={folder}", *short, *overrides)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("two_levels")
+    return folder, train(four(folder))
+
+
+def test_a_run_that_goes_on_gives_the_weights_of_an_uninterrupted_one(straight, tmp_path) -> None:
+    folder, summary = straight
+    shutil.copytree(folder / "checkpoints" / "step_000002", tmp_path / "checkpoints" / "step_000002")
+    assert train(four(tmp_path))["weights_sha256"] == summary["weights_sha256"]
+    assert metric_rows(tmp_path) == metric_rows(folder)[2:]
+
+
+def test_a_checkpoint_acts_with_both_of_its_policies(straight, tmp_path, capsys) -> None:
+    folder, summary = straight
+    words = [f"checkpoint={folder}/checkpoints/latest", f"run.dir={tmp_path}", "cluster=serial"]
+    words += ["eval.num_episodes=3", "eval.num_envs=3", "eval.record_video=false"]
+    evaluate_command(compose_evaluate(words))
+    assert f"return {summary['return_after']:.2f}" in capsys.readouterr().out
+
+
+def test_a_frozen_lower_level_stays_as_it_is(straight, tmp_path) -> None:
+    folder, _ = straight
+    start = folder / "checkpoints" / "latest"
+    given = [f"warm_start.checkpoint={start}", "warm_start.from_nothing=false", "hierarchy.frozen=true"]
+    train(four(tmp_path, *given))
+    after = tmp_path / "checkpoints" / "latest"
+    assert (after / "model.safetensors").read_bytes() == (start / "model.safetensors").read_bytes()
+    assert (after / "high" / "model.safetensors").read_bytes() != (start / "high" / "model.safetensors").read_bytes()
+    begun = [name for name in ("checkpoints", "metrics.jsonl") if (tmp_path / name).exists()]
+    shutil.rmtree(tmp_path / "checkpoints" / "step_000004")
+    assert len(begun) == 2
+    again = train(four(tmp_path, *given))
+    assert again["iterations"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan.max_staleness=1", "algorithm.tis_cap=2"], r"plan.max_staleness is 1, but what two levels .*: use 0"),
+        (["hierarchy.checkpoint=/nowhere/x"], r"hierarchy.checkpoint is '/nowhere/x', but there is no .*config.json"),
+        (["hierarchy.policy._target_=policies.none.P"], r"policy._target_ is 'policies.none.P'"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(words: list[str], message: str) -> None:
+    with pytest.raises((ConfigError, CheckpointError), match=message):
+        trainer_of(two_levels(*words))
+
+
+def test_columns_that_the_env_has_not_are_refused(tmp_path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"hierarchy.columns is \[2, 9\], but the proprioception .* 0..3: name others"
+    ):
+        trainer_of(two_levels("hierarchy.columns=[2,9]", f"run.dir={tmp_path}")).run()
