@@ -138,7 +138,7 @@ def test_updates_are_those_of_the_paper() -> None:
 
 def test_half_of_every_batch_are_demonstrations() -> None:
     replay = ReplayStage(
-        ReplayConfig(*(SEED, 100, 8, 50, 2, ALL, ""), demonstrations_until=1, demonstration_rows=round(8 * 0.5))
+        ReplayConfig(*(SEED, 100, 8, 100, 2, ALL, ""), demonstrations_until=1, demonstration_rows=round(8 * 0.5))
     )
     replay.setup(solo_context((0,)))
     size = 30
@@ -152,9 +152,9 @@ def test_half_of_every_batch_are_demonstrations() -> None:
         }
         output = replay.run(StepContext(iteration), {0: [told]})
     batch = output.blocks[0]
-    assert batch["state"].shape == (50, 8, STATE)
+    assert batch["state"].shape == (100, 8, STATE)
     shown = (batch["state"][..., 0] == 0).float()  # of iteration 0, in which the expert acted
-    assert torch.equal(shown.sum(1), torch.full((50,), 4.0))
+    assert torch.equal(shown.sum(1), torch.full((100,), 4.0))
     assert len(set(batch["reward"][shown.bool()].tolist())) == size  # all of them, sooner or later
     assert output.report.demonstrations == size
     assert DEMONSTRATIONS in {name.split(".")[1] for name in replay.export_state(StepContext(3))}
