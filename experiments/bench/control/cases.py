@@ -1,4 +1,4 @@
-"""The trainings behind docs/control.md: each algorithm on the cheapest task on which it has something to show.
+"""The trainings behind docs/control.md: each algorithm on a task that is cheap.
 
 case     task                       learns from
 sac      Pendulum-v1                what it gathers
