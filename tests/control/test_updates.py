@@ -63,8 +63,8 @@ def test_rlpd_leaves_the_uniform_policy_where_rewards_are_sparse() -> None:
     policy, _, metrics = learned(SoftUpdates, *words)
     assert greedy(policy) > 0.3  # towards what paid
     assert metrics["losses/entropy"] < 0.6  # that of the uniform policy is log 2 = 0.69
-    _, _, metrics = learned(SoftUpdates, *words, "algorithm.initial_entropy_coef=1")  # the authors', as it is
-    assert metrics["losses/entropy"] > 0.6
+    _, _, near = learned(SoftUpdates, *words, "algorithm.initial_entropy_coef=1")  # the authors', as it is
+    assert near["losses/entropy"] > metrics["losses/entropy"] + 0.1
 
 
 def test_an_ensemble_is_networks_side_by_side_and_a_part_of_it_some_of_them() -> None:
