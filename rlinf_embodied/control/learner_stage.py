@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.config import ControlAlgorithmConfig, ControlName, EnvConfig
@@ -26,11 +25,11 @@ from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.interfaces.envs import RunningEpisode
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
-from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.reduce import Reducer, make_reducer
-from rlinf_embodied.learning.shared_policy import SharedPolicy, move
-from rlinf_embodied.learning.snapshot import StageState, kept
+from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.learning.snapshot import StageState
+from rlinf_embodied.learning.training_state import TrainingState
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
@@ -99,9 +98,9 @@ class LearnerStage:
         self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter("learner")
         self._policy, self._rank, self._device = self._shared.policy, context.group.rank, context.device
-        self._writer = CheckpointWriter()
         reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
-        self._updates = _UPDATES[algorithm.name](self._policy, algorithm, reducer, model.seed)
+        self._updates = updates = _UPDATES[algorithm.name](self._policy, algorithm, reducer, model.seed)
+        self._training = TrainingState(self._shared, self._rank, updates.learners, updates.modules)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Makes the updates of an iteration from one payload of batches per block; none of empty ones."""
@@ -117,18 +116,12 @@ class LearnerStage:
     def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory; the policy's weights stay if the rollout uses them."""
         self._shared.leave("learner")
-        self._move("cpu")
+        self._training.move("cpu")
 
     def onload(self, step_context: StepContext) -> None:
         """Comes back."""
         self._shared.enter("learner")
-        self._move(self._device)
-
-    def _move(self, device: str) -> None:
-        for module in self._updates.modules.values():
-            move(module, device)
-        for learner in self._updates.learners.values():
-            learner.move_state(device)
+        self._training.move(self._device)
 
     # --------------------------------------------------------------------------------------------- weights and state
     def export_weights(self, step_context: StepContext) -> WeightsMessage:
@@ -140,18 +133,6 @@ class LearnerStage:
         own = {f"{n}/{key}": t for n, module in self._updates.modules.items() for key, t in module.state_dict().items()}
         return weights_sha256({**self._policy.module.state_dict(), **own})
 
-    def _state(self) -> dict[str, dict[str, Tensor]]:
-        """Returns networks and moments by name; all workers take part."""
-        networks = {name: dict(module.state_dict()) for name, module in self._updates.modules.items()}
-        return networks | {name: learner.export_state() for name, learner in self._updates.learners.items()}
-
-    def _restore(self, state: Callable[[str], Mapping[str, Tensor]]) -> None:
-        for name, module in self._updates.modules.items():
-            module.load_state_dict(state(name))
-        for name, learner in self._updates.learners.items():
-            learner.adopt()
-            learner.import_state(state(name))
-
     def save(
         self, step_context: StepContext, argument: tuple[str, int, int, dict[str, object], str], *parts: object
     ) -> None:
@@ -162,7 +143,7 @@ class LearnerStage:
             argument: (root, step, keep, JSON state, name of the replay buffer's tensors).
             parts: what the workers of the env and of the replay buffer published: episodes by block, tensors by name.
         """
-        tensors = self._state()
+        tensors = self._training.export()
         if self._rank != 0:
             return
         root, step, keep, state, replay = argument
@@ -180,21 +161,19 @@ class LearnerStage:
         def write_policy(folder: Path) -> None:
             save_policy(policy, folder, config.env, config.model.policy, self._device)
 
-        state = state | {"version": self._shared.version, "blocks": sorted(carried)}
-        self._writer.save(Path(root), step, policy_writer=write_policy, tensors=tensors, state=state, keep=keep)
+        self._training.write((root, step, keep), write_policy, tensors, state | {"blocks": sorted(carried)})
 
     def wait_saved(self, step_context: StepContext) -> None:
         """Returns when the checkpoint that was begun last is on the disk."""
-        self._writer.wait()
+        self._training.wait()
 
     def leave(self) -> None:
         """Returns when nothing is being written."""
-        self._writer.leave()
+        self._training.leave()
 
     def load(self, step_context: StepContext, folder: str) -> None:
         """Restores networks, learners and version; the policy's weights were loaded with it."""
-        self._restore(lambda name: load_tensors(Path(folder), name))
-        self._shared.version = step_context.iteration
+        self._training.load(folder, step_context.iteration)
 
     def load_carry_over(self, step_context: StepContext, folder: str) -> dict[int, list[RunningEpisode | None]]:
         """Returns what the env carried over, {} if nothing."""
@@ -202,13 +181,8 @@ class LearnerStage:
 
     def export_snapshot(self, step_context: StepContext) -> StageState | None:
         """Returns weights, networks and moments (the first worker does)."""
-        state = self._state()
-        return StageState.of(self._policy.module, self._shared.version, state) if self._rank == 0 else None
+        return self._training.snapshot()
 
     def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
         """Goes on from there."""
-        found = kept(parts)
-        state = found.install(self._policy.module)
-        with torch.no_grad():
-            self._restore(lambda name: state[name])
-        self._shared.version = found.weights.version
+        self._training.go_on_from(parts)

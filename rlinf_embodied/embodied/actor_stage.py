@@ -50,11 +50,11 @@ from rlinf_embodied.interfaces.envs import RunningEpisode
 from rlinf_embodied.interfaces.policies import Features, HasRunningStatistics, Policy, Record
 from rlinf_embodied.learning import earlier_weights
 from rlinf_embodied.learning.checkpoint import copied, load_tensors, weights_sha256
-from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.learning.snapshot import StageState, kept
+from rlinf_embodied.learning.snapshot import StageState
+from rlinf_embodied.learning.training_state import TrainingState
 from rlinf_embodied.learning.update import (
     Fitted,
     Shuffle,
@@ -119,7 +119,6 @@ class ActorStage:
         self._shared.enter("actor")
         self._policy = computed_in(algorithm.precision, self._shared.policy, model.policy, context.device)
         self._rank, self._device = context.group.rank, context.device
-        self._writer = CheckpointWriter()
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         whole, rule = algorithm.sharding is Sharding.none, "the policy's running statistics would miss the sliced copy"
         keeps = isinstance(self._policy, HasRunningStatistics)
@@ -130,6 +129,8 @@ class ActorStage:
             settings = (algorithm, self._reducer, context, self._config.exact)
             learners = Learners.sharded(self._policy, self._copy, self._zero_loss, *settings)
         self._learners, self._joint = learners.by_name, learners.joint
+        named = {self._config.prefix + name: learner for name, learner in self._learners.items()}
+        self._training = TrainingState(self._shared, self._rank, named)
         temperature = model.policy.temperature
         self._objective = Objective(algorithm, temperature, learners.evaluate, self._policy.value, learners.joint)
 
@@ -284,16 +285,12 @@ class ActorStage:
     def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory with the learners' state; the weights stay if the rollout uses them."""
         self._shared.leave("actor")
-        self._move_learners("cpu")
+        self._training.move("cpu")
 
     def onload(self, step_context: StepContext) -> None:
         """Comes back."""
         self._shared.enter("actor")
-        self._move_learners(self._device)
-
-    def _move_learners(self, device: str) -> None:
-        for learner in self._learners.values():
-            learner.move_state(device)
+        self._training.move(self._device)
 
     # --------------------------------------------------------------------------------------------- weights and state
     def export_weights(self, step_context: StepContext) -> WeightsMessage:
@@ -314,17 +311,16 @@ class ActorStage:
 
         `more` are the weights that rollouts under way were begun with, or what another learner gives.
         """
-        config = self._config
-        tensors = {config.prefix + n: learner.export_state() for n, learner in self._learners.items()}  # all take part
+        tensors = self._training.export()  # all take part
         if self._rank != 0:
             return
         root, step, keep, state, carry_over = argument
         if carry_over:
             tensors["carry_over"] = flatten_carry_over(carry_over)
         earlier, values = earlier_weights.to_save([message for message in more if isinstance(message, WeightsMessage)])
-        state = state | {"version": self._shared.version, "blocks": sorted(carry_over)} | values
-        policy, others = self._shared.policy, [message for message in more if isinstance(message, OtherLearner)]
-        tensors |= {name: group for other in others for name, group in other.tensors.items()}
+        policy, config = self._shared.policy, self._config
+        others = [message for message in more if isinstance(message, OtherLearner)]
+        tensors |= {name: dict(group) for other in others for name, group in other.tensors.items()}
 
         def write_policy(folder: Path) -> None:
             if config.writes is None:
@@ -337,48 +333,37 @@ class ActorStage:
             save_conditions(folder, config.env, both.policy, self._device)
             (folder / HIERARCHY_FILE).write_text(json.dumps(both.more, indent=2) + "\n", encoding="utf-8")
 
-        self._writer.save(
-            Path(root), step, policy_writer=write_policy, tensors=tensors | earlier, state=state, keep=keep
-        )
+        state = state | {"blocks": sorted(carry_over)} | values
+        self._training.write((root, step, keep), write_policy, tensors | earlier, state)
 
     def export_learner(self, step_context: StepContext) -> OtherLearner | None:
         """Returns what a checkpoint that another learner writes holds of this one (the first worker does)."""
-        config = self._config
-        tensors = {config.prefix + n: learner.export_state() for n, learner in self._learners.items()}  # all take part
+        groups = self._training.export()  # all take part
         if self._rank != 0:
             return None
-        write = lambda folder: save_policy(  # noqa: E731
-            self._shared.policy, folder, config.env, config.model.policy, self._device
-        )
-        return OtherLearner({name: copied(group) for name, group in tensors.items()}, files_of(write))
+        policy, config = self._shared.policy, self._config
+        write = lambda folder: save_policy(policy, folder, config.env, config.model.policy, self._device)  # noqa: E731
+        return OtherLearner({name: copied(group) for name, group in groups.items()}, files_of(write))
 
     def wait_saved(self, step_context: StepContext) -> None:
         """Returns when the checkpoint that was begun last is on the disk."""
-        self._writer.wait()
+        self._training.wait()
 
     def leave(self) -> None:
         """Returns when nothing is being written."""
-        self._writer.leave()
+        self._training.leave()
 
     def load(self, step_context: StepContext, folder: str) -> None:
         """Restores learners and version; the weights were loaded with the policy."""
-        for name, learner in self._learners.items():
-            learner.import_state(load_tensors(Path(folder), self._config.prefix + name))
-        self._shared.version = step_context.iteration
+        self._training.load(folder, step_context.iteration)
 
     def export_snapshot(self, step_context: StepContext) -> StageState | None:
         """Returns weights and moments of all learners (the first worker does)."""
-        moments = {name: learner.export_state() for name, learner in self._learners.items()}  # all take part
-        return StageState.of(self._policy.module, self._shared.version, moments) if self._rank == 0 else None
+        return self._training.snapshot()
 
     def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
         """Goes on from there."""
-        state = kept(parts)
-        moments = state.install(self._policy.module)
-        for name, learner in self._learners.items():
-            learner.adopt()
-            learner.import_state(moments[name])
-        self._shared.version = state.weights.version
+        self._training.go_on_from(parts)
 
     def earlier_weights(self, step_context: StepContext, asked: tuple[str, int, int]) -> WeightsMessage | None:
         """Returns what a checkpoint keeps beside the learner's (the first worker does): folder, place, version."""

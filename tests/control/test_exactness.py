@@ -93,7 +93,23 @@ def test_demonstrations_and_labels_are_learned_from(alone) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("plan", [pytest.param("collocated on 2", marks=pytest.mark.slow), "disaggregated on 2"])
-def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, plan: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "plan"),
+    [
+        pytest.param("sac", "collocated on 2", marks=pytest.mark.slow),
+        ("sac", "disaggregated on 2"),
+        pytest.param("rlpd", "disaggregated on 2", marks=pytest.mark.slow),
+        pytest.param("dagger", "collocated on 2", marks=pytest.mark.slow),
+    ],
+)
+def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, variant: str, plan: str) -> None:
     devices, tree = PLANS[plan]
-    assert trained(small(), tree, devices, ray_session) == alone["sac"]
+    assert trained(VARIANTS[variant], tree, devices, ray_session) == alone[variant]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ray_workers_learn_from_a_recording_what_one_process_does(played, ray_session) -> None:
+    (_, one), (devices, tree) = OFFLINE["on 1"], OFFLINE["apart"]
+    expected = trained(recorded("iql", played), one, 1, SerialSession())
+    assert trained(recorded("iql", played), tree, devices, ray_session) == expected

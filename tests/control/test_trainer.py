@@ -180,6 +180,18 @@ def test_a_policy_learns_to_swing_less(tmp_path) -> None:
     assert found["return_after"] > found["return_before"] + 60
 
 
+@pytest.mark.slow
+def test_a_sparse_reward_is_learned_from_beside_demonstrations(tmp_path) -> None:
+    words = ["algorithm=rlpd", "algorithm.expert_steps=1000", "algorithm.warmup_steps=500", "env.reward=sparse"]
+    words += ["algorithm.num_critics=5", "algorithm.updates_per_step=4", "algorithm.policy_period=4"]
+    words += ["algorithm.batch_size=128", "algorithm.capacity=8000", "algorithm.critic_hidden_size=64"]
+    words += ["policy.hidden_size=64", "env.block_size=8", "env.chunks_per_rollout=8", "env.horizon=20"]
+    words += ["run.num_iterations=40", "eval.num_episodes=50", "checkpoint.every=0"]
+    found = train(reach(f"run.dir={tmp_path}", *words))
+    assert found["success_rate_before"] < 0.2
+    assert found["success_rate_after"] > 0.5
+
+
 @pytest.mark.ray
 def test_a_plan_is_found_and_changes_no_weight(straight, tmp_path, ray_cluster) -> None:
     words = ["cluster=local", "cluster.num_devices=2", "plan=auto", "plan.profile_budget_s=1", f"run.dir={tmp_path}"]

@@ -9,6 +9,7 @@ from policies.soft_actor import SoftActor
 from rlinf_embodied.control.cloning_updates import CloningUpdates
 from rlinf_embodied.control.critics import Ensemble
 from rlinf_embodied.control.implicit_updates import ImplicitUpdates
+from rlinf_embodied.control.soft_updates import SoftUpdates
 from rlinf_embodied.control.transitions import Columns
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.learning.groups import SoloGroup
@@ -55,6 +56,15 @@ def test_iql_does_what_paid_and_cloning_what_was_done() -> None:
     clone, _, metrics = learned(CloningUpdates)
     assert abs(greedy(clone)) < 0.15  # the mean of both actions
     assert 0.2 < metrics["losses/imitation_loss"] < 0.35
+
+
+def test_rlpd_leaves_the_uniform_policy_where_rewards_are_sparse() -> None:
+    words = ("algorithm=rlpd", "algorithm.updates_per_step=0.1", "algorithm.num_critics=3", "algorithm.policy_period=2")
+    policy, _, metrics = learned(SoftUpdates, *words)
+    assert greedy(policy) > 0.3  # towards what paid
+    assert metrics["losses/entropy"] < 0.6  # that of the uniform policy is log 2 = 0.69
+    _, _, near = learned(SoftUpdates, *words, "algorithm.initial_entropy_coef=1")  # the authors', as it is
+    assert near["losses/entropy"] > metrics["losses/entropy"] + 0.1
 
 
 def test_an_ensemble_is_networks_side_by_side_and_a_part_of_it_some_of_them() -> None:

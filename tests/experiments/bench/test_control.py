@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 from control_runs import small, train
 
-from experiments.bench.control import BENCHMARK, Curve, StableBaselines, draw, read_curve
+from experiments.bench.control import cases
+from experiments.bench.control.__main__ import BENCHMARK
+from experiments.bench.control.arms import Ours, Theirs
+from experiments.bench.control.curves import Curve, draw, read_curve
+from experiments.bench.control.peer import StableBaselines
+from rlinf_embodied.compose import compose_control
+from rlinf_embodied.errors import ConfigError
 
 
 def test_a_curve_is_that_of_the_run(tmp_path) -> None:
@@ -35,6 +41,44 @@ def test_a_picture_is_drawn(tmp_path) -> None:
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("name", cases.CASES)
+def test_a_case_is_a_training_that_composes(tmp_path, name) -> None:
+    config = compose_control(cases.words_of(name, 7, tmp_path, []))
+    assert config.algorithm.name.acts != bool(cases.CASES[name].recording)
+    assert config.run.num_iterations > config.first_update
+
+
+def test_a_case_is_trained_once_with_its_recording_and_its_settings_stay(tmp_path, monkeypatch) -> None:
+    trained = []
+
+    def found(words, seed, folder, points) -> Curve:
+        trained.append((folder.parent.name, seed, points, words))
+        folder.mkdir(parents=True)
+        told = {"return": 1.0, "return_interval": [0.0, 2.0]}
+        return Curve(seed, [0, 10], [float(seed), 5.0 * seed], [], 1.0, before=told, after=told, cpu_s=3.0)
+
+    monkeypatch.setattr(cases, "trained", found)
+    first = [cases.case_curve("iql", seed, tmp_path, 4, []) for seed in (1, 2)]
+    assert [(name, seed, points) for name, seed, points, _ in trained] == [
+        (name, seed, 4) for seed in (1, 2) for name in ("sac", "iql")
+    ]
+    assert f"data={tmp_path}/sac/seed_2/run/checkpoints/latest" in trained[-1][3]
+    assert [cases.case_curve("iql", seed, tmp_path, 4, []) for seed in (1, 2)] == first
+    assert len(trained) == 4
+    row = cases.table({"iql": first}).rows[0]
+    assert list(row) == ["iql", "10 updates", "1.5", "7.5", "5.0", "3"]
+    cases.draw({"iql": first}, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 1000
+    with pytest.raises(ConfigError, match=r"which holds sac with other settings: use another folder="):
+        cases.case_curve("iql", 1, tmp_path, 4, ["run.num_iterations=2"])
+
+
+@pytest.mark.slow
+def test_both_arms_tell_processor_seconds() -> None:
+    config = small("algorithm.updates_per_step=0.1", "run.exact=exact")
+    assert all(arm(config).seconds(2) > 0 for arm in (Ours, Theirs))
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -42,6 +86,9 @@ def test_a_picture_is_drawn(tmp_path) -> None:
         (["peer=td3"], "peer is 'td3', but there is sb3 only"),
         (["peer=sb3", "algorithm=rlpd"], "peer is 'sb3', but its SAC is plain"),
         (["algorithm=sak"], "algorithm is 'sak'"),
+        (["rounds=3"], "rounds is 3, but speed is measured beside the peer's: add peer=sb3"),
+        (["cases=sac", "peer=sb3"], "cases is 'sac', but the peer runs beside one training"),
+        (["cases=sax"], "cases has 'sax', but there are sac, iql"),
     ],
 )
 def test_bad_words_are_named(words, says, capsys) -> None:

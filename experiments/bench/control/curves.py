@@ -1,0 +1,109 @@
+"""A training and the curve that it left."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.harness import REPOSITORY, Child
+from rlinf_embodied.compose import compose_control
+from rlinf_embodied.config import ControlConfig
+from rlinf_embodied.telemetry.metrics import read_metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What one training gave."""
+
+    seed: int
+    steps: list[int]  # env steps, or updates
+    returns: list[float]  # of greedy held-out episodes, at these steps
+    success: list[float]  # the share of them that is solved at any time; [] of a task without success
+    steps_per_s: float  # once it learns
+    plan: str = ""
+    digest: str = ""
+    before: dict[str, Any] = field(default_factory=dict)  # evaluations with their 95 % intervals
+    after: dict[str, Any] = field(default_factory=dict)
+    cpu_s: float = 0.0  # of the whole command, evaluations and imports included
+
+    @property
+    def last(self) -> float:
+        """The return at the end."""
+        return self.returns[-1]
+
+    @property
+    def scores(self) -> list[float]:
+        """What the task is about: success in per cent, or else the return."""
+        return [100 * share for share in self.success] or self.returns
+
+
+def trained(words: Sequence[str], seed: int, folder: Path, points: int) -> Curve:
+    """Trains with one seed in a new folder and returns its curve.
+
+    Raises:
+        ConfigError: the words make no training.
+        WorkerError: the training failed; its log is named.
+    """
+    config = compose_control(words)
+    folder.mkdir(parents=True)
+    every = max(1, config.run.num_iterations // points)
+    own = [f"run.seed={seed}", f"run.dir={folder / 'run'}", f"eval.every={every}", "eval.record_video=false"]
+    command = [sys.executable, str(REPOSITORY / "experiments/train_control.py"), *words, *own]
+    before = _children_s()
+    Child(f"seed {seed}", command, folder / "log.txt", {}, cwd=REPOSITORY).wait()
+    return read_curve(folder / "run", seed, config, _children_s() - before)
+
+
+def _children_s() -> float:
+    """Returns the processor seconds of the processes that were waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def read_curve(folder: Path, seed: int, config: ControlConfig, cpu_s: float = 0.0) -> Curve:
+    """Returns the curve that a run left."""
+    rows, summary = read_metrics(folder), json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    before, after = summary["before"], summary["after"]
+    asked = [row for row in rows if "eval/return" in row]
+    learning = [row["charts/SPS"] for row in rows[config.first_update + 1 :]]
+    success = [before.get("success_once"), *(row.get("eval/success_once") for row in asked), after.get("success_once")]
+    return Curve(
+        seed=seed,
+        steps=[0, *(int(row["global_step"]) for row in asked), int(rows[-1]["global_step"])],
+        returns=[before["return"], *(row["eval/return"] for row in asked), after["return"]],
+        success=[value for value in success if value is not None],
+        steps_per_s=statistics.median(learning) if learning else 0.0,
+        plan=summary["plan"],
+        digest=summary["weights_sha256"],
+        before=before,
+        after=after,
+        cpu_s=cpu_s,
+    )
+
+
+def draw(curves: Mapping[str, Sequence[Curve]], title: str, unit: str, path: Path) -> None:
+    """Draws every curve thinly and the mean of the seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6.4, 4.0))
+    for colour, (name, several) in zip(("#1f5f8b", "#b4552d"), curves.items(), strict=False):
+        for curve in several:
+            axes.plot(curve.steps, curve.returns, color=colour, lw=0.8, alpha=0.4)
+        length = min(len(curve.steps) for curve in several)
+        mean = [statistics.mean(curve.returns[k] for curve in several) for k in range(length)]
+        axes.plot(several[0].steps[:length], mean, color=colour, lw=2, label=f"{name}, mean of {len(several)} seeds")
+    axes.set(xlabel=unit, ylabel="return of greedy held-out episodes", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
