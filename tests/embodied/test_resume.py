@@ -91,7 +91,9 @@ def test_how_long_where_and_what_is_looked_at_may_change(copied) -> None:
 def test_a_checkpoint_of_an_older_version_lacks_keys_and_two_ways_to_write_a_place_are_one(copied) -> None:
     given = four(copied, f"warm_start.checkpoint={copied}/a/../b")
     state = checkpoint.load_state(copied / "checkpoints/latest")
-    text = str(state["config"]).replace("checkpoint: null", f"checkpoint: {copied}/b").replace("  hold_steps: 10\n", "")
+    before, _, start = str(state["config"]).partition("\nwarm_start:\n")
+    start = start.replace("checkpoint: null", f"checkpoint: {copied}/b", 1)
+    text = f"{before}\nwarm_start:\n{start}".replace("  hold_steps: 10\n", "")
     shutil.rmtree(copied / "checkpoints")
     write = {"policy_writer": lambda folder: shutil.copytree(Path(__file__).parent, folder / "x"), "tensors": {}}
     checkpoint.save(copied / "checkpoints", 4, state=state | {"config": text}, **write)
