@@ -37,23 +37,18 @@ Passes = Callable[[int, Tensor], Sequence[Pass]]  # (block, row indices [R]) -> 
 def block_sums(passes: Iterable[Pass], parameters: Sequence[nn.Parameter], num_statistics: int) -> Tensor:
     """Returns what a block adds to a minibatch, [D + 1 + S]: gradient of its summed loss, weight, statistics."""
     size = sum(p.numel() for p in parameters)
-    nothing = lambda: torch.zeros(size + 1 + num_statistics, device=parameters[0].device)  # noqa: E731
-    total: Tensor | None = None
+    total = torch.zeros(size + 1 + num_statistics, device=parameters[0].device)
     for one in passes:
         with torch.set_grad_enabled(one.trains):
             part = one.run()
-        told = torch.cat([part.weight.detach().reshape(1), part.statistics.detach()])
         if one.trains:
-            found = torch.cat([*_gradient(part.loss, parameters), told])
-            total = found if total is None else total.add_(found)
-        else:
-            total = nothing() if total is None else total
-            total[size:] += told
-    return nothing() if total is None else total
+            total[:size] += _flat_gradient(part.loss, parameters)
+        total[size:] += torch.cat([part.weight.detach().reshape(1), part.statistics.detach()])
+    return total
 
 
-def _gradient(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Returns the gradient's parts, flat, 0 for parameters that the loss does not reach."""
+def _flat_gradient(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Returns the gradient [D], 0 for parameters that the loss does not reach."""
     gradients = torch.autograd.grad(loss, list(parameters), allow_unused=True)
     parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-    return [part.reshape(-1) for part in parts]
+    return torch.cat([part.reshape(-1) for part in parts])

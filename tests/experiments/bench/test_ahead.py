@@ -30,10 +30,10 @@ def test_rounds_of_one_plan_that_end_with_other_weights_fail() -> None:
         bench.outcome(PLAN, [(1.0, "x"), (1.0, "y")], [(1.0, "x"), (1.0, "x")])
 
 
-@pytest.mark.parametrize("case", ["robot", "math_judge"])
-def test_a_workload_is_asked_for_with_what_corrects_for_its_staleness(case: str) -> None:
+@pytest.mark.parametrize(("case", "usual"), [("robot", None), ("math_judge", 2.0)])
+def test_a_workload_is_asked_for_with_what_corrects_for_its_staleness(case: str, usual: float | None) -> None:
     without, ahead = (composed(bench.with_staleness(CASES[case], k)) for k in (0, 1))
-    assert (without.plan.max_staleness, without.algorithm.tis_cap) == (0, None)
+    assert (without.plan.max_staleness, without.algorithm.tis_cap) == (0, usual)
     assert (ahead.plan.max_staleness, ahead.algorithm.tis_cap) == (1, 2.0)
 
 
