@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import partial
 
@@ -189,6 +190,7 @@ def test_a_step_of_the_replicated_learner_takes_what_was_planned(
 def test_a_step_alone_takes_three_vectors(sim, whole: OpenVLAFootprint, whole_shape: PolicyShape):
     """Once gradients are summed: the total, which becomes the clipped mean, and two that Adam makes."""
     learner, parameters = learner_of(whole), trained(whole)
+    gc.collect()
     before = sim.memory_allocated()
 
     def run() -> LossSums:
@@ -198,6 +200,7 @@ def test_a_step_alone_takes_three_vectors(sim, whole: OpenVLAFootprint, whole_sh
     index = torch.zeros(1, dtype=torch.int64)
     learner.add(0, index, lambda block, index: [Pass(1.0, run)])
     learner.add(1, index, lambda block, index: [Pass(1.0, run)])
+    gc.collect()  # graphs in cycles, which are freed whenever Python looks for them
     sim.reset_peak_memory_stats()
     step = learner.step({}, lambda block, index: [])
     assert step.norm is not None
