@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 import psutil
 import torch
 
+from envs.foreign.simulator import ForeignSimulator
 from envs.libero.env import WORKER
 from envs.libero.options import PLACE, read_options
 from envs.libero.simulator import LiberoSimulator
@@ -44,15 +45,12 @@ class Cost:
 
 
 class Row:
-    """One row of a suite's first task, and the CPU time of the process that runs it."""
+    """One row of a simulator in a process of its own, and that process's CPU time."""
 
-    def __init__(self, suite: str) -> None:
-        """Starts the process; the first reset builds the task."""
-        section = compose_evaluate([f"env={suite}", "policy=random"]).env
-        self.config = replace(section, num_envs=1, block_size=1, options={"task": 0, "timeout_s": 3600})
-        command = (str(PLACE.python()), *WORKER)
-        self.simulator = LiberoSimulator(self.config, read_options(self.config), 1, command)
-        self._process = psutil.Process(self.simulator.pids[0])
+    def __init__(self, simulator: ForeignSimulator) -> None:
+        """Takes the simulator."""
+        self.simulator = simulator
+        self._process = psutil.Process(simulator.pids[0])
 
     def cost(self, work: Callable[[], object], count: int = 1) -> Cost:
         """Returns what `count` units of work cost, each."""
@@ -72,7 +70,9 @@ class Row:
 def measure(run: Run[Options]) -> Report:
     """Measures round by round."""
     own, costs = run.options, {}
-    row = Row(own.suite)
+    section = compose_evaluate([f"env={own.suite}", "policy=random"]).env
+    config = replace(section, num_envs=1, block_size=1, options={"task": 0, "timeout_s": 3600})
+    row = Row(LiberoSimulator(config, read_options(config), 1, (str(PLACE.python()), *WORKER)))
     generator = torch.Generator().manual_seed(0)
 
     def steps() -> None:
@@ -88,7 +88,7 @@ def measure(run: Run[Options]) -> Report:
         for name, work, count in (
             ("reset, 10 steps at rest", lambda k=k: row.simulator.reset([0], [k]), 1),
             ("env step", steps, own.steps),
-            (f"observation, 2 x {row.config.obs_size} px", lambda: row.simulator.images([0]), 1),
+            (f"observation, 2 x {config.obs_size} px", lambda: row.simulator.images([0]), 1),
         ):
             costs.setdefault(name, []).append(row.cost(work, count))
     row.simulator.close()
