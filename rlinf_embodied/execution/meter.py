@@ -21,7 +21,7 @@ from rlinf_embodied.execution.disturbance import waited_s
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
-from rlinf_embodied.runtime.session import Ref, Session, of_type
+from rlinf_embodied.runtime.session import Ref, Session, Stored, of_type
 from rlinf_embodied.runtime.tensor_wire import map_leaves
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -172,6 +172,10 @@ class MeteredSession:
     def secure(self, refs: Sequence[Ref]) -> None:
         """See Session."""
         self._inner.secure(refs)
+
+    def stored(self, refs: Sequence[Ref]) -> Stored | None:
+        """See Session."""
+        return self._inner.stored(refs)
 
     def replace(self, workers: Sequence[int]) -> None:
         """See Session."""

@@ -100,6 +100,13 @@ def is_up(node: Mapping[str, Any]) -> bool:
     return True
 
 
+def store_room() -> int:
+    """Returns the size of the object store of this node, in bytes."""
+    here = ray.get_runtime_context().get_node_id()
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == here]
+    return int(node["Resources"].get("object_store_memory", 0))
+
+
 def lost_nodes(node_ids: Collection[str]) -> dict[str, str]:
     """Returns those of these nodes that are gone, with their addresses."""
     known = {node["NodeID"]: node for node in ray.nodes()} if node_ids else {}

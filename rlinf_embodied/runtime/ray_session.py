@@ -31,6 +31,7 @@ from ray.exceptions import (
     RayError,
     RayTaskError,
 )
+from ray.experimental import get_object_locations
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED, store_bytes
@@ -52,10 +53,10 @@ from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, W
 from rlinf_embodied.runtime.own_folder import OwnFolder
 from rlinf_embodied.runtime.placement import Placement
 from rlinf_embodied.runtime.ray_files import RayFiles
-from rlinf_embodied.runtime.ray_nodes import lost_nodes
+from rlinf_embodied.runtime.ray_nodes import lost_nodes, store_room
 from rlinf_embodied.runtime.ray_peers import RayPeers
 from rlinf_embodied.runtime.rendezvous import MeetingPlace, Rendezvous, use_interface_of
-from rlinf_embodied.runtime.session import Ref
+from rlinf_embodied.runtime.session import Ref, Stored
 from rlinf_embodied.runtime.socket_group import SocketGroup
 from rlinf_embodied.runtime.switchboard import Caller, Switchboard, is_stopped
 from rlinf_embodied.runtime.watch import History, Limits, Pending, diagnose
@@ -413,6 +414,11 @@ class RaySession:
     def secure(self, refs: Sequence[Ref]) -> None:
         """See Session: a copy of each comes to the store of the driver's node."""
         self._await(cast("list[ray.ObjectRef]", list(refs)), "a snapshot")
+
+    def stored(self, refs: Sequence[Ref]) -> Stored | None:
+        """See Session; small values, which Ray keeps with their owner, take nothing."""
+        known = get_object_locations(cast("list[ray.ObjectRef]", list(refs)))
+        return Stored(sum(int(value.get("object_size") or 0) for value in known.values()), store_room())
 
     def provide(self, workers: Sequence[int], path: Path) -> None:
         """See Session."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar, cast, runtime_checkable
 
@@ -19,6 +19,14 @@ from rlinf_embodied.runtime.host import Call, StageContext, WorkerHost, WorkerSp
 
 Ref = object  # opaque to everyone but the session that made it
 _Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The object store of the driver's node: what some values take there, and its whole size, in bytes."""
+
+    taken: int
+    room: int
 
 
 def of_type(values: Iterable[object], kind: type[_Kind]) -> list[_Kind]:
@@ -77,6 +85,10 @@ class Session(Protocol):
 
     def secure(self, refs: Sequence[Ref]) -> None:
         """Sees to it that these values outlive the workers that made them; raises as `fetch`."""
+        ...
+
+    def stored(self, refs: Sequence[Ref]) -> Stored | None:
+        """Returns what these values take in the object store; None where there is none."""
         ...
 
     def replace(self, workers: Sequence[int]) -> None:
@@ -227,6 +239,10 @@ class SerialSession:
 
     def secure(self, refs: Sequence[Ref]) -> None:
         """See Session; they are here."""
+
+    def stored(self, refs: Sequence[Ref]) -> Stored | None:
+        """See Session: there is none."""
+        return None
 
     def replace(self, workers: Sequence[int]) -> None:
         """See Session; a thread that hangs is left to itself."""

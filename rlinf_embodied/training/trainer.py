@@ -50,6 +50,7 @@ from rlinf_embodied.training.origin import outliving
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.recovery import Recovery, is_fault
 from rlinf_embodied.training.resume import checkpoint_to_resume, require_unused, saved_progress
+from rlinf_embodied.training.store_room import shortage, store_need
 
 _LOG = logging.getLogger(__name__)
 # what a stage does beside its calls; plans price it apart from them
@@ -245,6 +246,8 @@ class Trainer:
         self._let_mend(running)
         if snapshot is None and self._keeps_snapshots:
             running.snapshot = snapshots.take(session, executor, self._progress.iteration)
+        if snapshot is None:
+            self._note_store(running, routes, view)
         self._startup.mark("evaluation stages")
         return running
 
@@ -328,6 +331,16 @@ class Trainer:
         if self._unwritten is not None:
             self._forget_best_that_is_gone()
         return result, metrics, seconds
+
+    def _note_store(self, running: _Running, routes: Sequence[transport.Route], view: LiveView) -> None:
+        """Says before the first iteration where the object store is too small for what this run keeps there."""
+        states = {} if running.snapshot is None else running.snapshot.states
+        stored = running.session.stored([ref for refs in states.values() for ref in refs])
+        if stored is not None:
+            executor, weights = running.executor, self._planning.weights_bytes
+            need = store_need(executor.workflow, routes, executor.plan.staleness, stored.taken, weights)
+            if said := shortage(need, stored.room):
+                view.note(said)
 
     def _note_snapshot(self, metrics: Mapping[str, float], view: LiveView) -> None:
         """Says once where snapshots cost much: they may be larger than the store, and go to the disk."""
