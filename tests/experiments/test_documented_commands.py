@@ -72,7 +72,8 @@ DOCUMENTED = list(commands())
 
 def composer(script: str, overrides: list[str]) -> Callable[[list[str]], object] | None:
     if script == "experiments/profile_stages.py":
-        return compose_math if "workflow=reasoning" in overrides else training
+        compose = compose_math if "workflow=reasoning" in overrides else training
+        return lambda words: compose([word for word in words if not word.startswith("block_sizes=")])
     return COMPOSERS.get(script)
 
 

@@ -1,0 +1,114 @@
+"""What experiments/profile_stages.py does: measures a job's stages, also with other sizes of blocks.
+
+The size of a block is the size of a policy call, on which a row's last bits depend.  So it belongs to what a run is,
+and no planner may choose it by times; this says what each size would cost, and the config has the choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlinf_embodied.config import MathConfig, TrainConfig
+from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.flow.explain import Ranked, rank
+from rlinf_embodied.flow.measured import as_measured, linked
+from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.reasoning.job import ReasoningJob
+from rlinf_embodied.runtime.discovery import find_cluster
+from rlinf_embodied.runtime.sessions import open_session
+from rlinf_embodied.telemetry.live import LiveView
+from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.telemetry.tables import text_table
+from rlinf_embodied.training.planning import measured_profile
+
+Config = TrainConfig | MathConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A job with one size of blocks, and its best plan."""
+
+    size: int
+    num_blocks: int
+    best: Ranked
+
+
+def with_block_size(config: Config, size: int) -> Config:
+    """Returns a config whose blocks have so many rows (env.block_size, generation.rows_per_block).
+
+    Raises:
+        ConfigError: the rest of the config does not allow it; says what it asks for.
+    """
+    if isinstance(config, TrainConfig):
+        return replace(config, env=replace(config.env, block_size=size))
+    return replace(config, generation=replace(config.generation, rows_per_block=size))
+
+
+def sizes_in(texts: Sequence[str]) -> list[int]:
+    """Returns the sizes in the values of `block_sizes`, such as ["8,16"]; [] where there are none.
+
+    Raises:
+        ConfigError: they are no positive numbers.
+    """
+    sizes = [size.strip() for text in texts for size in text.split(",")]
+    if not all(size.isdigit() and int(size) > 0 for size in sizes):
+        raise ConfigError(f"block_sizes is {','.join(texts)!r}, but it is a list of rows: use block_sizes=8,16")
+    return list(dict.fromkeys(map(int, sizes)))
+
+
+def profile_stages(config: Config, sizes: Sequence[int] = ()) -> None:
+    """Measures a job's stages, prints what they cost, and writes <run.dir>/profile.json.
+
+    Args:
+        config: of the job.
+        sizes: of blocks, to be compared: each is measured, and goes to profile_<size>.json.
+
+    Raises:
+        ConfigError: the config does not allow one of the sizes; nothing has started then.
+    """
+    configs = {size: with_block_size(config, size) for size in sizes} or {0: config}
+    jobs = {size: _job(one) for size, one in configs.items()}
+    first = next(iter(jobs.values()))
+    first.require_checkpoint(None)
+    cluster = find_cluster(config.cluster)
+    folder = RunFolder(Path(config.run.dir or f"runs/profile-{first.name}"))
+    with open_session(config.cluster) as session, LiveView(len(jobs), f"{first.name} · profile") as view:
+        start = str(first.starting_policy(session, cluster, view.progress, folder.path))
+        found: list[Sized] = []
+        for size, job in jobs.items():
+            session.clear()
+            workflow = job.workflow(start)
+            profile, path = measured_profile(job, cluster, workflow, session, view.progress, folder.path)
+            name, of = (f"profile_{size}.json", f", {size} rows per block") if size else ("profile.json", "")
+            folder.write_text(name, path.read_text(encoding="utf-8"))
+            view.note(text_table(profile.rows(), f"{profile.name} on {cluster.description}{of}, seconds and MB:"))
+            view.note(f"{folder.path / name}, kept as {path}")
+            if size:
+                ranked, _ = rank(Pricer(as_measured(workflow, profile), profile, linked(cluster, profile)))
+                found.append(Sized(size, workflow.num_blocks, ranked[0]))
+        if found:
+            view.note(text_table(rows(found), "best plan of each size, predicted:"))
+            view.note("another size of blocks trains other weights, in their last bits: the config chooses it, no plan")
+
+
+def rows(found: Sequence[Sized]) -> list[dict[str, str]]:
+    """Returns a table to print: a row per size."""
+    least = min((one.best.iteration_s for one in found), default=math.nan)
+    return [
+        {
+            "rows per block": str(one.size),
+            "blocks": str(one.num_blocks),
+            "best plan": one.best.label,
+            "s/iteration": f"{one.best.iteration_s:.3g}",
+            "of the least": f"{one.best.iteration_s / least:.2f}",
+        }
+        for one in found
+    ]
+
+
+def _job(config: Config) -> EmbodiedJob | ReasoningJob:
+    return ReasoningJob(config) if isinstance(config, MathConfig) else EmbodiedJob(config)
