@@ -64,7 +64,7 @@ class Arm:
         job = job_of(composed(with_staleness(words, staleness)))
         cluster, session = cluster_at_hand(job.config.cluster), make_session(job.config.cluster)
         try:
-            workflow, pricer = profiled(job, cluster, session)
+            workflow, pricer, _ = profiled(job, cluster, session)
         finally:
             session.close()
         ranked, _ = rank(pricer, min_staleness=staleness, max_staleness=staleness)

@@ -1,13 +1,15 @@
 """Is the plan that plan=auto picks the fastest one, and how good are the predictions?  Real workloads (auto_cases.py).
 
-python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [out=docs/results/auto.json]
+python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [next_best=0] [out=docs/results/auto.json]
                                  [join=earlier.json] [disturbed=true] [overrides of train_vla.py or train_llm_math.py]
 
 For each workload: the stages are profiled anew, then every preset plan and the one that is picked train the same config
-from the same policy, iteration by iteration in alternation.  Printed, and written as JSON, Markdown and a scatter plot
-beside `out`: predicted against measured seconds per iteration of each plan, and whether the picked one is the fastest,
-or within 3 % of it, or within the spread of the measurement.  The exit code is 1 where it is neither.  The share of an
-iteration that the busiest worker spent in no stage is printed, too.
+from the same policy, iteration by iteration in alternation; with next_best=2 also those two of other shapes that the
+planner ranks behind the picked one.  Printed, and written as JSON, Markdown and a scatter plot beside `out`: predicted
+against measured seconds per iteration of each plan; whether the picked one is the fastest, or within 3 % of it, or
+within the spread of the measurement (the exit code is 1 where it is neither); by what factor the slowest one is slower
+than the fastest; after how many iterations the time that the profile took is had back, beside turns without one; and
+the share of an iteration that the busiest worker spent in no stage.
 
 With disturbed=true each workload is profiled a second time while another process keeps a core busy.  Measured, too, are
 then the plan that is picked by that profile (disturbed) and those that training would try because the profile says that
@@ -20,9 +22,11 @@ every workload of a run.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -75,6 +79,7 @@ class Options:
 
     cases: str = ""
     iterations: int = 3
+    next_best: int = 0
     join: str = ""
     disturbed: bool = False
     out: str = ""
@@ -111,9 +116,16 @@ def composed(words: Sequence[str]) -> TrainConfig | MathConfig:
 
 
 def run_case(
-    overrides: Sequence[str], count: int, least_devices: int = 2, names: Sequence[str] = (), disturbed: bool = False
-) -> dict[str, Outcome]:
+    overrides: Sequence[str],
+    count: int,
+    least_devices: int = 2,
+    names: Sequence[str] = (),
+    disturbed: bool = False,
+    next_best: int = 0,
+) -> tuple[dict[str, Outcome], float]:
     """Profiles a workload and trains it under every plan in alternation; the picked one is called auto.
+
+    Returns what came of each plan, and the seconds that the profile took.
 
     Args:
         overrides: of the workload.
@@ -121,6 +133,7 @@ def run_case(
         least_devices: that the cluster has.
         names: of the presets, all if there are none.
         disturbed: whether a profile is taken beside a busy core, too; its plans are added.
+        next_best: how many plans are added that the planner ranks behind the picked one (next 1, ...).
 
     Raises:
         ConfigError: the overrides are wrong, or there are fewer devices.
@@ -131,24 +144,31 @@ def run_case(
         raise ConfigError("cluster.num_devices is 1, but one device has one plan: use a machine with two")
     session = make_session(config.cluster)
     try:
-        workflow, pricer = profiled(job, cluster, session)
+        workflow, pricer, profile_s = profiled(job, cluster, session)
         ranked, _ = rank(pricer)
         print(text_table(rows(ranked)), flush=True)
         plans = presets(overrides, pricer, names) | {"auto": replace(ranked[0].plan, name="auto")}
+        behind = enumerate(ranked[1 : 1 + next_best], start=1)
+        plans |= {f"next {k}": replace(entry.plan, name=f"next {k}") for k, entry in behind}
         if disturbed:
             plans |= disturbed_plans(job, cluster, workflow, session)
-        return _trained(job, workflow, plans, pricer, session, count)
+        return _trained(job, workflow, plans, pricer, session, count), profile_s
     finally:
         session.close()
 
 
-def profiled(job: Job, cluster: Cluster, session: Session) -> tuple[Workflow, Pricer]:
-    """Makes the policy that training starts from, and measures the stages anew; the session is left without any."""
+def profiled(job: Job, cluster: Cluster, session: Session) -> tuple[Workflow, Pricer, float]:
+    """Makes the policy that training starts from, and measures the stages anew; the session is left without any.
+
+    Returns the graph, its prices, and the seconds that measuring took.
+    """
     folder = str(job.starting_policy(session, cluster, shown))
     session.clear()
     workflow = job.workflow(folder)
+    start = time.perf_counter()
     profile, _ = measured_profile(job, cluster, workflow, session, shown)
-    return workflow, Pricer(as_measured(workflow, profile), profile, linked(cluster, profile))
+    seconds = time.perf_counter() - start
+    return workflow, Pricer(as_measured(workflow, profile), profile, linked(cluster, profile)), seconds
 
 
 def shown(what: str, done: int, total: int, remark: str) -> None:
@@ -294,6 +314,22 @@ def repaired(found: Outcomes) -> str:
     return f"a disturbed profile picks a plan {behind[0]} behind the fastest; {stays} stays, {behind[1]} behind it"
 
 
+def wrong_choice(found: Outcomes) -> str:
+    """Returns by what factor the slowest plan is slower than the fastest."""
+    medians = {name: outcome.measured_s.median for name, outcome in found.items()}
+    slowest, fastest = max(medians, key=medians.__getitem__), min(medians, key=medians.__getitem__)
+    return f"{slowest} takes {medians[slowest] / medians[fastest]:.2f} times as long as {fastest}"
+
+
+def had_back(found: Outcomes, profile_s: float) -> str:
+    """Returns when the time of the profile is had back, beside turns on all devices without one."""
+    auto, turns = found["auto"], found.get("collocated")
+    saved = 0.0 if turns is None else turns.measured_s.median - auto.measured_s.median
+    if turns is None or saved <= 0 or turns.tree == auto.tree:
+        return f"the profile took {profile_s:.0f} s, which nothing brings back"
+    return f"the profile took {profile_s:.0f} s, had back after {math.ceil(profile_s / saved)} iterations"
+
+
 def lines_of(case: str, found: Outcomes) -> list[tuple[str, ...]]:
     """Returns a row per plan."""
     rows = []
@@ -342,25 +378,36 @@ def measure(run: Run[Options]) -> Report:
         composed([*case, *run.overrides])  # typing errors cost no measurement
     earlier = earlier_results(own.join, "auto")
     kept = {case: read(plans) for case, plans in earlier.get("workloads", {}).items() if case not in cases}
-    measured = {}
+    measured: dict[str, dict[str, Outcome]] = {}
+    notes: dict[str, list[str]] = {case: said for case, said in earlier.get("notes", {}).items() if case not in cases}
     for case, words in cases.items():
         print(f"{case}: {' '.join(words)}", flush=True)
         with judge(words):
             asked = [*words, *run.overrides]
-            measured[case] = run_case(asked, own.iterations, names=FEW.get(case, ()), disturbed=own.disturbed)
+            more = {"disturbed": own.disturbed, "next_best": own.next_best}
+            measured[case], profile_s = run_case(asked, own.iterations, names=FEW.get(case, ()), **more)
+        notes[case] = [wrong_choice(measured[case]), had_back(measured[case], profile_s)]
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)
-        print(repaired(measured[case]) or "profiled once", flush=True)
+        print("\n".join([*notes[case], repaired(measured[case]) or "profiled once"]), flush=True)
         outside = {name: found.outside_stages for name, found in measured[case].items() if found.outside_stages}
         print("in no stage: " + ", ".join(f"{name} {share.median:.1%}" for name, share in outside.items()), flush=True)
-    return report(kept | measured, joined(run.known, earlier, list(kept)), list(measured))
+        run.keep({**summary(kept | measured), "notes": notes})
+    return report(kept | measured, joined(run.known, earlier, list(kept)), list(measured), notes)
 
 
-def report(results: Mapping[str, Outcomes], known: Mapping[str, Any], measured: Sequence[str]) -> Report:
+def report(
+    results: Mapping[str, Outcomes],
+    known: Mapping[str, Any],
+    measured: Sequence[str],
+    notes: Mapping[str, Sequence[str]],
+) -> Report:
     """Returns errors and verdicts; the exit code is about the workloads that were measured now."""
     found = summary(results)
+    found["notes"] = dict(notes)
     found["repaired"] = {case: said for case, plans in results.items() if (said := repaired(plans))}
     table = Table(HEADER, [row for case, plans in results.items() for row in lines_of(case, plans)])
     errors = [f"{key}: {found[key]}" for key in ("median_error", "worst_error")]
+    errors += [f"{case}: {text}" for case, said in notes.items() for text in said]
     errors += [f"{case}: {text}" for case, text in found["repaired"].items()]
     said = f"errors of the predictions: median {found['median_error']:.1%}, worst {found['worst_error']:.1%}"
     return Report(

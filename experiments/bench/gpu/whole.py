@@ -27,7 +27,7 @@ DEMO = tuple(RECIPES["pick"])
 
 def plans(words: Sequence[str]) -> dict[str, object]:
     """Returns seconds of an iteration, predicted from a profile of these devices and measured, by plan."""
-    found = run_case(words, 1, least_devices=1)
+    found, _ = run_case(words, 1, least_devices=1)
     return {
         name: {"predicted_s": plan.predicted_s, "measured_s": plan.measured_s.median, "error": plan.error}
         for name, plan in found.items()

@@ -48,6 +48,16 @@ def test_after_a_disturbed_profile_the_fastest_of_what_was_tried_stays() -> None
     assert bench.repaired(found(auto=[1.0])) == ""
 
 
+def test_a_profile_is_had_back_by_what_the_picked_plan_saves_beside_turns() -> None:
+    plans = found(collocated=[2.0], pipelined=[3.0], auto=[1.5])
+    assert bench.wrong_choice(plans) == "pipelined takes 2.00 times as long as auto"
+    nothing = "the profile took 31 s, which nothing brings back"
+    assert bench.had_back(plans, 31.0) == nothing  # `found` gives all plans one tree: turns were picked
+    auto = bench.outcome(Prediction(1.1, {}), Plan("auto", 2, Leaf("env", (0, 1))), [(1.5, 0.0)], "d")
+    assert bench.had_back(plans | {"auto": auto}, 31.0) == "the profile took 31 s, had back after 62 iterations"
+    assert bench.had_back({"auto": auto}, 31.0) == nothing
+
+
 def test_errors_are_over_all_plans_of_all_workloads() -> None:
     results = {"a": found(collocated=[1.0], auto=[1.1]), "b": found(auto=[2.2])}
     content = bench.summary(results)
@@ -58,7 +68,7 @@ def test_errors_are_over_all_plans_of_all_workloads() -> None:
 
 def test_a_report_is_json_a_table_and_a_picture(tmp_path) -> None:
     results = {"a": found(collocated=[1.0], auto=[1.1])}
-    bench.report(results, {"arguments": ["cases=a"]}, ["a"]).write(str(tmp_path / "auto.json"), {})
+    bench.report(results, {"arguments": ["cases=a"]}, ["a"], {"a": ["said"]}).write(str(tmp_path / "auto.json"), {})
     assert json.loads((tmp_path / "auto.json").read_text())["verdicts"] == {"a": "10.0% behind collocated"}
     assert "| a | auto | 1.10 | 1.10 (1.10-1.10) | +0.0% | 10.0% behind collocated |" in (
         (tmp_path / "auto.md").read_text()
@@ -75,7 +85,7 @@ def test_workloads_of_an_earlier_run_are_read_back_as_they_were() -> None:
 def test_what_is_measured_anew_replaces_an_earlier_run_and_the_rest_is_kept(tmp_path, monkeypatch) -> None:
     slow = {"collocated": [2.0], "auto": [2.0]}
     monkeypatch.setattr(command, "use_one_thread_per_process", lambda: None)  # this process is the tests'
-    monkeypatch.setattr(bench, "run_case", lambda words, iterations, **more: found(**slow))
+    monkeypatch.setattr(bench, "run_case", lambda words, iterations, **more: (found(**slow), 30.0))
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     assert bench.BENCHMARK.main(["cases=pick,point_reach", f"out={first}"]) == 0
     slow["auto"] = [3.0]
@@ -83,6 +93,8 @@ def test_what_is_measured_anew_replaces_an_earlier_run_and_the_rest_is_kept(tmp_
     joined = json.loads(second.read_text())
     medians = {case: plans["auto"]["measured_s"]["median"] for case, plans in joined["workloads"].items()}
     assert medians == {"pick": 2.0, "point_reach": 3.0}
+    assert joined["notes"]["point_reach"][0] == "auto takes 1.50 times as long as collocated"
+    assert joined["notes"]["pick"][1] == "the profile took 30 s, which nothing brings back"
     assert (joined["joined"]["kept"], joined["joined"]["arguments"][0]) == (["pick"], "cases=pick,point_reach")
     assert (
         "joined with `python -m experiments.bench.auto cases=pick,point_reach" in (tmp_path / "second.md").read_text()
