@@ -155,16 +155,24 @@ class Moves:
             yield from itertools.chain(self._divided(joint, i, j, a, b), self._divided(joint, j, i, a, b))
 
     def _parts(self, sketch: Sketch, one: Item, two: Item) -> Iterator[tuple[tuple[str, ...], ...]]:
-        """Yields the parts of two items side by side, those that share devices as turns."""
-        parts: list[tuple[tuple[str, ...], set[int]]] = []
-        for part in (*one.parts, *two.parts):
-            own = {d for stage in part for d in sketch.devices[self.number[stage]]}
-            while parts and any(own & devices for _, devices in parts):
-                before, devices = parts.pop()
-                part, own = (*before, *part), own | devices
-            parts.append((part, own))
-        if len(parts) > 1:
-            yield tuple(part for part, _ in parts)
+        """Yields the parts of two items side by side, those that share devices as turns.
+
+        Parts in between that have other devices become turns of them, too, or come behind them, or before them.
+        """
+        found = []
+        for taken, behind in ((True, False), (False, True), (False, False)):
+            parts: list[tuple[tuple[str, ...], set[int]]] = []
+            for part in (*one.parts, *two.parts):
+                own = {d for stage in part for d in sketch.devices[self.number[stage]]}
+                sharing = [k for k, (_, devices) in enumerate(parts) if own & devices]
+                at = sharing[0] if sharing else len(parts)
+                turns = [k for k in range(at, len(parts)) if taken or k in sharing]
+                stages = tuple(stage for k in turns for stage in parts[k][0])
+                others = [parts[k] for k in range(at, len(parts)) if k not in turns]
+                joint = (*stages, *part), own.union(*(parts[k][1] for k in turns))
+                parts = [*parts[:at], joint, *others] if behind else [*parts[:at], *others, joint]
+            found.append(tuple(part for part, _ in parts))
+        yield from (parts for parts in dict.fromkeys(found) if len(parts) > 1)
 
     def _with_item(self, sketch: Sketch, start: int, end: int, items: Sequence[Item]) -> Sketch:
         kept = [single(item.units()[0]) if len(item.units()) == 1 else item for item in items if item.parts]
