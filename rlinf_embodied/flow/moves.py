@@ -45,13 +45,21 @@ class Moves:
         """Returns a sketch with several stages elsewhere, half of the time without streaming; it may not run."""
         number = len(sketch.devices)
         chosen = draw.sample(range(number), draw.randint(min(2, number), number))
-        few = [draw.choice(self.pool) for _ in range(2)]
+        one, two = self._some(draw), self._some(draw)
+        rest = tuple(d for d in self.everywhere if d not in one)
+        few = [one, rest if rest and draw.random() < 0.5 else two]
         other = sketch.placed({i: draw.choice(few) for i in chosen})
         if self.shares.unlike and draw.random() < 0.5:
             other = self.shares.by_speed(replace(other, items=_singles(other)))
         if draw.random() < 0.5:
             return other
         return replace(other, items=_singles(other))
+
+    def _some(self, draw: random.Random) -> Devices:
+        """Returns a device, a node's, or all of them; or, half of the time, any."""
+        if draw.random() < 0.5:
+            return draw.choice(self.pool)
+        return tuple(sorted(draw.sample(self.everywhere, draw.randint(1, len(self.everywhere)))))
 
     def is_possible(self, sketch: Sketch) -> bool:
         """Returns whether the executor can run a sketch: as plan_check.py has it."""

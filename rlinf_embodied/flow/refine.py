@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import bisect
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from rlinf_embodied.flow.sketch import Sketch, sketch_of, trees
 from rlinf_embodied.flow.tree import Leaf, Node, Temporal, nodes
 
 WIDTH = 6  # sketches that are expanded at least, each better than all the others
-MOST_CALLS = 400_000  # that are simulated in all: about half a second of CPU
-KICKS = 24
+MOST_CALLS = 400_000  # that are simulated in all: some seconds
+KICKS = 48
 UNLIKE = 3  # times as many where devices are unlike, and their shares of the blocks may be, too
 FAR = 1.15  # a sketch that takes so much longer than the best one is not expanded
 _LEAST_GAIN = 1e-6
@@ -59,57 +60,60 @@ class Refiner:
 
     def best(self, seeds: Iterable[Node], most_calls: int = MOST_CALLS) -> list[Priced]:
         """Returns the seeds and what was found around them, the fastest first; none if none fits."""
-        known: dict[Sketch, Priced | None] = {}
+        own: dict[Sketch, Priced | None] = {}
         for tree in seeds:
             sketch = sketch_of(tree, self.work)
             peak = self.fits(tree)
-            own = None if peak is None else self._priced(tree, peak)
-            if _seconds(own) < _seconds(known.get(sketch)):
-                known[sketch] = own
-        for sketch in [self.moves.shares.by_speed(seed) for seed in known] if self.moves.shares.unlike else ():
+            priced = None if peak is None else self._priced(tree, peak)
+            if _seconds(priced) < _seconds(own.get(sketch)):
+                own[sketch] = priced
+        known = _Known()
+        for sketch, priced in own.items():
+            known.add(sketch, priced)
+        for sketch in [self.moves.shares.by_speed(seed) for seed in own] if self.moves.shares.unlike else ():
             if most_calls and sketch not in known and self.moves.is_possible(sketch):
-                known[sketch] = self.price(sketch)
+                known.add(sketch, self.price(sketch))
         self._expand(known, most_calls)
         draw, since = random.Random(0), 0
         kicks = KICKS * (UNLIKE if self.moves.shares.unlike else 1)
-        while known and since < kicks and self.simulator.num_calls < most_calls:
-            before = _seconds(known[_ranked(known)[0]]) if _ranked(known) else float("inf")
+        while since < kicks and known.best(1) and self.simulator.num_calls < most_calls:
+            before = known.seconds(known.best(1)[0])
             self._kick(known, draw, most_calls)
-            after = _ranked(known)
-            since = 0 if after and _seconds(known[after[0]]) < before * (1 - _LEAST_GAIN) else since + 1
-        return [priced for sketch in _ranked(known) if (priced := known[sketch])]
+            gained = known.seconds(known.best(1)[0]) < before * (1 - _LEAST_GAIN)
+            since = 0 if gained else since + 1
+        return known.priced()
 
-    def _kick(self, known: dict[Sketch, Priced | None], draw: random.Random, most_calls: int) -> None:
+    def _kick(self, known: _Known, draw: random.Random, most_calls: int) -> None:
         """Goes downhill from a good sketch that was changed in several places at once."""
-        ranked = _ranked(known)[:WIDTH]
-        if not ranked:
-            return
-        at = self.moves.kicked(draw.choice(ranked), draw)
+        at = self.moves.kicked(draw.choice(known.best(WIDTH)), draw)
         if at not in known:
-            known[at] = self.price(at) if self.moves.is_possible(at) else None
-        while known[at] is not None and self.simulator.num_calls < most_calls:
-            enough_s = _seconds(known[at])
-            for other in self.moves.around(at):
-                if other not in known:
-                    known[other] = self.price(other) if self.least_s(other) < enough_s else None
-            best = min(self.moves.around(at), key=lambda sketch: _seconds(known[sketch]), default=at)
-            if _seconds(known[best]) >= enough_s * (1 - _LEAST_GAIN):
+            known.add(at, self.price(at) if self.moves.is_possible(at) else None)
+        while (enough_s := known.seconds(at)) < float("inf") and self.simulator.num_calls < most_calls:
+            around = list(self.moves.around(at))
+            self._price_all(around, known, enough_s)
+            best = min(around, key=known.seconds, default=at)
+            if known.seconds(best) >= enough_s * (1 - _LEAST_GAIN):
                 return
             at = best
 
-    def _expand(self, known: dict[Sketch, Priced | None], most_calls: int) -> None:
+    def _expand(self, known: _Known, most_calls: int) -> None:
         """Tries what is one move away from the best, until none of them has a better neighbour."""
         expanded: set[Sketch] = set()
         while self.simulator.num_calls < most_calls:
-            ranked = _ranked(known)[:WIDTH]
-            fresh = [s for s in ranked if s not in expanded and _seconds(known[s]) <= FAR * _seconds(known[ranked[0]])]
+            ranked = known.best(WIDTH)
+            far_s = FAR * known.seconds(ranked[0]) if ranked else 0.0
+            fresh = [sketch for sketch in ranked if sketch not in expanded and known.seconds(sketch) <= far_s]
             if not fresh:
                 break
             expanded.add(fresh[0])
-            enough_s = _seconds(known[ranked[-1]]) if len(ranked) == WIDTH else FAR * _seconds(known[ranked[0]])
-            for other in self.moves.around(fresh[0]):
-                if other not in known:
-                    known[other] = self.price(other) if self.least_s(other) < enough_s else None
+            enough_s = known.seconds(ranked[-1]) if len(ranked) == WIDTH else far_s
+            self._price_all(self.moves.around(fresh[0]), known, enough_s)
+
+    def _price_all(self, sketches: Iterable[Sketch], known: _Known, enough_s: float) -> None:
+        """Prices what is not known yet; nothing that surely takes as long as `enough_s`."""
+        for sketch in sketches:
+            if sketch not in known:
+                known.add(sketch, self.price(sketch) if self.least_s(sketch) < enough_s else None)
 
     def price(self, sketch: Sketch) -> Priced | None:
         """Returns the fastest tree of a sketch that fits into memory: with switches only where nothing fits without."""
@@ -172,7 +176,30 @@ def _seconds(priced: Priced | None) -> float:
     return float("inf") if priced is None else priced.iteration_s
 
 
-def _ranked(known: dict[Sketch, Priced | None]) -> list[Sketch]:
-    """Returns the sketches with a price, the fastest first; equally fast ones in the order in which they were found."""
-    rounded = {sketch: float(f"{_seconds(priced):.9g}") for sketch, priced in known.items() if priced is not None}
-    return sorted((s for s, seconds in rounded.items() if seconds < float("inf")), key=lambda s: rounded[s])
+class _Known:
+    """Sketches with what they cost, the fastest first; equally fast ones in the order in which they were found."""
+
+    def __init__(self) -> None:
+        self._of: dict[Sketch, Priced | None] = {}
+        self._order: list[tuple[float, int, Sketch]] = []
+
+    def __contains__(self, sketch: Sketch) -> bool:
+        return sketch in self._of
+
+    def add(self, sketch: Sketch, priced: Priced | None) -> None:
+        """Files a sketch that was not there; None: it cannot be, or is not worth a price."""
+        self._of[sketch] = priced
+        if priced is not None and priced.iteration_s < float("inf"):
+            bisect.insort(self._order, (float(f"{priced.iteration_s:.9g}"), len(self._of), sketch))
+
+    def seconds(self, sketch: Sketch) -> float:
+        """Returns what a sketch takes that is there."""
+        return _seconds(self._of[sketch])
+
+    def best(self, count: int) -> list[Sketch]:
+        """Returns the fastest ones."""
+        return [sketch for _, _, sketch in self._order[:count]]
+
+    def priced(self) -> list[Priced]:
+        """Returns what all cost that have a price, the fastest first."""
+        return [priced for _, _, sketch in self._order if (priced := self._of[sketch]) is not None]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.flow.tree import Devices, Leaf, LoopNode, Node, Shares, Spatial, Temporal, leaves, loop_node
@@ -39,6 +39,13 @@ class Sketch:
     devices: tuple[Devices, ...]
     shards: tuple[int, ...]
     shares: tuple[Shares, ...]
+    _hash: int = field(init=False, repr=False, compare=False, default=0)  # a search asks for it often
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.items, self.devices, self.shards, self.shares)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def units(self) -> tuple[str, ...]:
         """Returns all units in their order."""
