@@ -149,9 +149,10 @@ class EpisodeEnv:
             )
         if rows and not getattr(self._sim, "history_free", True):
             raise SimulatorError(
-                f"restore got {len(rows)} running episodes, but on {self.spec.backend} an episode is no function of "
-                "its seed and actions (a reset draws for all of its rows at once), so that others would go on in their "
-                "place: use env.carry_over=false, or env.backend=batched"
+                f"restore got {len(rows)} running episodes, but on {self.spec.backend} nobody promises that seed and "
+                "actions decide an episode, so that others might go on in their place: use env.carry_over=false, "
+                "or what can be replayed (ManiSkill: env.backend=batched; Gymnasium, where it is true of the env: "
+                "env.options.history_free=true)"
             )
         self._running[:] = False
         if rows:

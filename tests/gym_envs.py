@@ -1,4 +1,4 @@
-"""Gymnasium envs for tests, registered under "gym_envs:": a walk that ends in four ways, and a picture."""
+"""Gymnasium envs for tests, registered under "gym_envs:": a walk that ends in four ways, a picture, and a handover."""
 
 from __future__ import annotations
 
@@ -74,5 +74,46 @@ class Picture(gymnasium.Env):
         return self._draw()
 
 
+class Handover(gymnasium.Env):
+    """What gym-aloha is to an observer: only the picture tells one start from another, and nothing is paid for long.
+
+    Two joints follow their targets from one and the same place; a cube lies where a variable of the module says, which
+    all envs of a process share and each reset sets.
+    """
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as gymnasium has it
+    cube: float = 0.0  # from 0.9 to 1
+
+    def __init__(self, render_mode: str | None = None, wears: bool = False) -> None:
+        """`wears`: every step makes the joints slower, and no reset mends them."""
+        self.render_mode, self.wears, self.pull = render_mode, wears, 0.1
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32)
+        picture = spaces.Dict({"top": spaces.Box(0, 255, (40, 40, 3), np.uint8)})
+        joints = spaces.Box(-1, 1, (2,), np.float64)
+        self.observation_space = spaces.Dict({"pixels": picture, "agent_pos": joints})
+
+    def _seen(self) -> dict[str, Any]:
+        return {"pixels": {"top": self.render()}, "agent_pos": self.joints.copy()}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        Handover.cube = float(self.np_random.uniform(0.9, 1.0))
+        self.joints, self.place = np.array([0.4, -0.4]), Handover.cube
+        return self._seen(), {"is_success": False}
+
+    def step(self, action: np.ndarray) -> tuple[dict, float, bool, bool, dict[str, Any]]:
+        self.joints += self.pull * (action - self.joints)
+        self.pull *= 0.99 if self.wears else 1.0
+        held = bool(np.abs(self.joints - self.place).max() < 0.05)
+        return self._seen(), float(held), held, False, {"is_success": held}
+
+    def render(self) -> np.ndarray:
+        image = np.zeros((40, 40, 3), np.uint8)
+        image[:20], image[20:] = 120 + 100 * self.joints[0], 120 + 100 * self.joints[1]
+        image[round(400 * (self.place - 0.9)) // 2 * 2 % 40 :, :8] = 255
+        return image
+
+
 gymnasium.register("Walk-v0", Walk, max_episode_steps=3)
 gymnasium.register("Picture-v0", Picture)
+gymnasium.register("Handover-v0", Handover)

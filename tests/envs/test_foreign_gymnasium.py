@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from envs.gym.spaces import ObservationCode
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
+HANDOVER = Path(__file__).with_name("handover.yaml")
 CART = replace(
     compose_evaluate(["env=gymnasium", "env.id=CartPole-v1", "policy=random"]).env,
     num_envs=3,
@@ -35,6 +37,31 @@ def test_rows_behind_a_pipe_are_those_of_this_process_bit_for_bit() -> None:
         assert torch.equal(ours.rewards, theirs.rewards)
         assert torch.equal(ours.terminated, theirs.terminated)
     there.close()
+
+
+def test_an_episode_behind_a_pipe_is_the_same_after_and_beside_others() -> None:
+    """Of an env whose rows share a variable of their process, and whose starts only the picture tells apart."""
+    section = compose_evaluate([f"env={HANDOVER}", "policy=random"]).env
+    made = replace(section, task=f"tests.{section.task}")  # the other process has the repository alone on its path
+    pipe = {"python": sys.executable, "history_free": True}
+    actions = torch.rand(2, 3, section.chunk, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    env = make_env(replace(made, options=pipe), 3)
+    told = []
+    for seeds in ([5, 6, 7], [90, 91, 92], [5, 6, 7]):
+        begun = env.reset(seeds)
+        told.append((begun, *(env.step_chunk(action).observation for action in actions)))
+    running = env.running()
+    env.close()
+    other = make_env(replace(made, options={**pipe, "processes": 2}), 3)
+    other.reset([30, 31, 32])
+    told[1] = (*told[0][:2], other.restore(running))
+    other.close()
+    for first, *others in zip(*told, strict=True):
+        assert first.images is not None
+        assert all(torch.equal(first.images, again.images) for again in others)
+        assert all(torch.equal(first.proprio, again.proprio) for again in others)
+    assert len({image.numpy().tobytes() for image in told[0][0].images}) == 3
+    assert len(told[0][0].proprio.unique(dim=0)) == 1
 
 
 def test_what_the_other_python_cannot_do_is_said_in_its_words() -> None:
