@@ -29,4 +29,4 @@ def test_an_episode_is_a_function_of_seed_and_actions_to_the_last_number_and_pix
     assert told["numbers"] == told["pixels"] == 0
     assert told["numbers compared"] > 300_000
     assert told["numbers of another seed"] > 1000
-    assert told["pixels of another seed"] > 10
+    assert told["pixels of another seed"] > 0
