@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.learning import (
     AlgorithmConfig,
@@ -23,8 +23,26 @@ def _is_finite(x: object) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
+@dataclass(kw_only=True, slots=True)
+class HighLevelPolicyConfig(PolicyConfig):
+    """A PolicyConfig whose keys begin with hierarchy."""
+
+    def __post_init__(self) -> None:
+        with within("hierarchy"):
+            PolicyConfig.__post_init__(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class HighLevelAlgorithmConfig(AlgorithmConfig):
+    """An AlgorithmConfig whose keys begin with hierarchy."""
+
+    def __post_init__(self) -> None:
+        with within("hierarchy"):
+            AlgorithmConfig.__post_init__(self)
+
+
 def _high_level_policy() -> PolicyConfig:
-    return PolicyConfig(
+    return HighLevelPolicyConfig(
         _target_="policies.actor_critic.ActorCritic",
         name="actor_critic",
         hidden_size=64,
@@ -36,7 +54,7 @@ def _high_level_policy() -> PolicyConfig:
 
 
 def _high_level_algorithm() -> AlgorithmConfig:
-    return AlgorithmConfig(lr=3e-4, target_kl=None, critic_warmup_iterations=0, bootstrap_at_timeout=True)
+    return HighLevelAlgorithmConfig(lr=3e-4, target_kl=None, critic_warmup_iterations=0, bootstrap_at_timeout=True)
 
 
 @dataclass(kw_only=True, slots=True)

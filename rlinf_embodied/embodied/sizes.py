@@ -64,7 +64,7 @@ def require_sizes(path: str, folder: Path, env: EnvConfig, session: Session, clu
     executor = Executor.on_all_devices(workflow, session, cluster)
     (ours,) = of_type(executor.facts[_STAGE], EnvSpec)
     session.clear()
-    differences = differing_sizes(_saved_sizes(folder), ours)
+    differences = differing_sizes(saved_sizes(folder), ours)
     if differences:
         raise CheckpointError(
             f"{path} is {str(folder)!r}, a policy for {theirs.task}, but {env.task} has other sizes: "
@@ -79,7 +79,7 @@ def require_acting(folder: Path, env: EnvSpec) -> None:
     Raises:
         CheckpointError: what it sees, or the actions that it gives, have another size there.
     """
-    differences = differing_sizes(_saved_sizes(folder), env, _ACTS_ON if env.cameras else _SIZES)
+    differences = differing_sizes(saved_sizes(folder), env, _ACTS_ON if env.cameras else _SIZES)
     if differences:
         raise CheckpointError(
             f"checkpoint is {str(folder)!r}, but {env.task} has other sizes than the env of its training: "
@@ -107,7 +107,7 @@ def require_shapes(folder: str, env: EnvConfig) -> None:
         )
 
 
-def _saved_sizes(folder: Path) -> Mapping[str, object]:
+def saved_sizes(folder: Path) -> Mapping[str, object]:
     """Returns the sizes of the env for which a policy was made; {} where its folder does not tell."""
     return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("env", {})
 
