@@ -63,7 +63,7 @@ class ControlAlgorithmConfig:
     layer_norm: bool = False  # behind every hidden layer of the critics
     tau: float = 0.005  # how far targets move towards the critics per update
     # the policy
-    policy_period: int = 1  # updates of the critics per update of the policy
+    policy_period: int = 1  # updates of the critics per update of the policy, counted over iterations
     pessimistic_policy: bool = True  # the policy climbs the least of all critics; false: their mean
     entropy_coef: float | None = None  # null: learned
     initial_entropy_coef: float = 1.0  # of one that is learned

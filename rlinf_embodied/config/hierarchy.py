@@ -75,7 +75,9 @@ class HierarchyConfig:
     frozen: bool = True  # the low-level policy stays as it is; false: it learns, too, from the task's own reward
     checkpoint: str | None = None  # a high-level policy to start from; None: random weights
     policy: PolicyConfig = field(default_factory=_high_level_policy)
-    algorithm: AlgorithmConfig = field(default_factory=_high_level_algorithm)  # PPO; gamma is per env step
+    algorithm: AlgorithmConfig = field(
+        default_factory=_high_level_algorithm
+    )  # PPO; gamma is per env step, gae_lambda per decision
 
     def __post_init__(self) -> None:
         require(self.every >= 0, "hierarchy.every", self.every, "it is a number of chunk-steps", "use 5, or 0 for none")
@@ -91,6 +93,9 @@ class HierarchyConfig:
             rule,
             "give one, for example hierarchy.goal_low=[-1,-1] hierarchy.goal_high=[1,1] hierarchy.columns=[2,3]",
         )
+        unused = self.goal_high and not self.goal_low
+        rule, action = "it is the upper bound of a goal whose lower one is hierarchy.goal_low", "leave it out"
+        require(not unused, "hierarchy.goal_high", self.goal_high, rule, action)
         self._check_goals()
         name, rule = (
             self.algorithm.name,
@@ -103,7 +108,9 @@ class HierarchyConfig:
         if self.instructions:
             few = len(self.instructions)
             require(few >= 2, "hierarchy.instructions", self.instructions, "one is no choice", "give two or more")
-            require(not size, "hierarchy.columns", self.columns, "an instruction has none", "leave it out")
+            for name in ("columns", "way_columns"):
+                columns = getattr(self, name)
+                require(not columns, f"hierarchy.{name}", columns, "an instruction has none", "leave it out")
             return
         rule = "it says where the low-level policy sees its goal, each column of the proprioception once"
         fits = 0 < size == len(set(self.columns)) and min(self.columns, default=-1) >= 0

@@ -12,7 +12,7 @@ from rlinf_embodied.embodied.hierarchy import choice_spec
 from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage
 from rlinf_embodied.embodied.policy_check import new_policy, require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, require_conditions, require_policy_folder, trained_under
-from rlinf_embodied.embodied.sizes import saved_sizes
+from rlinf_embodied.embodied.sizes import differing_sizes, env_facts, saved_sizes
 from rlinf_embodied.embodied.warm_start import cache_folder
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.errors import CheckpointError
@@ -98,19 +98,34 @@ class NewHighLevelStage(NewPolicyStage):
         Raises:
             ConfigError: the columns of a goal are none of the env's.
         """
-        how = self._hierarchy
-        for name, columns in (("columns", how.columns), ("way_columns", how.way_columns)):
-            rule = f"the proprioception of {env.task} has the columns 0..{env.proprio_dim - 1}"
-            require(max(columns, default=-1) < env.proprio_dim, f"hierarchy.{name}", columns, rule, "name others")
+        _require_columns(self._hierarchy, env)
         with within("hierarchy"):
             return new_policy(self._config.policy, self._acts_in(env), self._config.seed, self._device)
 
 
+def _require_columns(hierarchy: HierarchyConfig, env: EnvSpec) -> None:
+    for name, columns in (("columns", hierarchy.columns), ("way_columns", hierarchy.way_columns)):
+        rule = f"the proprioception of {env.task} has the columns 0..{env.proprio_dim - 1}"
+        require(max(columns, default=-1) < env.proprio_dim, f"hierarchy.{name}", columns, rule, "name others")
+
+
 def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
-    """Returns the folder that the high-level policy starts from: the one that is given, or that of a new one."""
+    """Returns the folder that the high-level policy starts from: the one that is given, or that of a new one.
+
+    Raises:
+        ConfigError: the columns of a goal are none of the env's.
+        CheckpointError: the given policy is for observations of other sizes.
+    """
     hierarchy = config.hierarchy
     if hierarchy.checkpoint is not None:
-        return Path(hierarchy.checkpoint)
+        folder, env = Path(hierarchy.checkpoint), env_facts(config.env, session, cluster)
+        _require_columns(hierarchy, env)
+        if differences := differing_sizes(saved_sizes(folder), choice_spec(env, hierarchy)):
+            raise CheckpointError(
+                f"hierarchy.checkpoint is {hierarchy.checkpoint!r}, but this run has other sizes: "
+                f"{'; '.join(differences)}: use one that was trained in this env, or leave it out"
+            )
+        return folder
     start = WarmStartConfig(from_nothing=True, cache_dir=config.warm_start.cache_dir)
     asked = NewHighLevelConfig((config.env,), hierarchy.policy, start, config.run.seed, hierarchy=hierarchy)
     stage = StageSpec("high_level", f"{__name__}.NewHighLevelStage", asked)

@@ -44,6 +44,15 @@ class EnvSizesStage:
         return env.spec
 
 
+def env_facts(env: EnvConfig, session: Session, cluster: Cluster) -> EnvSpec:
+    """Returns the facts about an env, which is built for them, without its cameras; the session is left empty."""
+    workflow = Workflow("env sizes", 1, {_STAGE: StageSpec(_STAGE, f"{__name__}.EnvSizesStage", env)})
+    executor = Executor.on_all_devices(workflow, session, cluster)
+    (facts,) = of_type(executor.facts[_STAGE], EnvSpec)
+    session.clear()
+    return facts
+
+
 def require_sizes(path: str, folder: Path, env: EnvConfig, session: Session, cluster: Cluster) -> None:
     """Checks that the policy in a folder fits an env; where both are of one task and robot, nothing is built for it.
 
@@ -60,11 +69,7 @@ def require_sizes(path: str, folder: Path, env: EnvConfig, session: Session, clu
     theirs = trained_under(str(folder)).env
     if all(getattr(theirs, name) == getattr(env, name) for name in _DECIDES_SIZES):
         return
-    workflow = Workflow("env sizes", 1, {_STAGE: StageSpec(_STAGE, f"{__name__}.EnvSizesStage", env)})
-    executor = Executor.on_all_devices(workflow, session, cluster)
-    (ours,) = of_type(executor.facts[_STAGE], EnvSpec)
-    session.clear()
-    differences = differing_sizes(saved_sizes(folder), ours)
+    differences = differing_sizes(saved_sizes(folder), env_facts(env, session, cluster))
     if differences:
         raise CheckpointError(
             f"{path} is {str(folder)!r}, a policy for {theirs.task}, but {env.task} has other sizes: "

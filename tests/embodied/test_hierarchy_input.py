@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from hierarchical_runs import executor_for, folders, placed, two_levels
 from runs import iterate, train, trainer_of
 
+from rlinf_embodied.embodied.warm_start_source import require_teacher
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.runtime.session import SerialSession
 
@@ -27,6 +29,14 @@ OTHERS = ["hierarchy.goal_low=-", "hierarchy.goal_high=-"]
         (
             ["hierarchy.algorithm.reduction=fast"],
             r"^hierarchy\.algorithm\.reduction is 'fast', but run\.exact=true .* hierarchy\.algorithm\.reduction=auto",
+        ),
+        (
+            ["hierarchy.goals=[[0,0],[1,1]]", "hierarchy.goal_low=-"],
+            r"^hierarchy\.goal_high is \[1\.0, 1\.0\], but it is the upper bound .*: leave it out",
+        ),
+        (
+            ["hierarchy.instructions=[a,b]", "hierarchy.way_columns=[0,1]", "hierarchy.columns=-", *OTHERS],
+            r"^hierarchy\.way_columns is \[0, 1\], but an instruction has none",
         ),
     ],
 )
@@ -72,6 +82,22 @@ def test_a_high_level_policy_that_does_not_fit_is_named_by_its_own_path(tmp_path
     words = [f"hierarchy.checkpoint={high}", "hierarchy.policy.hidden_size=8", f"run.dir={tmp_path}"]
     with pytest.raises(CheckpointError, match=r"^hierarchy\.policy\.hidden_size is 8, .* set hierarchy\.policy"):
         trainer_of(two_levels(*words)).run()
+
+
+def test_columns_are_looked_at_where_the_policy_is_given_too(tmp_path) -> None:
+    _, high = folders(two_levels())
+    words = [f"hierarchy.checkpoint={high}", "hierarchy.columns=[2,9]", f"run.dir={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"hierarchy\.columns is \[2, 9\], but the proprioception .* 0\.\.3"):
+        trainer_of(two_levels(*words)).run()
+
+
+def test_two_levels_are_no_teacher(tmp_path) -> None:
+    low, _ = folders(two_levels())
+    teacher = tmp_path / "teacher"
+    shutil.copytree(low, teacher)
+    (teacher / "hierarchy.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"warm_start\.teacher is .*a checkpoint of two levels of policies"):
+        require_teacher(str(teacher), two_levels().env, "warm_start.teacher")
 
 
 def test_the_higher_level_may_be_a_policy_of_ones_own(tmp_path) -> None:
