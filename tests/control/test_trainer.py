@@ -119,7 +119,7 @@ def test_a_run_starts_from_the_policy_of_another(straight, tmp_path) -> None:
         (
             ["algorithm=rlpd", "algorithm.expert_steps=80", "algorithm.batch_size=4"],
             ConfigError,
-            r"demonstration_share is 0\.5, but of the 1 transitions of a block in a batch 0 would be demonstrations: use",
+            r"demonstration_share is 0\.5, but of the 1 transitions of a block in a batch 0 would be demonstrations",
         ),
         (["data=/nowhere"], CheckpointError, r"data is '/nowhere', but there is no such folder: give checkpoints of"),
     ],
