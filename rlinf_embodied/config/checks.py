@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from rlinf_embodied.errors import ConfigError
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rlinf_embodied.errors import CheckpointError, ConfigError
 
 
 def require(holds: bool, path: str, value: object, rule: str, action: str) -> None:
@@ -20,3 +24,24 @@ def require(holds: bool, path: str, value: object, rule: str, action: str) -> No
     """
     if not holds:
         raise ConfigError(f"{path} is {value!r}, but {rule}: {action}")
+
+
+@contextmanager
+def within(section: str) -> Iterator[None]:
+    """Has what is refused within it named by its path in a section that holds others of the same form.
+
+    Args:
+        section: for example "hierarchy": "algorithm.gamma is 2.0, ..." becomes "hierarchy.algorithm.gamma is 2.0, ...";
+            "" for none.
+
+    Raises:
+        ConfigError: the one that was raised, under that path.
+        CheckpointError: likewise.
+    """
+    try:
+        yield
+    except (ConfigError, CheckpointError) as error:
+        named = re.sub(
+            r"(?<![\w./])(?=(algorithm|policy)\.[\w.]+( is |=))", f"{section}." if section else "", str(error)
+        )
+        raise type(error)(named) from error

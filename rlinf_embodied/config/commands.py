@@ -113,13 +113,17 @@ class TrainConfig:
             "checks have episodes of their own, neither evaluation's nor training's",
             "use 1000000",
         )
-        require(
-            algorithm.reduction is not Reduction.fast or not self.run.exact.holds,
-            "algorithm.reduction",
-            algorithm.reduction.value,
-            "run.exact=true needs sums in a fixed order",
-            "set run.exact=false or algorithm.reduction=auto",
+        learning = {"algorithm": algorithm} | (
+            {"hierarchy.algorithm": self.hierarchy.algorithm} if self.hierarchy.on else {}
         )
+        for path, one in learning.items():
+            require(
+                one.reduction is not Reduction.fast or not self.run.exact.holds,
+                f"{path}.reduction",
+                one.reduction.value,
+                "run.exact=true needs sums in a fixed order",
+                f"set run.exact=false or {path}.reduction=auto",
+            )
         require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
 
 

@@ -63,7 +63,7 @@ class ControlAlgorithmConfig:
     layer_norm: bool = False  # behind every hidden layer of the critics
     tau: float = 0.005  # how far targets move towards the critics per update
     # the policy
-    policy_period: int = 1  # updates of the critics per update of the policy
+    policy_period: int = 1  # updates of the critics per update of the policy, counted over iterations
     pessimistic_policy: bool = True  # the policy climbs the least of all critics; false: their mean
     entropy_coef: float | None = None  # null: learned
     initial_entropy_coef: float = 1.0  # of one that is learned
@@ -190,11 +190,27 @@ class ControlConfig:
         rule = "DAgger begins with what the expert does"
         begins = name is not ControlName.dagger or steps > 0
         require(begins, "algorithm.expert_steps", steps, rule, "use 2000")
+        rows, share = self.rows_per_block, self.algorithm.demonstration_share
+        mixed = name is ControlName.sac and (steps > 0 or bool(self.files)) and 0 < share < 1
+        rule = f"of the {rows} transitions of a block in a batch {self.demonstration_rows} would be demonstrations"
+        action = "use a larger algorithm.batch_size or env.block_size, or a share of 0 or 1"
+        holds = not mixed or 0 < self.demonstration_rows < rows
+        require(holds, "algorithm.demonstration_share", share, rule, action)
 
     @property
     def files(self) -> list[str]:
         """The folders that `data` names."""
         return [part.strip() for part in (self.data or "").split(",") if part.strip()]
+
+    @property
+    def rows_per_block(self) -> int:
+        """Transitions of a block in a batch."""
+        return self.algorithm.batch_size // self.env.num_blocks
+
+    @property
+    def demonstration_rows(self) -> int:
+        """How many of them are demonstrations, as long as there are both."""
+        return round(self.rows_per_block * self.algorithm.demonstration_share)
 
     @property
     def steps_per_iteration(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.learning import (
     AlgorithmConfig,
@@ -23,8 +23,26 @@ def _is_finite(x: object) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
+@dataclass(kw_only=True, slots=True)
+class HighLevelPolicyConfig(PolicyConfig):
+    """A PolicyConfig whose keys begin with hierarchy."""
+
+    def __post_init__(self) -> None:
+        with within("hierarchy"):
+            PolicyConfig.__post_init__(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class HighLevelAlgorithmConfig(AlgorithmConfig):
+    """An AlgorithmConfig whose keys begin with hierarchy."""
+
+    def __post_init__(self) -> None:
+        with within("hierarchy"):
+            AlgorithmConfig.__post_init__(self)
+
+
 def _high_level_policy() -> PolicyConfig:
-    return PolicyConfig(
+    return HighLevelPolicyConfig(
         _target_="policies.actor_critic.ActorCritic",
         name="actor_critic",
         hidden_size=64,
@@ -36,7 +54,7 @@ def _high_level_policy() -> PolicyConfig:
 
 
 def _high_level_algorithm() -> AlgorithmConfig:
-    return AlgorithmConfig(lr=3e-4, target_kl=None, critic_warmup_iterations=0, bootstrap_at_timeout=True)
+    return HighLevelAlgorithmConfig(lr=3e-4, target_kl=None, critic_warmup_iterations=0, bootstrap_at_timeout=True)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,7 +75,9 @@ class HierarchyConfig:
     frozen: bool = True  # the low-level policy stays as it is; false: it learns, too, from the task's own reward
     checkpoint: str | None = None  # a high-level policy to start from; None: random weights
     policy: PolicyConfig = field(default_factory=_high_level_policy)
-    algorithm: AlgorithmConfig = field(default_factory=_high_level_algorithm)  # PPO; gamma is per env step
+    algorithm: AlgorithmConfig = field(
+        default_factory=_high_level_algorithm
+    )  # PPO; gamma is per env step, gae_lambda per decision
 
     def __post_init__(self) -> None:
         require(self.every >= 0, "hierarchy.every", self.every, "it is a number of chunk-steps", "use 5, or 0 for none")
@@ -73,6 +93,9 @@ class HierarchyConfig:
             rule,
             "give one, for example hierarchy.goal_low=[-1,-1] hierarchy.goal_high=[1,1] hierarchy.columns=[2,3]",
         )
+        unused = self.goal_high and not self.goal_low
+        rule, action = "it is the upper bound of a goal whose lower one is hierarchy.goal_low", "leave it out"
+        require(not unused, "hierarchy.goal_high", self.goal_high, rule, action)
         self._check_goals()
         name, rule = (
             self.algorithm.name,
@@ -85,7 +108,9 @@ class HierarchyConfig:
         if self.instructions:
             few = len(self.instructions)
             require(few >= 2, "hierarchy.instructions", self.instructions, "one is no choice", "give two or more")
-            require(not size, "hierarchy.columns", self.columns, "an instruction has none", "leave it out")
+            for name in ("columns", "way_columns"):
+                columns = getattr(self, name)
+                require(not columns, f"hierarchy.{name}", columns, "an instruction has none", "leave it out")
             return
         rule = "it says where the low-level policy sees its goal, each column of the proprioception once"
         fits = 0 < size == len(set(self.columns)) and min(self.columns, default=-1) >= 0

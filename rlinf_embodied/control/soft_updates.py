@@ -110,7 +110,7 @@ class SoftUpdates:
             )
             rows = {block: torch.arange(len(columns[REWARD])) for block, columns in update.columns.items()}
             critics.add(self._critic_learner.step(rows, lambda b, _, u=update: [self._critic_pass(u, b)]))
-            if (k + 1) % self._algorithm.policy_period == 0:
+            if (iteration * number + k + 1) % self._algorithm.policy_period == 0:  # periods go on over iterations
                 policies.add(self._policy_learner.step(rows, lambda b, _, u=update: [self._policy_pass(u, b)]))
             move_towards(self._targets.parameters(), self._critics.parameters(), self._algorithm.tau)
         size = self._algorithm.num_critics

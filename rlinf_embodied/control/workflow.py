@@ -33,18 +33,17 @@ def control_workflow(config: ControlConfig, policy_folder: str) -> Workflow:
     model = PolicyStageConfig(config.policy, policy_folder, seed, env.block_size)
     labels = algorithm.name is ControlName.dagger
     columns = LABELLED if labels else ALL
-    rows = algorithm.batch_size // env.num_blocks
     replay = ReplayConfig(
         seed=seed,
         capacity=algorithm.capacity // env.num_blocks,
-        rows=rows,
+        rows=config.rows_per_block,
         updates=config.updates_per_iteration,
         first_update=config.first_update,
         columns=columns,
         folder=policy_folder,
         data=tuple(config.files),
         demonstrations_until=0 if labels else config.expert_iterations,
-        demonstration_rows=round(rows * algorithm.demonstration_share),
+        demonstration_rows=config.demonstration_rows,
     )
     configs: dict[str, object] = {REPLAY: replay, LEARNER: LearnerConfig(model, algorithm, env)}
     if not algorithm.name.acts:

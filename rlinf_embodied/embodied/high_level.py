@@ -7,13 +7,15 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, HierarchyConfig, TrainConfig, WarmStartConfig
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.embodied.hierarchy import choice_spec
 from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage
 from rlinf_embodied.embodied.policy_check import new_policy, require_options, require_policy_class
-from rlinf_embodied.embodied.policy_folder import require_policy_folder, trained_under
+from rlinf_embodied.embodied.policy_folder import PHYSICS, require_conditions, require_policy_folder, trained_under
+from rlinf_embodied.embodied.sizes import differing_sizes, env_facts, saved_sizes
 from rlinf_embodied.embodied.warm_start import cache_folder
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
+from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.policies import Policy
@@ -32,20 +34,44 @@ def levels_note(hierarchy: HierarchyConfig, env: EnvConfig) -> list[str]:
     return [f"levels   the higher one chooses {what} {kind} every {steps} env steps; the lower one {stays}"]
 
 
-def require_high_level(hierarchy: HierarchyConfig, env: EnvConfig) -> None:
-    """Checks the high-level policy's class and the checkpoint that it starts from.
+def require_high_level(hierarchy: HierarchyConfig, env: EnvConfig, kind: str) -> None:
+    """Checks the high-level policy's class and the checkpoint that it starts from; `kind` is of the devices.
 
     Raises:
         ConfigError: hierarchy.policy names no policy, or has options that it does not know.
-        CheckpointError: hierarchy.checkpoint holds no policy of this project.
+        CheckpointError: hierarchy.checkpoint holds no policy of this project, or one that makes other choices, or was
+            trained under other conditions.
     """
-    require_policy_class(hierarchy.policy, cloned=False)
-    require_options(hierarchy.policy)
+    with within("hierarchy"):
+        require_policy_class(hierarchy.policy, cloned=False)
+        require_options(hierarchy.policy)
     if hierarchy.checkpoint is not None:
         require_policy_folder("hierarchy.checkpoint", hierarchy.checkpoint)
         theirs = trained_under(hierarchy.checkpoint).env.task
         rule = f"that policy was trained in {theirs}, and this run is in {env.task}"
         require(theirs == env.task, "hierarchy.checkpoint", hierarchy.checkpoint, rule, "use one of this task")
+        _require_choices(hierarchy, hierarchy.checkpoint)
+        free = ("camera_fov", "chunk", "horizon")
+        conditions = ("hierarchy.checkpoint", Path(hierarchy.checkpoint), env, hierarchy.policy, kind)
+        require_conditions(*conditions, free, told=PHYSICS)
+
+
+def _require_choices(hierarchy: HierarchyConfig, checkpoint: str) -> None:
+    """Checks that a policy was made for such choices: it would act with others, too, and some would never be made."""
+    theirs = saved_sizes(Path(checkpoint))
+    ours = {"action_dim": hierarchy.size, "categorical": bool(hierarchy.choices), "chunk": 1}
+    if any(name in theirs and theirs[name] != value for name, value in ours.items()):
+        there = _shape_of(theirs.get("action_dim"), bool(theirs.get("categorical")), theirs.get("chunk"))
+        raise CheckpointError(
+            f"hierarchy.checkpoint is {checkpoint!r}, a policy that says {there} at a time, but a high-level one says "
+            f"{_shape_of(hierarchy.size, bool(hierarchy.choices), 1)}: give the folder high/ of a checkpoint of two "
+            "levels that chose from as many, or leave it out"
+        )
+
+
+def _shape_of(size: object, categorical: bool, chunk: object) -> str:
+    what = f"one of {size}" if categorical else f"a point of {size} numbers"
+    return what if chunk == 1 else f"{chunk} times {what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +89,43 @@ class NewHighLevelStage(NewPolicyStage):
         super().__init__(config)
         self._hierarchy = config.hierarchy
 
+    def _acts_in(self, env: EnvSpec) -> EnvSpec:
+        return choice_spec(env, self._hierarchy)
+
     def _policy(self, env: EnvSpec) -> Policy:
         """Returns a new policy for the choices in an env.
 
         Raises:
             ConfigError: the columns of a goal are none of the env's.
         """
-        how = self._hierarchy
-        for name, columns in (("columns", how.columns), ("way_columns", how.way_columns)):
-            rule = f"the proprioception of {env.task} has the columns 0..{env.proprio_dim - 1}"
-            require(max(columns, default=-1) < env.proprio_dim, f"hierarchy.{name}", columns, rule, "name others")
-        return new_policy(self._config.policy, choice_spec(env, how), self._config.seed, self._device)
+        _require_columns(self._hierarchy, env)
+        with within("hierarchy"):
+            return new_policy(self._config.policy, self._acts_in(env), self._config.seed, self._device)
+
+
+def _require_columns(hierarchy: HierarchyConfig, env: EnvSpec) -> None:
+    for name, columns in (("columns", hierarchy.columns), ("way_columns", hierarchy.way_columns)):
+        rule = f"the proprioception of {env.task} has the columns 0..{env.proprio_dim - 1}"
+        require(max(columns, default=-1) < env.proprio_dim, f"hierarchy.{name}", columns, rule, "name others")
 
 
 def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
-    """Returns the folder that the high-level policy starts from: the one that is given, or that of a new one."""
+    """Returns the folder that the high-level policy starts from: the one that is given, or that of a new one.
+
+    Raises:
+        ConfigError: the columns of a goal are none of the env's.
+        CheckpointError: the given policy is for observations of other sizes.
+    """
     hierarchy = config.hierarchy
     if hierarchy.checkpoint is not None:
-        return Path(hierarchy.checkpoint)
+        folder, env = Path(hierarchy.checkpoint), env_facts(config.env, session, cluster)
+        _require_columns(hierarchy, env)
+        if differences := differing_sizes(saved_sizes(folder), choice_spec(env, hierarchy)):
+            raise CheckpointError(
+                f"hierarchy.checkpoint is {hierarchy.checkpoint!r}, but this run has other sizes: "
+                f"{'; '.join(differences)}: use one that was trained in this env, or leave it out"
+            )
+        return folder
     start = WarmStartConfig(from_nothing=True, cache_dir=config.warm_start.cache_dir)
     asked = NewHighLevelConfig((config.env,), hierarchy.policy, start, config.run.seed, hierarchy=hierarchy)
     stage = StageSpec("high_level", f"{__name__}.NewHighLevelStage", asked)

@@ -215,7 +215,8 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
         require_policy_class(config.policy, not (checkpoint or start.checkpoint or start.from_nothing))
         require_options(config.policy)
         if config.hierarchy.on:
-            require_high_level(config.hierarchy, config.env)
+            require_precision(config.hierarchy.algorithm.precision, cluster)
+            require_high_level(config.hierarchy, config.env, kind)
         if checkpoint is not None:
             require_conditions("resume", checkpoint, config.env, config.policy, kind)
         elif config.warm_start.checkpoint is not None:
@@ -297,6 +298,7 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
                 require_sizes("warm_start.checkpoint", folder, config.env, session, cluster)
         low = starting_policy(config, session, cluster, progress, spare)
         if config.hierarchy.on:
+            low = low.resolve()  # `latest` may point elsewhere when one that stays as it is is read again
             self._begun_with = (str(low), str(starting_high_level(config, session, cluster, spare)))
         return low
 

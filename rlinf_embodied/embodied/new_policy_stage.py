@@ -47,12 +47,17 @@ class NewPolicyStage:
         try:
             policy = self._policy(env.spec)
             if is_own(config.policy):
-                check_policy(policy, config.policy, env.spec, env.reset(range(self._rows)).to(self._device))
+                seen = env.reset(range(self._rows)).to(self._device)
+                check_policy(policy, config.policy, self._acts_in(env.spec), seen)
             if self._measures and isinstance(policy, ImitationPolicy):
                 self._set_statistics(env, policy)
             save_policy(policy, Path(folder), config.envs[0], config.policy, self._device)
         finally:
             env.close()
+
+    def _acts_in(self, env: EnvSpec) -> EnvSpec:
+        """Returns what the policy is made for."""
+        return env
 
     def _policy(self, env: EnvSpec) -> Policy:
         config, published = self._config, self._config.warm_start.checkpoint

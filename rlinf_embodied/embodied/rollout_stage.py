@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.config import PolicyConfig, Precision
+from rlinf_embodied.config.checks import within
 from rlinf_embodied.embodied.batch import PolicyColumns
 from rlinf_embodied.embodied.hierarchy import Guide
 from rlinf_embodied.embodied.policy_folder import load_policy
@@ -56,7 +57,8 @@ class RolloutStage:
     def setup(self, context: StageContext) -> None:
         """Loads the policy, or takes the one that this worker's actor uses."""
         config = self._config
-        shared = context.share(config.name, lambda: load_policy(config.policy, config.folder, context.device))
+        with within("" if config.name == "policy" else "hierarchy"):
+            shared = context.share(config.name, lambda: load_policy(config.policy, config.folder, context.device))
         self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter(self._user)
         self._device = context.device

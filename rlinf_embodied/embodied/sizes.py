@@ -44,6 +44,15 @@ class EnvSizesStage:
         return env.spec
 
 
+def env_facts(env: EnvConfig, session: Session, cluster: Cluster) -> EnvSpec:
+    """Returns the facts about an env, which is built for them, without its cameras; the session is left empty."""
+    workflow = Workflow("env sizes", 1, {_STAGE: StageSpec(_STAGE, f"{__name__}.EnvSizesStage", env)})
+    executor = Executor.on_all_devices(workflow, session, cluster)
+    (facts,) = of_type(executor.facts[_STAGE], EnvSpec)
+    session.clear()
+    return facts
+
+
 def require_sizes(path: str, folder: Path, env: EnvConfig, session: Session, cluster: Cluster) -> None:
     """Checks that the policy in a folder fits an env; where both are of one task and robot, nothing is built for it.
 
@@ -60,11 +69,7 @@ def require_sizes(path: str, folder: Path, env: EnvConfig, session: Session, clu
     theirs = trained_under(str(folder)).env
     if all(getattr(theirs, name) == getattr(env, name) for name in _DECIDES_SIZES):
         return
-    workflow = Workflow("env sizes", 1, {_STAGE: StageSpec(_STAGE, f"{__name__}.EnvSizesStage", env)})
-    executor = Executor.on_all_devices(workflow, session, cluster)
-    (ours,) = of_type(executor.facts[_STAGE], EnvSpec)
-    session.clear()
-    differences = differing_sizes(_saved_sizes(folder), ours)
+    differences = differing_sizes(saved_sizes(folder), env_facts(env, session, cluster))
     if differences:
         raise CheckpointError(
             f"{path} is {str(folder)!r}, a policy for {theirs.task}, but {env.task} has other sizes: "
@@ -79,7 +84,7 @@ def require_acting(folder: Path, env: EnvSpec) -> None:
     Raises:
         CheckpointError: what it sees, or the actions that it gives, have another size there.
     """
-    differences = differing_sizes(_saved_sizes(folder), env, _ACTS_ON if env.cameras else _SIZES)
+    differences = differing_sizes(saved_sizes(folder), env, _ACTS_ON if env.cameras else _SIZES)
     if differences:
         raise CheckpointError(
             f"checkpoint is {str(folder)!r}, but {env.task} has other sizes than the env of its training: "
@@ -107,7 +112,7 @@ def require_shapes(folder: str, env: EnvConfig) -> None:
         )
 
 
-def _saved_sizes(folder: Path) -> Mapping[str, object]:
+def saved_sizes(folder: Path) -> Mapping[str, object]:
     """Returns the sizes of the env for which a policy was made; {} where its folder does not tell."""
     return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("env", {})
 

@@ -11,6 +11,7 @@ from rlinf_embodied.config import EnvConfig, TrainConfig, WarmStartConfig
 from rlinf_embodied.data.lerobot import LeRobotDataset
 from rlinf_embodied.data.maniskill_h5 import read_recording
 from rlinf_embodied.embodied.file_checks import is_recording, require_episodes, require_file
+from rlinf_embodied.embodied.hierarchy import has_two_levels
 from rlinf_embodied.embodied.policy_folder import require_policy_folder, trained_under
 from rlinf_embodied.errors import CheckpointError
 
@@ -103,6 +104,11 @@ def require_teacher(folder: str, env: EnvConfig, named: str) -> None:
     if missing:
         raise CheckpointError(
             f"{named} is {folder!r}, but it lacks {', '.join(missing)}: give a whole checkpoint folder"
+        )
+    if has_two_levels(folder):
+        raise CheckpointError(
+            f"{named} is {folder!r}, a checkpoint of two levels of policies, whose lower one does nothing of use where "
+            "nobody tells it what: give a checkpoint of one policy"
         )
     theirs = trained_under(folder).env
     if theirs.cameras:

@@ -65,7 +65,10 @@ def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str 
         ACTOR: ActorConfig(model, algorithm, *settings, view=None if guide is None else Guided(guide)),
     }
     if hierarchy.on:
-        high = PolicyStageConfig(hierarchy.policy, high_folder, seed, env.block_size, name=HIGH_POLICY)
+        precision = hierarchy.algorithm.precision
+        high = PolicyStageConfig(
+            *(hierarchy.policy, high_folder, seed, env.block_size), precision=precision, name=HIGH_POLICY
+        )
         configs |= {
             HIGH_POLICY: high,
             HIGH_ACTOR: ActorConfig(

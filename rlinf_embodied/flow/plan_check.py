@@ -116,7 +116,10 @@ def _check_groups(name: str, tree: Node, workflow: Workflow) -> None:
 
 def _what_differs(placed: list[str], workflow: Workflow) -> str:
     missing, extra = sorted(set(workflow.stages) - set(placed)), sorted(set(placed) - set(workflow.stages))
-    parts = [f"add leaves for {missing}"] * bool(missing) + [f"take out {extra}, or mark them optional"] * bool(extra)
+    turns = sorted(set(missing) & {stage for loop in workflow.loops.values() for stage in loop.sides})
+    leaves = [stage for stage in missing if stage not in turns]
+    parts = [f"add leaves for {leaves}"] * bool(leaves) + [f"add {turns} to the stages of its loop"] * bool(turns)
+    parts += [f"take out {extra}, or mark them optional"] * bool(extra)
     return " and ".join(parts or ["take out what is there twice"])
 
 

@@ -223,7 +223,7 @@ class Trainer:
 
         The plan is that of `Planning`; with a snapshot, that is what they go on from.
         """
-        if checkpoint is not None and self._keeps_snapshots:
+        if checkpoint is not None:  # stages are made anew from it, or copy files of it, when it may have been dropped
             policy_folder = checkpoint = outliving(checkpoint, self._folder.path)
         executor = Executor(self._job.workflow(str(policy_folder)), self._planning.plan, session, self._cluster)
         routes = transport.with_bytes(executor.routes, self._planning.edge_bytes_per_item)

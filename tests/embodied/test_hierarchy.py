@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlinf_embodied.compose.evaluation import compose_evaluate
 from rlinf_embodied.config import HierarchyConfig
+from rlinf_embodied.embodied.actor_stage import ActorStage
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns
 from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.embodied.hierarchy import Decisions, Guide, Guided
@@ -213,6 +214,52 @@ def test_a_frozen_lower_level_stays_as_it_is(straight, tmp_path) -> None:
     assert len(begun) == 2
     again = train(four(tmp_path, *given))
     assert again["iterations"] == 4
+
+
+@pytest.fixture(scope="module")
+def told(straight, tmp_path_factory) -> tuple[list[str], Path]:
+    """What begins a run of a low-level policy that stays as it is, and the folder of that policy."""
+    first = straight[0] / "checkpoints" / "step_000002"
+    latest = tmp_path_factory.mktemp("latest") / "latest"
+    latest.symlink_to(first)
+    return [f"warm_start.checkpoint={latest}", "warm_start.from_nothing=false", "hierarchy.frozen=true"], first
+
+
+def low_level(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_a_frozen_lower_level_goes_on_though_the_checkpoint_that_it_came_from_is_dropped(told, tmp_path) -> None:
+    given, first = told
+    given = [
+        *given,
+        "checkpoint.every=1",
+        "checkpoint.keep=1",
+        "recovery.max_restarts=0",
+        "hierarchy.algorithm.epochs=1",
+    ]
+    train(four(tmp_path, *given, "run.num_iterations=1"))
+    assert train(four(tmp_path, *given))["iterations"] == 4
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step_*")] == ["step_000004"]
+    assert low_level(tmp_path / "checkpoints" / "latest") == low_level(first)
+
+
+def test_a_frozen_lower_level_is_the_one_that_latest_meant_at_the_start(straight, told, tmp_path, monkeypatch) -> None:
+    given, first = told
+    latest, run = Path(given[0].partition("=")[2]), ActorStage.run
+    newer = straight[0] / "checkpoints" / "step_000004"
+
+    def running(stage, *arguments):
+        latest.unlink()  # a run that goes on meanwhile has written another one
+        latest.symlink_to(newer)
+        return run(stage, *arguments)
+
+    monkeypatch.setattr(ActorStage, "run", running)
+    train(four(tmp_path, *given, "run.num_iterations=1"))
+    latest.unlink()
+    latest.symlink_to(first)
+    assert low_level(newer) != low_level(first)
+    assert low_level(tmp_path / "checkpoints" / "latest") == low_level(first)
 
 
 @pytest.mark.parametrize(

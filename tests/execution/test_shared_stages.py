@@ -112,7 +112,7 @@ OTHER_PLACE = placed([0], [0], [0], "all")["temporal"][1]
     [
         ([WALL, OPEN, LEARNS], "has walled before open, but they share a stage, .* swap the parts"),
         ([OPEN, OTHER_PLACE, LEARNS], r"puts policy on the devices \[1\] in one loop and on \[0\] in another"),
-        ([OPEN, LEARNS], r"add leaves for \['walled_env'\]"),
+        ([OPEN, LEARNS], r"add \['walled_env'\] to the stages of its loop"),
     ],
 )
 def test_plans_that_tear_the_shared_stage_apart_are_refused(work, parts: list[dict], message: str) -> None:

@@ -89,7 +89,7 @@ def test_the_report_says_who_is_together() -> None:
 def test_a_plan_places_all_stages_of_a_loop() -> None:
     pricer = one(2)
     two = {"loop": {"name": "rollout", "shards": 1, "stages": {"env": "all", "low": "all"}}}
-    with pytest.raises(PlanError, match=r"every stage must be placed exactly once; add leaves for \['high'\]"):
+    with pytest.raises(PlanError, match=r"must be placed exactly once; add \['high'\] to the stages of its loop"):
         resolve("mine", [{"tree": two}], 2, pricer.workflow)
     apart = {"temporal": [{"loop": two["loop"]}, {"leaf": {"stage": "high", "devices": "all"}}]}
     with pytest.raises(PlanError, match="loop rollout is made of env, high and low: place all"):

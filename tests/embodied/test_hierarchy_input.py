@@ -1,0 +1,114 @@
+"""What two levels are given: keys are named by their path, and policies and precisions are those of their level."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from hierarchical_runs import executor_for, folders, placed, two_levels
+from runs import iterate, train, trainer_of
+
+from rlinf_embodied.embodied.warm_start_source import require_teacher
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.runtime.session import SerialSession
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "examples"))
+OTHERS = ["hierarchy.goal_low=-", "hierarchy.goal_high=-"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["hierarchy.algorithm.gamma=2"], r"^hierarchy\.algorithm\.gamma is 2\.0, but it must lie in \[0, 1\]"),
+        (
+            ["hierarchy.policy.num_heads=3"],
+            r"^hierarchy\.policy\.hidden_size is 16, .* multiple of hierarchy\.policy\.num_heads=3",
+        ),
+        (
+            ["hierarchy.algorithm.reduction=fast"],
+            r"^hierarchy\.algorithm\.reduction is 'fast', but run\.exact=true .* hierarchy\.algorithm\.reduction=auto",
+        ),
+        (
+            ["hierarchy.goals=[[0,0],[1,1]]", "hierarchy.goal_low=-"],
+            r"^hierarchy\.goal_high is \[1\.0, 1\.0\], but it is the upper bound .*: leave it out",
+        ),
+        (
+            ["hierarchy.instructions=[a,b]", "hierarchy.way_columns=[0,1]", "hierarchy.columns=-", *OTHERS],
+            r"^hierarchy\.way_columns is \[0, 1\], but an instruction has none",
+        ),
+    ],
+)
+def test_keys_of_the_higher_level_are_named_by_their_own_path(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        two_levels(*words)
+
+
+def test_sums_in_any_order_may_be_had_where_nothing_is_promised() -> None:
+    assert two_levels("hierarchy.algorithm.reduction=fast", "run.exact=false").hierarchy.on
+    assert not two_levels("hierarchy.algorithm.reduction=fast", "hierarchy.every=0").hierarchy.on
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["hierarchy.policy._target_=policies.none.P"], r"^hierarchy\.policy\._target_ is 'policies\.none\.P'"),
+        (
+            ["hierarchy.goals=[[0,0],[1,1]]", *OTHERS],
+            r"^hierarchy\.checkpoint is .*a point of 2 numbers at a time, but a high-level one says one of 2: give",
+        ),
+        (
+            ["hierarchy.columns=[2]", "hierarchy.goal_low=[0]", "hierarchy.goal_high=[1]"],
+            r"says a point of 2 numbers at a time, but a high-level one says a point of 1 numbers: give",
+        ),
+        (["env.goal_in_proprio=false"], r"^hierarchy\.checkpoint is .*other conditions: goal_in_proprio is True"),
+    ],
+)
+def test_a_high_level_policy_of_other_choices_is_refused(words: list[str], message: str) -> None:
+    _, high = folders(two_levels())
+    with pytest.raises((ConfigError, CheckpointError), match=message):
+        trainer_of(two_levels(f"hierarchy.checkpoint={high}", *words))
+
+
+def test_a_low_level_policy_is_no_high_level_one() -> None:
+    low, _ = folders(two_levels("env.chunk=2", "env.carry_over=true"))
+    with pytest.raises(CheckpointError, match=r"says 2 times a point of 2 numbers at a time, but a high"):
+        trainer_of(two_levels(f"hierarchy.checkpoint={low}", "env.chunk=2", "env.carry_over=true"))
+
+
+def test_a_high_level_policy_that_does_not_fit_is_named_by_its_own_path(tmp_path) -> None:
+    _, high = folders(two_levels())
+    words = [f"hierarchy.checkpoint={high}", "hierarchy.policy.hidden_size=8", f"run.dir={tmp_path}"]
+    with pytest.raises(CheckpointError, match=r"^hierarchy\.policy\.hidden_size is 8, .* set hierarchy\.policy"):
+        trainer_of(two_levels(*words)).run()
+
+
+def test_columns_are_looked_at_where_the_policy_is_given_too(tmp_path) -> None:
+    _, high = folders(two_levels())
+    words = [f"hierarchy.checkpoint={high}", "hierarchy.columns=[2,9]", f"run.dir={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"hierarchy\.columns is \[2, 9\], but the proprioception .* 0\.\.3"):
+        trainer_of(two_levels(*words)).run()
+
+
+def test_two_levels_are_no_teacher(tmp_path) -> None:
+    low, _ = folders(two_levels())
+    teacher = tmp_path / "teacher"
+    shutil.copytree(low, teacher)
+    (teacher / "hierarchy.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"warm_start\.teacher is .*a checkpoint of two levels of policies"):
+        require_teacher(str(teacher), two_levels().env, "warm_start.teacher")
+
+
+def test_the_higher_level_may_be_a_policy_of_ones_own(tmp_path) -> None:
+    own = ["_target_=own_policy.ProprioPolicy", "name=proprio", "num_bins=11", "critic=observation"]
+    short = ["run.num_iterations=1", "eval.num_episodes=2", "eval.num_envs=2", f"warm_start.cache_dir={tmp_path}"]
+    config = two_levels(f"run.dir={tmp_path / 'run'}", *short, *(f"hierarchy.policy.{word}" for word in own))
+    assert train(config)["iterations"] == 1
+    assert (tmp_path / "run" / "checkpoints" / "latest" / "high" / "model.safetensors").exists()
+
+
+def test_the_higher_level_decides_in_the_precision_that_it_is_trained_in() -> None:
+    config = two_levels("hierarchy.algorithm.precision=bfloat16", "run.exact=false")
+    (metrics,) = iterate(executor_for(config, placed([0], [0], [0], [0], [0]), 1, SerialSession()), 1)
+    assert metrics["high/losses/initial_log_ratio"] < 1e-5
