@@ -3,6 +3,7 @@
 workload       what it is about
 pick...        linear costs on two equal cores: turns
 robot          envs that run at the rate of a robot's controller: workers without a core, shards side by side
+robot_reuse    slower robots, and three times the epochs on what they gather: training beside the next rollout
 flat_policy    a policy whose call takes as long for one row as for sixteen, beside a CPU's simulator
 math_tail      completions most of which end early
 math_memory    devices that hold one of two stages
@@ -15,6 +16,10 @@ REASONING = "workflow=reasoning"
 
 _SHORT = ("env.chunks_per_rollout=10", "warm_start.num_demos=24", "warm_start.epochs=2", "warm_start.head_epochs=4")
 _LARGE = ("policy.hidden_size=256", "policy.num_layers=4", "policy.stem_width=96")
+_ROBOTS = (
+    *("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", "env.obs_size=128"),
+    *("env.num_envs=16", "env.block_size=4", "cluster.waiting_devices=4"),
+)
 CASES: dict[str, tuple[str, ...]] = {
     "pick": ("env=maniskill_pick", *_SHORT),
     "pick_large": ("env=maniskill_pick", *_SHORT, *_LARGE),
@@ -25,10 +30,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "policy_heavy": ("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", *_LARGE, "env.obs_size=64"),
     "point_reach": ("env=point_reach", "warm_start.num_demos=48", "warm_start.epochs=4", "env.chunks_per_rollout=20"),
     # sixteen robots at 30 Hz, each with a camera that a frozen stem of some size looks through
-    "robot": (
-        *("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", "env.obs_size=128"),
-        *("policy.stem_width=256", "env.num_envs=16", "env.block_size=4", "env.control_hz=30"),
-        "cluster.waiting_devices=4",
+    "robot": (*_ROBOTS, "policy.stem_width=256", "env.control_hz=30"),
+    "robot_reuse": (
+        *(*_ROBOTS, "policy.stem_width=128", "env.control_hz=15"),
+        *("algorithm.epochs=12", "algorithm.value_epochs=24", "algorithm.target_kl=null"),
     ),
     "math_grpo": (REASONING, "warm_start.steps=400"),
     "math_ppo": (REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=1"),
@@ -66,5 +71,12 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
 }
 _OF_LEARNERS = ("collocated", "disaggregated", "hybrid", "experiments/bench/learners_apart.yaml")
-# presets: four workers each are enough for two cores, and workers with optimizers of 103 million weights for 24 GiB
-FEW = {"math_judge": ("collocated", "pipelined"), "flat_policy": ("collocated", "hybrid"), "math_memory": _OF_LEARNERS}
+# presets: few workers that wait for their turn are enough for two cores, and workers with optimizers of 103 million
+# weights for 24 GiB
+FEW = {
+    "robot": ("collocated", "disaggregated"),
+    "robot_reuse": ("collocated", "disaggregated"),
+    "math_judge": ("collocated", "pipelined"),
+    "flat_policy": ("collocated", "hybrid"),
+    "math_memory": _OF_LEARNERS,
+}
