@@ -168,7 +168,9 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=[pytest.mark.slow] * ("images" in name)) for name in VARIANTS]
+)
 def test_every_kind_of_choice_gives_equal_weights(variant: str) -> None:
     config = two_levels(*VARIANTS[variant])
     assert trained(config, "all apart, two shards", SerialSession()) == trained(config, "", SerialSession())
