@@ -14,6 +14,7 @@ from rlinf_embodied.runtime.heartbeat import Beat
 from rlinf_embodied.runtime.switchboard import Caller
 
 _STOPPED_S = 10.0  # nobody stops a worker for a good reason
+_SETUP = ".setup"  # of a stage
 _SLOWER = 2.0  # than ever before: calls differ in length
 _PATIENCE = 2.0  # times the limit of a call: who is waited for has to be found first
 
@@ -63,8 +64,9 @@ class History:
         """Returns how long a worker's method may take without progress.
 
         One that has not ended in its process yet, as long as a call: the first time it may have to import and compile.
+        So may `setup`: what it has to load depends on which other stages its worker hosts.
         """
-        if beat.longest_s is None:
+        if beat.longest_s is None or beat.step.endswith(_SETUP):
             return limits.call_timeout_s
         longest = max(beat.longest_s, self.longest_s.get(beat.step, 0.0))
         return min(limits.call_timeout_s, limits.hang_after_s + _SLOWER * longest)

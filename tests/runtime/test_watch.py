@@ -49,6 +49,14 @@ def test_a_method_that_never_ended_in_its_process_may_take_as_long_as_a_call() -
     assert asked([STEP], [caller(0, stepping(601.0, longest_s=None))], env_step=2.0) is not None
 
 
+def test_a_set_up_that_was_short_before_may_take_as_long_as_a_call() -> None:
+    """What it loads may have been there already, from another stage of the worker."""
+    setup = lambda seconds: Beat("actor.setup", seconds, "actor.setup", seconds, 0.4)  # noqa: E731
+    pending = [Pending(1, 0, "actor.setup", NOW - 700)]
+    assert asked(pending, [caller(0, setup(599.0))], actor_setup=0.4) is None
+    assert asked(pending, [caller(0, setup(601.0))], actor_setup=0.4) is not None
+
+
 def test_progress_does_not_prolong_a_call_without_end() -> None:
     found = asked([STEP], [caller(0, stepping(0.1, call_s=601.0))], env_step=2.0)
     assert found is not None
