@@ -27,14 +27,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.bench.auto_cases import CASES, FEW, REASONING
+from experiments.bench.auto_cases import CASES, FEW, REASONING, THROTTLED
 from experiments.bench.harness import (
     Benchmark,
     Report,
@@ -52,7 +52,7 @@ from experiments.bench.harness.trainings import digest_of, iterations, job_of, t
 from experiments.examples.http_judge import URL
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import choices, compose_math, compose_train
-from rlinf_embodied.config import MathConfig, TrainConfig
+from rlinf_embodied.config import ClusterConfig, MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.flow.drift import Prediction, predict
@@ -122,6 +122,7 @@ def run_case(
     names: Sequence[str] = (),
     disturbed: bool = False,
     next_best: int = 0,
+    throttled: Mapping[int, float] | None = None,
 ) -> tuple[dict[str, Outcome], float]:
     """Profiles a workload and trains it under every plan in alternation; the picked one is called auto.
 
@@ -134,6 +135,7 @@ def run_case(
         names: of the presets, all if there are none.
         disturbed: whether a profile is taken beside a busy core, too; its plans are added.
         next_best: how many plans are added that the planner ranks behind the picked one (next 1, ...).
+        throttled: what part of a core a device gets; None: all devices get a core each.
 
     Raises:
         ConfigError: the overrides are wrong, or there are fewer devices.
@@ -142,7 +144,8 @@ def run_case(
     job, cluster = job_of(config), cluster_at_hand(config.cluster)
     if cluster.num_devices < least_devices:
         raise ConfigError("cluster.num_devices is 1, but one device has one plan: use a machine with two")
-    session = make_session(config.cluster)
+    begin = partial(begun, config.cluster, throttled or {})
+    session = begin()
     try:
         workflow, pricer, profile_s = profiled(job, cluster, session)
         ranked, _ = rank(pricer)
@@ -152,9 +155,18 @@ def run_case(
         plans |= {f"next {k}": replace(entry.plan, name=f"next {k}") for k, entry in behind}
         if disturbed:
             plans |= disturbed_plans(job, cluster, workflow, session)
-        return _trained(job, workflow, plans, pricer, session, count), profile_s
+        return _trained(job, workflow, plans, pricer, session, begin, count), profile_s
     finally:
         session.close()
+
+
+def begun(config: ClusterConfig, throttled: Mapping[int, float]) -> Session:
+    """Returns a new session."""
+    if not throttled:
+        return make_session(config)
+    from experiments.bench.harness.throttled import ThrottledSession  # imports Ray
+
+    return ThrottledSession(config, throttled)
 
 
 def profiled(job: Job, cluster: Cluster, session: Session) -> tuple[Workflow, Pricer, float]:
@@ -236,20 +248,26 @@ def lacking(plan: Plan, pricer: Pricer) -> str:
 
 
 def _trained(
-    job: Job, workflow: Workflow, plans: Mapping[str, Plan], pricer: Pricer, first: Session, count: int
+    job: Job,
+    workflow: Workflow,
+    plans: Mapping[str, Plan],
+    pricer: Pricer,
+    first: Session,
+    begin: Callable[[], Session],
+    count: int,
 ) -> dict[str, Outcome]:
     """Runs the plans' iterations in turn, each with workers of its own; `first` lends its workers to one.
 
     Idle workers beside them would only take memory.
     """
-    config, cluster = job.config, cluster_at_hand(job.config.cluster)
+    cluster = cluster_at_hand(job.config.cluster)
     before = max(1, workflow.typical_iteration)  # these do not count: what is done once is done then
     sessions: list[Session] = []  # beside the first one, whose owner closes it
     executors: dict[str, Executor] = {}
     try:
         for name, plan in plans.items():
             if executors:
-                sessions.append(make_session(config.cluster))
+                sessions.append(begin())
             executors[name] = Executor(workflow, plan, sessions[-1] if sessions else first, cluster)
         steps = {name: iterations(job, executor, before + count) for name, executor in executors.items()}
         arms = {name: partial(timed_iteration, step) for name, step in steps.items()}
@@ -384,7 +402,7 @@ def measure(run: Run[Options]) -> Report:
         print(f"{case}: {' '.join(words)}", flush=True)
         with judge(words):
             asked = [*words, *run.overrides]
-            more = {"disturbed": own.disturbed, "next_best": own.next_best}
+            more = {"disturbed": own.disturbed, "next_best": own.next_best, "throttled": THROTTLED.get(case)}
             measured[case], profile_s = run_case(asked, own.iterations, names=FEW.get(case, ()), **more)
         notes[case] = [wrong_choice(measured[case]), had_back(measured[case], profile_s)]
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)

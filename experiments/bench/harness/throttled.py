@@ -1,0 +1,70 @@
+"""A session some of whose workers get only a part of a core, by a quota: unlike devices on one machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rlinf_embodied.config import ClusterConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.flow.graph import StageSpec
+from rlinf_embodied.runtime.host import StageContext
+from rlinf_embodied.runtime.ray_session import RaySession
+
+_ROOT = Path("/sys/fs/cgroup")
+_PERIOD_US = 10_000  # short, so that a call of some milliseconds meets it
+
+
+class ThrottledSession(RaySession):
+    """A Ray session; `shares` says what part of a core a worker gets, all that there is where it says nothing."""
+
+    def __init__(self, config: ClusterConfig, shares: Mapping[int, float]) -> None:
+        """Makes the control groups.
+
+        Raises:
+            ConfigError: this user may make none, or the kernel has none for cores.
+        """
+        self._groups = {worker: _group(f"rlinf_embodied_{os.getpid()}_{id(self)}_{worker}", share)
+                        for worker, share in shares.items()}  # fmt: skip
+        super().__init__(config.call_timeout_s, config.object_store_bytes, config.hang_after_s)
+
+    def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
+        """See Session; the workers are throttled from their first stage on."""
+        found = super().add_stage(spec, contexts)
+        self._switchboard.gone()  # hears who has called
+        for worker, group in self._groups.items():
+            caller = self._switchboard.callers.get(worker)
+            if caller is not None and not caller.gone:
+                (group / "cgroup.procs").write_text(str(caller.pid), encoding="ascii")
+        return found
+
+    def close(self) -> None:
+        """See Session."""
+        super().close()
+        for group in self._groups.values():
+            with suppress(OSError):  # its process has not quite ended: an empty group costs nothing
+                group.rmdir()
+
+
+def _group(name: str, share: float) -> Path:
+    """Returns a new control group of so much of a core."""
+    old = (_ROOT / "cpu/cpu.cfs_quota_us").exists()
+    group = _ROOT / "cpu" / name if old else _ROOT / name
+    try:
+        if not old:
+            (_ROOT / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
+        group.mkdir()
+        quota = round(share * _PERIOD_US)
+        if old:
+            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US), encoding="ascii")
+            (group / "cpu.cfs_quota_us").write_text(str(quota), encoding="ascii")
+        else:
+            (group / "cpu.max").write_text(f"{quota} {_PERIOD_US}", encoding="ascii")
+    except OSError as error:
+        raise ConfigError(
+            f"cases asks for a core of which a worker gets {share:g}, but no control group can be made ({error}): run "
+            "as root on Linux, or leave the case out"
+        ) from error
+    return group
