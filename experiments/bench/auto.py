@@ -256,29 +256,31 @@ def _trained(
     begin: Callable[[], Session],
     count: int,
 ) -> dict[str, Outcome]:
-    """Runs the plans' iterations in turn, each with workers of its own; `first` lends its workers to one.
+    """Runs the plans' iterations in turn, each with workers of its own, which rest between them.
 
-    Idle workers beside them would only take memory.
+    `first` lends its workers to one plan: idle ones beside them would only take memory.
     """
     cluster = cluster_at_hand(job.config.cluster)
     before = max(1, workflow.typical_iteration)  # these do not count: what is done once is done then
-    sessions: list[Session] = []  # beside the first one, whose owner closes it
+    sessions: dict[str, Session] = {}  # the first one's owner closes it
     executors: dict[str, Executor] = {}
     try:
         for name, plan in plans.items():
-            if executors:
-                sessions.append(begin())
-            executors[name] = Executor(workflow, plan, sessions[-1] if sessions else first, cluster)
-        steps = {name: iterations(job, executor, before + count) for name, executor in executors.items()}
-        arms = {name: partial(timed_iteration, step) for name, step in steps.items()}
+            sessions[name] = begin() if sessions else first
+            executors[name] = Executor(workflow, plan, sessions[name], cluster)
+        arms = {}
+        for name, executor in executors.items():
+            others = [session for other, session in sessions.items() if other != name]
+            arms[name] = partial(timed_iteration, iterations(job, executor, before + count), others)
         found = alternate(arms, count, warm_up=before, quiet=True)
         return {
             name: outcome(predict(pricer, plan), plan, found[name], digest_of(executors[name]))
             for name, plan in plans.items()
         }
     finally:
-        for session in sessions:
-            session.close()
+        for session in sessions.values():
+            if session is not first:
+                session.close()
 
 
 def outcome(predicted: Prediction, plan: Plan, found: Sequence[tuple[float, float]], digest: str) -> Outcome:

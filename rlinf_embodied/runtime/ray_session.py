@@ -357,6 +357,12 @@ class RaySession:
         self._files.close()
         self._placement.release()
 
+    def processes(self) -> dict[int, int]:
+        """Returns the process ids of the workers that run on this machine, by worker."""
+        gone = {caller.worker for caller in self._switchboard.gone()}
+        callers = self._switchboard.callers.values()
+        return {c.worker: c.pid for c in callers if self._is_here(c) and c.worker not in gone}
+
     def _is_here(self, caller: Caller) -> bool:
         return caller.node == self._switchboard.node
 

@@ -33,11 +33,10 @@ class ThrottledSession(RaySession):
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """See Session; the workers are throttled from their first stage on."""
         found = super().add_stage(spec, contexts)
-        self._switchboard.gone()  # hears who has called
+        processes = self.processes()
         for worker, group in self._groups.items():
-            caller = self._switchboard.callers.get(worker)
-            if caller is not None and not caller.gone:
-                (group / "cgroup.procs").write_text(str(caller.pid), encoding="ascii")
+            if worker in processes:
+                (group / "cgroup.procs").write_text(str(processes[worker]), encoding="ascii")
         return found
 
     def close(self) -> None:
