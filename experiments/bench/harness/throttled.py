@@ -14,7 +14,7 @@ from rlinf_embodied.runtime.host import StageContext
 from rlinf_embodied.runtime.ray_session import RaySession
 
 _ROOT = Path("/sys/fs/cgroup")
-_PERIOD_US = 10_000  # short, so that a call of some milliseconds meets it
+_PERIOD_US = 100_000  # the kernel hands a quota out in slices of 5 ms: shorter periods lose much of it
 
 
 class ThrottledSession(RaySession):
