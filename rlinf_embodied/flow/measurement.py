@@ -89,7 +89,8 @@ def samples(
         loop = loop_of(run, stage)
         if loop is None:
             factor = max([stretch[name] for name in _upstream_loops(run, stage)], default=1.0)
-            (seconds,) = _critical(spans, {stage: {"run": factor / rounds.get(stage, 1)}}, speeds)
+            paces = _in_step(stage, spans, speeds) if run.stages[stage].collective else speeds
+            (seconds,) = _critical(spans, {stage: {"run": factor / rounds.get(stage, 1)}}, paces)
             found.append(Sample(stage, *cell_of(probe, stage), seconds))
             continue
         mine = run.loops_of(stage)
@@ -126,6 +127,12 @@ def _critical(
             seconds[stage] += weight * span.duration_s * speeds[span.worker]
     busiest = max(by_worker.values(), key=lambda seconds: sum(seconds.values()))
     return [busiest[stage] for stage in stages]
+
+
+def _in_step(stage: str, spans: Iterable[Span], speeds: Sequence[float]) -> list[float]:
+    """Returns the speeds at which the workers of a collective stage go: they wait for the slowest of them."""
+    slowest = min(speeds[span.worker] for span in spans if span.stage == stage)
+    return [slowest] * len(speeds)
 
 
 def _upstream_loops(workflow: Workflow, stage: str) -> set[str]:

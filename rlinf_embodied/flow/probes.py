@@ -4,7 +4,7 @@ collocated on all  ceil(n / D) blocks on each of D devices, all of them at work 
 collocated on one  n blocks on one device
 disaggregated      loops with a device for each side, two shards in flight: n / 2 blocks per call while the other works;
                    everything that leaves its worker does so here, so that bytes can be counted
-one block          a block on one device, where blocks flow one by one
+one block          a block on one device, where blocks flow one by one or unlike devices have unequal shares of them
 few on one         ceil(n / D) blocks on one device, where n / 2 is another number
 """
 
@@ -101,7 +101,7 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
         if few not in {probe.blocks_per_call(s) for probe in found for s in workflow.stages if probe.devices(s) == 1}:
             small = with_blocks(workflow, few)
             found.append(Probe("few on 1", small, collocated(small, 1, cores=one), cluster))
-        if few > 1 and _flows_in_blocks(workflow):
+        if few > 1 and (_flows_in_blocks(workflow) or len({group.speed for group in cluster.node_groups()}) > 1):
             single = with_blocks(workflow, 1)
             found.append(Probe("one block", single, collocated(single, 1, cores=one), cluster))
     return found

@@ -95,13 +95,27 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     assert profile.links.latency_s == 0.002
 
 
-def test_a_device_that_is_known_to_be_slow_makes_no_stage_slow() -> None:
-    """Worker 1 is at half speed: its 6 s are 3 s of an alike device, which is less than what worker 0 took."""
+def half_as_fast(graph: Workflow, actor_s: tuple[float, float]) -> Sample:
+    """Returns what is filed of an actor on two workers, of which the second one is at half speed."""
     groups = cluster(2).node_groups()
     one = replace(groups[0], devices_per_node=1)
     unlike = replace(cluster(2), groups=(one, replace(one, beside=0, speed=0.5)))
-    probe = Probe("x", workflow(), collocated(workflow(), 2), unlike)
+    probe = Probe("x", graph, collocated(graph, 2), unlike)
     spans = [span(f"{stage}.step", worker, 1.0) for stage in ("env", "policy") for worker in (0, 1)]
-    spans += [span("actor.run", 0, 4.0), span("actor.run", 1, 6.0)]
-    found = {s.stage: s for s in samples(probe, workflow(), workflow(), spans, {})}
-    assert found["actor"] == Sample("actor", 4, 2, pytest.approx(4.0))
+    spans += [span("actor.run", worker, seconds) for worker, seconds in enumerate(actor_s)]
+    return {s.stage: s for s in samples(probe, graph, graph, spans, {})}["actor"]
+
+
+def test_a_device_that_is_known_to_be_slow_makes_no_stage_slow() -> None:
+    """Its 6 s are 3 s of an alike device, which is less than what worker 0 took."""
+    apart = replace(
+        workflow(), stages={**workflow().stages, "actor": replace(workflow().stages["actor"], collective=False)}
+    )
+    assert half_as_fast(apart, (4.0, 6.0)) == Sample("actor", 4, 2, pytest.approx(4.0))
+
+
+def test_workers_that_wait_for_a_slow_one_are_not_slow_themselves() -> None:
+    """Both take 6 s, worker 0 because it waits: two devices of speed 1 would take 3 s."""
+    graph = workflow()
+    together = replace(graph, stages={**graph.stages, "actor": replace(graph.stages["actor"], collective=True)})
+    assert half_as_fast(together, (6.0, 6.0)) == Sample("actor", 4, 2, pytest.approx(3.0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from planning import cluster, embodied, replace_cluster
 
@@ -63,6 +65,14 @@ def test_a_chain_without_loops_is_measured_together_only() -> None:
     waiting = Workflow("chain", 4, stages | {"b": StageSpec("b", "fakes.b", None, waits=True)}, whole.edges)
     last = probes(waiting, with_waiting(cluster(2), 1))[-1]  # while it waits the others go on block by block
     assert (last.name, last.workflow.num_blocks, last.plan.devices()) == ("one block", 1, (0,))
+
+
+def test_unlike_devices_need_to_know_what_few_blocks_cost() -> None:
+    one = replace(cluster(2).node_groups()[0], devices_per_node=1)
+    unlike = replace(cluster(2), groups=(one, replace(one, beside=0, speed=0.5)))
+    assert "one block" not in [probe.name for probe in probes(workflow(8), cluster(2))]
+    last = probes(workflow(8), unlike)[-1]
+    assert (last.name, last.blocks_per_call("env")) == ("one block", 1)
 
 
 def test_rollouts_are_shortened_only_as_far_as_they_stand_for_whole_ones() -> None:
