@@ -1,7 +1,7 @@
 """Beside Stable-Baselines3's PPO: ours on a MuJoCo task, and SB3's own on our batched ManiSkill; env steps per second.
 
 python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iterations=2] [task=...] [num_envs=...]
-                                [obs_size=64] [clock=processor] [out=docs/results/sb3.json]
+                                [obs_size=64] [clock=processor] [sbx=true] [out=docs/results/sb3.json]
 
     mujoco         our PPO and SB3's train 2 x 64 tanh units, actor and critic apart, on 2,048 env steps per iteration
                    of HalfCheetah-v5 with the settings of algorithm=ppo_mujoco (minibatches of 64, 10 epochs, Adam
@@ -10,6 +10,8 @@ python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iteratio
                    its CPUGymWrapper in SB3's DummyVecEnv: 512 env steps an iteration, minibatches of 128, 4 epochs, on
                    16 rows; on the state, or on one camera and the robot's own state.  An episode ends when the task is
                    solved, or after 50 steps
+
+sbx=true adds SBX's PPO, SB3's in JAX, to mujoco (pip install sbx-rl==0.28.0 first).
 
 Arms take turns in one process with one thread.  clock=processor counts seconds of processor time, which other work on
 the machine does not add to; clock=wall counts what a watch shows, which is right on an idle machine only.
@@ -52,12 +54,13 @@ class Options:
     num_envs: int = 0  # 0: the case's own
     obs_size: int = 64
     clock: str = "processor"
+    sbx: bool = False
     out: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What takes turns: the arm "ours", and one that it is compared with."""
+    """What takes turns: the arm "ours", and those that it is compared with."""
 
     task: str
     num_envs: int
@@ -88,9 +91,12 @@ def our_config(task: str, num_envs: int) -> TrainConfig:
 
 
 @contextmanager
-def mujoco(case: Case, count: int, clock: Callable[[], float]) -> Iterator[dict[str, Arm]]:
+def mujoco(case: Case, count: int, clock: Callable[[], float], with_sbx: bool) -> Iterator[dict[str, Arm]]:
     """Yields `count` iterations of this project's PPO, and of SB3's with its defaults on rows in this process."""
+    from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
+
+    peers = {"sb3": PPO} | ({"sbx": sbx_ppo()} if with_sbx else {})
 
     config = our_config(case.task, case.num_envs)
     job = EmbodiedJob(config)
@@ -102,16 +108,29 @@ def mujoco(case: Case, count: int, clock: Callable[[], float]) -> Iterator[dict[
             done = sum(int(next(steps)[1]["rollout/env_steps"]) for _ in range(count))
             return Timing(clock() - start, done)
 
-        env = make_vec_env(case.task, case.num_envs, seed=0)
         settings = {"n_steps": STEPS // case.num_envs, "batch_size": MINIBATCH}
-        yield {"ours": ours, "sb3": learning("MlpPolicy", env, count * STEPS, clock, **settings)}
+        rows = {name: make_vec_env(case.task, case.num_envs, seed=0) for name in peers}
+        arms = {name: learning(kind, "MlpPolicy", rows[name], count * STEPS, clock, **settings)
+                for name, kind in peers.items()}  # fmt: skip
+        yield {"ours": ours, **arms}
 
 
-def learning(policy: str, env: Any, count: int, clock: Callable[[], float], **settings: Any) -> Arm:
-    """Returns what runs `count` env steps of SB3's PPO."""
-    from stable_baselines3 import PPO
+def sbx_ppo() -> Any:
+    """Returns SBX's class.
 
-    model = PPO(policy, env, device="cpu", seed=0, **settings)
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        from sbx import PPO
+    except ImportError as error:
+        raise ConfigError(f"sbx is true, but it cannot be imported ({error}): pip install sbx-rl==0.28.0") from error
+    return PPO
+
+
+def learning(kind: Any, policy: str, env: Any, count: int, clock: Callable[[], float], **settings: Any) -> Arm:
+    """Returns what runs `count` env steps of a PPO with SB3's interface."""
+    model = kind(policy, env, device="cpu", seed=0, **settings)
 
     def run() -> Timing:
         start, before = clock(), model.num_timesteps
@@ -160,13 +179,16 @@ def batched(task: str, num_envs: int, obs_size: int | None) -> Any:
 @contextmanager
 def maniskill(case: Case, count: int, clock: Callable[[], float], obs_size: int | None) -> Iterator[dict[str, Arm]]:
     """Yields `count` iterations of SB3's PPO on stock envs and on ours."""
+    from stable_baselines3 import PPO
+
     policy = "MlpPolicy" if obs_size is None else "MultiInputPolicy"
     settings = {"n_steps": case.iteration // case.num_envs, "batch_size": 128, "n_epochs": 4}
     settings |= {"gamma": 0.8, "gae_lambda": 0.9}
     shape = case.task, case.num_envs, obs_size
     with closing(stock(*shape)) as theirs, closing(batched(*shape)) as ours:
         made = {"stock": theirs, "ours": ours}
-        yield {name: learning(policy, env, count * case.iteration, clock, **settings) for name, env in made.items()}
+        whole = count * case.iteration
+        yield {name: learning(PPO, policy, env, whole, clock, **settings) for name, env in made.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- compared
@@ -192,14 +214,14 @@ def measure(run: Run[Options]) -> Report:
     for name, case in cases.items():
         sizes = {"state": None, "images": own.obs_size}
         work = case, own.iterations, clock
-        with maniskill(*work, sizes[name]) if name in sizes else mujoco(*work) as arms:
+        with maniskill(*work, sizes[name]) if name in sizes else mujoco(*work, own.sbx) as arms:
             timings = alternate(arms, own.rounds, warm_up=1)
         speed = {arm: [timing.rate for timing in several] for arm, several in timings.items()}
-        (other,) = speed.keys() - {"ours"}
         content[name] = {arm: Spread.of(values) for arm, values in speed.items()}
         shown = f"{name}: {case.task}, {case.num_envs} rows"
         rows += [(shown, arm, f"{Spread.of(values):.0f}") for arm, values in speed.items()]
-        goals.append(Goal(f"{name}: ours / {other}", ratios(speed["ours"], speed[other]), case.goal, case.floor))
+        for other in [arm for arm in speed if arm != "ours"]:
+            goals.append(Goal(f"{name}: ours / {other}", ratios(speed["ours"], speed[other]), case.goal, case.floor))
     table = Table(("case", "arm", f"env steps/s ({own.clock}), median (min-max)"), rows)
     said = "\n".join(str(goal) for goal in goals)
     return Report(content={"env_steps_per_s": content, "goals": goals}, text=f"{table}\n\n{said}")
