@@ -39,7 +39,8 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "uneven": (
         *("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", *_LARGE, "env.obs_size=64"),
-        *("env.num_envs=48", "env.block_size=4", "cluster.speeds=[1.0,0.5]", "algorithm.target_kl=null"),
+        *("env.num_envs=48", "env.block_size=4", "cluster.speeds=[1.0,0.5]"),
+        *("algorithm.target_kl=null", "algorithm.epochs=1", "algorithm.value_epochs=1"),
     ),
     "math_grpo": (REASONING, "warm_start.steps=400"),
     "math_ppo": (REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=1"),
