@@ -1,7 +1,8 @@
 """Is the plan that plan=auto picks the fastest one, and how good are the predictions?  Real workloads (auto_cases.py).
 
-python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [next_best=0] [out=docs/results/auto.json]
-                                 [join=earlier.json] [disturbed=true] [overrides of train_vla.py or train_llm_math.py]
+python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [settle=0] [next_best=0] [join=earlier.json]
+                                 [disturbed=true] [out=docs/results/auto.json]
+                                 [overrides of train_vla.py or train_llm_math.py]
 
 For each workload: the stages are profiled anew, then every preset plan and the one that is picked train the same config
 from the same policy, iteration by iteration in alternation; with next_best=2 also those two of other shapes that the
@@ -9,7 +10,8 @@ planner ranks behind the picked one.  Printed, and written as JSON, Markdown and
 against measured seconds per iteration of each plan; whether the picked one is the fastest, or within 3 % of it, or
 within the spread of the measurement (the exit code is 1 where it is neither); by what factor the slowest one is slower
 than the fastest; after how many iterations the time that the profile took is had back, beside turns without one; and
-the share of an iteration that the busiest worker spent in no stage.
+the share of an iteration that the busiest worker spent in no stage.  With settle=2 two iterations of a plan go before
+each one that is timed: after the other plans' turns a worker's first one is slower, which shows where they are short.
 
 With disturbed=true each workload is profiled a second time while another process keeps a core busy.  Measured, too, are
 then the plan that is picked by that profile (disturbed) and those that training would try because the profile says that
@@ -79,6 +81,7 @@ class Options:
 
     cases: str = ""
     iterations: int = 3
+    settle: int = 0
     next_best: int = 0
     join: str = ""
     disturbed: bool = False
@@ -123,6 +126,7 @@ def run_case(
     disturbed: bool = False,
     next_best: int = 0,
     throttled: Mapping[int, float] | None = None,
+    settle: int = 0,
 ) -> tuple[dict[str, Outcome], float]:
     """Profiles a workload and trains it under every plan in alternation; the picked one is called auto.
 
@@ -136,6 +140,7 @@ def run_case(
         disturbed: whether a profile is taken beside a busy core, too; its plans are added.
         next_best: how many plans are added that the planner ranks behind the picked one (next 1, ...).
         throttled: what part of a core a device gets; None: all devices get a core each.
+        settle: iterations before each one that is timed.
 
     Raises:
         ConfigError: the overrides are wrong, or there are fewer devices.
@@ -155,7 +160,7 @@ def run_case(
         plans |= {f"next {k}": replace(entry.plan, name=f"next {k}") for k, entry in behind}
         if disturbed:
             plans |= disturbed_plans(job, cluster, workflow, session)
-        return _trained(job, workflow, plans, pricer, session, begin, count), profile_s
+        return _trained(job, workflow, plans, pricer, session, begin, count, settle), profile_s
     finally:
         session.close()
 
@@ -255,6 +260,7 @@ def _trained(
     first: Session,
     begin: Callable[[], Session],
     count: int,
+    settle: int,
 ) -> dict[str, Outcome]:
     """Runs the plans' iterations in turn, each with workers of its own, which rest between them.
 
@@ -271,7 +277,8 @@ def _trained(
         arms = {}
         for name, executor in executors.items():
             others = [session for other, session in sessions.items() if other != name]
-            arms[name] = partial(timed_iteration, iterations(job, executor, before + count), others)
+            steps = iterations(job, executor, (before + count) * (1 + settle))
+            arms[name] = partial(timed_iteration, steps, others, settle)
         found = alternate(arms, count, warm_up=before, quiet=True)
         return {
             name: outcome(predict(pricer, plan), plan, found[name], digest_of(executors[name]))
@@ -404,8 +411,9 @@ def measure(run: Run[Options]) -> Report:
         print(f"{case}: {' '.join(words)}", flush=True)
         with judge(words):
             asked = [*words, *run.overrides]
-            more = {"disturbed": own.disturbed, "next_best": own.next_best, "throttled": THROTTLED.get(case)}
-            measured[case], profile_s = run_case(asked, own.iterations, names=FEW.get(case, ()), **more)
+            more = {"disturbed": own.disturbed, "next_best": own.next_best, "settle": own.settle}
+            more |= {"names": FEW.get(case, ()), "throttled": THROTTLED.get(case)}
+            measured[case], profile_s = run_case(asked, own.iterations, **more)
         notes[case] = [wrong_choice(measured[case]), had_back(measured[case], profile_s)]
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)
         print("\n".join([*notes[case], repaired(measured[case]) or "profiled once"]), flush=True)

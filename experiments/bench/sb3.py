@@ -19,6 +19,7 @@ the machine does not add to; clock=wall counts what a watch shows, which is righ
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
 import time
@@ -122,10 +123,9 @@ def sbx_ppo() -> Any:
         ConfigError: it is not installed.
     """
     try:
-        from sbx import PPO
+        return importlib.import_module("sbx").PPO
     except ImportError as error:
         raise ConfigError(f"sbx is true, but it cannot be imported ({error}): pip install sbx-rl==0.28.0") from error
-    return PPO
 
 
 def learning(kind: Any, policy: str, env: Any, count: int, clock: Callable[[], float], **settings: Any) -> Arm:

@@ -92,13 +92,15 @@ def outside_stages(spans: Iterable[Span], seconds: float) -> float:
 
 
 def timed_iteration(
-    steps: Iterator[tuple[IterationResult, dict[str, float]]], others: Iterable[Session] = ()
+    steps: Iterator[tuple[IterationResult, dict[str, float]]], others: Iterable[Session] = (), settle: int = 0
 ) -> tuple[float, float]:
     """Runs the next iteration; returns its seconds and the share of them that was spent in no stage.
 
-    The workers of `others` rest meanwhile.
+    The workers of `others` rest meanwhile; those of this one, which rested before, run `settle` iterations first.
     """
     with resting(others):
+        for _ in range(settle):
+            next(steps)
         start = time.perf_counter()
         result, _ = next(steps)
         seconds = time.perf_counter() - start
