@@ -10,12 +10,14 @@ from collections.abc import Iterator
 import pytest
 from troubled import NEVER_S
 
+from experiments.bench.harness.trainings import resting
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import HangError, LostWorkerError, RlinfError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
+from rlinf_embodied.runtime.switchboard import is_stopped
 
 pytestmark = pytest.mark.ray
 
@@ -63,6 +65,17 @@ def trouble(session: RaySession) -> tuple[RlinfError, float]:
     with pytest.raises(RlinfError) as caught:
         run(session, 1)
     return caught.value, time.monotonic() - start
+
+
+def test_workers_of_a_benchmark_rest_while_others_are_timed(session) -> None:
+    pids = build(session, "Maker", {})
+    assert session.processes() == dict(enumerate(pids))
+    with resting([session]):
+        while not all(is_stopped(pid) for pid in pids):
+            time.sleep(0.01)
+    while any(is_stopped(pid) for pid in pids):
+        time.sleep(0.01)
+    assert len(run(session, 0)) == 2
 
 
 @pytest.mark.parametrize("kind", ["Maker", "Gang"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from dataclasses import replace
 
 import pytest
@@ -68,8 +69,10 @@ def test_both_arms_of_maniskill_do_all_of_the_work(monkeypatch) -> None:
         ({"cases": "sound"}, "cases has 'sound'"),
         ({"num_envs": 3}, "num_envs is 3, but an iteration has 2048"),
         ({"cases": "state", "num_envs": 7}, "num_envs is 7, but an iteration has 512"),
+        ({"cases": "mujoco", "sbx": True}, r"sbx is true, but it cannot be imported .*: pip install sbx-rl"),
     ],
 )
-def test_other_clocks_cases_and_rows_are_refused(changes: dict, message: str) -> None:
+def test_other_clocks_cases_rows_and_peers_are_refused(monkeypatch, changes: dict, message: str) -> None:
+    monkeypatch.setitem(sys.modules, "sbx", None)  # as if it were not installed
     with pytest.raises(ConfigError, match=message):
         sb3.measure(Run(sb3.Options(**changes), [], {}))
