@@ -1,4 +1,4 @@
-"""Shares of a stage's blocks that a search tries where devices are unlike: by their speed, and a little off that.
+"""Shares of a stage's blocks that a search tries: by the speed of unlike devices, and a little off that.
 
 A slow device with an even share is often worse than none: stages get further devices together with their shares.
 And a stage that is as fast on all of its devices may leave one of them to a stage that is not.
@@ -40,8 +40,9 @@ class ShareMoves:
         self.fewest = tuple(min(loop.shards) for loop in workflow.loops.values())
 
     def around(self, sketch: Sketch) -> Iterator[Sketch]:
-        """Yields sketches in which some stages on unlike devices share their blocks differently."""
+        """Yields sketches in which some stages share their blocks differently."""
         if not self.unlike:
+            yield from self._mirrored(sketch)
             return
         for start in dict.fromkeys((sketch, replace(sketch, shards=self.fewest))):
             for together in self._together(start):
@@ -49,6 +50,24 @@ class ShareMoves:
                     other = start.placed(dict.fromkeys(together, devices))
                     changes = dict.fromkeys(together, shares)
                     yield replace(other, shares=tuple(changes.get(i, own) for i, own in enumerate(other.shares)))
+
+    def _mirrored(self, sketch: Sketch) -> Iterator[Sketch]:
+        """Yields sketches in which the last devices have what is left over, not the first, and the other way round.
+
+        Where blocks do not divide evenly, stages that take turns are faster if it is not the same device each time.
+        """
+        sides = {i for loop in self.loops for i in loop}
+        for together in [*((i,) for i in range(len(sketch.devices)) if i not in sides), *self.loops]:
+            stage, own = list(self.work.stages)[together[0]], sketch.devices[together[0]]
+            if any(sketch.devices[i] != own for i in together):
+                continue
+            unit, least = self._unit(sketch, together)
+            even = self._even(stage, own, unit)
+            if even[0] == even[-1] or min(even) < least * unit:
+                continue
+            shares = () if sketch.shares[together[0]] else tuple(reversed(even))
+            changes = dict.fromkeys(together, shares)
+            yield replace(sketch, shares=tuple(changes.get(i, now) for i, now in enumerate(sketch.shares)))
 
     def mended(self, sketch: Sketch) -> Sketch:
         """Returns a sketch whose shares suit its chunks: those that do not are as even as possible."""

@@ -43,3 +43,9 @@ def test_stages_that_only_gain_together_are_moved_together() -> None:
         found = outcome(seed, Options())
         assert found.complete
         assert found.loss() < 1e-3
+
+
+def test_what_is_left_over_goes_to_another_device_in_the_next_turn() -> None:
+    """Four blocks on three devices alike, twice: with 2 1 1 in both stages the first device works for 5 s."""
+    found = outcome(3014, Options(stages=3, devices=3, shares=True))
+    assert (found.planner_s, found.best_s) == (4.0, 4.0)
