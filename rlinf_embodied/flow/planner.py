@@ -37,6 +37,7 @@ from rlinf_embodied.flow.improve import Drafted
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Spatial, leaves
 from rlinf_embodied.flow.plan_check import require_staleness
 from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.flow.probes import collocated
 from rlinf_embodied.flow.refine import MOST_CALLS, Refiner
 from rlinf_embodied.flow.search import LARGE_WIDTH, NUM_RANKED, SMALL_WIDTH, Mode, Search
 from rlinf_embodied.flow.simulate import Simulator
@@ -125,9 +126,11 @@ def ranked(
     """Step 6: the drafts as trees, and what refining makes of them; by simulated seconds, at most one per shape."""
     small = is_small(pricer.cluster.num_devices)
     most = NUM_RANKED if small else LARGE_RANKED
+    refines = small and mode is Mode.any
     trees = [draft_tree(draft, pricer) for draft in (*apart[:most], *drafts[:most])]
-    refiner = Refiner(pricer, Simulator(pricer), staleness)
-    plans = refiner.best(trees, MOST_CALLS if small and mode is Mode.any else 0)
+    if refines and not trees:
+        trees = [collocated(pricer.workflow, 1).tree]  # does not fit as it is, but perhaps some change of it does
+    plans = Refiner(pricer, Simulator(pricer), staleness).best(trees, MOST_CALLS if refines else 0)
     found: dict[str, Found] = {}
     for plan in plans:
         text = shape(plan.tree)

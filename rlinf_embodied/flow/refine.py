@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from rlinf_embodied.flow.tree import Leaf, Node, Temporal, nodes
 WIDTH = 6  # sketches that are expanded at least, each better than all the others
 MOST_CALLS = 400_000  # that are simulated in all: some seconds
 KICKS = 48
+TRIED = 200  # changes of what does not fit into memory, in search of something that does
 UNLIKE = 3  # times as many where devices are unlike, and their shares of the blocks may be, too
 FAR = 1.15  # a sketch that takes so much longer than the best one is not expanded
 _LEAST_GAIN = 1e-6
@@ -65,8 +67,10 @@ class Refiner:
             sketch = sketch_of(tree, self.work)
             peak = self.fits(tree)
             priced = None if peak is None else self._priced(tree, peak)
-            if _seconds(priced) < _seconds(own.get(sketch)):
+            if sketch not in own or _seconds(priced) < _seconds(own[sketch]):
                 own[sketch] = priced
+        if most_calls and not any(own.values()):
+            own |= self._that_fit(own)
         known = _Known()
         for sketch, priced in own.items():
             known.add(sketch, priced)
@@ -82,6 +86,20 @@ class Refiner:
             gained = known.seconds(known.best(1)[0]) < before * (1 - _LEAST_GAIN)
             since = 0 if gained else since + 1
         return known.priced()
+
+    def _that_fit(self, seeds: Iterable[Sketch]) -> dict[Sketch, Priced | None]:
+        """Returns sketches with switches wherever they help, once one fits: the seeds, else changes of these at random.
+
+        The formulas that draft seeds know neither every nesting of turns that switch nor what waits for stale rollouts.
+        """
+        draw, drafts, tried = random.Random(0), list(seeds), dict[Sketch, Priced | None]()
+        changed = (self.moves.kicked(draw.choice(drafts), draw) for _ in range(TRIED if drafts else 0))
+        for sketch in itertools.chain(drafts, changed):
+            if sketch not in tried and self.moves.is_possible(sketch):
+                tried[sketch] = self.price(sketch)
+                if _seconds(tried[sketch]) < float("inf"):
+                    break
+        return tried
 
     def _kick(self, known: _Known, draw: random.Random, most_calls: int) -> None:
         """Goes downhill from a good sketch that was changed in several places at once."""

@@ -49,3 +49,15 @@ def test_what_is_left_over_goes_to_another_device_in_the_next_turn() -> None:
     """Four blocks on three devices alike, twice: with 2 1 1 in both stages the first device works for 5 s."""
     found = outcome(3014, Options(stages=3, devices=3, shares=True))
     assert (found.planner_s, found.best_s) == (4.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("seed", "options", "seconds"),
+    [(3510, Options(), 78.75), (3010, Options(stages=4, devices=3, staleness=1), 23.0)],
+    ids=["all on one device, every turn switches", "data that wait for stale rollouts"],
+)
+def test_a_plan_is_found_where_none_that_is_drafted_fits_into_memory(seed, options, seconds: float) -> None:
+    found = outcome(seed, options)
+    assert found.formulas_s is None or seed == 3010  # whose drafts fit without staleness only
+    assert found.planner_s == pytest.approx(seconds)
+    assert found.loss() == 0.0
