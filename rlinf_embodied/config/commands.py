@@ -13,9 +13,9 @@ from rlinf_embodied.config.learning import (
     AlgorithmName,
     CloningConfig,
     PolicyConfig,
-    Reduction,
     StartConfig,
     WarmStartConfig,
+    require_exact,
 )
 from rlinf_embodied.config.machine import (
     ClusterConfig,
@@ -117,13 +117,7 @@ class TrainConfig:
             {"hierarchy.algorithm": self.hierarchy.algorithm} if self.hierarchy.on else {}
         )
         for path, one in learning.items():
-            require(
-                one.reduction is not Reduction.fast or not self.run.exact.holds,
-                f"{path}.reduction",
-                one.reduction.value,
-                "run.exact=true needs sums in a fixed order",
-                f"set run.exact=false or {path}.reduction=auto",
-            )
+            require_exact(self.run.exact, path, one.reduction, one.compile)
         require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
 
 
@@ -233,13 +227,7 @@ class MathConfig:
             "of that size",
             f"use {_largest(block, generation.rows_per_batch, self.num_rows)}, or another number of prompts",
         )
-        require(
-            algorithm.reduction is not Reduction.fast or not self.run.exact.holds,
-            "algorithm.reduction",
-            algorithm.reduction.value,
-            "run.exact=true needs sums in a fixed order",
-            "set run.exact=false or algorithm.reduction=auto",
-        )
+        require_exact(self.run.exact, "algorithm", algorithm.reduction)
         for path, engine in (("generation.engine", generation.engine), ("eval.engine", self.eval.engine)):
             require(
                 engine is not Engine.vllm or not self.run.exact.holds,

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.env import EnvConfig
-from rlinf_embodied.config.learning import PolicyConfig, Reduction, StartConfig
+from rlinf_embodied.config.learning import PolicyConfig, Reduction, StartConfig, require_exact
 from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig, require_no_cores
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig, TrackioConfig, WandbConfig
 
@@ -49,6 +49,7 @@ class ControlAlgorithmConfig:
     value_lr: float = 3e-4  # of the critics
     batch_size: int = 256  # transitions per update, an equal part of every block
     reduction: Reduction = Reduction.auto
+    compile: bool = False  # passes of the updates, by torch.compile (docs/gymnasium.md)
     # the replay buffer
     capacity: int = 1_000_000  # transitions over all blocks; the oldest ones make room
     expert_steps: int = 0  # env steps of the scripted expert before all else; where SAC learns they are demonstrations
@@ -165,13 +166,7 @@ class ControlConfig:
         self._require_data()
         rule = "the log-probs of its distribution are those that the objective is about"
         require(self.policy.temperature == 1, "policy.temperature", self.policy.temperature, rule, "use 1.0")
-        require(
-            algorithm.reduction is not Reduction.fast or not self.run.exact.holds,
-            "algorithm.reduction",
-            algorithm.reduction.value,
-            "run.exact=true needs sums in a fixed order",
-            "set run.exact=false or algorithm.reduction=auto",
-        )
+        require_exact(self.run.exact, "algorithm", algorithm.reduction, algorithm.compile)
 
     def _require_data(self) -> None:
         """Checks that there is something to learn from, and nothing that would not be used."""

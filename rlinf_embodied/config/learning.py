@@ -9,6 +9,7 @@ from typing import Any
 
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.language import Precision
+from rlinf_embodied.config.run import Exactness
 
 
 class Critic(StrEnum):
@@ -143,6 +144,7 @@ class AlgorithmConfig:
     entropy_coef: float = 0.0
     sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded
     precision: Precision = Precision.float32  # of rollouts and passes, a critic on privileged state excepted
+    compile: bool = False  # passes of the update, by torch.compile (docs/gymnasium.md)
     rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
     ratio_tolerance: float | None = (
         None  # of |log ratio| before the first step; None: 1e-5, or any off a CPU and in bfloat16
@@ -174,6 +176,8 @@ class AlgorithmConfig:
         for name in ("epochs", "num_minibatches", "group_size", "min_groups"):
             value = getattr(self, name)
             require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
+        whole, rule = self.sharding is Sharding.none, "passes over a policy in slices are not compiled"
+        require(whole or not self.compile, "algorithm.compile", self.compile, rule, "use algorithm.sharding=none")
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
             bounded = name in ("lr", "value_lr")  # an infinite bound is none
@@ -196,6 +200,15 @@ class AlgorithmConfig:
             "GRPO compares episodes of a group, so a group needs at least two",
             "use 8",
         )
+
+
+def require_exact(exact: Exactness, path: str, reduction: Reduction, compile: bool = False) -> None:
+    """Checks that what a learner's section `path` asks for keeps the promise of run.exact."""
+    holds, rule = reduction is not Reduction.fast or not exact.holds, "run.exact=true needs sums in a fixed order"
+    require(holds, f"{path}.reduction", reduction.value, rule, f"set run.exact=false or {path}.reduction=auto")
+    holds = not compile or exact is not Exactness.portable
+    rule = "run.exact=portable promises the bits of every processor, and a compiler makes this one's kernels"
+    require(holds, f"{path}.compile", compile, rule, f"set run.exact=exact (every plan, here) or {path}.compile=false")
 
 
 @dataclass(kw_only=True, slots=True)

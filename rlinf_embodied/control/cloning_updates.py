@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
@@ -33,7 +34,9 @@ class CloningUpdates:
         self._policy = policy
         adam = AdamSettings(algorithm.lr, (0.9, 0.999), math.inf)
         self.learners = {
-            "policy_optimizer": ReplicatedLearner(policy.imitation_parameters(whole=True), adam, ("loss",), reducer)
+            "policy_optimizer": ReplicatedLearner(
+                policy.imitation_parameters(whole=True), adam, ("loss",), reducer, algorithm.compile
+            )
         }
         self.modules = {}
 
@@ -44,7 +47,7 @@ class CloningUpdates:
         for k in range(length(next(iter(batches.values())))):
             columns = {b: {name: column[k] for name, column in part.items()} for b, part in batches.items()}
             rows = {block: torch.arange(length(part)) for block, part in columns.items()}
-            passes = lambda b, r, c=columns: [Pass(float(len(r)), lambda: self._sums(c[b]))]  # noqa: E731
+            passes = lambda b, r, c=columns: [Pass(float(len(r)), partial(self._sums, c[b]))]  # noqa: E731
             fitted.add(learner.step(rows, passes))
         return {"losses/imitation_loss": fitted.loss}
 

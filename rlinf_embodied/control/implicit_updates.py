@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,7 +48,9 @@ class ImplicitUpdates:
         width, layers, norm = algorithm.critic_hidden_size, algorithm.critic_layers, algorithm.layer_norm
         self._value = Ensemble(1, policy.state_dim, width, layers, norm, seed).to(device)
         adam = lambda lr: AdamSettings(lr, (0.9, 0.999), math.inf)  # noqa: E731
-        learner = lambda trained, lr: ReplicatedLearner(list(trained), adam(lr), ("loss", "shown"), reducer)  # noqa: E731
+        learner = lambda trained, lr: ReplicatedLearner(  # noqa: E731
+            list(trained), adam(lr), ("loss", "shown"), reducer, algorithm.compile
+        )
         self.learners = {
             "value_optimizer": learner(self._value.parameters(), algorithm.value_lr),
             "critics_optimizer": learner(self._critics.parameters(), algorithm.value_lr),
@@ -67,7 +70,7 @@ class ImplicitUpdates:
             columns = {b: {name: column[k] for name, column in part.items()} for b, part in batches.items()}
             rows = {block: torch.arange(length(part)) for block, part in columns.items()}
             for name, sums in order.items():
-                passes = lambda b, r, c=columns, s=sums: [Pass(float(len(r)), lambda: s(c[b]))]  # noqa: E731
+                passes = lambda b, r, c=columns, s=sums: [Pass(float(len(r)), partial(s, c[b]))]  # noqa: E731
                 fitted[name].add(self.learners[name].step(rows, passes))
             move_towards(self._targets.parameters(), self._critics.parameters(), self._algorithm.tau)
         shown = lambda name: fitted[name].sums["shown"] / max(fitted[name].weight, 1e-8)  # noqa: E731

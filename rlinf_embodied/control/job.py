@@ -26,6 +26,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
@@ -70,7 +71,9 @@ class ControlJob(SimulatorJob[ControlConfig]):
             DataError: `data` is of another env.
         """
         config = self.config
-        kind, start = find_cluster(config.cluster).kind, config.warm_start.checkpoint
+        cluster, start = find_cluster(config.cluster), config.warm_start.checkpoint
+        kind = cluster.kind
+        require_compiler(config.algorithm.compile, cluster)
         require_env_target(config.env)
         rule = "a checkpoint replays episodes that are under way, and a GPU's simulator cannot"
         replayed = not (config.env.carry_over and config.env.runs_on_gpu(kind))

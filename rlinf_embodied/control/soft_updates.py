@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -83,11 +84,12 @@ class SoftUpdates:
         self._entropy = EntropyCoefficient(algorithm.initial_entropy_coef).to(device)
         self._fixed = None if fixed is None else torch.tensor(fixed, device=device)
         trained = policy.policy_parameters() + ([self._entropy.log] if fixed is None else [])
+        compile = algorithm.compile
         adam = lambda lr: AdamSettings(lr, (0.9, 0.999), math.inf)  # noqa: E731
         self._critic_learner = ReplicatedLearner(
-            list(self._critics.parameters()), adam(algorithm.value_lr), ("loss", "values"), reducer
+            list(self._critics.parameters()), adam(algorithm.value_lr), ("loss", "values"), reducer, compile
         )
-        self._policy_learner = ReplicatedLearner(trained, adam(algorithm.lr), ("loss", "log_probs"), reducer)
+        self._policy_learner = ReplicatedLearner(trained, adam(algorithm.lr), ("loss", "log_probs"), reducer, compile)
         self.learners = {_CRITIC_LEARNER: self._critic_learner, _POLICY_LEARNER: self._policy_learner}
         self.modules = {_CRITICS: self._critics, _TARGETS: self._targets, _ENTROPY: self._entropy}
 
@@ -143,14 +145,16 @@ class SoftUpdates:
         return self._policy.encode(Observation(states, ("",) * len(states)))
 
     def _critic_pass(self, update: _Update, block: int) -> Pass:
-        columns = update.columns[block]
-        return Pass(float(len(columns[REWARD])), lambda: self._critic_sums(update, block, columns))
+        columns, noise = update.columns[block], update.noise[block][0]
+        return Pass(
+            float(len(columns[REWARD])), partial(self._critic_sums, columns, noise, update.coef, update.members)
+        )
 
-    def _critic_sums(self, update: _Update, block: int, columns: Columns) -> LossSums:
+    def _critic_sums(self, columns: Columns, noise: Tensor, alpha: Tensor, members: Tensor | None) -> LossSums:
         with torch.no_grad():
-            actions, log_probs = self._policy.sample(self._encode(columns[NEXT_STATE]), update.noise[block][0])
-            after = self._targets(_joined(columns[NEXT_STATE], actions), update.members)
-            coef = update.coef if self._algorithm.entropy_in_target else 0.0
+            actions, log_probs = self._policy.sample(self._encode(columns[NEXT_STATE]), noise)
+            after = self._targets(_joined(columns[NEXT_STATE], actions), members)
+            coef = alpha if self._algorithm.entropy_in_target else 0.0
             gamma = self._algorithm.gamma
             targets = soft_target(columns[REWARD], columns[TERMINATED], after, log_probs.sum(-1), coef, gamma)
         values = self._critics(torch.cat([columns[STATE], columns[ACTION]], 1))
@@ -158,14 +162,14 @@ class SoftUpdates:
         return _sums(loss, len(targets), values.detach().sum())
 
     def _policy_pass(self, update: _Update, block: int) -> Pass:
-        columns = update.columns[block]
-        return Pass(float(len(columns[REWARD])), lambda: self._policy_sums(update, block, columns))
+        columns, noise = update.columns[block], update.noise[block][1]
+        return Pass(float(len(columns[REWARD])), partial(self._policy_sums, columns, noise, update.coef))
 
-    def _policy_sums(self, update: _Update, block: int, columns: Columns) -> LossSums:
-        actions, log_probs = self._policy.sample(self._encode(columns[STATE]), update.noise[block][1])
+    def _policy_sums(self, columns: Columns, noise: Tensor, alpha: Tensor) -> LossSums:
+        actions, log_probs = self._policy.sample(self._encode(columns[STATE]), noise)
         log_probs = log_probs.sum(-1)
         values = self._critics(_joined(columns[STATE], actions))
-        loss = policy_loss(values, log_probs, update.coef, self._algorithm.pessimistic_policy)
+        loss = policy_loss(values, log_probs, alpha, self._algorithm.pessimistic_policy)
         statistic = loss.detach()
         if self._fixed is None:
             loss = loss + entropy_coef_loss(self._entropy.log, log_probs, self._target_entropy)

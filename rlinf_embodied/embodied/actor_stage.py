@@ -170,13 +170,13 @@ class ActorStage:
             raw = {block: ppo_block(self._policy, parts, self._algorithm, critic) for block, parts in rollouts.items()}
             blocks = normalize_blocks(raw, self._reducer)
             if VALUE in self._learners:
-                metrics |= self._fit_value(step_context, blocks)
+                metrics |= self._fit_value(step_context, blocks, self._padded(blocks, rollouts))
         else:
             kept = set(cast("tuple[tuple[int, int], ...]", step_context.message))
             blocks = {b: grpo_block(parts, self._algorithm, b, kept) for b, parts in rollouts.items()}
             metrics["rollout/useful_groups"] = float(len(kept))
         metrics |= self._compare(step_context, rollouts, blocks)
-        metrics |= self._fit_policy(step_context, blocks)
+        metrics |= self._fit_policy(step_context, blocks, self._padded(blocks, rollouts))
         for learner in self._learners.values():
             learner.publish()
         self._update_statistics(blocks)
@@ -203,14 +203,33 @@ class ActorStage:
         shuffle = Shuffle(self._config.model.seed, purpose, step_context.iteration)
         return minibatches(shuffle, sizes, self._algorithm.num_minibatches, epochs)
 
-    def _fit_value(self, step_context: StepContext, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
+    def _padded(
+        self, blocks: Mapping[int, TrainingBlock], rollouts: Mapping[int, Rollouts]
+    ) -> Mapping[int, TrainingBlock]:
+        """Returns what passes read: compiled ones blocks of one size, with a row of padding or more."""
+        if not self._algorithm.compile:
+            return blocks
+        sizes = {b: sum(policy.log_probs.shape[:2].numel() for policy, _ in parts) for b, parts in rollouts.items()}
+        return {b: block.padded(sizes[b] + 1) if len(block) else block for b, block in blocks.items()}
+
+    def _fit_value(
+        self,
+        step_context: StepContext,
+        blocks: Mapping[int, TrainingBlock],
+        padded: Mapping[int, TrainingBlock],
+    ) -> dict[str, float]:
         """Runs the critic's epochs on fixed targets."""
         batches = self._minibatches(step_context, blocks, "value", self._algorithm.value_epochs)
-        passes = lambda block, index: self._objective.value_passes(blocks[block].rows(index))  # noqa: E731
+        passes = lambda block, index: self._objective.value_passes(padded[block], index)  # noqa: E731
         fitted = fit(self._learners[VALUE], batches, passes)
         return value_metrics(fitted, self._reducer.sum_blocks({b: _explained_sums(t) for b, t in blocks.items()}))
 
-    def _fit_policy(self, step_context: StepContext, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
+    def _fit_policy(
+        self,
+        step_context: StepContext,
+        blocks: Mapping[int, TrainingBlock],
+        padded: Mapping[int, TrainingBlock],
+    ) -> dict[str, float]:
         """Runs the policy's epochs until they are over or a minibatch exceeds the target KL."""
         algorithm, learner = self._algorithm, self._learners[POLICY]
         warming_up = algorithm.name is AlgorithmName.ppo and step_context.iteration < algorithm.critic_warmup_iterations
@@ -220,7 +239,7 @@ class ActorStage:
             step_context.iteration, self._config.num_iterations, algorithm.lr, algorithm.lr_end_fraction
         )
         batches = self._minibatches(step_context, blocks, "policy", algorithm.epochs)
-        passes = lambda block, index: self._objective.policy_passes(blocks[block].rows(index), warming_up)  # noqa: E731
+        passes = lambda block, index: self._objective.policy_passes(padded[block], index, warming_up)  # noqa: E731
         fitted = fit(learner, batches, passes, exceeds_kl(algorithm.target_kl))
         return self._policy_metrics(fitted) | (self._joint_metrics(fitted, blocks) if self._joint else {})
 

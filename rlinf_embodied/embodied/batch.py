@@ -7,7 +7,7 @@ Axes: H chunk-steps, B rows of a block, C actions per chunk, K choices per actio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -103,6 +103,13 @@ class TrainingBlock:
             mask=take(self.mask),
             rollout_log_probs=take(self.rollout_log_probs),
         )
+
+    def padded(self, size: int) -> TrainingBlock:
+        """Returns `size` rows: these, and behind them copies of the first in which no action is valid or weighs."""
+        number = torch.arange(size, device=self.valid.device)
+        real = number < len(self)
+        rows = self.rows(torch.where(real, number, 0))
+        return replace(rows, valid=rows.valid & real[:, None], weights=rows.weights * real[:, None])
 
 
 def flatten_rows(value: Tensor) -> Tensor:

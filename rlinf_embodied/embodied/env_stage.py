@@ -43,6 +43,7 @@ class _Shard:
     running: np.ndarray  # bool, rows that are not frozen
     episode: np.ndarray  # int64, number of each row's episode within this rollout
     begun: np.ndarray  # int64, chunk-step of this rollout in which each row's episode began; 0 if before it
+    next_seeds: list[int] | None = None  # of the episodes that would begin now; None: not known since one ended
     observation: Observation | None = None
     results: list[ChunkResult] = field(default_factory=list)
     ended: list[Episode] = field(default_factory=list)  # in this rollout, those that count
@@ -107,6 +108,7 @@ class EnvStage:
         shard.results, shard.ended, shard.num_cut = [], [], 0
         shard.episode[:] = 0
         shard.begun[:] = 0
+        shard.next_seeds = None
 
     def _seeds(self, shard: _Shard, step_context: StepContext, episode: np.ndarray) -> np.ndarray:
         """Reset seeds of each row's episode of that number: keyed by its group, never by worker or shard."""
@@ -122,8 +124,12 @@ class EnvStage:
         device = next(chunk.device for chunk in actions.values() if chunk is not None)
         idle = torch.zeros(self._size, spec.chunk, spec.action_dim, device=device)
         chunk = torch.cat([idle if a is None else a for a in actions.values()])
-        seeds = self._seeds(shard, step_context, shard.episode + 1).tolist() if self._config.env.auto_reset else None
-        return self._advance(shard, chunk, seeds)
+        return self._advance(shard, chunk, self._next_seeds(shard, step_context))
+
+    def _next_seeds(self, shard: _Shard, step_context: StepContext) -> list[int] | None:
+        if self._config.env.auto_reset and shard.next_seeds is None:
+            shard.next_seeds = self._seeds(shard, step_context, shard.episode + 1).tolist()
+        return shard.next_seeds
 
     def _advance(
         self, shard: _Shard, actions: Tensor | Callable[[int], Tensor], seeds: Sequence[int] | None
@@ -133,6 +139,7 @@ class EnvStage:
         self._count(shard, result.episodes)
         shard.results.append(self._light(result))
         final = list(result.final_rows)
+        shard.next_seeds = None if final else shard.next_seeds
         shard.episode[final] += 1
         shard.begun[final] = len(shard.results)
         if seeds is None:

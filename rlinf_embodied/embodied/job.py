@@ -39,6 +39,7 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.runtime.discovery import find_cluster
@@ -203,6 +204,7 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
         kind = cluster.kind
         require_env_target(config.env)
         require_precision(config.algorithm.precision, cluster)
+        require_compiler(config.algorithm.compile, cluster)
         require(
             not (config.env.carry_over and config.env.runs_on_gpu(kind)),
             "env.carry_over",
@@ -216,6 +218,7 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
         require_options(config.policy)
         if config.hierarchy.on:
             require_precision(config.hierarchy.algorithm.precision, cluster)
+            require_compiler(config.hierarchy.algorithm.compile, cluster)
             require_high_level(config.hierarchy, config.env, kind)
         if checkpoint is not None:
             require_conditions("resume", checkpoint, config.env, config.policy, kind)

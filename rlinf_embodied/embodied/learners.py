@@ -62,11 +62,13 @@ class Learners:
         actor, critic = _actor(policy), _critic(policy, algorithm)
         joint = _shared(actor, critic)
         made: dict[str, Learner] = {}
+        compile = algorithm.compile
         trained = list({id(p): p for p in (*actor, *critic)}.values()) if joint else actor
         statistics = (*POLICY_STATISTICS, VALUE_LOSS) if joint else POLICY_STATISTICS
-        made[POLICY] = ReplicatedLearner(trained, _settings(algorithm), statistics, reducer)
+        made[POLICY] = ReplicatedLearner(trained, _settings(algorithm), statistics, reducer, compile)
         if critic and not joint:
-            made[VALUE] = ReplicatedLearner(critic, _value_settings(algorithm), VALUE_STATISTICS, reducer)
+            settings = _value_settings(algorithm)
+            made[VALUE] = ReplicatedLearner(critic, settings, VALUE_STATISTICS, reducer, compile)
         return cls(made, joint, lambda f, r, t, entropy: policy.evaluate(f, r, t, entropy_gradient=entropy))
 
     @classmethod

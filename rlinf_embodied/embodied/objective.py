@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rlinf_embodied.algorithms.log_probs import mask_at_level, to_level, weights_at_level
 from rlinf_embodied.algorithms.losses import masked_sum, policy_loss, value_loss
@@ -28,17 +29,32 @@ class Objective:
     value: Callable[[Features, Tensor | None], Tensor]  # see Policy.value
     joint: bool  # whether a pass of the policy trains the critic, too
 
-    def policy_passes(self, rows: TrainingBlock, critic_only: bool) -> list[Pass]:
-        """Returns microbatches of the policy's loss, none of them computed yet; or of its joint critic's alone."""
-        size = self.algorithm.rows_per_microbatch or len(rows)
-        parts = [rows.rows(index) for index in torch.arange(len(rows)).split(size)] if size < len(rows) else [rows]
-        return [Pass(float(part.weights.sum()), partial(self._policy_sums, part, critic_only)) for part in parts]
+    def policy_passes(self, block: TrainingBlock, index: Tensor, critic_only: bool) -> list[Pass]:
+        """Returns microbatches of the policy's loss over rows `index`, none computed yet; or of its joint critic's.
 
-    def value_passes(self, rows: TrainingBlock) -> list[Pass]:
+        Where passes are compiled the last row of a block is one of padding.
+        """
+        parts = self._parts(block, index, self.algorithm.rows_per_microbatch)
+        return [
+            Pass(float(block.weights[part].sum()), partial(self._policy_sums, block, part, critic_only))
+            for part in parts
+        ]
+
+    def value_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
         """Returns the pass of a critic of its own."""
-        return [Pass(float(rows.valid.sum()), partial(self._value_sums, rows))]
+        (rows,) = self._parts(block, index, None)
+        return [Pass(float(block.valid[rows].sum()), partial(self._value_sums, block, rows))]
 
-    def _policy_sums(self, rows: TrainingBlock, critic_only: bool) -> LossSums:
+    def _parts(self, block: TrainingBlock, index: Tensor, size: int | None) -> Sequence[Tensor]:
+        """Returns the rows of each pass; compiled ones are of one size, filled up with the block's last row."""
+        if not self.algorithm.compile:
+            return index.split(size or len(index))
+        last = len(block) - 1
+        size = size or -(-last // self.algorithm.num_minibatches)
+        return [functional.pad(part, (0, size - len(part)), value=last) for part in index.split(size)]
+
+    def _policy_sums(self, block: TrainingBlock, index: Tensor, critic_only: bool) -> LossSums:
+        rows = block.rows(index)
         algorithm, level = self.algorithm, self.algorithm.ratio_level
         found = self.evaluate(rows.features, rows.record, self.temperature, algorithm.entropy_coef != 0)
         choices = found.log_probs.shape[-1]
@@ -85,7 +101,8 @@ class Objective:
         values = found.values if found.values is not None else self.value(rows.features, rows.privileged)
         return value_loss(values, rows.returns, rows.valid, rows.values, self.algorithm.value_clip).loss
 
-    def _value_sums(self, rows: TrainingBlock) -> LossSums:
+    def _value_sums(self, block: TrainingBlock, index: Tensor) -> LossSums:
+        rows = block.rows(index)
         assert rows.returns is not None
         values = self.value(rows.features, rows.privileged)
         terms = value_loss(values, rows.returns, rows.valid, rows.values, self.algorithm.value_clip)

@@ -37,11 +37,16 @@ class PolicyStageConfig:
     guide: Guide | None = field(default=None, kw_only=True)  # how it sees what a higher level says
 
 
+_AHEAD = 16  # chunk-steps whose noise is drawn at once: each draw of so few numbers is mostly Python
+
+
 @dataclass(slots=True)
 class _Rollout:
     features: list[Features] = field(default_factory=list)
     outputs: list[PolicyOutput] = field(default_factory=list)
     said: list[Tensor] = field(default_factory=list)
+    noise: Tensor | None = None  # [_AHEAD, B, ...], of the chunk-step `noise_from` and those behind it
+    noise_from: int = 0
 
 
 class RolloutStage:
@@ -90,18 +95,24 @@ class RolloutStage:
         return guide.apply(shown, said)
 
     def _act(self, step_context: StepContext, block: int, observation: Observation) -> Tensor:
-        policy = self._policy
-        size = self._config.block_size
-        assert len(observation) == size
-        ids = np.arange(block * size, (block + 1) * size)
-        when = (step_context.iteration, step_context.round, step_context.chunk_step)
-        noise = policy.spec.noise.draw(self._config.seed, self._purpose, ids, *when).to(self._device)
+        policy, rollout = self._policy, self._rollouts[block]
+        assert len(observation) == self._config.block_size
         features = policy.encode(observation.to(self._device))
-        output = policy.act(features, noise, self._config.policy.temperature)
-        rollout = self._rollouts[block]
+        output = policy.act(features, self._noise(step_context, block), self._config.policy.temperature)
         rollout.features.append(features)
         rollout.outputs.append(output)
         return output.actions
+
+    def _noise(self, step_context: StepContext, block: int) -> Tensor:
+        """Returns the noise of a chunk-step [B, ...], keyed by row, iteration, round and chunk-step."""
+        rollout, step, size = self._rollouts[block], step_context.chunk_step, self._config.block_size
+        place = step - rollout.noise_from
+        if rollout.noise is None or not 0 <= place < _AHEAD:
+            ids, steps = np.arange(block * size, (block + 1) * size), np.arange(step, step + _AHEAD)[:, None]
+            when = (step_context.iteration, step_context.round, steps)
+            drawn = self._policy.spec.noise.draw(self._config.seed, self._purpose, ids, *when)
+            rollout.noise, rollout.noise_from, place = drawn.to(self._device), step, 0
+        return rollout.noise[place]
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         """Returns each block's columns; they are heavy and stay here if the actor does."""

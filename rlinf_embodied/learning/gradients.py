@@ -32,23 +32,42 @@ class Pass:
 
 
 Passes = Callable[[int, Tensor], Sequence[Pass]]  # (block, row indices [R]) -> passes over parts of these rows
+Differentiate = Callable[[Callable[[], LossSums], Sequence[nn.Parameter]], Tensor]  # see `differentiated`
 
 
-def block_sums(passes: Iterable[Pass], parameters: Sequence[nn.Parameter], num_statistics: int) -> Tensor:
-    """Returns what a block adds to a minibatch, [D + 1 + S]: gradient of its summed loss, weight, statistics."""
+def block_sums(
+    passes: Iterable[Pass],
+    parameters: Sequence[nn.Parameter],
+    num_statistics: int,
+    differentiate: Differentiate | None = None,
+) -> Tensor:
+    """Returns what a block adds to a minibatch, [D + 1 + S]: gradient of its summed loss, weight, statistics.
+
+    Args:
+        passes: over the block's rows.
+        parameters: with D entries in all.
+        num_statistics: S.
+        differentiate: what makes a pass with its gradient; None: `differentiated`.
+    """
     size = sum(p.numel() for p in parameters)
     total = torch.zeros(size + 1 + num_statistics, device=parameters[0].device)
     for one in passes:
-        with torch.set_grad_enabled(one.trains):
-            part = one.run()
         if one.trains:
-            total[:size] += _flat_gradient(part.loss, parameters)
-        total[size:] += torch.cat([part.weight.detach().reshape(1), part.statistics.detach()])
+            total += (differentiate or differentiated)(one.run, parameters)
+        else:
+            with torch.no_grad():
+                total[size:] += _counted(one.run())
     return total
 
 
-def _flat_gradient(loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Returns the gradient [D], 0 for parameters that the loss does not reach."""
-    gradients = torch.autograd.grad(loss, list(parameters), allow_unused=True)
+def differentiated(run: Callable[[], LossSums], parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Makes a pass and returns what it adds, [D + 1 + S]; a parameter that the loss does not reach has gradient 0."""
+    with torch.enable_grad():
+        part = run()
+        gradients = torch.autograd.grad(part.loss, list(parameters), allow_unused=True)
     parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-    return torch.cat([part.reshape(-1) for part in parts])
+    return torch.cat([*(part.reshape(-1) for part in parts), _counted(part)])
+
+
+def _counted(part: LossSums) -> Tensor:
+    return torch.cat([part.weight.detach().reshape(1), part.statistics.detach()])

@@ -17,7 +17,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from rlinf_embodied.learning.gradients import Passes, block_sums
+from rlinf_embodied.learning.compiled import compiled
+from rlinf_embodied.learning.gradients import Passes, block_sums, differentiated
 from rlinf_embodied.learning.optimizer import FlatOptimizer
 from rlinf_embodied.learning.reduce import BlockSum, Reducer
 
@@ -100,12 +101,18 @@ class ReplicatedLearner:
     """All weights in every worker, which makes the same step as all others; other stages read the very same weights."""
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], settings: AdamSettings, statistics: Sequence[str], reducer: Reducer
+        self,
+        parameters: Sequence[nn.Parameter],
+        settings: AdamSettings,
+        statistics: Sequence[str],
+        reducer: Reducer,
+        compile: bool = False,
     ) -> None:
-        """Starts with moments of zero.
+        """Starts with moments of zero; see `compiled` for what `compile` asks of passes.
 
         Raises:
             ObjectiveError: see FlatOptimizer.
+            ConfigError: passes are to be compiled, and cannot be.
         """
         self._optimizer = FlatOptimizer(
             parameters,
@@ -118,6 +125,7 @@ class ReplicatedLearner:
         self.lr, self.reducer = settings.lr, reducer
         self.statistics = tuple(statistics)
         self._size = sum(p.numel() for p in self._optimizer.parameters)
+        self._differentiate = compiled(str(self._optimizer.parameters[0].device)) if compile else differentiated
         self.start()
 
     def start(self) -> None:
@@ -130,7 +138,7 @@ class ReplicatedLearner:
         if self._sum is None:
             self._sum = self.reducer.start_sum()
         made = passes(block, rows) if len(rows) else ()
-        self._sum.add(block, block_sums(made, self._optimizer.parameters, len(self.statistics)))
+        self._sum.add(block, block_sums(made, self._optimizer.parameters, len(self.statistics), self._differentiate))
         self._added.add(block)
 
     def step(self, rows: Mapping[int, Tensor], passes: Passes, early_stop: EarlyStop | None = None) -> Step:
