@@ -1,7 +1,7 @@
 """Beside Stable-Baselines3's PPO: ours on a MuJoCo task, and SB3's own on our batched ManiSkill; env steps per second.
 
 python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iterations=2] [task=...] [num_envs=...]
-                                [obs_size=64] [clock=processor] [sbx=true] [out=docs/results/sb3.json]
+                                [obs_size=64] [clock=processor] [sbx=true] [compile=false] [out=docs/results/sb3.json]
 
     mujoco         our PPO and SB3's train 2 x 64 tanh units, actor and critic apart, on 2,048 env steps per iteration
                    of HalfCheetah-v5 with the settings of algorithm=ppo_mujoco (minibatches of 64, 10 epochs, Adam
@@ -11,7 +11,8 @@ python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iteratio
                    16 rows; on the state, or on one camera and the robot's own state.  An episode ends when the task is
                    solved, or after 50 steps
 
-sbx=true adds SBX's PPO, SB3's in JAX, to mujoco (pip install sbx-rl==0.28.0 first).
+sbx=true adds SBX's PPO, SB3's in JAX, to mujoco (pip install sbx-rl==0.28.0 first).  Ours compiles the passes of its
+updates (algorithm.compile), and "ours, as is" does not; compile=false leaves the first out.
 
 Arms take turns in one process with one thread.  clock=processor counts seconds of processor time, which other work on
 the machine does not add to; clock=wall counts what a watch shows, which is right on an idle machine only.
@@ -56,6 +57,7 @@ class Options:
     obs_size: int = 64
     clock: str = "processor"
     sbx: bool = False
+    compile: bool = True  # whether ours compiles its passes
     out: str = ""
 
 
@@ -78,42 +80,60 @@ CASES = {
 
 
 # --------------------------------------------------------------------------------------------------------------- mujoco
-def our_config(task: str, num_envs: int) -> TrainConfig:
-    """Returns the training that SB3's defaults describe."""
-    config = compose_train(
-        [
-            *("env=gymnasium", f"env.id={task}", f"env.num_envs={num_envs}", f"env.block_size={num_envs}"),
-            *(f"env.chunks_per_rollout={STEPS // num_envs}", "policy=actor_critic", "algorithm=ppo_mujoco"),
-            *("algorithm.lr_end_fraction=1.0", f"algorithm.num_minibatches={STEPS // MINIBATCH}", "cluster=serial"),
-            *("policy.options.normalize_observations=false", "policy.options.normalize_returns=false"),
-        ]
-    )
+def our_words(task: str, num_envs: int) -> list[str]:
+    """Returns the training that SB3's defaults describe, in words of experiments/train_vla.py."""
+    return [
+        *("env=gymnasium", f"env.id={task}", f"env.num_envs={num_envs}", f"env.block_size={num_envs}"),
+        *(f"env.chunks_per_rollout={STEPS // num_envs}", "policy=actor_critic", "algorithm=ppo_mujoco"),
+        *("algorithm.lr_end_fraction=1.0", f"algorithm.num_minibatches={STEPS // MINIBATCH}", "cluster=serial"),
+        *("policy.options.normalize_observations=false", "policy.options.normalize_returns=false"),
+    ]
+
+
+def our_config(task: str, num_envs: int, compile: bool) -> TrainConfig:
+    """Returns that training, its passes compiled or not."""
+    config = compose_train([*our_words(task, num_envs), "run.exact=exact", f"algorithm.compile={str(compile).lower()}"])
     return replace(config, warm_start=replace(config.warm_start, cache_dir=tempfile.mkdtemp(prefix="sb3-")))
 
 
 @contextmanager
-def mujoco(case: Case, count: int, clock: Callable[[], float], with_sbx: bool) -> Iterator[dict[str, Arm]]:
+def mujoco(
+    case: Case, count: int, clock: Callable[[], float], with_sbx: bool, compile: bool
+) -> Iterator[dict[str, Arm]]:
     """Yields `count` iterations of this project's PPO, and of SB3's with its defaults on rows in this process."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
     peers = {"sb3": PPO} | ({"sbx": sbx_ppo()} if with_sbx else {})
+    settings = {"n_steps": STEPS // case.num_envs, "batch_size": MINIBATCH}
+    theirs = {
+        name: learning(
+            kind, "MlpPolicy", make_vec_env(case.task, case.num_envs, seed=0), count * STEPS, clock, **settings
+        )
+        for name, kind in peers.items()
+    }
+    with ours(case, count, clock, compile=False) as plain:
+        if not compile:
+            yield {"ours": plain, **theirs}
+            return
+        with ours(case, count, clock, compile=True) as fast:
+            yield {"ours": fast, "ours, as is": plain, **theirs}
 
-    config = our_config(case.task, case.num_envs)
+
+@contextmanager
+def ours(case: Case, count: int, clock: Callable[[], float], compile: bool) -> Iterator[Arm]:
+    """Yields `count` iterations of this project's PPO."""
+    config = our_config(case.task, case.num_envs, compile)
     job = EmbodiedJob(config)
     with in_this_process(job.workflow(starting_folder(config, in_process=True)), COLLOCATED) as executor:
         steps = iterations(job, executor, sys.maxsize)
 
-        def ours() -> Timing:
+        def run() -> Timing:
             start = clock()
             done = sum(int(next(steps)[1]["rollout/env_steps"]) for _ in range(count))
             return Timing(clock() - start, done)
 
-        settings = {"n_steps": STEPS // case.num_envs, "batch_size": MINIBATCH}
-        rows = {name: make_vec_env(case.task, case.num_envs, seed=0) for name in peers}
-        arms = {name: learning(kind, "MlpPolicy", rows[name], count * STEPS, clock, **settings)
-                for name, kind in peers.items()}  # fmt: skip
-        yield {"ours": ours, **arms}
+        yield run
 
 
 def sbx_ppo() -> Any:
@@ -141,7 +161,7 @@ def learning(kind: Any, policy: str, env: Any, count: int, clock: Callable[[], f
 
 
 # ------------------------------------------------------------------------------------------------------------ ManiSkill
-def stock_row(task: str, obs_size: int | None, seed: int) -> Any:
+def stock_row(task: str, obs_size: int | None, seed: int, whole_episodes: bool = False) -> Any:
     """Returns one stock env as SB3 takes it; images for a size, the state for None."""
     import gymnasium
     import mani_skill.envs  # noqa: F401  registers the tasks
@@ -155,16 +175,16 @@ def stock_row(task: str, obs_size: int | None, seed: int) -> Any:
     else:
         sizes = {"width": obs_size, "height": obs_size}
         env = FlattenRGBDObservationWrapper(gymnasium.make(task, obs_mode="rgb", sensor_configs=sizes, **plain))
-    row = Monitor(CPUGymWrapper(env, ignore_terminations=False, record_metrics=False))
+    row = Monitor(CPUGymWrapper(env, ignore_terminations=whole_episodes, record_metrics=False))
     row.reset(seed=seed)
     return row
 
 
-def stock(task: str, num_envs: int, obs_size: int | None) -> Any:
-    """Returns the rows as SB3 makes them of single envs, in one process."""
+def stock(task: str, num_envs: int, obs_size: int | None, seed: int = 0, whole_episodes: bool = False) -> Any:
+    """Returns the rows as SB3 makes them of single envs, in one process; success ends no episode of whole ones."""
     from stable_baselines3.common.vec_env import DummyVecEnv
 
-    return DummyVecEnv([partial(stock_row, task, obs_size, seed) for seed in range(num_envs)])
+    return DummyVecEnv([partial(stock_row, task, obs_size, seed + row, whole_episodes) for row in range(num_envs)])
 
 
 def batched(task: str, num_envs: int, obs_size: int | None) -> Any:
@@ -214,13 +234,13 @@ def measure(run: Run[Options]) -> Report:
     for name, case in cases.items():
         sizes = {"state": None, "images": own.obs_size}
         work = case, own.iterations, clock
-        with maniskill(*work, sizes[name]) if name in sizes else mujoco(*work, own.sbx) as arms:
+        with maniskill(*work, sizes[name]) if name in sizes else mujoco(*work, own.sbx, own.compile) as arms:
             timings = alternate(arms, own.rounds, warm_up=1)
         speed = {arm: [timing.rate for timing in several] for arm, several in timings.items()}
         content[name] = {arm: Spread.of(values) for arm, values in speed.items()}
         shown = f"{name}: {case.task}, {case.num_envs} rows"
         rows += [(shown, arm, f"{Spread.of(values):.0f}") for arm, values in speed.items()]
-        for other in [arm for arm in speed if arm != "ours"]:
+        for other in [arm for arm in speed if not arm.startswith("ours")]:
             goals.append(Goal(f"{name}: ours / {other}", ratios(speed["ours"], speed[other]), case.goal, case.floor))
     table = Table(("case", "arm", f"env steps/s ({own.clock}), median (min-max)"), rows)
     said = "\n".join(str(goal) for goal in goals)

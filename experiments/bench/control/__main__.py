@@ -117,7 +117,7 @@ def measure_one(run: Run[Options], config: ControlConfig) -> Report:
     return Report(
         content={"curves": curves, "goals": goals},
         text="\n\n".join([str(Table(header, rows)), *map(str, goals)]),
-        draw=lambda path: draw(curves, title, unit, path),
+        draw=lambda path: draw({title: curves}, unit, path),
     )
 
 

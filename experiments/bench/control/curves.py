@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.harness import REPOSITORY, Child
-from rlinf_embodied.compose import compose_control
-from rlinf_embodied.config import ControlConfig
+from rlinf_embodied.compose import compose_control, compose_train
+from rlinf_embodied.config import ControlConfig, TrainConfig
 from rlinf_embodied.telemetry.metrics import read_metrics
 
 
@@ -43,20 +43,23 @@ class Curve:
         return [100 * share for share in self.success] or self.returns
 
 
-def trained(words: Sequence[str], seed: int, folder: Path, points: int) -> Curve:
-    """Trains with one seed in a new folder and returns its curve.
+_COMPOSE = {"train_control": compose_control, "train_vla": compose_train}
+
+
+def trained(words: Sequence[str], seed: int, folder: Path, points: int, command: str = "train_control") -> Curve:
+    """Trains with one seed in a new folder, by a command of experiments/, and returns its curve.
 
     Raises:
         ConfigError: the words make no training.
         WorkerError: the training failed; its log is named.
     """
-    config = compose_control(words)
+    config = _COMPOSE[command](words)
     folder.mkdir(parents=True)
     every = max(1, config.run.num_iterations // points)
     own = [f"run.seed={seed}", f"run.dir={folder / 'run'}", f"eval.every={every}", "eval.record_video=false"]
-    command = [sys.executable, str(REPOSITORY / "experiments/train_control.py"), *words, *own]
+    whole = [sys.executable, str(REPOSITORY / f"experiments/{command}.py"), *words, *own]
     before = _children_s()
-    Child(f"seed {seed}", command, folder / "log.txt", {}, cwd=REPOSITORY).wait()
+    Child(f"seed {seed}", whole, folder / "log.txt", {}, cwd=REPOSITORY).wait()
     return read_curve(folder / "run", seed, config, _children_s() - before)
 
 
@@ -66,12 +69,13 @@ def _children_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def read_curve(folder: Path, seed: int, config: ControlConfig, cpu_s: float = 0.0) -> Curve:
+def read_curve(folder: Path, seed: int, config: ControlConfig | TrainConfig, cpu_s: float = 0.0) -> Curve:
     """Returns the curve that a run left."""
     rows, summary = read_metrics(folder), json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     before, after = summary["before"], summary["after"]
     asked = [row for row in rows if "eval/return" in row]
-    learning = [row["charts/SPS"] for row in rows[config.first_update + 1 :]]
+    first = config.first_update if isinstance(config, ControlConfig) else 0
+    learning = [row["charts/SPS"] for row in rows[first + 1 :]]
     success = [before.get("success_once"), *(row.get("eval/success_once") for row in asked), after.get("success_once")]
     return Curve(
         seed=seed,
@@ -87,23 +91,21 @@ def read_curve(folder: Path, seed: int, config: ControlConfig, cpu_s: float = 0.
     )
 
 
-def draw(curves: Mapping[str, Sequence[Curve]], title: str, unit: str, path: Path) -> None:
-    """Draws every curve thinly and the mean of the seeds."""
-    import matplotlib
+def draw(panels: Mapping[str, Mapping[str, Sequence[Curve]]], unit: str, path: Path) -> None:
+    """Draws a panel for each title: every curve thinly, and the mean of the seeds."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 4.0))
-    for colour, (name, several) in zip(("#1f5f8b", "#b4552d"), curves.items(), strict=False):
-        for curve in several:
-            axes.plot(curve.steps, curve.returns, color=colour, lw=0.8, alpha=0.4)
-        length = min(len(curve.steps) for curve in several)
-        mean = [statistics.mean(curve.returns[k] for curve in several) for k in range(length)]
-        axes.plot(several[0].steps[:length], mean, color=colour, lw=2, label=f"{name}, mean of {len(several)} seeds")
-    axes.set(xlabel=unit, ylabel="return of greedy held-out episodes", title=title)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    figure = Figure(figsize=(6.4 if len(panels) == 1 else 4.6 * len(panels), 4.0))
+    for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for colour, (name, several) in zip(("#1f5f8b", "#b4552d", "#4b8b3b"), curves.items(), strict=False):
+            for curve in several:
+                axes.plot(curve.steps, curve.returns, color=colour, lw=0.8, alpha=0.4)
+            length = min(len(curve.steps) for curve in several)
+            mean = [statistics.mean(curve.returns[k] for curve in several) for k in range(length)]
+            label = f"{name}, mean of {len(several)} seeds"
+            axes.plot(several[0].steps[:length], mean, color=colour, lw=2, label=label)
+        axes.set(xlabel=unit, ylabel="return of greedy held-out episodes", title=title)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    plt.close(figure)

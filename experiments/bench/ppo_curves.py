@@ -1,0 +1,208 @@
+"""Learning curves of PPO beside Stable-Baselines3's and SBX's: the same networks, schedule, rates and env steps.
+
+python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick] [seeds=6301,6302,6303] [points=10]
+                                       [iterations=...] [sbx=true] [folder=...] [out=docs/results/ppo_curves]
+
+    halfcheetah, reacher   2 x 64 tanh units, actor and critic apart, 2,048 env steps per iteration on 8 rows,
+                           minibatches of 64, 10 epochs, Adam 3e-4 (SB3's defaults, and those of bench/sb3.py); nothing
+                           is standardised
+    pick                   PickCube-v1 on its state: 512 env steps on 16 rows, minibatches of 128, 4 epochs, discount
+                           0.8, lambda 0.9; SB3's PPO on stock envs and on envs.vector.make_sb3, and ours.  Episodes
+                           last 50 steps whatever happens, so that their returns compare
+
+A seed at a time, each training in a process of its own with one thread, one after the other.  A curve is what
+`episodes` greedy held-out episodes give at `points` numbers of env steps.  What `folder` holds is not trained again.
+
+Writes <out>.json and <out>.png.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from experiments.bench.control.curves import Curve, draw, trained
+from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, Worker, chosen
+from experiments.bench.sb3 import CONTROL, HORIZON, MINIBATCH, STEPS, our_words, sbx_ppo, stock
+
+HELD_OUT_SEED = 1_000_000
+PICK = {"n_steps": 32, "batch_size": 128, "n_epochs": 4, "gamma": 0.8, "gae_lambda": 0.9}
+PICK_WORDS = (
+    *("env=maniskill_pick", "env.robot=null", "env.cameras=[]", "env.objects_in_proprio=true", "env.chunk=1"),
+    *(f"env.horizon={HORIZON}", f"env.control_mode={CONTROL}", "env.hold_steps=0", "env.reward=dense"),
+    *(
+        "env.success_bonus=0",
+        "env.num_envs=16",
+        "env.block_size=16",
+        "env.chunks_per_rollout=32",
+        "env.carry_over=true",
+    ),
+    *("policy=actor_critic", "policy.options.normalize_observations=false", "policy.options.normalize_returns=false"),
+    *("algorithm=ppo_mujoco", "algorithm.lr_end_fraction=1.0", "algorithm.num_minibatches=4", "algorithm.epochs=4"),
+    *(
+        "env.carry_over=true",
+        "algorithm.value_epochs=4",
+        "algorithm.gamma=0.8",
+        "algorithm.gae_lambda=0.9",
+        "cluster=serial",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments."""
+
+    cases: str = ""
+    seeds: str = "6301,6302,6303"
+    points: int = 10
+    iterations: int = 0  # 0: the case's own number
+    episodes: int = 20
+    sbx: bool = False
+    folder: str = "runs/bench_ppo_curves"
+    out: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One task, and what trains on it beside ours."""
+
+    task: str
+    words: tuple[str, ...]  # of experiments/train_vla.py
+    iterations: int
+    steps: int  # env steps of an iteration
+    arms: tuple[str, ...]
+
+
+CASES = {
+    "halfcheetah": Case("HalfCheetah-v5", tuple(our_words("HalfCheetah-v5", 8)), 150, STEPS, ("sb3", "sbx")),
+    "reacher": Case("Reacher-v5", (*our_words("Reacher-v5", 8), "env.horizon=50"), 100, STEPS, ("sb3", "sbx")),
+    "pick": Case("PickCube-v1", PICK_WORDS, 300, 512, ("sb3 on ours", "sb3 on stock")),
+}
+
+
+class Peer:
+    """Trains one of them."""
+
+    def learn(self, arm: str, case: Case, seed: int, total: int, points: int, episodes: int) -> Curve:
+        """Trains with one seed and returns its curve; evaluations are not part of its time."""
+        import torch
+        from stable_baselines3 import PPO
+        from stable_baselines3.common.evaluation import evaluate_policy
+
+        torch.set_num_threads(1)
+        env, held = self._envs(arm, case, seed)
+        held.seed(HELD_OUT_SEED)
+        kind = sbx_ppo() if arm == "sbx" else PPO
+        settings = PICK if arm.startswith("sb3 on") else {"n_steps": STEPS // env.num_envs, "batch_size": MINIBATCH}
+        model = kind("MlpPolicy", env, seed=seed, device="cpu", **settings)
+        solved: list[bool] = []
+
+        def ask() -> tuple[float, float | None]:
+            solved.clear()
+
+            def note(told: dict[str, Any], _: object) -> None:
+                if told["done"] and "is_success" in told["info"]:
+                    solved.append(bool(told["info"]["is_success"]))
+
+            found = float(cast(float, evaluate_policy(model, held, episodes, callback=note)[0]))
+            return found, statistics.mean(solved) if solved else None
+
+        steps, told, speeds = [0], [ask()], []
+        for _ in range(points):
+            start, before = time.process_time(), model.num_timesteps
+            model.learn(total // points, reset_num_timesteps=False)
+            speeds.append((model.num_timesteps - before) / (time.process_time() - start))
+            steps.append(model.num_timesteps)
+            told.append(ask())
+        returns, success = [one for one, _ in told], [share for _, share in told if share is not None]
+        return Curve(seed, steps, returns, success, statistics.median(speeds))
+
+    def _envs(self, arm: str, case: Case, seed: int) -> tuple[Any, Any]:
+        from stable_baselines3.common.env_util import make_vec_env
+
+        from envs.vector import make_sb3
+
+        if not arm.startswith("sb3 on"):
+            return make_vec_env(case.task, 8, seed=seed), make_vec_env(case.task, 1)
+        whole = {"horizon": HORIZON, "control_mode": CONTROL, "hold_steps": 0}
+        held = make_sb3(case.task, 10, **whole)
+        if arm == "sb3 on stock":
+            return stock(case.task, 16, None, seed=seed * 100, whole_episodes=True), held
+        env = make_sb3(case.task, 16, **whole)
+        env.seed(seed)
+        return env, held
+
+
+def curve(arm: str, case: Case, seed: int, own: Options, place: Path) -> Curve:
+    """Returns the curve of one training; it is trained now unless its folder has it."""
+    count, kept = own.iterations or case.iterations, place / "curve.json"
+    asked = {"arm": arm, "words": [*case.words], "iterations": count, "points": own.points, "episodes": own.episodes}
+    if kept.exists():
+        found = json.loads(kept.read_text(encoding="utf-8"))
+        if found["asked"] == asked:
+            return Curve(**found["curve"])
+    shutil.rmtree(place, ignore_errors=True)
+    if arm == "ours":
+        words = [*case.words, f"run.num_iterations={count}", f"eval.num_episodes={own.episodes}", "checkpoint.keep=1"]
+        made = trained(words, seed, place, own.points, "train_vla")
+    else:
+        worker = Worker(Peer)
+        try:
+            whole = count * case.steps
+            made = cast(Curve, worker.ask("learn", arm, case, seed, whole, own.points, own.episodes).answer())
+        finally:
+            worker.close()
+    place.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps({"asked": asked, "curve": asdict(made)}), encoding="utf-8")
+    return made
+
+
+def table(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> Table:
+    """Returns median and range over the seeds."""
+    rows = []
+    for name, arms in panels.items():
+        for arm, several in arms.items():
+            solved = Spread.of(100 * one.success[-1] for one in several) if several[0].success else None
+            rows.append(
+                (
+                    name,
+                    arm,
+                    f"{several[0].steps[-1]:,}",
+                    f"{Spread.of(one.returns[0] for one in several):.1f}",
+                    f"{Spread.of(one.last for one in several):.1f}",
+                    "" if solved is None else f"{solved:.0f}",
+                )
+            )
+    return Table(("case", "arm", "env steps", "return before", "after, median (min-max)", "solved at the end, %"), rows)
+
+
+def measure(run: Run[Options]) -> Report:
+    """Trains case by case, seed by seed, arm by arm."""
+    own, panels = run.options, dict[str, dict[str, list[Curve]]]()
+    plain = lambda: {n: {a: [asdict(one) for one in s] for a, s in arms.items()} for n, arms in panels.items()}  # noqa: E731
+    for name, case in chosen(own.cases, CASES).items():
+        arms = ["ours", *(arm for arm in case.arms if own.sbx or arm != "sbx")]
+        panels[name] = {arm: [] for arm in arms}
+        for seed in own.seeds.split(","):
+            for arm in arms:
+                place = Path(own.folder).absolute() / name / arm.replace(" ", "_") / f"seed_{seed}"
+                made = curve(arm, case, int(seed), own, place)
+                panels[name][arm].append(made)
+                print(f"{name}, {arm}, seed {seed}: {made.returns[0]:.1f} -> {made.last:.1f}", flush=True)
+                run.keep({"curves": plain()})
+    found = table(panels)
+    return Report(content={"curves": plain()}, text=str(found), draw=lambda path: draw(panels, "env steps", path))
+
+
+BENCHMARK = Benchmark("ppo_curves", Options, measure)
+
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main())
