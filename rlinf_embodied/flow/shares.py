@@ -1,5 +1,7 @@
 """Shares of a stage's blocks that a search tries: by the speed of unlike devices, and a little off that.
 
+Devices alike share evenly; where blocks do not divide, the remainder may go to the last devices in place of the first.
+
 A slow device with an even share is often worse than none: stages get further devices together with their shares.
 And a stage that is as fast on all of its devices may leave one of them to a stage that is not.
 

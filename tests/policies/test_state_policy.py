@@ -102,9 +102,7 @@ def test_a_folder_restores_it(policy: StatePolicy, tmp_path: Path, monkeypatch) 
     policy.set_statistics("privileged", torch.full((12,), 0.5), torch.full((12,), 2.0))
     policy.set_statistics("proprio", torch.zeros(19), torch.ones(19))  # which it does not look at
     policy.save(tmp_path)
-    monkeypatch.setattr(
-        "torch.nn.init.orthogonal_", None
-    )  # a call of it would fail: it takes long, and for nothing here
+    monkeypatch.setattr("torch.nn.init.orthogonal_", None)  # a call would fail: it takes long, and for nothing here
     again = StatePolicy.from_folder(tmp_path, config=CONFIG)
     for name, value in policy.module.state_dict().items():
         assert torch.equal(again.module.state_dict()[name], value), name

@@ -4,7 +4,7 @@ case     task                       learns from
 sac      Pendulum-v1                what it gathers
 iql, bc  Pendulum-v1                all that `sac` of the same seed gathered, from its first uniform actions on
 dagger   PickCube-v1 on its state   what the expert would do where the policy leads
-rlpd     point_reach on its state    1 where an episode ends solved, nothing else, and episodes of the expert
+rlpd     point_reach on its state   1 where an episode ends solved, nothing else, and episodes of the expert
 """
 
 from __future__ import annotations
