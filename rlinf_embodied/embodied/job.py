@@ -65,7 +65,7 @@ class SimulatorJobConfig(JobConfig, Protocol):
     eval: EvalConfig
 
     @property
-    def algorithm(self) -> HasName:
+    def algorithm(self) -> Learning:
         """How the policy learns."""
         ...
 
@@ -75,8 +75,10 @@ class SimulatorJobConfig(JobConfig, Protocol):
         ...
 
 
-class HasName(Protocol):
-    """A section whose choices have names."""
+class Learning(Protocol):
+    """What the sections `algorithm` have in common."""
+
+    compile: bool
 
     @property
     def name(self) -> StrEnum:
@@ -106,6 +108,7 @@ class SimulatorJob(Generic[_Config]):
         self.config: _Config = config
         self.name = file_name(config.env.task)
         self.title = f"{config.env.task} · {config.algorithm.name}"
+        self.compiles = config.algorithm.compile
         self.eval_every = config.eval.every
         self.goal, self.check_every = config.run.until_success, config.eval.check_every
         self.cache_dir = config.warm_start.cache_dir

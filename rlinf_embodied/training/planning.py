@@ -187,6 +187,7 @@ class Planning:
         disturbed, best = self._pricer.profile.disturbed, self._ranked[0].plan
         alike = [entry for entry in self._ranked if entry.plan.staleness == best.staleness]
         others = doubted(alike, disturbed) if disturbed > DISTURBED and self._may_replan(best) else []
+        others = others[:1] if self._job.compiles else others  # of two plans each runs twice, and once compiled
         if not others:
             return []
         self._tried = {plan.name: plan for plan in map(_named, [self._ranked[0], *others])}

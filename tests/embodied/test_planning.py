@@ -232,6 +232,20 @@ def test_a_quiet_profile_is_believed_and_so_is_any_where_plans_are_not_made_agai
     assert "tried" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("compile", "others"), [(False, 2), (True, 1)])
+def test_where_a_first_iteration_compiles_each_plan_under_trial_runs_twice(
+    tmp_path, compile: bool, others: int
+) -> None:
+    profile = f"plan.profile={disturbed(tmp_path, 0.9)}"
+    config = run(tmp_path, profile, f"algorithm.compile={str(compile).lower()}", "run.exact=exact")
+    workflow = training_workflow(config, "")
+    planning = Planning(EmbodiedJob(config), Cluster("two", "cpu", 2, 2, 10**12), workflow)
+    _, told = planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
+    (tried,) = (line for line in told.splitlines() if line.startswith("the profile was disturbed"))
+    assert tried.count("auto: ") == others
+    assert tried.endswith(f"{4 if compile else 3} iterations in all")
+
+
 def test_rollouts_that_run_ahead_do_so_until_the_end(tmp_path) -> None:
     """Rollout and actor take 60 ms each on a device, and no less on two: 120 ms fresh, 60 ms an iteration ahead."""
     stages = {
