@@ -169,14 +169,15 @@ class ActorStage:
             critic = self._config.model.policy.critic
             raw = {block: ppo_block(self._policy, parts, self._algorithm, critic) for block, parts in rollouts.items()}
             blocks = normalize_blocks(raw, self._reducer)
-            if VALUE in self._learners:
-                metrics |= self._fit_value(step_context, blocks, self._padded(blocks, rollouts))
         else:
             kept = set(cast("tuple[tuple[int, int], ...]", step_context.message))
             blocks = {b: grpo_block(parts, self._algorithm, b, kept) for b, parts in rollouts.items()}
             metrics["rollout/useful_groups"] = float(len(kept))
+        padded = self._padded(blocks, rollouts)
+        if VALUE in self._learners:
+            metrics |= self._fit_value(step_context, blocks, padded)
         metrics |= self._compare(step_context, rollouts, blocks)
-        metrics |= self._fit_policy(step_context, blocks, self._padded(blocks, rollouts))
+        metrics |= self._fit_policy(step_context, blocks, padded)
         for learner in self._learners.values():
             learner.publish()
         self._update_statistics(blocks)
