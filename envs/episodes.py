@@ -52,6 +52,8 @@ class EpisodeEnv:
         self._steps = torch.zeros(n, dtype=torch.long, device=device)
         self._return = torch.zeros(n, device=device)
         self._last_reward = torch.zeros(n, device=device)
+        self._shown: Tensor | None = None  # what `_privileged` returns of this moment, None: not asked for yet
+        self._each = torch.arange(n, device=device)
         self._solved_once = torch.zeros(n, dtype=torch.bool, device=device)
         self._held = torch.zeros(n, dtype=torch.long, device=device)  # env steps on end that the task has been solved
         self._history = torch.zeros(n, config.horizon, simulator.action_dim, device=device)
@@ -205,7 +207,7 @@ class EpisodeEnv:
     def _begin(self, rows: list[int], seeds: Sequence[int]) -> None:
         """Resets rows and their episodes' accounts."""
         self._sim.reset(rows, seeds)
-        self._state = self._measured(self._no_actions)
+        self._state, self._shown = self._measured(self._no_actions), None
         index = torch.as_tensor(rows, device=self._running.device)
         self._running[index] = True
         self._steps[index] = 0
@@ -223,11 +225,15 @@ class EpisodeEnv:
         nothing = torch.zeros_like(mask)
         if not rows:
             return _Outcome(torch.zeros_like(self._return), nothing, nothing, nothing)
-        actions = torch.where(mask[:, None], actions, 0.0)
-        self._history[mask, self._steps[mask]] = actions[mask]
+        if len(rows) == len(mask):
+            self._history[self._each, self._steps] = actions
+        else:
+            actions = torch.where(mask[:, None], actions, 0.0)
+            self._history[mask, self._steps[mask]] = actions[mask]
         self._sim.step(actions, rows)
         self._unseen.update(rows)
-        self._state = state = self._measured(actions)
+        self._state, self._shown = self._measured(actions), None
+        state = self._state
         self._steps += mask
         self._held = torch.where(mask, (self._held + 1) * state.success, self._held)
         self._return += torch.where(mask, state.reward, 0.0)
@@ -278,10 +284,12 @@ class EpisodeEnv:
 
     def _privileged(self) -> Tensor:
         """Returns the critic's state [N, Q]: the task's, time in the episode and phase in the chunk, in [-1, 1]."""
-        time = self._steps / self._config.horizon * 2 - 1
-        phase = (self._steps % self._config.chunk) / self._config.chunk * 2 - 1
-        known = self._state.proprio if self._state.privileged is None else self._state.privileged
-        return torch.cat([known, time[:, None], phase[:, None]], 1)
+        if self._shown is None:
+            time = self._steps / self._config.horizon * 2 - 1
+            phase = (self._steps % self._config.chunk) / self._config.chunk * 2 - 1
+            known = self._state.proprio if self._state.privileged is None else self._state.privileged
+            self._shown = torch.cat([known, time[:, None], phase[:, None]], 1)
+        return self._shown
 
     def _observe(self) -> Observation:
         """Returns the observation of all rows; running rows that changed are rendered, frozen ones are black."""

@@ -35,7 +35,9 @@ class Walk(gymnasium.Env):
         self.place += float(np.ravel(action)[0])
         beyond = self.place > 1
         place = np.nan if beyond and self.ends == "nan" else self.place
-        info = {"is_success": beyond} if self.ends == "success" else {}
+        info = {"is_success": beyond} if self.ends == "success" or (beyond and self.ends == "late success") else {}
+        if self.ends == "old":
+            return np.array([place]), self.place, beyond, info  # pyright: ignore[reportReturnType]
         return (
             np.array([place]),
             self.place,
@@ -50,13 +52,13 @@ class Picture(gymnasium.Env):
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as gymnasium has it
 
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.render_mode = render_mode
+    def __init__(self, render_mode: str | None = None, dtype: str = "uint8") -> None:
+        self.render_mode, self.dtype = render_mode, dtype
         self.observation_space = spaces.Box(0, 255, (6, 6, 3), np.uint8)
         self.action_space = spaces.Discrete(3)
 
     def _draw(self) -> np.ndarray:
-        image = np.zeros((6, 6, 3), np.uint8)
+        image = np.zeros((6, 6, 3), self.dtype)
         image[:, 2 * self.where : 2 * self.where + 2] = 255
         return image
 

@@ -15,6 +15,7 @@ from rlinf_embodied.errors import SimulatorError
 CAMERA = "rgb_array"  # the one camera that Gymnasium knows: what `render` returns
 FILM_SIZE = 256  # pixels of MuJoCo's images where the policy sees none
 PROBE_SEED = 0
+_STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 class Row:
@@ -37,17 +38,27 @@ class Row:
         self.code = ObservationCode.of(self.env.observation_space, task)
         self.draws = CAMERA in self.env.metadata.get("render_modes", ())
         self.history_free = is_history_free(self.env)
+        self.minds_success = False  # whether it is a fault that `info` tells success, since nobody counts it
         self.reset(PROBE_SEED)
 
     def reset(self, seed: int) -> None:
-        """Starts an episode."""
-        observation, info = self.env.reset(seed=seed)
+        """Starts an episode.
+
+        Raises:
+            SimulatorError: the env does not return what Gymnasium's do.
+        """
+        observation, info = self._parts("reset", self.env.reset(seed=seed), ("observation", "info"))
         self._keep(observation, info)
         self.reward, self.terminated, self.truncated = 0.0, False, False
 
     def step(self, action: np.ndarray) -> None:
-        """Runs one step; action [A] in [-1, 1]."""
-        observation, reward, terminated, truncated, info = self.env.step(self.action.decode(action))
+        """Runs one step; action [A] in [-1, 1].
+
+        Raises:
+            SimulatorError: the env does not return what Gymnasium's do.
+        """
+        found = self._parts("step", self.env.step(self.action.decode(action)), _STEP)
+        observation, reward, terminated, truncated, info = found
         self._keep(observation, info)
         self.reward, self.terminated, self.truncated = float(reward), bool(terminated), bool(truncated)
 
@@ -63,7 +74,7 @@ class Row:
 
     def tells_success(self) -> bool:
         """Whether `info` of a first step has an entry for success; the row is reset again."""
-        *_, info = self.env.step(self.action.decode(np.zeros(self.action.dim)))
+        *_, info = self._parts("step", self.env.step(self.action.decode(np.zeros(self.action.dim))), _STEP)
         self.reset(PROBE_SEED)
         return told_success(info) is not None
 
@@ -102,7 +113,26 @@ class Row:
                 "env.cameras=[], or give it that render mode"
             )
 
+    def _parts(self, method: str, found: Any, names: Sequence[str]) -> Sequence[Any]:
+        if isinstance(found, tuple) and len(found) == len(names):
+            return found
+        number = len(found) if isinstance(found, tuple) else 1
+        raise SimulatorError(
+            f"env.task is {self._task!r}, whose {method}() returned {number} value{'' if number == 1 else 's'}, but "
+            f"Gymnasium's returns {len(names)}: {', '.join(names)}. Mend it there"
+        )
+
     def _keep(self, observation: object, info: dict[str, Any]) -> None:
+        if self.code.is_image and (kind := np.asarray(self.code.image(observation)).dtype) != np.uint8:
+            raise SimulatorError(
+                f"env.task is {self._task!r}, whose observation space says that its image is uint8, from 0 to 255, but "
+                f"the env shows {kind}: return what the space says"
+            )
+        if self.minds_success and told_success(info) is not None:
+            raise SimulatorError(
+                f"env.task is {self._task!r}, whose info tells success now, but did not after a first step: set "
+                "env.options.success=true to have it counted, or false to go by the return"
+            )
         self._seen = observation
         self.state = self.code.state(observation).astype(np.float32)
         self.success = bool(told_success(info))

@@ -39,6 +39,8 @@ class GymnasiumSimulator(GymnasiumRows):
         self._pool = ThreadPoolExecutor(options.threads) if options.threads > 1 else None
         self._shares = [range(part, num_rows, options.threads) for part in range(min(options.threads, num_rows))]
         self.has_success = first.tells_success() if options.success is None else options.success
+        for row in self._rows:
+            row.minds_success = options.success is None and not self.has_success
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """Starts an episode in each of these rows."""

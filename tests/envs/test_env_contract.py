@@ -407,7 +407,8 @@ def test_actions_of_the_wrong_shape_or_not_finite_are_refused_and_step_nothing(e
     with pytest.raises(SimulatorError, match="each must be one of"):
         env.reset([1], rows=[3])
     after = env.running()
-    assert [len(e.actions) for e in after if e] == [len(e.actions) for e in before if e] == [CHUNK] * N
+    assert any(before), "every episode ends within five random actions: let them last longer"
+    assert [e and len(e.actions) for e in after] == [e and len(e.actions) for e in before]
 
 
 @pytest.mark.usefixtures("repeats")

@@ -52,6 +52,11 @@ def test_a_message_is_a_copy_of_its_moment() -> None:
     assert checksum(source.state_dict()) != message.checksum
 
 
+def test_a_tensor_without_entries_has_a_checksum_whatever_its_stride() -> None:
+    empty = torch.empty(0, dtype=torch.float64)
+    assert checksum({"w": empty.as_strided((0,), (0,))}) == checksum({"w": empty})
+
+
 @pytest.mark.parametrize("change", ["bit", "name", "order"])
 def test_the_checksum_sees_bytes_and_names_but_not_the_order(change: str) -> None:
     tensors = export_weights(module(0), 0).tensors
