@@ -37,7 +37,7 @@ def test_the_peer_learns_with_our_settings() -> None:
 
 def test_a_picture_is_drawn(tmp_path) -> None:
     curves = {name: [Curve(k, [0, 10], [0.0, k], [], 1.0) for k in (1, 2)] for name in ("ours", "sb3")}
-    draw(curves, "a task", "env steps", tmp_path / "x.png")
+    draw({"a task": curves, "another": curves}, "env steps", tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 

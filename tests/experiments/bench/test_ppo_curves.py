@@ -1,0 +1,55 @@
+"""PPO's curves beside its peers': what is trained, what is kept, and that theirs have as many env steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from experiments.bench import ppo_curves
+from experiments.bench.control.curves import Curve
+from experiments.bench.harness import Run
+from rlinf_embodied.compose import compose_train
+
+PENDULUM = ppo_curves.Case("Pendulum-v1", ("env=gymnasium",), 1, ppo_curves.STEPS, ("sb3",))
+
+
+@pytest.mark.parametrize("name", ppo_curves.CASES)
+def test_a_case_has_the_env_steps_and_minibatches_that_it_says(name: str) -> None:
+    case = ppo_curves.CASES[name]
+    config = compose_train(list(case.words))
+    steps = config.env.num_envs * config.env.chunks_per_rollout * config.env.chunk
+    assert (config.env.task, steps) == (case.task, case.steps)
+    size = ppo_curves.PICK["batch_size"] if name == "pick" else ppo_curves.MINIBATCH
+    assert steps // config.algorithm.num_minibatches == size
+    assert config.env.horizon == (1000 if name == "halfcheetah" else 50)
+
+
+def test_the_peer_trains_for_the_steps_that_it_is_given() -> None:
+    curve = ppo_curves.Peer().learn("sb3", PENDULUM, 3, 2 * ppo_curves.STEPS, 2, 2)
+    assert curve.steps == [0, ppo_curves.STEPS, 2 * ppo_curves.STEPS]
+    assert len(curve.returns) == 3
+    assert all(found < 0 for found in curve.returns)
+    assert curve.success == []
+
+
+def test_what_was_trained_is_not_trained_again(monkeypatch, tmp_path) -> None:
+    trained = []
+
+    def train(words, seed, folder, points, command):
+        folder.mkdir(parents=True)
+        trained.append((seed, words[-3], command))
+        return Curve(seed, [0, 10], [0.0, float(seed)], [], 1.0)
+
+    monkeypatch.setattr(ppo_curves, "trained", train)
+    monkeypatch.setattr(ppo_curves, "CASES", {"pendulum": replace(PENDULUM, arms=())})
+    own = ppo_curves.Options(seeds="4,5", folder=str(tmp_path / "runs"))
+    first = ppo_curves.measure(Run(own, [], {}))
+    assert trained == [(seed, "run.num_iterations=1", "train_vla") for seed in (4, 5)]
+    again = ppo_curves.measure(Run(own, [], {}))
+    assert (again.text, len(trained)) == (first.text, 2)
+    assert [curve["returns"][-1] for curve in again.content["curves"]["pendulum"]["ours"]] == [4.0, 5.0]
+    ppo_curves.measure(Run(replace(own, seeds="4", iterations=3), [], {}))
+    assert trained[2:] == [(4, "run.num_iterations=3", "train_vla")]
+    json.dumps(again.content)
