@@ -19,7 +19,7 @@ from rlinf_embodied.runtime.session import SerialSession
 ITERATIONS = 3
 COMPILED = ["algorithm.compile=true", "run.exact=exact"]
 STATE = ["policy=actor_critic", "env.cameras=[]", "warm_start.from_nothing=true"]
-# the number of samples, and so of rows in a minibatch, is another one in each iteration
+# of GRPO the number of samples, and so of rows in a minibatch, is another one for each block and iteration: 8, 0, 11
 VARIANTS = {"ppo": [*STATE, "env.hold_steps=1"], "grpo": [*STATE, *runs.GRPO, "algorithm.success_only=false"]}
 
 

@@ -61,6 +61,34 @@ def test_a_pass_reads_its_arguments_and_the_weights_of_now() -> None:
             net.weight.add_(0.3)
 
 
+ONE_PASS = """
+import torch
+from functools import partial
+from rlinf_embodied.learning.compiled import compiled
+from rlinf_embodied.learning.gradients import LossSums, differentiated
+torch.manual_seed(0)
+net, rows = torch.nn.Linear(17, 64), torch.randn(64, 17)
+def weigh(rows):
+    loss = net(rows).tanh().exp().sum()
+    return LossSums(loss, loss.new_tensor(1.0), loss.detach()[None])
+run, parameters = partial(weigh, rows), list(net.parameters())
+torch.testing.assert_close(compiled("cpu")(run, parameters), differentiated(run, parameters), rtol=1e-4, atol=1e-3)
+"""
+
+
+@needs_compiler
+def test_kernels_of_other_instructions_are_not_taken_from_torchs_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for level in (None, "avx2"):  # None: the best that this machine has
+        monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+        if level is not None:
+            monkeypatch.setenv("ATEN_CPU_CAPABILITY", level)
+        run = subprocess.run(
+            [sys.executable, "-c", ONE_PASS], capture_output=True, text=True, cwd=REPOSITORY, check=False
+        )
+        assert run.returncode == 0, run.stderr
+
+
 def unfit(net: nn.Module, rows: Tensor) -> LossSums:
     return weigh(net, rows, torch.tensor(1.0 if float(rows.sum()) > 0 else 2.0))
 
