@@ -87,6 +87,7 @@ def our_words(task: str, num_envs: int) -> list[str]:
         *(f"env.chunks_per_rollout={STEPS // num_envs}", "policy=actor_critic", "algorithm=ppo_mujoco"),
         *("algorithm.lr_end_fraction=1.0", f"algorithm.num_minibatches={STEPS // MINIBATCH}", "cluster=serial"),
         *("policy.options.normalize_observations=false", "policy.options.normalize_returns=false"),
+        *("algorithm.one_optimizer=true", "algorithm.value_coef=1.0"),  # as SB3 and SBX have them
     ]
 
 

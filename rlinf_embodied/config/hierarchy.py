@@ -72,7 +72,7 @@ class HierarchyConfig:
     columns: list[int] = field(default_factory=list)  # of the proprioception: where the goal is
     way_columns: list[int] = field(default_factory=list)  # where the way to it is, which changes with it
     way_to_goal: bool = True  # the way is goal minus place; false: place minus goal
-    frozen: bool = True  # the low-level policy stays as it is; false: it learns, too, from the task's own reward
+    frozen: bool = True  # the low-level policy stays as it is and acts greedily; false: it learns, too, by the task
     checkpoint: str | None = None  # a high-level policy to start from; None: random weights
     policy: PolicyConfig = field(default_factory=_high_level_policy)
     algorithm: AlgorithmConfig = field(

@@ -162,7 +162,8 @@ class AlgorithmConfig:
     value_epochs: int = 8
     value_clip: float | None = None  # how far a value may move per iteration; None: unclipped
     value_max_grad_norm: float = 1.0
-    value_coef: float = 0.5  # of the value loss, where policy and critic share parameters and an optimizer
+    one_optimizer: bool = False  # of policy and critic, on the sum of both losses: epochs, lr and max_grad_norm hold
+    value_coef: float = 0.5  # of the value loss in that sum; it is made as well where the two share parameters
     critic_warmup_iterations: int = 1  # iterations that train the critic only
     # GRPO
     group_size: int = 8  # episodes from one initial state
@@ -178,6 +179,10 @@ class AlgorithmConfig:
             require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
         whole, rule = self.sharding is Sharding.none, "passes over a policy in slices are not compiled"
         require(whole or not self.compile, "algorithm.compile", self.compile, rule, "use algorithm.sharding=none")
+        rule = "a policy in slices has an optimizer of its own"
+        require(whole or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use algorithm.sharding=none")
+        trains_critic, rule = self.name is AlgorithmName.ppo, "GRPO has no critic"
+        require(trains_critic or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use false")
         for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
             value = getattr(self, name)
             bounded = name in ("lr", "value_lr")  # an infinite bound is none

@@ -2,7 +2,7 @@
 
                trained by                      passes read            other stages read
 replicated     one learner each, or one of     the worker's copy      the worker's copy
-               both where they share a trunk
+               both: see `joint`
 fsdp2          POLICY: a second copy, sliced   the sliced copy        the worker's copy, which each update renews
                VALUE: as replicated            the worker's copy      the worker's copy
 """
@@ -48,7 +48,7 @@ class Learners:
     """What trains, and how the passes of the policy's loss score choices."""
 
     by_name: dict[str, Learner]
-    joint: bool  # whether POLICY trains the critic as well, since the two share parameters
+    joint: bool  # whether POLICY trains the critic as well: the two share parameters, or algorithm.one_optimizer
     evaluate: Callable[[Features, Record, float, bool], Evaluation]
 
     @classmethod
@@ -60,7 +60,7 @@ class Learners:
             ConfigError: PPO has no critic to train.
         """
         actor, critic = _actor(policy), _critic(policy, algorithm)
-        joint = _shared(actor, critic)
+        joint = _shared(actor, critic) or algorithm.one_optimizer
         made: dict[str, Learner] = {}
         compile = algorithm.compile
         trained = list({id(p): p for p in (*actor, *critic)}.values()) if joint else actor

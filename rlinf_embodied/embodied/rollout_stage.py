@@ -35,6 +35,7 @@ class PolicyStageConfig:
     precision: Precision = field(default=Precision.float32, kw_only=True)  # of rollouts that are trained on
     name: str = field(default="policy", kw_only=True)  # of the weights: what a worker's stages share, what noise is for
     guide: Guide | None = field(default=None, kw_only=True)  # how it sees what a higher level says
+    greedy: bool = field(default=False, kw_only=True)  # whether it does what it holds for best, as in evaluations
 
 
 _AHEAD = 16  # chunk-steps whose noise is drawn at once: each draw of so few numbers is mostly Python
@@ -98,7 +99,8 @@ class RolloutStage:
         policy, rollout = self._policy, self._rollouts[block]
         assert len(observation) == self._config.block_size
         features = policy.encode(observation.to(self._device))
-        output = policy.act(features, self._noise(step_context, block), self._config.policy.temperature)
+        noise = None if self._config.greedy else self._noise(step_context, block)
+        output = policy.act(features, noise, self._config.policy.temperature)
         rollout.features.append(features)
         rollout.outputs.append(output)
         return output.actions

@@ -53,7 +53,10 @@ def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str 
     grpo = algorithm.name is AlgorithmName.grpo
     guide = Guide(hierarchy) if hierarchy.on else None
     model = PolicyStageConfig(
-        *(config.policy, policy_folder, seed, env.block_size), precision=algorithm.precision, guide=guide
+        *(config.policy, policy_folder, seed, env.block_size),
+        precision=algorithm.precision,
+        guide=guide,
+        greedy=hierarchy.on and hierarchy.frozen,  # noise would only keep it from what it is told
     )
     keep_images = not grpo and config.policy.critic is Critic.observation
     keep_images = keep_images or (hierarchy.on and hierarchy.policy.critic is Critic.observation)

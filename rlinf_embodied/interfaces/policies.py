@@ -90,7 +90,7 @@ class Policy(Protocol):
     contains is frozen during RL (or it hands the raw observation on where nothing is frozen).
 
     Where `policy_parameters` and `value_parameters` have some in common, one optimizer trains all of them on the sum of
-    both losses (algorithm.value_coef); otherwise each loss has its own.
+    both losses (algorithm.value_coef); otherwise each loss has its own, but for algorithm.one_optimizer.
     """
 
     spec: PolicySpec

@@ -37,7 +37,9 @@ def compiled(device: str) -> Differentiate:
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import InductorError
 
-    graph = torch.compile(differentiated, fullgraph=True, dynamic=False, isolate_recompiles=True)  # pyright: ignore[reportCallIssue]
+    graph = torch.compile(  # kernels are called from C++, not one by one from Python
+        differentiated, fullgraph=True, dynamic=False, isolate_recompiles=True, options={"cpp_wrapper": True}  # pyright: ignore[reportCallIssue]
+    )
 
     def run(one: Callable[[], LossSums], parameters: Sequence[nn.Parameter]) -> Tensor:
         torch._dynamo.config.trace_autograd_ops = True  # of this thread

@@ -89,10 +89,13 @@ class FlatOptimizer:
         return (self._mean / (1 - first**self._steps)).div_(scale)
 
     def _apply(self, direction: Tensor) -> None:
-        for parameter, part in zip(self.parameters, direction.split(self._sizes), strict=True):
-            if self._weight_decay:
-                parameter.mul_(1 - self.lr * self._weight_decay)
-            parameter.sub_(part.view_as(parameter), alpha=self.lr)
+        parts = [
+            part.view_as(parameter)
+            for parameter, part in zip(self.parameters, direction.split(self._sizes), strict=True)
+        ]
+        if self._weight_decay:
+            torch._foreach_mul_(self.parameters, 1 - self.lr * self._weight_decay)
+        torch._foreach_sub_(self.parameters, parts, alpha=self.lr)
 
     def move_state(self, device: str) -> None:
         """Moves the moments to a device; steps need them where the parameters are."""

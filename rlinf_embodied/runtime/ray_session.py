@@ -80,7 +80,7 @@ class _Worker:
         node_files.work_in(folder)
         if spec.device != EMULATED:  # a worker that only sleeps does without torch
             portable.verify()
-        self._host = WorkerHost(spec)
+        self._host = WorkerHost(spec, alone=True)
         self._meeting: MeetingPlace | None = None  # of the next group in which this worker is rank 0
         self._pulse = Pulse(line, self._host.activity, socket.gethostname(), self._host.abandon)
 

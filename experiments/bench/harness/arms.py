@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -27,6 +28,9 @@ def alternate(
     """
     found: dict[str, list[_Found]] = {name: [] for name in arms}
     for number in range(-warm_up, rounds):
+        if number == 0:
+            gc.collect()
+            gc.freeze()  # no arm pays for looking through what the others keep
         for name in list(arms)[:: -1 if number % 2 else 1]:
             given = arms[name]()
             if number < 0:
@@ -36,6 +40,7 @@ def alternate(
                 said(number, name, given)
         if number >= 0 and said is None and not quiet:
             print(f"round {number + 1}/{rounds}", flush=True)
+    gc.unfreeze()
     return found
 
 
