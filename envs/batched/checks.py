@@ -60,7 +60,10 @@ def check_finite(actions: Tensor, running: Tensor | None = None) -> None:
     Raises:
         SimulatorError: naming the rows that are not.
     """
-    bad = (~actions.isfinite()).flatten(1).any(1)
+    finite = actions.isfinite()
+    if finite.all():
+        return
+    bad = (~finite).flatten(1).any(1)
     if running is not None:
         bad &= running
     if bad.any():

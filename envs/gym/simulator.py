@@ -55,7 +55,7 @@ class GymnasiumSimulator(GymnasiumRows):
     def tell(self) -> dict[str, np.ndarray]:
         """Returns what all rows tell."""
         told = [row.told() for row in self._rows]
-        return {name: np.stack([one[name] for one in told]) for name in told[0]}
+        return {name: np.array([one[name] for one in told]) for name in told[0]}
 
     def look(self, rows: Sequence[int]) -> list[np.ndarray]:
         """Returns what the policy sees of each of these rows."""

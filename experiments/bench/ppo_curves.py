@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from experiments.bench.control.curves import Curve, draw, trained
+from experiments.bench.control.curves import Curve, draw, learned, seeds_of, trained
 from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, Worker, chosen
 from experiments.bench.sb3 import CONTROL, HORIZON, MINIBATCH, STEPS, our_words, sbx_ppo, stock
 
@@ -37,22 +37,11 @@ PICK = {"n_steps": 32, "batch_size": 128, "n_epochs": 4, "gamma": 0.8, "gae_lamb
 PICK_WORDS = (
     *("env=maniskill_pick", "env.robot=null", "env.cameras=[]", "env.objects_in_proprio=true", "env.chunk=1"),
     *(f"env.horizon={HORIZON}", f"env.control_mode={CONTROL}", "env.hold_steps=0", "env.reward=dense"),
-    *(
-        "env.success_bonus=0",
-        "env.num_envs=16",
-        "env.block_size=16",
-        "env.chunks_per_rollout=32",
-        "env.carry_over=true",
-    ),
+    *("env.success_bonus=0", "env.num_envs=16", "env.block_size=16", "env.chunks_per_rollout=32"),
     *("policy=actor_critic", "policy.options.normalize_observations=false", "policy.options.normalize_returns=false"),
     *("algorithm=ppo_mujoco", "algorithm.lr_end_fraction=1.0", "algorithm.num_minibatches=4", "algorithm.epochs=4"),
-    *(
-        "env.carry_over=true",
-        "algorithm.value_epochs=4",
-        "algorithm.gamma=0.8",
-        "algorithm.gae_lambda=0.9",
-        "cluster=serial",
-    ),
+    *("algorithm.one_optimizer=true", "algorithm.value_coef=1.0", "algorithm.gamma=0.8", "algorithm.gae_lambda=0.9"),
+    *("env.carry_over=true", "cluster=serial"),
 )
 
 
@@ -115,15 +104,7 @@ class Peer:
             found = float(cast(float, evaluate_policy(model, held, episodes, callback=note)[0]))
             return found, statistics.mean(solved) if solved else None
 
-        steps, told, speeds = [0], [ask()], []
-        for _ in range(points):
-            start, before = time.process_time(), model.num_timesteps
-            model.learn(total // points, reset_num_timesteps=False)
-            speeds.append((model.num_timesteps - before) / (time.process_time() - start))
-            steps.append(model.num_timesteps)
-            told.append(ask())
-        returns, success = [one for one, _ in told], [share for _, share in told if share is not None]
-        return Curve(seed, steps, returns, success, statistics.median(speeds))
+        return learned(model, seed, total, points, ask, time.process_time)
 
     def _envs(self, arm: str, case: Case, seed: int) -> tuple[Any, Any]:
         from stable_baselines3.common.env_util import make_vec_env
@@ -144,14 +125,15 @@ class Peer:
 def curve(arm: str, case: Case, seed: int, own: Options, place: Path) -> Curve:
     """Returns the curve of one training; it is trained now unless its folder has it."""
     count, kept = own.iterations or case.iterations, place / "curve.json"
-    asked = {"arm": arm, "words": [*case.words], "iterations": count, "points": own.points, "episodes": own.episodes}
+    words = [*case.words] if arm == "ours" else []
+    asked = {"arm": arm, "words": words, "iterations": count, "points": own.points, "episodes": own.episodes}
     if kept.exists():
         found = json.loads(kept.read_text(encoding="utf-8"))
         if found["asked"] == asked:
             return Curve(**found["curve"])
     shutil.rmtree(place, ignore_errors=True)
     if arm == "ours":
-        words = [*case.words, f"run.num_iterations={count}", f"eval.num_episodes={own.episodes}", "checkpoint.keep=1"]
+        words = [*words, f"run.num_iterations={count}", f"eval.num_episodes={own.episodes}", "checkpoint.keep=1"]
         made = trained(words, seed, place, own.points, "train_vla")
     else:
         worker = Worker(Peer)
@@ -185,16 +167,21 @@ def table(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> Table:
 
 
 def measure(run: Run[Options]) -> Report:
-    """Trains case by case, seed by seed, arm by arm."""
+    """Trains case by case, seed by seed, arm by arm.
+
+    Raises:
+        ConfigError: an unknown case, or seeds that are no numbers.
+    """
     own, panels = run.options, dict[str, dict[str, list[Curve]]]()
+    seeds = seeds_of(own.seeds)
     plain = lambda: {n: {a: [asdict(one) for one in s] for a, s in arms.items()} for n, arms in panels.items()}  # noqa: E731
     for name, case in chosen(own.cases, CASES).items():
         arms = ["ours", *(arm for arm in case.arms if own.sbx or arm != "sbx")]
         panels[name] = {arm: [] for arm in arms}
-        for seed in own.seeds.split(","):
+        for seed in seeds:
             for arm in arms:
                 place = Path(own.folder).absolute() / name / arm.replace(" ", "_") / f"seed_{seed}"
-                made = curve(arm, case, int(seed), own, place)
+                made = curve(arm, case, seed, own, place)
                 panels[name][arm].append(made)
                 print(f"{name}, {arm}, seed {seed}: {made.returns[0]:.1f} -> {made.last:.1f}", flush=True)
                 run.keep({"curves": plain()})

@@ -38,7 +38,11 @@ def compiled(device: str) -> Differentiate:
     from torch._inductor.exc import InductorError
 
     graph = torch.compile(  # kernels are called from C++, not one by one from Python
-        differentiated, fullgraph=True, dynamic=False, isolate_recompiles=True, options={"cpp_wrapper": True}  # pyright: ignore[reportCallIssue]
+        differentiated,
+        fullgraph=True,
+        dynamic=False,
+        isolate_recompiles=True,
+        options={"cpp_wrapper": True},  # pyright: ignore[reportCallIssue]
     )
 
     def run(one: Callable[[], LossSums], parameters: Sequence[nn.Parameter]) -> Tensor:

@@ -1,4 +1,4 @@
-"""With one optimizer of policy and critic an update is that of Stable-Baselines3's PPO: the same weights from the same batch."""
+"""With one optimizer of policy and critic an update is that of Stable-Baselines3's PPO: equal weights from one batch."""
 
 from __future__ import annotations
 
@@ -142,7 +142,10 @@ def test_it_is_trained_with_and_leaves_the_other_optimizer_out(tmp_path) -> None
     ("words", "said"),
     [
         (["algorithm.sharding=fsdp2"], r"algorithm\.one_optimizer is True.*in slices.*use algorithm\.sharding=none"),
-        (["algorithm=grpo", "env.auto_reset=false"], r"algorithm\.one_optimizer is True.*GRPO has no critic.*use false"),
+        (
+            ["algorithm=grpo", "env.auto_reset=false"],
+            r"algorithm\.one_optimizer is True.*GRPO has no critic.*use false",
+        ),
     ],
 )
 def test_what_it_does_not_go_with_is_named(words: list[str], said: str) -> None:

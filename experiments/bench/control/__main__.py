@@ -29,7 +29,7 @@ from pathlib import Path
 
 from experiments.bench.control import cases
 from experiments.bench.control.arms import speeds
-from experiments.bench.control.curves import Curve, draw, trained
+from experiments.bench.control.curves import Curve, draw, seeds_of, trained
 from experiments.bench.control.peer import peers
 from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, chosen, ratios
 from rlinf_embodied.compose import compose_control
@@ -54,15 +54,8 @@ class Options:
 
     @property
     def each_seed(self) -> list[int]:
-        """The seeds.
-
-        Raises:
-            ConfigError: they are no numbers.
-        """
-        try:
-            return [int(text) for text in (self.seeds or (cases.UNSEEN if self.cases else "0,1,2")).split(",")]
-        except ValueError:
-            raise ConfigError(f"seeds is {self.seeds!r}, but seeds are whole numbers: use seeds=0,1,2") from None
+        """The seeds; see `seeds_of`."""
+        return seeds_of(self.seeds or (cases.UNSEEN if self.cases else "0,1,2"))
 
 
 def measure_cases(run: Run[Options]) -> Report:

@@ -6,15 +6,19 @@ import json
 import resource
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.bench.harness import REPOSITORY, Child
 from rlinf_embodied.compose import compose_control, compose_train
 from rlinf_embodied.config import ControlConfig, TrainConfig
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.base_class import BaseAlgorithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,47 @@ class Curve:
     def scores(self) -> list[float]:
         """What the task is about: success in per cent, or else the return."""
         return [100 * share for share in self.success] or self.returns
+
+
+def seeds_of(given: str) -> list[int]:
+    """Returns the seeds of an argument, as "0,1,2".
+
+    Raises:
+        ConfigError: they are no numbers.
+    """
+    try:
+        return [int(text) for text in given.split(",")]
+    except ValueError:
+        raise ConfigError(f"seeds is {given!r}, but seeds are whole numbers: use seeds=0,1,2") from None
+
+
+def learned(
+    model: BaseAlgorithm,
+    seed: int,
+    total: int,
+    points: int,
+    ask: Callable[[], tuple[float, float | None]],
+    clock: Callable[[], float],
+) -> Curve:
+    """Trains a model with Stable-Baselines3's interface and returns its curve; evaluations are not part of its time.
+
+    Args:
+        model: to be trained.
+        seed: that it was made with.
+        total: env steps.
+        points: of the curve behind the first one.
+        ask: evaluates it: mean return, and the share that is solved, where an env tells that.
+        clock: seconds, of which the first part of several does not count.
+    """
+    steps, told, speeds = [0], [ask()], []
+    for _ in range(points):
+        start, before = clock(), model.num_timesteps
+        model.learn(total // points, reset_num_timesteps=False)
+        speeds.append((model.num_timesteps - before) / (clock() - start))
+        steps.append(model.num_timesteps)
+        told.append(ask())
+    returns, success = [one for one, _ in told], [share for _, share in told if share is not None]
+    return Curve(seed, steps, returns, success, statistics.median(speeds[1:] or speeds))
 
 
 _COMPOSE = {"train_control": compose_control, "train_vla": compose_train}

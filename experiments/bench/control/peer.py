@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from experiments.bench.control.curves import Curve
+from experiments.bench.control.curves import Curve, learned
 from experiments.bench.harness import Worker
 from rlinf_embodied.config import ControlConfig
 
@@ -30,15 +29,8 @@ class StableBaselines:
         config = self._config
         model, total = soft_actor_critic(config, seed), config.run.num_iterations * config.steps_per_iteration
         held = make_vec_env(_make(config), 1, seed=config.eval.seed)
-        ask = lambda: float(cast(float, evaluate_policy(model, held, config.eval.num_episodes)[0]))  # noqa: E731
-        steps, returns, speeds = [0], [ask()], []
-        for _ in range(points):
-            start, before = time.perf_counter(), model.num_timesteps
-            model.learn(total // points, reset_num_timesteps=False)
-            speeds.append((model.num_timesteps - before) / (time.perf_counter() - start))
-            steps.append(model.num_timesteps)
-            returns.append(ask())
-        return Curve(seed, steps, returns, [], statistics.median(speeds[1:] or speeds))
+        ask = lambda: (float(cast(float, evaluate_policy(model, held, config.eval.num_episodes)[0])), None)  # noqa: E731
+        return learned(model, seed, total, points, ask, time.perf_counter)
 
 
 def soft_actor_critic(config: ControlConfig, seed: int) -> SAC:
