@@ -1,4 +1,4 @@
-"""With one optimizer of policy and critic an update is that of Stable-Baselines3's PPO: equal weights from one batch."""
+"""With one optimizer of policy and critic an update is that of Stable-Baselines3's PPO: from a batch the same weights."""
 
 from __future__ import annotations
 
