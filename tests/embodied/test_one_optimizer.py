@@ -1,4 +1,4 @@
-"""With one optimizer of policy and critic an update is that of Stable-Baselines3's PPO: from a batch the same weights."""
+"""With one optimizer of policy and critic an update is that of Stable-Baselines3's PPO: the same weights of a batch."""
 
 from __future__ import annotations
 
