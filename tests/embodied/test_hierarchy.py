@@ -11,6 +11,7 @@ from hierarchical_runs import digests, executor_for, placed, two_levels
 from runs import iterate, metric_rows, train, trainer_of
 from torch import Tensor
 
+from policies.actor_critic import ActorCritic
 from rlinf_embodied.compose.evaluation import compose_evaluate
 from rlinf_embodied.config import HierarchyConfig
 from rlinf_embodied.embodied.actor_stage import ActorStage
@@ -229,6 +230,20 @@ def told(straight, tmp_path_factory) -> tuple[list[str], Path]:
 
 def low_level(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
+
+
+def test_a_frozen_lower_level_does_what_it_holds_for_best(told, tmp_path, monkeypatch) -> None:
+    seen, act = set(), ActorCritic.act
+
+    def noted(policy, features, noise, temperature):
+        seen.add((policy.spec.chunk, noise is not None))
+        return act(policy, features, noise, temperature)
+
+    monkeypatch.setattr(ActorCritic, "act", noted)
+    train(four(tmp_path, *told[0], "run.num_iterations=1"))
+    high, low = 1, 4  # actions of a chunk
+    assert {chunk for chunk, sampled in seen if sampled} == {high}
+    assert (low, False) in seen
 
 
 def test_a_frozen_lower_level_goes_on_though_the_checkpoint_that_it_came_from_is_dropped(told, tmp_path) -> None:

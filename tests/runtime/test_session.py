@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 
@@ -11,7 +12,7 @@ import torch
 from rlinf_embodied.errors import HangError, ObjectiveError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
-from rlinf_embodied.runtime.host import Call, LocalRef, Output, Receipt, StageContext, StepContext, WorkerSpec
+from rlinf_embodied.runtime.host import Call, LocalRef, Output, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.session import SerialSession
 
 
@@ -61,6 +62,26 @@ def totals(session: SerialSession, size: int = 3) -> list[object]:
     calls = [(k, Call("member", "total", StepContext(0)), []) for k in range(size)]
     receipts = session.fetch([refs[-1] for refs in session.submit(calls, collective=True)], "totals")
     return [receipt.report for receipt in receipts if isinstance(receipt, Receipt)]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_stays_is_hidden_from_the_garbage_collector_in_a_process_of_its_own(alone: bool) -> None:
+    gc.unfreeze()
+    try:
+        host, hidden = WorkerHost(WorkerSpec(0, "cpu"), alone), []
+        host.add_stage(StageSpec("member", "runtime_session.Member", None), context(0, 1))
+        kept = []
+        for iteration in range(4):
+            kept.append([[] for _ in range(100)])
+            host.invoke(Call("member", "total", StepContext(iteration)), [])
+            hidden.append(gc.get_freeze_count())
+        if alone:  # at the start, behind a first iteration, and then no more
+            assert len(gc.get_objects()) < hidden[0] < hidden[1] == hidden[2] == hidden[3]
+        host.clear()
+        assert gc.get_freeze_count() == 0
+        assert alone or set(hidden) == {0}
+    finally:
+        gc.freeze()  # as tests/conftest.py has it
 
 
 def test_members_of_a_gang_meet() -> None:
