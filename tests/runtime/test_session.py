@@ -12,7 +12,16 @@ import torch
 from rlinf_embodied.errors import HangError, ObjectiveError, WorkerError
 from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
-from rlinf_embodied.runtime.host import Call, LocalRef, Output, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
+from rlinf_embodied.runtime.host import (
+    Call,
+    LocalRef,
+    Output,
+    Receipt,
+    StageContext,
+    StepContext,
+    WorkerHost,
+    WorkerSpec,
+)
 from rlinf_embodied.runtime.session import SerialSession
 
 

@@ -59,7 +59,7 @@ class Options:
 
 
 def measure_cases(run: Run[Options]) -> Report:
-    """Trains case by case; recordings come before what learns from them."""
+    """Trains case by case; what others begin with comes before them."""
     own, curves = run.options, dict[str, list[Curve]]()
     if own.peer or own.rounds:
         raise ConfigError(f"cases is {own.cases!r}, but the peer runs beside one training: leave peer and rounds out")

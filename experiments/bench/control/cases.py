@@ -1,10 +1,16 @@
-"""The trainings behind docs/control.md: each algorithm on a task that is cheap.
+"""The trainings behind docs/control.md and docs/hierarchy.md: each algorithm on a task that is cheap.
 
 case     task                       learns from
 sac      Pendulum-v1                what it gathers
 iql, bc  Pendulum-v1                all that `sac` of the same seed gathered, from its first uniform actions on
 dagger   PickCube-v1 on its state   what the expert would do where the policy leads
 rlpd     point_reach on its state   1 where an episode ends solved, nothing else, and episodes of the expert
+
+and two levels of policies, of which the lower one stays as another case of the same seed has left it:
+
+gap      point_reach with a wall    `low_gap`, which goes straight to its goal, and says every 2 chunk-steps which
+target   Reacher-v5                 `low_target`, which reaches the target that it sees, and says every 10 steps which
+pick     PickCube-v1 on its state   `dagger`, and says every 10 steps where to bring the cube
 """
 
 from __future__ import annotations
@@ -26,8 +32,15 @@ from rlinf_embodied.errors import ConfigError
 class Case:
     """One training."""
 
-    words: tuple[str, ...]  # of experiments/train_control.py
-    recording: str = ""  # the case that gathered what it learns from, "" where it acts itself
+    words: tuple[str, ...]  # of the command
+    source: str = ""  # the case whose checkpoint it begins with; "": none
+    given: str = "data"  # the word that takes this checkpoint
+    command: str = "train_control"
+
+    @property
+    def unit(self) -> str:
+        """What is counted while it learns."""
+        return "updates" if self.source and self.given == "data" else "env steps"
 
 
 UNSEEN = "6201,6202,6203"  # seeds that no setting was chosen by
@@ -46,20 +59,56 @@ _RLPD = (
     *("algorithm.updates_per_step=4", "algorithm.policy_period=4", "algorithm.num_critics=5"),
     *("algorithm.critic_hidden_size=64", "policy.hidden_size=64"),
 )
+_TWO_LEVELS = {"given": "warm_start.checkpoint", "command": "train_vla"}
+_HIGH = (
+    *("warm_start.from_nothing=false", "hierarchy.algorithm.lr=1e-3", "hierarchy.algorithm.epochs=6"),
+    "hierarchy.algorithm.num_minibatches=4",
+)
+_POINT = (
+    *("env=point_reach", "policy=actor_critic", "env.cameras=[]", "env.chunk=4", "env.horizon=40"),
+    "env.chunks_per_rollout=10",
+)
+_LOW_POINT = (
+    *("algorithm.target_kl=null", "algorithm.lr=1e-3", "algorithm.epochs=6", "algorithm.num_minibatches=4"),
+    *("algorithm.gamma=0.95", "algorithm.bootstrap_at_timeout=true", "algorithm.critic_warmup_iterations=0"),
+)
+_GAP = (
+    *("env.options.gap=0.7", "env.reward=sparse", "env.num_envs=128", "env.block_size=32", *_HIGH),
+    *("hierarchy.every=2", "hierarchy.columns=[2,3]", "hierarchy.goal_low=[-1,-1]", "hierarchy.goal_high=[1,1]"),
+)
+_REACHER = (
+    *("env=gymnasium", "env.id=Reacher-v5", "policy=actor_critic", "algorithm=ppo_mujoco", "env.horizon=50"),
+    *("env.num_envs=32", "env.block_size=16", "env.chunks_per_rollout=100", "env.carry_over=false"),
+)
+_TARGET = (  # columns 4 and 5 are the target, 8 and 9 the finger's place minus it
+    *("hierarchy.every=10", "hierarchy.columns=[4,5]", "hierarchy.way_columns=[8,9]", "hierarchy.way_to_goal=false"),
+    *("hierarchy.goal_low=[-0.2,-0.2]", "hierarchy.goal_high=[0.2,0.2]", *_HIGH),
+)
+_WHERE = (  # columns 16 to 18 are the goal, 19 to 21 the way to it
+    *("env.cameras=[]", "policy=soft_actor", "env.chunk=1", "env.num_envs=64", "env.block_size=32", *_HIGH),
+    *("env.chunks_per_rollout=50", "env.reward=dense", "env.success_bonus=0", "env.hold_steps=0"),
+    *("hierarchy.every=10", "hierarchy.columns=[16,17,18]", "hierarchy.way_columns=[19,20,21]"),
+    *("hierarchy.goal_low=[-0.1,-0.1,0.02]", "hierarchy.goal_high=[0.1,0.1,0.32]", "hierarchy.policy.initial_std=0.5"),
+)
 CASES: dict[str, Case] = {
     "sac": Case((*_PENDULUM, "algorithm=sac", "algorithm.warmup_steps=500", "run.num_iterations=90")),
-    "iql": Case((*_PENDULUM, *_IQL, "run.num_iterations=6"), recording="sac"),
-    "bc": Case((*_PENDULUM, "algorithm=bc", "run.num_iterations=4"), recording="sac"),
+    "iql": Case((*_PENDULUM, *_IQL, "run.num_iterations=6"), "sac"),
+    "bc": Case((*_PENDULUM, "algorithm=bc", "run.num_iterations=4"), "sac"),
     "dagger": Case((*_PICK, *_DAGGER, "run.num_iterations=95")),
     "rlpd": Case((*_RLPD, "run.num_iterations=80")),
+    "low_gap": Case((*_POINT, *_LOW_POINT, "run.num_iterations=40"), command="train_vla"),
+    "gap": Case((*_POINT, *_GAP, "run.num_iterations=80"), "low_gap", **_TWO_LEVELS),
+    "low_target": Case((*_REACHER, "run.num_iterations=60"), command="train_vla"),
+    "target": Case((*_REACHER, *_TARGET, "run.num_iterations=60"), "low_target", **_TWO_LEVELS),
+    "pick": Case((*_PICK, *_WHERE, "run.num_iterations=150"), "dagger", **_TWO_LEVELS),
 }
 
 
 def words_of(name: str, seed: int, folder: Path, overrides: Sequence[str]) -> list[str]:
-    """Returns the words of a case's training; recordings lie beside it below `folder`."""
-    source = CASES[name].recording
-    data = [f"data={_place(folder, source, seed) / 'run/checkpoints/latest'}"] if source else []
-    return [*CASES[name].words, *COMMON, *data, *overrides]
+    """Returns the words of a case's training; what it begins with lies beside it below `folder`."""
+    case = CASES[name]
+    begun = [f"{case.given}={_place(folder, case.source, seed) / 'run/checkpoints/latest'}"] if case.source else []
+    return [*case.words, *COMMON, *begun, *overrides]
 
 
 def _place(folder: Path, name: str, seed: int) -> Path:
@@ -67,14 +116,14 @@ def _place(folder: Path, name: str, seed: int) -> Path:
 
 
 def case_curve(name: str, seed: int, folder: Path, points: int, overrides: Sequence[str]) -> Curve:
-    """Returns the curve of a case; it, and the recording that it needs, are trained now unless `folder` has them.
+    """Returns the curve of a case; it, and the one that it begins with, are trained now unless `folder` has them.
 
     Raises:
         ConfigError: the folder has a training with other settings in its place.
         WorkerError: the training failed; its log is named.
     """
-    if CASES[name].recording:
-        case_curve(CASES[name].recording, seed, folder, points, overrides)
+    if CASES[name].source:
+        case_curve(CASES[name].source, seed, folder, points, overrides)
     place, words = _place(folder, name, seed), words_of(name, seed, folder, overrides)
     kept = place / "curve.json"
     if kept.exists():
@@ -86,7 +135,7 @@ def case_curve(name: str, seed: int, folder: Path, points: int, overrides: Seque
             )
         return Curve(**found["curve"])
     shutil.rmtree(place, ignore_errors=True)  # one that was interrupted
-    curve = trained(words, seed, place, points)
+    curve = trained(words, seed, place, points, CASES[name].command)
     kept.write_text(json.dumps({"words": words, "curve": asdict(curve)}), encoding="utf-8")
     print(said(name, curve), flush=True)
     return curve
@@ -105,7 +154,7 @@ def table(curves: Mapping[str, Sequence[Curve]]) -> Table:
         first, last = ([curve.scores[place] for curve in several] for place in (0, -1))
         numbers = (statistics.median(first), statistics.median(last), min(last))
         cpu = statistics.median(curve.cpu_s for curve in several)
-        steps = f"{several[0].steps[-1]:,} {'updates' if CASES[name].recording else 'env steps'}"
+        steps = f"{several[0].steps[-1]:,} {CASES[name].unit}"
         rows.append((name, steps, *(f"{number:.1f}" for number in numbers), f"{cpu:.0f}"))
     return Table(("case", "after", "before, median", "after, median", "worst", "CPU s"), rows)
 
@@ -124,7 +173,7 @@ def draw(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
         middle = [statistics.median(values) for values in zip(*(curve.scores for curve in several), strict=True)]
         axes.plot(several[0].steps, middle, color="#b4552d", lw=2)
         solves = bool(several[0].success)
-        axes.set(xlabel="updates" if CASES[name].recording else "env steps", title=name)
+        axes.set(xlabel=CASES[name].unit, title=name)
         axes.set(ylabel="success_once, %" if solves else "return", **({"ylim": (-3, 103)} if solves else {}))
         axes.grid(alpha=0.3)
     figure.tight_layout()
