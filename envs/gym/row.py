@@ -155,7 +155,8 @@ def _made(task: str, make: Mapping[str, Any], size: int) -> gymnasium.Env:
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise SimulatorError(
             f"env.task is {task!r}, which gymnasium.make refuses ({type(error).__name__}: {error}): check the "
-            "id, install its package, and name the module that registers it before the id, as in my_envs:MyEnv-v0"
+            "id, install its package, and name the module that registers it before the id, as in my_envs:MyEnv-v0; "
+            "the folder of a module of your own has to be on PYTHONPATH"
         ) from error
 
 

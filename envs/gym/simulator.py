@@ -5,6 +5,7 @@ Rows over processes are a plan's affair: every worker has rows of its own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +16,10 @@ from torch import Tensor
 from envs.gym.options import GymnasiumOptions
 from envs.gym.row import FILM_SIZE, Row
 from envs.gym.rows import GymnasiumRows
+from envs.gym.spaces import taken_as_numbers
 from rlinf_embodied.config import EnvConfig
+
+_LOG = logging.getLogger(__name__)
 
 
 class GymnasiumSimulator(GymnasiumRows):
@@ -32,6 +36,14 @@ class GymnasiumSimulator(GymnasiumRows):
         self._rows = [Row(config.task, options.make, size) for _ in range(num_rows)]
         first = self._rows[0]
         first.require_images(config.cameras)
+        if (box := taken_as_numbers(first.env.observation_space)) is not None:
+            _LOG.warning(
+                "%s shows a Box of %s %s, which is taken as a state of so many numbers: give it the dtype uint8 and "
+                "values from 0 to 255 if it is an image",
+                config.task,
+                box.dtype,
+                list(box.shape),
+            )
         super().__init__(config, first.draws)
         self.action_dim, self.categorical = first.action.dim, first.action.categorical
         self.backend = f"gymnasium {gymnasium.__version__}"

@@ -10,6 +10,8 @@ from gymnasium import Env, spaces
 
 from rlinf_embodied.errors import SimulatorError
 
+_LEAST_IMAGE = 8  # pixels of an edge
+
 
 @dataclass(frozen=True, slots=True)
 class ActionCode:
@@ -104,6 +106,15 @@ class ObservationCode:
         for key in self.path or ():
             observation = observation[key]
         return observation
+
+
+def taken_as_numbers(space: spaces.Space) -> spaces.Box | None:
+    """Returns a Box that has the shape of an image and is none, as its dtype is not uint8; None: there is none."""
+    if isinstance(space, spaces.Dict):
+        return next((found for part in space.values() if (found := taken_as_numbers(part)) is not None), None)
+    shape = space.shape if isinstance(space, spaces.Box) and space.dtype != np.uint8 else ()
+    shown = len(shape) == 3 and min(shape[:2]) >= _LEAST_IMAGE and shape[2] in (1, 3)
+    return space if shown and isinstance(space, spaces.Box) else None
 
 
 def _images_in(space: spaces.Space) -> list[tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """Learning curves of PPO beside Stable-Baselines3's and SBX's: the same networks, schedule, rates and env steps.
 
-python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick] [seeds=6301,6302,6303] [points=10]
+python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick] [seeds=6301,6302,6303] [points=...]
                                        [iterations=...] [sbx=true] [folder=...] [out=docs/results/ppo_curves]
 
     halfcheetah, reacher   2 x 64 tanh units, actor and critic apart, 2,048 env steps per iteration on 8 rows,
@@ -11,7 +11,8 @@ python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick] [seeds=6
                            last 50 steps whatever happens, so that their returns compare
 
 A seed at a time, each training in a process of its own with one thread, one after the other.  A curve is what
-`episodes` greedy held-out episodes give at `points` numbers of env steps.  What `folder` holds is not trained again.
+`episodes` greedy held-out episodes give at `points` numbers of env steps (10; of pick 3).  What `folder` holds is not
+trained again.
 
 Writes <out>.json and <out>.png.
 """
@@ -51,8 +52,8 @@ class Options:
 
     cases: str = ""
     seeds: str = "6301,6302,6303"
-    points: int = 10
-    iterations: int = 0  # 0: the case's own number
+    points: int = 0  # 0: the case's own number, as of iterations
+    iterations: int = 0
     episodes: int = 20
     sbx: bool = False
     folder: str = "runs/bench_ppo_curves"
@@ -68,12 +69,13 @@ class Case:
     iterations: int
     steps: int  # env steps of an iteration
     arms: tuple[str, ...]
+    points: int = 10
 
 
 CASES = {
     "halfcheetah": Case("HalfCheetah-v5", tuple(our_words("HalfCheetah-v5", 8)), 150, STEPS, ("sb3", "sbx")),
     "reacher": Case("Reacher-v5", (*our_words("Reacher-v5", 8), "env.horizon=50"), 100, STEPS, ("sb3", "sbx")),
-    "pick": Case("PickCube-v1", PICK_WORDS, 90, 512, ("sb3 on ours", "sb3 on stock")),
+    "pick": Case("PickCube-v1", PICK_WORDS, 90, 512, ("sb3 on ours", "sb3 on stock"), points=3),
 }
 
 
@@ -124,9 +126,9 @@ class Peer:
 
 def curve(arm: str, case: Case, seed: int, own: Options, place: Path) -> Curve:
     """Returns the curve of one training; it is trained now unless its folder has it."""
-    count, kept = own.iterations or case.iterations, place / "curve.json"
+    count, points, kept = own.iterations or case.iterations, own.points or case.points, place / "curve.json"
     words = [*case.words] if arm == "ours" else []
-    asked = {"arm": arm, "words": words, "iterations": count, "points": own.points, "episodes": own.episodes}
+    asked = {"arm": arm, "words": words, "iterations": count, "points": points, "episodes": own.episodes}
     if kept.exists():
         found = json.loads(kept.read_text(encoding="utf-8"))
         if found["asked"] == asked:
@@ -134,12 +136,12 @@ def curve(arm: str, case: Case, seed: int, own: Options, place: Path) -> Curve:
     shutil.rmtree(place, ignore_errors=True)
     if arm == "ours":
         words = [*words, f"run.num_iterations={count}", f"eval.num_episodes={own.episodes}", "checkpoint.keep=1"]
-        made = trained(words, seed, place, own.points, "train_vla")
+        made = trained(words, seed, place, points, "train_vla")
     else:
         worker = Worker(Peer)
         try:
             whole = count * case.steps
-            made = cast(Curve, worker.ask("learn", arm, case, seed, whole, own.points, own.episodes).answer())
+            made = cast(Curve, worker.ask("learn", arm, case, seed, whole, points, own.episodes).answer())
         finally:
             worker.close()
     place.mkdir(parents=True, exist_ok=True)

@@ -8,12 +8,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gym_envs import Picture
 from gymnasium import spaces
 
 from envs.episodes import EpisodeEnv
 from envs.gym.env import make_env
 from envs.gym.rows import resized
-from envs.gym.spaces import ActionCode, ObservationCode
+from envs.gym.spaces import ActionCode, ObservationCode, taken_as_numbers
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
@@ -156,6 +157,35 @@ def test_observations_of_several_parts_become_one_vector() -> None:
     assert seen.tolist() == [0, 1, 0, 0.5, 0.5, 0.5, 0.5]
     with pytest.raises(SimulatorError, match="fixed number of entries"):
         ObservationCode.of(spaces.Sequence(spaces.Discrete(2)), "x")
+
+
+@pytest.mark.parametrize(
+    ("space", "named"),
+    [
+        (spaces.Box(0, 1, (84, 84, 3), np.float32), True),
+        (spaces.Dict({"a": spaces.Dict({"b": spaces.Box(0, 1, (10, 20, 1))}), "c": spaces.Discrete(2)}), True),
+        (spaces.Box(0, 255, (84, 84, 3), np.uint8), False),
+        (spaces.Box(0, 1, (3, 3, 3)), False),  # a table of numbers
+        (spaces.Box(0, 1, (84, 84)), False),
+    ],
+)
+def test_images_of_floats_are_known_for_what_they_are(space: spaces.Space, named: bool) -> None:
+    assert (taken_as_numbers(space) is not None) is named
+
+
+def test_images_of_floats_are_named_once(monkeypatch, caplog) -> None:
+    class Floats(Picture):
+        def __init__(self, render_mode: str | None = None) -> None:
+            super().__init__(render_mode, "float32")
+            self.observation_space = spaces.Box(0, 1, (9, 9, 3), np.float32)
+
+        def _draw(self) -> np.ndarray:
+            return np.zeros((9, 9, 3), np.float32)
+
+    monkeypatch.setitem(gymnasium.registry, "Floats-v0", gymnasium.envs.registration.EnvSpec("Floats-v0", Floats))
+    make_env(replace(WALK, task="Floats-v0"), 2)
+    (told,) = [record.getMessage() for record in caplog.records if "uint8" in record.getMessage()]
+    assert told.startswith("Floats-v0 shows a Box of float32 [9, 9, 3], which is taken as a state")
 
 
 def picture(**changes: object) -> EpisodeEnv:
