@@ -7,8 +7,9 @@ python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick] [seeds=6
                            minibatches of 64, 10 epochs, Adam 3e-4 (SB3's defaults, and those of bench/sb3.py); nothing
                            is standardised
     pick                   PickCube-v1 on its state: 512 env steps on 16 rows, minibatches of 128, 4 epochs, discount
-                           0.8, lambda 0.9; SB3's PPO on stock envs and on envs.vector.make_sb3, and ours.  Episodes
-                           last 50 steps whatever happens, so that their returns compare
+                           0.8, lambda 0.9; ours, SB3's PPO on the very same rows through envs.vector.make_sb3, and
+                           SB3's on stock envs, whose state also holds velocities and whether the cube is grasped.
+                           Episodes last 50 steps whatever happens, so that their returns compare
 
 A seed at a time, each training in a process of its own with one thread, one after the other.  A curve is what
 `episodes` greedy held-out episodes give at `points` numbers of env steps (10; of pick 3).  What `folder` holds is not
@@ -32,6 +33,7 @@ from typing import Any, cast
 from experiments.bench.control.curves import Curve, draw, learned, seeds_of, trained
 from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, Worker, chosen
 from experiments.bench.sb3 import CONTROL, HORIZON, MINIBATCH, STEPS, our_words, sbx_ppo, stock
+from rlinf_embodied.compose import compose_train
 
 HELD_OUT_SEED = 1_000_000
 PICK = {"n_steps": 32, "batch_size": 128, "n_epochs": 4, "gamma": 0.8, "gae_lambda": 0.9}
@@ -115,11 +117,11 @@ class Peer:
 
         if not arm.startswith("sb3 on"):
             return make_vec_env(case.task, 8, seed=seed), make_vec_env(case.task, 1)
-        whole = {"horizon": HORIZON, "control_mode": CONTROL, "hold_steps": 0}
-        if arm == "sb3 on stock":  # whose states have the same entries in another order
+        if arm == "sb3 on stock":
             made = lambda rows, first: stock(case.task, rows, None, first, whole_episodes=True)  # noqa: E731
             return made(16, seed * 100), made(10, HELD_OUT_SEED)
-        env, held = (make_sb3(case.task, rows, **whole) for rows in (16, 10))
+        section = compose_train(case.words).env
+        env, held = (make_sb3(section, rows, observations="proprio") for rows in (16, 10))
         env.seed(seed)
         return env, held
 

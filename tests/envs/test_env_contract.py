@@ -20,7 +20,7 @@ from torch import Tensor
 from envs import point_reach
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import Backend, EnvConfig, Reward
-from rlinf_embodied.errors import SimulatorError
+from rlinf_embodied.errors import RlinfError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.targets import load_target
 
@@ -80,6 +80,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs every test on every env, or on that of --env alone."""
     own = metafunc.config.getoption("--env")
     if "name" in metafunc.fixturenames:
+        if own is not None:
+            require_own(own)
         ours = [*KINDS, STOCK if metafunc.function.__name__ in ON_STOCK else SLOW_STOCK]
         kinds = ours if own is None else [pytest.param(own, id=Path(own).stem)]
         metafunc.parametrize("name", kinds, indirect=True, scope="module")
@@ -98,6 +100,22 @@ def own_section(path: str) -> EnvConfig:
     return replace(
         env, num_envs=N, block_size=N, chunk=CHUNK, horizon=10, chunks_per_rollout=2, obs_size=16, hold_steps=1
     )
+
+
+@cache
+def require_own(path: str) -> None:
+    """Ends the tests with one message where the section in a file cannot be read, or its env not be built."""
+    try:
+        build(path).close()
+    except RlinfError as error:
+        pytest.exit(f"--env={path}: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+def test_a_section_that_makes_no_env_ends_the_tests_with_one_message(tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("_target_: envs.gym.env.make_env\ntask: x\nchunkk: 1\n")
+    with pytest.raises(pytest.exit.Exception, match=r"--env=.*mine\.yaml: chunkk .*did you mean chunk"):
+        require_own(str(path))
 
 
 def own_horizon(path: str) -> int:

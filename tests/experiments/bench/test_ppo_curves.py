@@ -6,11 +6,13 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from experiments.bench import ppo_curves
 from experiments.bench.control.curves import Curve
 from experiments.bench.harness import Run
 from rlinf_embodied.compose import compose_train
+from rlinf_embodied.embodied.env_stage import make_env
 
 PENDULUM = ppo_curves.Case("Pendulum-v1", ("env=gymnasium",), 1, ppo_curves.STEPS, ("sb3",))
 
@@ -24,6 +26,21 @@ def test_a_case_has_the_env_steps_and_minibatches_that_it_says(name: str) -> Non
     size = ppo_curves.PICK["batch_size"] if name == "pick" else ppo_curves.MINIBATCH
     assert steps // config.algorithm.num_minibatches == size
     assert config.env.horizon == (1000 if name == "halfcheetah" else 50)
+
+
+@pytest.mark.sim
+def test_the_peer_on_our_rows_sees_what_ours_sees() -> None:
+    case = ppo_curves.CASES["pick"]
+    ours = make_env(compose_train(case.words).env, 10, "cpu")
+    train, held = ppo_curves.Peer()._envs("sb3 on ours", case, 1)
+    try:
+        shown = ours.reset(list(range(10))).proprio
+        assert train.observation_space.shape == held.observation_space.shape == shown.shape[1:]
+        held.seed(0)
+        assert torch.equal(torch.from_numpy(held.reset()), shown)
+    finally:
+        for env in (ours, train, held):
+            env.close()
 
 
 def test_the_peer_trains_for_the_steps_that_it_is_given() -> None:
