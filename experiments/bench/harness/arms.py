@@ -27,6 +27,7 @@ def alternate(
         quiet: and with this, nothing is.
     """
     found: dict[str, list[_Found]] = {name: [] for name in arms}
+    anyway = gc.get_freeze_count() > 0
     for number in range(-warm_up, rounds):
         if number == 0:
             gc.collect()
@@ -40,7 +41,8 @@ def alternate(
                 said(number, name, given)
         if number >= 0 and said is None and not quiet:
             print(f"round {number + 1}/{rounds}", flush=True)
-    gc.unfreeze()
+    if not anyway:
+        gc.unfreeze()
     return found
 
 
