@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from experiments.bench.harness.statistics import Goal
 from rlinf_embodied.cluster.hardware import gpu_names, num_cores, processor
@@ -52,9 +52,16 @@ class Report:
         """Writes what there is beside `out`, unless it is empty."""
         write_results(out, {**known, **self.content})
         if out and self.markdown:
-            Path(out).with_suffix(".md").write_text(self.markdown + "\n", encoding="utf-8")
+            Path(out).with_suffix(".md").write_text(self._page(known) + "\n", encoding="utf-8")
         if out and self.draw is not None:
             self.draw(Path(out).with_suffix(".png"))
+
+    def _page(self, known: Mapping[str, object]) -> str:
+        """Returns the page beside the JSON, whose title is the command where it has none of its own."""
+        if self.markdown.startswith("# "):
+            return self.markdown
+        command = [f"python -m experiments.bench.{known['benchmark']}", *cast("list[str]", known["arguments"])]
+        return f"# {known['benchmark']}\n\n`{' '.join(command)}`\n\n{self.markdown}"
 
 
 def machine() -> dict[str, object]:

@@ -104,6 +104,8 @@ def test_wrong_input_ends_with_two_and_what_is_found_is_printed_and_written(tmp_
     assert (written["benchmark"], written["arguments"][0], written["found"]) == ("seven", "rounds=7", 7)
     assert written["machine"]["cores"] > 0
     assert (tmp_path / "r.md").read_text() == "# Seven\n"
+    Report(content={}, markdown="| 7 |").write(str(tmp_path / "r"), {"benchmark": "seven", "arguments": ["rounds=7"]})
+    assert (tmp_path / "r.md").read_text() == "# seven\n\n`python -m experiments.bench.seven rounds=7`\n\n| 7 |\n"
 
 
 def test_arms_take_turns_and_every_other_round_goes_backwards():
