@@ -51,7 +51,7 @@ class Running:
         ahead = self.executor.plan.staleness > 0  # data of several iterations is under way
         if ahead or not isinstance(session, MendingSession):
             return
-        self.mender = self.executor.mender = Mender(
+        self.mender = self.executor.submitter.mender = Mender(
             *(session, self.executor, around),
             beside=[self.evaluation.executor, *([] if self.checking is None else [self.checking.executor])],
             allows=lambda lost: checkpoints.is_written(self.executor, lost),
