@@ -87,7 +87,7 @@ class Ahead:
         for edge in executor.workflow.weight_edges:
             executor.install(made.messages[edge.source], edge, state)
         self._versions = [*self._versions, made][-1 - executor.plan.staleness :]
-        executor.collect_calls(state)
+        executor.submitter.collect(state)
         return state.result
 
     def _published(self, step_context: StepContext, version: int, state: Iteration | None = None) -> Weights:

@@ -3,14 +3,12 @@
 The plan tree becomes a list of steps (schedule.py), which are submitted in order.  One iteration, for
 `temporal: [loop(env, policy), leaf(actor)]`:
 
-    1. loop    every worker's blocks go round between opener and answerer, and stages in between when it is their turn.
-               Where all live in the same workers that is one call per worker; where each opener's worker has one that
-               answers it, that one is asked to call it (runtime/relay.py), if those in between are there as well;
-               otherwise a call per chunk-step, shard and worker, submitted all at once.  Always
-               shard by shard, so that one shard's simulator runs while the other's policy does.
+    1. loop    every worker's blocks go round between opener and answerer, and stages in between when it is their turn
+               (loops.py).
     2. leaf    gets, block by block, what the edges into it brought; all workers of a collective stage start at once.
     3. weights go to the workers of a weight edge's target that do not share a process with its source.
 
+hosts.py says which worker has which blocks; submitter.py submits the calls and collects their receipts.
 With a plan's staleness successive iterations overlap: ahead.py.
 
 The driver holds references; values move only between the workers that need them, or stay where they are.  Stages that
@@ -26,16 +24,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.errors import HangError, WorkerError
 from rlinf_embodied.execution.ahead import Ahead, Follow
-from rlinf_embodied.execution.iteration import Iteration, IterationResult, Mends
-from rlinf_embodied.execution.schedule import Step, parts, repeats, schedule, shards_of
-from rlinf_embodied.flow.graph import Loop, Repeat, RepeatDecision, WeightEdge, Workflow
+from rlinf_embodied.execution.hosts import Hosts
+from rlinf_embodied.execution.iteration import Iteration, IterationResult
+from rlinf_embodied.execution.loops import Loops
+from rlinf_embodied.execution.schedule import Step, parts, repeats, schedule
+from rlinf_embodied.execution.submitter import Submitter
+from rlinf_embodied.flow.graph import Repeat, RepeatDecision, WeightEdge, Workflow
 from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
 from rlinf_embodied.flow.probes import collocated
-from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.runtime import relay, transport
-from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
+from rlinf_embodied.runtime import transport
+from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.node_files import paths_in
 from rlinf_embodied.runtime.session import MendingSession, Ref, SerialSession, Session, of_type
 
@@ -49,10 +48,10 @@ class Executor:
     def __init__(self, workflow: Workflow, plan: Plan, session: Session, cluster: Cluster) -> None:
         """Starts the workers and builds every stage where the plan puts it."""
         self.workflow, self.plan, self._session, self._cluster = workflow, plan, session, cluster
-        self.mender: Mends | None = None  # None: an iteration that loses workers is done again as a whole
-        self._owners = plan.all_owners(workflow)
+        self._hosts = Hosts(workflow, plan, cluster)
+        self.submitter = Submitter(session, workflow.name)
         self._handover = transport.handover(workflow, plan, cluster)
-        self._always_store = cluster.always_store
+        self._loops = Loops(*(workflow, self._hosts, self._handover, self.submitter), always_store=cluster.always_store)
         one_process = isinstance(session, SerialSession)
         self.routes = transport.routes(workflow, plan, cluster, self._handover, one_process=one_process)
         _LOG.info("transports of plan %s:\n%s", plan.name, transport.table(self.routes))
@@ -64,7 +63,6 @@ class Executor:
             w for s in self.back for w in self.workers(s)
         }
         self.ahead = Ahead(self) if plan.staleness else None
-        self._exclusive = plan.exclusive()
         module = cluster.device_module
         session.start(
             [
@@ -88,32 +86,13 @@ class Executor:
     # ------------------------------------------------------------------------------------------------------- set-up
     def workers(self, stage: str) -> list[int]:
         """Returns the workers that host a stage, in the order of its group's ranks."""
-        return sorted(set(self._owners[stage]))
-
-    def _blocks(self, stage: str, worker: int) -> tuple[int, ...]:
-        return tuple(block for block, owner in enumerate(self._owners[stage]) if owner == worker)
+        return self._hosts.workers(stage)
 
     def _add_stage(self, name: str) -> list[object]:
         spec = self.workflow.stages[name]
         for path in paths_in(spec.config) if self._cluster.nodes else ():
             self._session.provide(self.workers(name), path)
-        return self._session.add_stage(spec, self._contexts(name))
-
-    def _contexts(self, name: str) -> list[StageContext]:
-        cluster, workers = self._cluster, self.workers(name)
-        owners = tuple(workers.index(owner) for owner in self._owners[name])
-        contexts, num_blocks = [], self.workflow.num_blocks
-        parts = self.plan.shards(name, num_blocks, cluster)
-        for worker in workers:
-            blocks = self._blocks(name, worker)
-            shards = tuple(shard for shard in shards_of(blocks, parts) if shard)
-            device = cluster.torch_device(worker)
-            contexts.append(StageContext(worker, device, blocks, shards, num_blocks, owners, SoloGroup(), {}))
-            contexts[-1].exclusive = self._exclusive[name] & self._hosted(worker)
-        return contexts
-
-    def _hosted(self, worker: int) -> frozenset[str]:
-        return frozenset(stage for stage, owners in self._owners.items() if worker in owners)
+        return self._session.add_stage(spec, self._hosts.contexts(name))
 
     def can_renew(self, session: MendingSession) -> bool:
         """Returns whether `renew` is possible: no stage holds what is inside of its group."""
@@ -127,7 +106,7 @@ class Executor:
             RlinfError: what a worker raised, or that it was lost.
         """
         for name in self.workflow.order():
-            spec, contexts = self.workflow.stages[name], self._contexts(name)
+            spec, contexts = self.workflow.stages[name], self._hosts.contexts(name)
             if (spec.collective and len(contexts) > 1) or not set(self.workers(name)).isdisjoint(anew):
                 session.renew_stage(spec, contexts, anew)
 
@@ -167,32 +146,12 @@ class Executor:
 
     def _finish(self, state: Iteration) -> None:
         """Waits for the last stages, and sends weights on; both once more where a worker was lost in it."""
-        while True:
-            try:
-                for edge in self.workflow.weight_edges:
-                    self.sync_weights(edge.source, edge.target, state)
-                self._file(state)
-                return
-            except (WorkerError, HangError) as error:
-                self._mend(error, state)
 
-    def _mend(self, error: WorkerError | HangError, state: Iteration) -> None:
-        """Raises an error unless the iteration goes on in spite of it."""
-        if self.mender is None:
-            raise error
-        self.mender.mend(state, error)
+        def send() -> None:
+            for edge in self.workflow.weight_edges:
+                self.sync_weights(edge.source, edge.target, state)
 
-    def _submit(
-        self,
-        calls: Sequence[tuple[int, Call, Sequence[Ref]]],
-        state: Iteration,
-        collective: bool = False,
-        passing: bool = False,
-    ) -> list[list[Ref]]:
-        """Submits calls of an iteration, see CallLog."""
-        if self.mender is None:
-            return self._session.submit(calls, collective)
-        return state.calls.submit(self._session, calls, collective, passing)
+        self.submitter.collect(state, before=send)
 
     def _run_steps(self, steps: Sequence[Step], state: Iteration) -> None:
         for step in steps:
@@ -207,7 +166,7 @@ class Executor:
             for stage, blocks in state.outputs.items():
                 for block, refs in blocks.items():
                     gathered.setdefault(stage, {}).setdefault(block, []).extend(refs)
-            self.collect_calls(state)
+            self.submitter.collect(state)
             decision = repeat.decide(state.result.reports[repeat.decided_by])
             if decision.enough:
                 break
@@ -217,8 +176,8 @@ class Executor:
     def _enter(self, stages: Sequence[str], state: Iteration) -> None:
         """Has workers switch as soon as the turn before is over, not only when the inputs of the next one arrive."""
         for stage in stages:
-            switching = [w for w in self.workers(stage) if self._exclusive[stage] & self._hosted(w)]
-            answers = self._submit(
+            switching = self._hosts.switching(stage)
+            answers = self.submitter.submit(
                 [(worker, Call(stage, "enter", state.step_context), []) for worker in switching], state
             )
             state.timings.extend(refs[-1] for refs in answers)
@@ -235,24 +194,15 @@ class Executor:
         sources, keep = self.workflow.sources(stage), self._handover.stays[stage]
         calls = []
         for worker in self.workers(stage):
-            blocks = tuple(block for block in self._blocks(stage, worker) if block in chunk)
+            blocks = tuple(block for block in self._hosts.blocks(stage, worker) if block in chunk)
             if not blocks:  # of a stage whose workers own whole sets
                 continue
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
             call = Call(stage, "run", step_context, blocks, len(inputs) // len(blocks), keep)
             calls.append((worker, call, inputs))
         collective = self.workflow.stages[stage].collective
-        self._note(stage, calls, self._submit(calls, state, collective), state)
+        self.submitter.note(stage, calls, self.submitter.submit(calls, state, collective), state)
 
-    def _note(self, stage: str, calls: Sequence[tuple], answers: list[list[Ref]], state: Iteration) -> None:
-        """Files block results as the stage's outputs and the receipts for later."""
-        outputs = state.outputs.setdefault(stage, {})
-        for (_, call, _), refs in zip(calls, answers, strict=True):
-            for block, ref in zip(call.blocks, refs, strict=False):
-                outputs.setdefault(block, []).append(ref)
-        state.receipts.append((stage, [refs[-1] for refs in answers]))
-
-    # --------------------------------------------------------------------------------------------------------- loops
     def _run_loop(self, node: LoopNode, state: Iteration) -> None:
         """Runs a loop: once, or round after round until `decide` has enough or the bound is reached."""
         loop, before = self.workflow.loops[node.loop], state.step_context
@@ -262,12 +212,12 @@ class Executor:
         for number in range(loop.max_rounds):
             state.step_context = replace(base, round=first + number)
             if loop.name in self._handover.fused:
-                self._fused_loop(loop, state)
+                self._loops.run_fused(loop, state)
             else:
-                self._stepwise_loop(loop, node.shards, state)
+                self._loops.run_stepwise(loop, node.shards, state)
             if loop.decide is None:
                 break
-            self.collect_calls(state)
+            self.submitter.collect(state)
             decision: RepeatDecision = loop.decide(state.result.reports[loop.opener])
             base = replace(base, message=decision.message)
             if decision.enough:
@@ -276,155 +226,7 @@ class Executor:
             state.decisions[loop.name] = base.message
         state.step_context = before
 
-    def _fused_loop(self, loop: Loop, state: Iteration) -> None:
-        calls, sources = [], self._outside(loop)
-        keep = self._handover.stays[loop.opener]
-        for worker in self.workers(loop.opener):
-            blocks = self._blocks(loop.opener, worker)
-            inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
-            call = Call(
-                *(loop.opener, "loop", state.step_context, blocks, len(inputs) // len(blocks), keep),
-                partner=loop.answerer,
-                chunk_steps=loop.chunk_steps,
-                between=loop.between,
-            )
-            calls.append((worker, call, inputs))
-        answers = self._submit(calls, state)
-        for (_, call, _), refs in zip(calls, answers, strict=True):
-            size = len(call.blocks)
-            for place, side in enumerate(call.makers):
-                for block, ref in zip(call.blocks, refs[place * size : (place + 1) * size], strict=True):
-                    state.outputs.setdefault(side, {}).setdefault(block, []).append(ref)
-        state.receipts.append((loop.opener, [refs[-1] for refs in answers]))
-
-    def _outside(self, loop: Loop) -> list[str]:
-        """Returns the stages before a loop whose data its opener takes."""
-        return [source for source in self.workflow.sources(loop.opener) if source not in loop.sides]
-
-    def _stepwise_loop(self, loop: Loop, num_shards: int, state: Iteration) -> None:
-        shards = self._shard_blocks(loop.opener, num_shards)
-        sources, messages = self._outside(loop), {}
-        given = {b: [ref for s in sources for ref in state.outputs[s][b]] for b in range(self.workflow.num_blocks)}
-        for shard in shards:
-            messages |= self._exchange(loop.opener, "open", shard, given, state)
-        ends: dict[int, list[Ref]] = {}
-        owners = self._owners[loop.opener], self._owners[loop.answerer]
-        beside = all(self._owners[turn.stage] == owners[1] for turn in loop.between)
-        relayed = relay.shards_of(*owners, shards) if self._session.relays and beside else {}
-        if relayed:
-            messages, ends = self._relay(loop, relayed, messages, state)
-        said: dict[str, dict[int, list[Ref]]] = {turn.stage: {} for turn in loop.between}
-        for step in range(0 if relayed else loop.chunk_steps):
-            step_context = replace(state.step_context, chunk_step=step)
-            for shard in shards:
-                told = {block: list(messages[block]) for block in shard}
-                for turn in loop.between:
-                    if step % turn.every == 0:
-                        said[turn.stage] |= self._exchange(turn.stage, "step", shard, told, state, step_context)
-                    told = {block: [*refs, *said[turn.stage][block]] for block, refs in told.items()}
-                answers = self._exchange(loop.answerer, "step", shard, told, state, step_context)
-                messages |= self._exchange(loop.opener, "step", shard, answers, state, step_context)
-        for shard in shards:
-            for side in loop.sides[1:]:
-                self._exchange(side, "close", shard, messages, state, final=True)
-            self._exchange(loop.opener, "close", shard, ends, state, final=True)
-
-    def _relay(
-        self,
-        loop: Loop,
-        relayed: Mapping[int, tuple[relay.Shard, ...]],
-        messages: Mapping[int, list[Ref]],
-        state: Iteration,
-    ) -> tuple[dict[int, list[Ref]], dict[int, list[Ref]]]:
-        """Submits all chunk-steps as one call to each of the answerer's workers (runtime/relay.py).
-
-        Returns by block what the opener shows last, and what is there when the opener's steps are over: its `close` has
-        to come after them, although they are not the driver's calls.
-        """
-        calls = []
-        for worker, shards in relayed.items():
-            blocks = self._blocks(loop.answerer, worker)
-            keep = frozenset() if self._always_store else frozenset(blocks)
-            call = Call(
-                *(loop.answerer, "relay", state.step_context, blocks, 1, keep),
-                partner=loop.opener,
-                chunk_steps=loop.chunk_steps,
-                relay=shards,
-                between=loop.between,
-            )
-            calls.append((worker, call, [ref for block in blocks for ref in messages[block]]))
-        answers = self._submit(calls, state, passing=True)
-        state.timings.extend(refs[-1] for refs in answers)
-        last, ends = {}, {}
-        for (_, call, _), (*shown, end, _) in zip(calls, answers, strict=True):
-            last |= {block: [ref] for block, ref in zip(call.blocks, shown, strict=True)}
-            ends |= {block: [end] for block in call.blocks}
-        return last, ends
-
-    def _shard_blocks(self, stage: str, num_shards: int) -> list[set[int]]:
-        parts = [shards_of(self._blocks(stage, worker), num_shards) for worker in self.workers(stage)]
-        return [{block for part in parts for block in part[k]} for k in range(num_shards)]
-
-    def _exchange(
-        self,
-        stage: str,
-        method: str,
-        shard: set[int],
-        inputs: Mapping[int, list[Ref]],
-        state: Iteration,
-        step_context: StepContext | None = None,
-        final: bool = False,
-    ) -> dict[int, list[Ref]]:
-        """Submits one call of a loop's stage for a shard to all workers that hold blocks of it."""
-        calls = []
-        for worker in self.workers(stage):
-            blocks = tuple(block for block in self._blocks(stage, worker) if block in shard)
-            if blocks:
-                payloads = [ref for block in blocks for ref in inputs.get(block, ())]
-                keep = self._handover.stays[stage] if final else frozenset()
-                call = Call(
-                    stage, method, step_context or state.step_context, blocks, len(payloads) // len(blocks), keep
-                )
-                calls.append((worker, call, payloads))
-        answers = self._submit(calls, state, passing=not final)
-        if final:
-            self._note(stage, calls, answers, state)
-        else:
-            state.timings.extend(refs[-1] for refs in answers)
-        return {
-            block: [ref]
-            for (_, call, _), refs in zip(calls, answers, strict=True)
-            for block, ref in zip(call.blocks, refs, strict=False)
-        }
-
     # ----------------------------------------------------------------------------------------------------- the rest
-    def collect_calls(self, state: Iteration) -> None:
-        """Waits for everything submitted so far and files reports and spans; what is lost meanwhile is done again."""
-        while True:
-            try:
-                self._file(state)
-                return
-            except (WorkerError, HangError) as error:
-                self._mend(error, state)
-
-    def _file(self, state: Iteration) -> None:
-        where = f"iteration {state.step_context.iteration} of {self.workflow.name}"
-        by_stage: dict[str, list[object]] = {}
-        spans = []
-        for stage, refs in state.receipts:
-            receipts = self._receipts(refs, f"{stage} in {where}", state)
-            by_stage.setdefault(stage, []).extend(receipt.report for receipt in receipts)
-            spans += [span for receipt in receipts for span in receipt.spans]
-        spans += [span for receipt in self._receipts(state.timings, where, state) for span in receipt.spans]
-        for stage, reports in by_stage.items():
-            state.result.reports.setdefault(stage, []).append(reports)
-        state.result.spans.extend(spans)
-        state.receipts, state.timings = [], []
-
-    def _receipts(self, refs: Sequence[Ref], waiting: str, state: Iteration) -> list[Receipt]:
-        refs = refs if self.mender is None else [state.calls.current(ref) for ref in refs]
-        return of_type(self._session.fetch(refs, waiting), Receipt)
-
     def call(
         self, stage: str, method: str, step_context: StepContext, argument: object = None, payloads: Sequence[Ref] = ()
     ) -> list[object]:

@@ -1,11 +1,13 @@
-"""A call as a list of plain values, which Ray sends as msgpack, where a dataclass would need a pickler of its own."""
+"""What Ray sends: a call as plain values, for msgpack, where a dataclass would need a pickler; and its results."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rlinf_embodied.flow.loops import Turn
-from rlinf_embodied.runtime.host import Call, StepContext
+from rlinf_embodied.runtime import tensor_wire
+from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StepContext
 from rlinf_embodied.runtime.relay import Part
 
 Wire = list[Any]
@@ -46,3 +48,17 @@ def from_wire(wire: Wire, argument: object = None) -> Call:
         tuple(tuple(Part(worker, tuple(own)) for worker, own in shard) for shard in relay),
         tuple(Turn(*turn) for turn in between),
     )
+
+
+def pack_result(result: object) -> object:
+    """Returns what a worker sends; of a receipt only the report may hold tensors (weights), its spans are many."""
+    if isinstance(result, Receipt):
+        return replace(result, report=tensor_wire.pack(result.report))
+    return result if isinstance(result, LocalRef) else tensor_wire.pack(result)
+
+
+def unpack_result(value: object) -> object:
+    """Returns what `pack_result` was given."""
+    if isinstance(value, Receipt):
+        return replace(value, report=tensor_wire.unpack(value.report))
+    return tensor_wire.unpack(value)

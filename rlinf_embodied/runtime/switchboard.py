@@ -66,6 +66,10 @@ class Switchboard:
         host, port = self._listener.getsockname()
         return Line(host, port, self._token, worker)
 
+    def is_here(self, caller: Caller) -> bool:
+        """Returns whether a worker runs on this machine."""
+        return caller.node == self.node
+
     def gone(self) -> list[Caller]:
         """Returns the workers whose processes ended, as far as is known at this moment."""
         self._catch_up()

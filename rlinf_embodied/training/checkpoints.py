@@ -1,17 +1,129 @@
-"""Checkpoints of runs whose workers do not share the driver's file system."""
+"""A run's progress and its checkpoints: the newest one, the one being written, and the best ones.
+
+A worker writes a checkpoint while training goes on: `begin` has it begun, `wait` is its end.  One that the disk has no
+room for is noted, and ends nothing.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from rlinf_embodied.errors import CheckpointError, CheckpointWriteError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.learning.checkpoint import arrived
+from rlinf_embodied.learning.checkpoint import arrived, step_folder, verify
+from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.training.job import Job, Progress
+
+_LOG = logging.getLogger(__name__)
+_BEST = ("best", "best_evaluation")  # of a run's progress: which weights are kept in its folder of the best
 
 
-def bring_checkpoint(executor: Executor, stage: str, checkpoint: Path, keep: int) -> None:
-    """Brings a checkpoint that the first worker of a stage wrote to the driver's node, if it was on another.
+class Checkpoints:
+    """What one run has learnt, as far as it is kept."""
 
-    A copy stays there.  What fails on the way leaves a checkpoint that is damaged, which a resuming run passes over.
-    """
-    if executor.collect(stage, checkpoint, of_first=True):
-        arrived(checkpoint, keep)
+    def __init__(self, job: Job, folder: RunFolder) -> None:
+        """Takes what is trained, and the folder of the run."""
+        self.progress = Progress()
+        self.saved: int | None = None  # the iteration of the newest checkpoint
+        self.being_written: Path | None = None  # the checkpoint that a worker writes at this moment
+        self.unwritten: CheckpointWriteError | None = None  # why the newest one is not there
+        self._job, self._folder = job, folder
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether there is a checkpoint of this progress, or one is being written."""
+        return self.saved == self.progress.iteration
+
+    def load(self, executor: Executor, checkpoint: Path) -> None:
+        """Brings stages and progress into the state of a checkpoint.
+
+        Raises:
+            RlinfError: what a worker raised, or that it was lost.
+        """
+        self.progress = self._job.load(executor, checkpoint)
+        self.saved = self.progress.iteration
+        self._forget_best_that_is_gone()
+
+    def advance(self, progress: Progress) -> None:
+        """Goes on to the progress at an iteration's end."""
+        self.progress = progress
+        if self.unwritten is not None:
+            self._forget_best_that_is_gone()
+
+    # ------------------------------------------------------------------------------------------------------ writing
+    def begin(self, executor: Executor, root: Path) -> None:
+        """Has a checkpoint begun below a folder of them, once the one before is there.
+
+        Raises:
+            RlinfError: what a worker raised, or that it was lost; but a full disk is noted as `unwritten`.
+        """
+        self.wait(executor)
+        target = step_folder(root, self.progress.iteration)
+        with self._outliving_a_full_disk(target):
+            self._job.save(executor, root, self.progress)
+            self.being_written = target
+
+    def begin_best(self, executor: Executor) -> None:
+        """Has one begun that is kept as the best, see `begin`."""
+        self.begin(executor, self._folder.best)
+
+    def begin_again(self, executor: Executor) -> None:
+        """Has the one under way begun again, where its worker may be lost and the stages are as they were then."""
+        if self.being_written is not None:
+            root, self.being_written = self.being_written.parent, None
+            self.begin(executor, root)
+
+    def wait(self, executor: Executor) -> None:
+        """Returns when the checkpoint under way is on the driver's disk; a worker writes it while training goes on.
+
+        One that was written on another node is brought from there, where a copy stays.  What fails on the way leaves a
+        checkpoint that is damaged, which a resuming run passes over.
+
+        Raises:
+            RlinfError: what a worker raised, or that it was lost; but a full disk is noted as `unwritten`.
+        """
+        with self._outliving_a_full_disk(self.being_written):
+            executor.call(self._job.learner, "wait_saved", StepContext(self.progress.iteration))
+            if self.being_written is not None:
+                if executor.collect(self._job.learner, self.being_written, of_first=True):
+                    arrived(self.being_written, self._job.config.checkpoint.keep)
+                self.being_written = None
+
+    def is_written(self, executor: Executor, lost: Collection[int]) -> bool:
+        """Returns whether these workers take no part of a checkpoint with them, which is of the iteration's start."""
+        if self.being_written is None or executor.workers(self._job.learner)[0] not in lost:
+            return True
+        try:
+            verify(self.being_written)
+        except CheckpointError:
+            return False
+        return True
+
+    @contextmanager
+    def _outliving_a_full_disk(self, target: Path | None) -> Iterator[None]:
+        """A checkpoint that cannot be written ends no training: the next iteration's end tries again."""
+        try:
+            yield
+        except CheckpointWriteError as error:
+            _LOG.warning("%s. Training goes on, and tries again after each iteration", error)
+            self.being_written, self.saved, self.unwritten = None, None, error
+            self._forget_best(lambda folder: folder == target)
+
+    # --------------------------------------------------------------------------------------------------------- best
+    def best_folder(self, best: Mapping[str, float]) -> Path:
+        """Returns where the weights are that a run's progress names as its best."""
+        return step_folder(self._folder.best, int(best["iteration"]))
+
+    def _forget_best_that_is_gone(self) -> None:
+        """Forgets what stayed in the folder of another run, or could not be written."""
+        self._forget_best(lambda folder: not folder.exists())
+
+    def _forget_best(self, is_lost: Callable[[Path], bool]) -> None:
+        for name in _BEST:
+            best = getattr(self.progress, name)
+            if best is not None and is_lost(self.best_folder(best)):
+                setattr(self.progress, name, None)

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from rlinf_embodied.config import RecoveryConfig
 from rlinf_embodied.errors import HangError, LostNodeError, LostWorkerError, PlugInError, RlinfError, WorkerError
@@ -40,6 +40,18 @@ class Mended:
     recovery_s: float = 0.0  # until the work could begin again
     repeated: dict[str, int] | None = None  # blocks that were done again, by stage; None: all of the work
     num_blocks: int = 0  # that there are
+
+
+class Safely(Protocol):
+    """Does what works with the stages as they are between iterations; again if workers are lost in it."""
+
+    def __call__(self, what: str, work: Callable[[], _Result], /) -> _Result:
+        """Returns what `work` returns; `what` is its name for people.
+
+        Raises:
+            RlinfError: what cannot be recovered from.
+        """
+        ...
 
 
 class Recovery:

@@ -14,6 +14,7 @@ from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.runtime.host import Call
+from rlinf_embodied.training.checkpoints import Checkpoints
 from rlinf_embodied.training.trainer import Trainer
 
 SHORT = [
@@ -113,7 +114,7 @@ def test_a_checkpoint_that_is_lost_half_written_is_written_again_with_the_whole_
     tmp_path, straight, monkeypatch
 ) -> None:
     folder, summary = straight([])
-    monkeypatch.setattr(Trainer, "_is_written", lambda trainer, running, lost: False)
+    monkeypatch.setattr(Checkpoints, "is_written", lambda checkpoints, executor, lost: False)
     session = DeferredSession([Fault(at("actor", "run"))])
     chosen = ["plan=collocated", "cluster.num_devices=2", *SHORT]
     found = train(tiny(f"run.dir={tmp_path}", *chosen), session)

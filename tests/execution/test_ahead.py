@@ -51,7 +51,7 @@ class HandMade:
         self.executor.run_front(state)
         self.weights()[0] = self.versions[number]
         self.executor.run_back(state)
-        self.executor.collect_calls(state)
+        self.executor.submitter.collect(state)
         self.versions.append(self.weights()[0])
         return state.result
 

@@ -27,7 +27,7 @@ def outcome(workflow: Workflow, plan: Plan, session: DeferredSession) -> tuple[l
     cluster = Cluster("test", "cpu", plan.num_devices, plan.num_devices, 0)
     executor = Executor(workflow, plan, session, cluster)
     repeated: list[Repeated] = []
-    mender = executor.mender = Mender(session, executor, lambda error, mend: repeated.append(mend()))
+    mender = executor.submitter.mender = Mender(session, executor, lambda error, mend: repeated.append(mend()))
     found = []
     for iteration in range(ITERATIONS):
         mender.snapshot = take(session, executor, iteration)

@@ -98,7 +98,7 @@ def test_what_was_said_last_holds_until_the_next_turn(place: str, every: int, st
 def mended(workflow: Workflow, plan: Plan, session: DeferredSession) -> tuple[list[object], int]:
     executor = Executor(workflow, plan, session, Cluster("test", "cpu", plan.num_devices, plan.num_devices, 0))
     repeated = []
-    mender = executor.mender = Mender(session, executor, lambda error, mend: repeated.append(mend()))
+    mender = executor.submitter.mender = Mender(session, executor, lambda error, mend: repeated.append(mend()))
     found: list[object] = []
     for iteration in range(2):
         mender.snapshot = take(session, executor, iteration)

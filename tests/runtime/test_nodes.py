@@ -61,7 +61,7 @@ def test_a_run_on_this_machine_joins_no_cluster_that_is_noted_there(temporary: P
     note = temporary / "ray/ray_current_cluster"
     note.parent.mkdir()
     note.write_text("127.0.0.1:9")  # what a killed Ray leaves; nothing answers there
-    start = "import ray; from rlinf_embodied.runtime.ray_session import start_ray; start_ray(128 << 20); "
+    start = "import ray; from rlinf_embodied.runtime.ray_start import start_ray; start_ray(128 << 20); "
     assert _run(temporary, "-c", start + "print(ray.get(ray.remote(lambda: 42).remote()))") == "42\n"
 
 

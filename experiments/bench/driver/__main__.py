@@ -91,7 +91,7 @@ class CountingSession(RaySession):
 
     def look(self) -> None:
         """Asks all workers what they do."""
-        self._diagnose("a measurement")
+        self._lookout.diagnose("a measurement")
 
 
 def measure_one(workers: int, own: Options) -> Measured:

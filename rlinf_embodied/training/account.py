@@ -1,0 +1,131 @@
+"""What a run tells of where its time went and what it ended with: notes on the way, summary.json and trace.json."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.iteration import IterationResult
+from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.telemetry.live import LiveView
+from rlinf_embodied.telemetry.run_folder import RunFolder
+from rlinf_embodied.telemetry.startup import StartupClock
+from rlinf_embodied.telemetry.trace import Span, stage_seconds, write_trace
+from rlinf_embodied.training.job import Evaluated, Job, Progress
+from rlinf_embodied.training.planning import Planning
+
+_MUCH = 0.1  # of an iteration's time, for a snapshot
+_MOST_SPANS = 20000  # the newest ones, of a trace
+
+
+def weights_digest(job: Job, executor: Executor, iteration: int) -> object:
+    """Returns the SHA-256 of what a job's learners have trained, of all of them together.
+
+    Raises:
+        RlinfError: what a worker raised, or that it was lost.
+    """
+    step_context = StepContext(iteration)
+    found = [str(executor.call(stage, "weights_digest", step_context)[0]) for stage in job.learners]
+    return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
+
+
+class Account:
+    """Of one run, from the command to the summary."""
+
+    def __init__(self, job: Job, started: float) -> None:
+        """Takes what is trained, and when the command was given, seconds since the epoch."""
+        self.startup = StartupClock(started, job.first_work)
+        self._job, self._started = job, started
+        self._spans: list[Span] = []
+        self._snapshot_noted = False
+
+    def note_start(self, spans: Sequence[Span], view: LiveView) -> None:
+        """Says once, when the first work is done, how long it took to get there."""
+        if self.startup.first(spans):
+            view.note(str(self.startup))
+
+    def note_snapshot(self, metrics: Mapping[str, float], view: LiveView) -> None:
+        """Says once where snapshots cost much: they may be larger than the store, and go to the disk."""
+        snapshot_s, whole_s = metrics.get("time/snapshot_s", 0.0), metrics["time/iteration_s"]
+        if snapshot_s > _MUCH * whole_s and not self._snapshot_noted:
+            self._snapshot_noted = True
+            view.note(
+                f"warning: the snapshot for recovery took {snapshot_s:.1f} s beside {whole_s:.1f} s of an iteration: "
+                "raise cluster.object_store_bytes where there is memory, or go without by recovery.max_restarts=0"
+            )
+
+    def add(
+        self, progress: Progress, result: IterationResult, metrics: dict[str, float], seconds: float, before: int
+    ) -> None:
+        """Counts an iteration, and adds its times and its speed to its metrics.
+
+        Args:
+            progress: of the run; the iteration and its seconds are added.
+            result: of the iteration.
+            metrics: of the iteration.
+            seconds: that it took.
+            before: the run's global step when it began.
+        """
+        progress.iteration += 1
+        progress.rollout_s += seconds
+        self._spans = [*self._spans, *result.spans][-_MOST_SPANS:]
+        metrics[self._job.speed] = (progress.global_step - before) / seconds
+        metrics["time/iteration_s"] = seconds
+        metrics["time/total_s"] = progress.rollout_s
+        metrics |= stage_seconds(result.spans)
+
+    def close(
+        self,
+        folder: RunFolder,
+        planning: Planning,
+        executor: Executor,
+        progress: Progress,
+        after: Evaluated,
+        digest: object,
+        view: LiveView,
+    ) -> None:
+        """Writes the summary, the trace and the job's curve, and tells how the run ended.
+
+        Args:
+            folder: of the run.
+            planning: which plan it ran under, and what was predicted.
+            executor: of its stages.
+            progress: at its end, `before` included.
+            after: the evaluation at its end.
+            digest: of its weights.
+            view: what a person sees.
+
+        Raises:
+            RlinfError: what a worker raised, or a file that cannot be written.
+        """
+        assert progress.before is not None
+        folder.write_json(
+            "summary.json",
+            {
+                "iterations": progress.iteration,
+                **self._job.summary(executor, progress, after),
+                "before": progress.before,
+                "after": after.summary(),
+                "rl_s": progress.rollout_s,
+                "checks_s": progress.checks_s,
+                "best_check": progress.best,
+                "best_evaluation": progress.best_evaluation,
+                "wall_s": time.time() - self._started,
+                "startup_s": self.startup.phases | {f"first {self._job.first_work}": self.startup.total_s},
+                "plan": planning.plan.name,
+                "predicted_s_per_iteration": planning.predicted_s,
+                "measured_s_per_iteration": progress.rollout_s / max(1, progress.iteration),
+                "weights_sha256": digest,
+            },
+        )
+        write_trace(folder.path / "trace.json", self._spans)
+        lines, last = self._job.finish(folder, cast("dict[str, object]", progress.before), after)
+        view.note(planning.report(folder))
+        for line in lines:
+            view.note(line)
+        view.note(f"summary  {folder.path / 'summary.json'}")
+        checks = f" and {progress.checks_s / 60:.1f} of checks" if progress.checks_s else ""
+        view.last_line(f"{last} ({progress.rollout_s / 60:.1f} min of {self._job.work}{checks})")

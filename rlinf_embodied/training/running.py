@@ -1,0 +1,88 @@
+"""The stages of a training that are up, and the copies of its weights beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlinf_embodied.errors import HangError, WorkerError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.mending import Mender, Repeated
+from rlinf_embodied.execution.recovery import Snapshot
+from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.session import MendingSession, Session
+from rlinf_embodied.runtime.transport import Route
+from rlinf_embodied.training.checkpoints import Checkpoints
+from rlinf_embodied.training.job import Checking, Evaluating, Job
+from rlinf_embodied.training.store_room import shortage, store_need
+
+
+@dataclass(slots=True)
+class Running:
+    """The stages that are up: they change with the plan, the workers stay."""
+
+    job: Job
+    session: Session
+    executor: Executor
+    evaluation: Evaluating
+    checking: Checking | None  # where the run has a goal
+    folder: Path  # what every copy of the policy was loaded from
+    checkpoint: Path | None  # what the other state was loaded from
+    snapshot: Snapshot | None = None  # of the iteration that is to come; None: none are kept
+    mender: Mender | None = None  # of iterations that lose workers; None: they are done again as a whole
+
+    def become(self, other: Running) -> None:
+        """Takes over the stages of another."""
+        self.executor, self.evaluation, self.checking = other.executor, other.evaluation, other.checking
+        self.folder, self.checkpoint, self.snapshot = other.folder, other.checkpoint, other.snapshot
+        self.mender = other.mender
+
+    def let_mend(
+        self, around: Callable[[WorkerError | HangError, Callable[[], Repeated]], None], checkpoints: Checkpoints
+    ) -> None:
+        """Has iterations mended where the session can: only what is lost is done again.
+
+        Args:
+            around: admits a fault, and keeps account.
+            checkpoints: of the run; whose worker is lost while it writes one, that iteration is not mended.
+        """
+        session = self.session
+        ahead = self.executor.plan.staleness > 0  # data of several iterations is under way
+        if ahead or not isinstance(session, MendingSession):
+            return
+        self.mender = self.executor.submitter.mender = Mender(
+            *(session, self.executor, around),
+            beside=[self.evaluation.executor, *([] if self.checking is None else [self.checking.executor])],
+            allows=lambda lost: checkpoints.is_written(self.executor, lost),
+            refresh=lambda: self.refresh(checkpoints.progress.iteration),
+        )
+
+    def store_shortage(self, routes: Sequence[Route], weights_bytes: Mapping[tuple[str, str], float]) -> str:
+        """Returns what to tell where the object store is too small for what this run keeps there, "" where it is not.
+
+        Args:
+            routes: of the workflow's edges.
+            weights_bytes: of a version, by (source, target), where that was measured.
+        """
+        states = {} if self.snapshot is None else self.snapshot.states
+        stored = self.session.stored([ref for refs in states.values() for ref in refs])
+        if stored is None:
+            return ""
+        need = store_need(self.executor.workflow, routes, self.executor.plan.staleness, stored.taken, weights_bytes)
+        return shortage(need, stored.room)
+
+    def refresh(self, step: int) -> None:
+        """Sends all that the actor holds to copies beside training; later on it may send what changed only."""
+        for stages in (self.evaluation, self.checking) if self.checkpoint is not None else ():
+            if stages is not None:
+                self.update(stages, step)
+
+    def update(self, stages: Evaluating | Checking, step: int) -> None:
+        """Sends the learners' weights to those workers of the stages that do not share them."""
+        executor = self.executor
+        for learner, stage in self.job.copies(stages):
+            hosts = executor.workers(learner)
+            missing = [(worker, stage) for worker in stages.executor.workers(stage) if worker not in hosts]
+            if missing:
+                executor.send_weights(self.session, (hosts[0], learner), missing, StepContext(step))
