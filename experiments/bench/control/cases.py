@@ -5,6 +5,7 @@ sac      Pendulum-v1                what it gathers
 iql, bc  Pendulum-v1                all that `sac` of the same seed gathered, from its first uniform actions on
 dagger   PickCube-v1 on its state   what the expert would do where the policy leads
 rlpd     point_reach on its state   1 where an episode ends solved, nothing else, and episodes of the expert
+grasp    PickCube-v1 on its state   the same, with two critics and one update for two env steps, as ManiSkill's quick one
 
 and two levels of policies, of which the lower one stays as another case of the same seed has left it:
 
@@ -59,6 +60,12 @@ _RLPD = (
     *("algorithm.updates_per_step=4", "algorithm.policy_period=4", "algorithm.num_critics=5"),
     *("algorithm.critic_hidden_size=64", "policy.hidden_size=64"),
 )
+_GRASP = (
+    *("algorithm=rlpd", "env.reward=sparse", "env.hold_steps=1", "run.exact=exact", "algorithm.compile=true"),
+    *("algorithm.num_critics=2", "algorithm.target_critics=2", "algorithm.policy_period=1", "algorithm.gamma=0.9"),
+    *("algorithm.updates_per_step=0.5", "algorithm.expert_steps=20000", "algorithm.warmup_steps=1600"),
+    *("env.num_envs=32", "env.block_size=32", "env.chunks_per_rollout=10"),
+)
 _TWO_LEVELS = {"given": "warm_start.checkpoint", "command": "train_vla"}
 _HIGH = (
     *("warm_start.from_nothing=false", "hierarchy.algorithm.lr=1e-3", "hierarchy.algorithm.epochs=6"),
@@ -96,6 +103,7 @@ CASES: dict[str, Case] = {
     "bc": Case((*_PENDULUM, "algorithm=bc", "run.num_iterations=4"), "sac"),
     "dagger": Case((*_PICK, *_DAGGER, "run.num_iterations=95")),
     "rlpd": Case((*_RLPD, "run.num_iterations=80")),
+    "grasp": Case((*_PICK, *_GRASP, "run.num_iterations=400")),
     "low_gap": Case((*_POINT, *_LOW_POINT, "run.num_iterations=40"), command="train_vla"),
     "gap": Case((*_POINT, *_GAP, "run.num_iterations=80"), "low_gap", **_TWO_LEVELS),
     "low_target": Case((*_REACHER, "run.num_iterations=60"), command="train_vla"),
