@@ -5,7 +5,7 @@ sac      Pendulum-v1                what it gathers
 iql, bc  Pendulum-v1                all that `sac` of the same seed gathered, from its first uniform actions on
 dagger   PickCube-v1 on its state   what the expert would do where the policy leads
 rlpd     point_reach on its state   1 where an episode ends solved, nothing else, and episodes of the expert
-grasp    PickCube-v1 on its state   the same, with two critics and one update for two env steps, as ManiSkill's quick one
+grasp    PickCube-v1 on its state   the same; two critics, one update for two env steps, as ManiSkill's quick setting is
 
 and two levels of policies, of which the lower one stays as another case of the same seed has left it:
 
