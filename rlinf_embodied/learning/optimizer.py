@@ -89,13 +89,11 @@ class FlatOptimizer:
         return (self._mean / (1 - first**self._steps)).div_(scale)
 
     def _apply(self, direction: Tensor) -> None:
-        parts = [
-            part.view_as(parameter)
-            for parameter, part in zip(self.parameters, direction.split(self._sizes), strict=True)
-        ]
+        weights: list[Tensor] = [*self.parameters]
+        parts = [part.view_as(w) for w, part in zip(weights, direction.split(self._sizes), strict=True)]
         if self._weight_decay:
-            torch._foreach_mul_(self.parameters, 1 - self.lr * self._weight_decay)
-        torch._foreach_sub_(self.parameters, parts, alpha=self.lr)
+            torch._foreach_mul_(weights, 1 - self.lr * self._weight_decay)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_sub_(weights, parts, alpha=self.lr)  # pyright: ignore[reportPrivateImportUsage]
 
     def move_state(self, device: str) -> None:
         """Moves the moments to a device; steps need them where the parameters are."""
