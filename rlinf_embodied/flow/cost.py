@@ -33,6 +33,7 @@ class Price:
     rest_s: Array
     last_s: Array
     enter_s: Array  # loading what runs first
+    late_s: Array  # of that, loading what runs first but after something else: it waits for its turn
     leave_s: Array  # offloading what ran last
     wrap_s: Array  # from the end of an iteration to the start of the next one: switches back
     weights_s: Array  # sending new weights at the end of an iteration
@@ -72,12 +73,21 @@ def pipeline(a: Price, b: Price, chunks: int, transfer_s: Number, weights_s: Num
     through = a.rest_s + transfer_s + b.first_s
     return replace(
         _apart(a, b, weights_s),
+        enter_s=_loaded_s(a.enter_s, a.late_s, b.enter_s, b.late_s),
+        late_s=a.late_s + b.late_s,
+        wrap_s=_loaded_s(a.wrap_s, a.late_s, b.wrap_s, b.late_s),
         first_s=a.first_s + np.where(a_cut, 0.0, transfer_s + b.first_s),
         period_s=np.where(a_cut, a.period_s, met),
         barrier=np.maximum(a.barrier, b.barrier),
         rest_s=np.where(a_cut, through + _if(b.barrier, _further(chunks, met) + b.rest_s), b.rest_s),
         last_s=np.where(a_cut & ~b_cut, met, b.last_s),
     )
+
+
+def _loaded_s(a_s: Array, a_late_s: Array, b_s: Array, b_late_s: Array) -> Array:
+    """Returns how long two parts load, each on its own devices: at once but for what waits for its turn."""
+    a_late_s, b_late_s = np.minimum(a_s, a_late_s), np.minimum(b_s, b_late_s)
+    return np.maximum(a_s - a_late_s, b_s - b_late_s) + a_late_s + b_late_s
 
 
 def side_by_side(a: Price, b: Price, chunks: int, weights_s: Number) -> Price:
@@ -103,6 +113,7 @@ def _apart(a: Price, b: Price, weights_s: Number) -> Price:
         rest_s=zero,
         last_s=zero,
         enter_s=np.maximum(a.enter_s, b.enter_s),
+        late_s=np.maximum(a.late_s, b.late_s),
         leave_s=np.maximum(a.leave_s, b.leave_s),
         wrap_s=np.maximum(a.wrap_s, b.wrap_s),
         weights_s=a.weights_s + b.weights_s + weights_s,
@@ -134,6 +145,7 @@ def temporal(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number,
         rest_s=np.where(by_chunk, 0.0, _until(a, b, chunks, wait)),
         last_s=np.where(by_chunk, 0.0, np.where(np.asarray(b.barrier) > 0, b.last_s, b.period_s)),
         enter_s=a.enter_s + b.enter_s,
+        late_s=a.late_s + b.enter_s,
         leave_s=a.leave_s + b.leave_s,
         wrap_s=a.wrap_s + b.wrap_s,
         weights_s=a.weights_s + b.weights_s + weights_s,
@@ -155,6 +167,7 @@ def switching(a: Price, b: Price, chunks: int, move_s: Number, weights_s: Number
         rest_s=_until(a, b, chunks, wait),
         last_s=np.where(np.asarray(b.barrier) > 0, b.last_s, b.period_s),
         enter_s=a.enter_s + 0.0 * b.enter_s,
+        late_s=a.late_s + 0.0 * b.late_s,
         leave_s=b.leave_s + 0.0 * a.leave_s,
         wrap_s=b.leave_s + a.enter_s,
         weights_s=a.weights_s + b.weights_s + weights_s,

@@ -95,10 +95,11 @@ class PartPrices:
             num_devices <= self._devices_per_node, links.within_node_bytes_per_s, links.across_nodes_bytes_per_s
         )
 
-    def _send_s(self, num_bytes: cost.Number, lanes: Counts, region: Counts) -> NDArray[np.float64]:
-        """Returns the seconds for bytes that `lanes` devices send at once within a region; nothing for no bytes."""
-        seconds = num_bytes / (self._bytes_per_s(region) * np.maximum(lanes, 1)) + self.cluster.links.latency_s
-        return np.where(np.asarray(num_bytes) > 0, seconds, 0.0)
+    def _send_s(self, block_bytes: cost.Number, blocks: int, lanes: Counts, region: Counts) -> NDArray[np.float64]:
+        """Returns the seconds for blocks that `lanes` devices send at once within a region; nothing for no bytes."""
+        most = -(-blocks // np.maximum(lanes, 1))  # of one of them
+        seconds = block_bytes * most / self._bytes_per_s(region) + self.cluster.links.latency_s
+        return np.where(np.asarray(block_bytes) > 0, seconds, 0.0)
 
     # --------------------------------------------------------------------------------------------------------- stages
     def _slowdown(self, stage: StageProfile, counts: Counts) -> NDArray[np.float64]:
@@ -178,6 +179,7 @@ class PartPrices:
             rest_s=zero,
             last_s=zero,
             enter_s=zero + sum(stage.onload_s for stage, _, _ in stages),
+            late_s=zero,
             leave_s=zero + sum(stage.offload_s for stage, _, _ in stages),
             wrap_s=zero,
             weights_s=zero,
@@ -279,13 +281,13 @@ class PartPrices:
         """Returns the seconds that a shard's message needs to the answerer, and back."""
         a, b = opener.sum(axis=-1), answerer.sum(axis=-1)
         lanes = np.minimum(np.minimum(a, b), self.workflow.num_blocks)
-        items = -(-self.workflow.num_blocks // shards) * self.workflow.items_per_block
+        blocks, items = -(-self.workflow.num_blocks // shards), self.workflow.items_per_block
         shown = self.edge_bytes(loop.opener, loop.answerer)
         for turn in loop.between:
             part = loop.num_calls(turn.stage) / loop.chunk_steps
             shown = shown + self.edge_bytes(loop.opener, turn.stage) * part
         told = self.edge_bytes(loop.answerer, loop.opener)
-        up, down = (self._send_s(size * items, lanes, a + b) for size in (shown, told))
+        up, down = (self._send_s(size * items, blocks, lanes, a + b) for size in (shown, told))
         return up, down
 
     def edge_bytes(self, source: str, target: str) -> float:
@@ -333,10 +335,14 @@ class PartPrices:
         weights = sum((self._weights_s(edge, region) for edge in cut.weights), np.zeros_like(region, dtype=float))
         if not cut.dependent:
             return cost.side_by_side(a, b, chunks, weights)
-        items = self.workflow.num_blocks // chunks * self.workflow.items_per_block
-        num_bytes = sum(self.edge_bytes(edge.source, edge.target) for edge in cut.edges) * items
-        lanes = np.minimum(a.narrowest, b.narrowest)
-        return cost.pipeline(a, b, chunks, self._send_s(num_bytes, lanes, region), weights)
+        bytes_per_item = sum(self.edge_bytes(edge.source, edge.target) for edge in cut.edges)
+        sent_s = self._sent_s(bytes_per_item, a, b, chunks, region)
+        return cost.pipeline(a, b, chunks, sent_s, weights)
+
+    def _sent_s(self, bytes_per_item: cost.Number, a: Price, b: Price, chunks: int, region: Counts) -> Floats:
+        """Returns the seconds that a chunk of these bytes needs from a to b."""
+        blocks, lanes = self.workflow.num_blocks // chunks, np.minimum(a.narrowest, b.narrowest)
+        return self._send_s(bytes_per_item * self.workflow.items_per_block, blocks, lanes, region)
 
     def temporal(
         self, cut: Cut, a: Price, b: Price, chunks: int, counts: Counts, by_chunk: bool, resident: bool
@@ -347,16 +353,15 @@ class PartPrices:
         """
         region = counts.sum(axis=-1)
         a_mask, b_mask = np.asarray(a.everywhere), np.asarray(b.everywhere)
-        items = self.workflow.num_blocks // chunks * self.workflow.items_per_block
         moved = np.zeros_like(a.first_s + b.first_s)
         for edge in cut.edges:
             stays = (a_mask & self.bits[edge.source] > 0) & (b_mask & self.bits[edge.target] > 0)
-            moved = moved + np.where(stays, 0.0, self.edge_bytes(edge.source, edge.target) * items)
+            moved = moved + np.where(stays, 0.0, self.edge_bytes(edge.source, edge.target))
         weights = np.zeros_like(moved)
         for edge in cut.weights:
             shared = (a_mask | b_mask) & self.bits[edge[0]] > 0
             weights = weights + np.where(shared, 0.0, self._weights_s(edge, region))
-        move = self._send_s(moved, np.minimum(a.narrowest, b.narrowest), region)
+        move = self._sent_s(moved, a, b, chunks, region)
         if not resident:
             return cost.switching(a, b, chunks, move, weights)
         turn = np.where(by_chunk & (a.barrier + b.barrier == 0), 1.0, 0.0)
@@ -364,7 +369,7 @@ class PartPrices:
 
     def _weights_s(self, edge: tuple[str, str], region: Counts) -> NDArray[np.float64]:
         measured = self.profile.weights.get(edge, WeightProfile(0.0))
-        return self._send_s(measured.bytes, np.ones_like(region), region) + measured.export_s + measured.install_s
+        return self._send_s(measured.bytes, 1, np.ones_like(region), region) + measured.export_s + measured.install_s
 
     def by_chunk(self, first: int, second: int, chunks: int) -> bool:
         """Returns whether two sets of stages on the same devices may alternate chunk by chunk."""

@@ -39,12 +39,15 @@ def test_predictions_are_those_of_the_tree_and_its_memory_fits(seed: int) -> Non
 
 
 @settings(max_examples=60)
-@example(17371, True)  # 7.3 % off; of 5,368 cases seven were more than 5 % off
+@example(17371, True)  # a stage that is loaded behind another one of its devices, in a pipeline's second part
+@example(100419, True)  # the same, from one iteration to the next
+@example(100949, False)  # three blocks from two devices
+@example(400700, True)  # the same in a loop
 @given(st.integers(0, 10**6), st.booleans())
 def test_formulas_are_bounds_from_above_but_for_a_few_per_cent(seed: int, chain: bool) -> None:
     # forks, uneven shards, and parts of turns on different devices are priced as if all waited
     pricer = random_case(seed, chain=chain, blocks=6)
     for draft in Search(pricer).run():
         simulated_s = simulate(draft_tree(draft, pricer), pricer, traced=False).iteration_s
-        assert simulated_s <= draft.iteration_s * 1.1
+        assert simulated_s <= draft.iteration_s * 1.05
         assert draft.iteration_s <= 4 * simulated_s
