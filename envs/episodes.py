@@ -222,10 +222,10 @@ class EpisodeEnv:
     def _step(self, actions: Tensor, mask: Tensor) -> _Outcome:
         """Runs one env step of the rows in `mask` [N] and keeps the episodes' accounts."""
         rows = mask.nonzero()[:, 0].tolist()
-        nothing, all_run = torch.zeros_like(mask), len(rows) == len(mask)
+        nothing = torch.zeros_like(mask)
         if not rows:
             return _Outcome(torch.zeros_like(self._return), nothing, nothing, nothing)
-        if all_run:
+        if len(rows) == len(mask):
             self._history[self._each, self._steps] = actions
         else:
             actions = torch.where(mask[:, None], actions, 0.0)
@@ -235,11 +235,9 @@ class EpisodeEnv:
         self._state, self._shown = self._measured(actions), None
         state = self._state
         self._steps += mask
-        held = (self._held + 1) * state.success
-        self._held = held if all_run else torch.where(mask, held, self._held)
-        self._return += state.reward if all_run else torch.where(mask, state.reward, 0.0)
-        success = state.success & mask
-        self._solved_once |= success
+        self._held = torch.where(mask, (self._held + 1) * state.success, self._held)
+        self._return += torch.where(mask, state.reward, 0.0)
+        self._solved_once |= state.success & mask
         lasts = mask & (self._held >= max(1, self._config.hold_steps))
         fails = nothing if state.fail is None else state.fail & mask
         terminated = lasts | fails if self._config.hold_steps else nothing
@@ -247,11 +245,10 @@ class EpisodeEnv:
         late = self._steps >= self.spec.horizon
         truncated = mask & (late if state.truncated is None else late | state.truncated) & ~terminated
         ends_solved = (terminated | truncated) & state.success
-        reward = self._shaped_reward(state, ends_solved)
-        reward = reward if all_run else torch.where(mask, reward, 0.0)
+        reward = torch.where(mask, self._shaped_reward(state, ends_solved), 0.0)
         self._last_reward = torch.where(mask, state.reward, self._last_reward)
         self._keep_frames(rows)
-        return _Outcome(reward, terminated, truncated, success)
+        return _Outcome(reward, terminated, truncated, state.success & mask)
 
     def _measured(self, actions: Tensor) -> Measurement:
         return self._sim.measure(actions).checked(self._sim.num_rows, self._sim)

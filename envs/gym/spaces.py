@@ -51,8 +51,8 @@ class ActionCode:
         """Returns the env's action for a vector [A]; what lies outside of [-1, 1] is clipped."""
         if self.categorical:
             return self.start + int(action.argmax())
-        clipped = np.minimum(np.maximum(action, -1.0), 1.0)  # `clip` takes thrice as long for a few numbers
-        return (self.centre + self.half * clipped).astype(self.dtype).reshape(self.shape)
+        scaled = self.centre + self.half * action.clip(-1.0, 1.0)
+        return scaled.astype(self.dtype).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

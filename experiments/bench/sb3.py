@@ -11,8 +11,8 @@ python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iteratio
                    16 rows; on the state, or on one camera and the robot's own state.  An episode ends when the task is
                    solved, or after 50 steps
 
-sbx=true adds SBX's PPO, SB3's in JAX, to mujoco (pip install sbx-rl==0.28.0 first).  Ours compiles the passes of its
-updates (algorithm.compile), and "ours, as is" does not; compile=false leaves the first out.
+sbx=true adds SBX's PPO, SB3's in JAX, to mujoco (pip install -c constraints.txt -e '.[peers]' first).  Ours compiles
+the passes of its updates (algorithm.compile), and "ours, as is" does not; compile=false leaves the first out.
 
 Arms take turns in one process with one thread.  clock=processor counts seconds of processor time, which other work on
 the machine does not add to; clock=wall counts what a watch shows, which is right on an idle machine only.
@@ -146,7 +146,9 @@ def sbx_ppo() -> Any:
     try:
         return importlib.import_module("sbx").PPO
     except ImportError as error:
-        raise ConfigError(f"sbx is true, but it cannot be imported ({error}): pip install sbx-rl==0.28.0") from error
+        raise ConfigError(
+            f"sbx is true, but it cannot be imported ({error}): pip install -c constraints.txt -e '.[peers]'"
+        ) from error
 
 
 def learning(kind: Any, policy: str, env: Any, count: int, clock: Callable[[], float], **settings: Any) -> Arm:

@@ -37,12 +37,13 @@ def compiled(device: str) -> Differentiate:
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import InductorError
 
-    graph = torch.compile(  # kernels are called from C++, not one by one from Python
+    on_cpu = kind_of(device) == "cpu"  # where kernels are called from C++, not one by one from Python
+    graph = torch.compile(
         differentiated,
         fullgraph=True,
         dynamic=False,
         isolate_recompiles=True,
-        options={"cpp_wrapper": True},  # pyright: ignore[reportCallIssue]
+        options={"cpp_wrapper": on_cpu},  # pyright: ignore[reportCallIssue]
     )
 
     def run(one: Callable[[], LossSums], parameters: Sequence[nn.Parameter]) -> Tensor:

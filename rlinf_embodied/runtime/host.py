@@ -488,7 +488,7 @@ class WorkerHost:
     def _settle(self, iteration: int) -> None:
         """Hides from the garbage collector what set-up, and then a first iteration, have made and stays.
 
-        It is half a million objects, and each full collection would look through all of them, for a fifth of a second.
+        Most of it are modules; each full collection would look through all of them.
         """
         if self._alone and iteration not in self._settled and len(self._settled) < 2:
             self._settled.add(iteration)

@@ -1,4 +1,4 @@
-"""Learning curves of experiments/train_control.py over seeds; of SAC beside Stable-Baselines3's at equal env steps.
+"""Learning curves over seeds: of experiments/train_control.py, of two levels, of SAC beside Stable-Baselines3's.
 
 python -m experiments.bench.control cases=all [seeds=6201,6202,6203] [points=10] [out=docs/results/control] [folder=...]
 python -m experiments.bench.control peer=sb3 rounds=3 [iterations=10] [out=...]      env.id=HalfCheetah-v5 ...

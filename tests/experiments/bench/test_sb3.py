@@ -71,7 +71,10 @@ def test_both_arms_of_maniskill_do_all_of_the_work(monkeypatch) -> None:
         ({"cases": "sound"}, "cases has 'sound'"),
         ({"num_envs": 3}, "num_envs is 3, but an iteration has 2048"),
         ({"cases": "state", "num_envs": 7}, "num_envs is 7, but an iteration has 512"),
-        ({"cases": "mujoco", "sbx": True}, r"sbx is true, but it cannot be imported .*: pip install sbx-rl"),
+        (
+            {"cases": "mujoco", "sbx": True},
+            r"sbx is true, but it cannot be imported .*: pip install -c .* '.\[peers\]'",
+        ),
     ],
 )
 def test_other_clocks_cases_rows_and_peers_are_refused(monkeypatch, changes: dict, message: str) -> None:
