@@ -1,6 +1,6 @@
 """Learning curves of PPO beside Stable-Baselines3's and SBX's: the same networks, schedule, rates and env steps.
 
-python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick] [seeds=6301,6302,6303] [points=...]
+python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick,images] [seeds=6301,6302,6303] [points=...]
                                        [iterations=...] [sbx=true] [folder=...] [out=docs/results/ppo_curves]
 
     halfcheetah, reacher   2 x 64 tanh units, actor and critic apart, 2,048 env steps per iteration on 8 rows,
@@ -10,10 +10,12 @@ python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick] [seeds=6
                            0.8, lambda 0.9; ours, SB3's PPO on the very same rows through envs.vector.make_sb3, and
                            SB3's on stock envs, whose state also holds velocities and whether the cube is grasped.
                            Episodes last 50 steps whatever happens, so that their returns compare
+    images                 the same through one camera of 64 x 64 pixels, with the state of robot and goal but not of
+                           the cube: the convolutions of Mnih et al. 2015 and 512 units, shared by actor and critic
 
 A seed at a time, each training in a process of its own with one thread, one after the other.  A curve is what
-`episodes` greedy held-out episodes give at `points` numbers of env steps (10; of pick 3).  What `folder` holds is not
-trained again.
+`episodes` greedy held-out episodes give at `points` numbers of env steps (10; of pick 3, of images 2).  What `folder`
+holds is not trained again.
 
 Writes <out>.json and <out>.png.
 """
@@ -37,8 +39,9 @@ from rlinf_embodied.compose import compose_train
 
 HELD_OUT_SEED = 1_000_000
 PICK = {"n_steps": 32, "batch_size": 128, "n_epochs": 4, "gamma": 0.8, "gae_lambda": 0.9}
-PICK_WORDS = (
-    *("env=maniskill_pick", "env.robot=null", "env.cameras=[]", "env.objects_in_proprio=true", "env.chunk=1"),
+PIXELS = 64
+_PICK_WORDS = (
+    *("env=maniskill_pick", "env.robot=null", "env.chunk=1"),
     *(f"env.horizon={HORIZON}", f"env.control_mode={CONTROL}", "env.hold_steps=0", "env.reward=dense"),
     *("env.success_bonus=0", "env.num_envs=16", "env.block_size=16", "env.chunks_per_rollout=32"),
     *("policy=actor_critic", "policy.options.normalize_observations=false", "policy.options.normalize_returns=false"),
@@ -46,6 +49,15 @@ PICK_WORDS = (
     *("algorithm.one_optimizer=true", "algorithm.value_coef=1.0", "algorithm.gamma=0.8", "algorithm.gae_lambda=0.9"),
     *("env.carry_over=true", "cluster=serial"),
 )
+PICK_WORDS = (*_PICK_WORDS, "env.cameras=[]", "env.objects_in_proprio=true")
+IMAGE_WORDS = (
+    *_PICK_WORDS,
+    "env.cameras=[base_camera]",
+    "env.camera_fov=null",
+    f"env.obs_size={PIXELS}",
+    "policy.hidden_size=512",
+)
+NATURE = {"net_arch": [], "features_extractor_kwargs": {"cnn_output_dim": 512}}  # of SB3, which are those networks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +84,14 @@ class Case:
     steps: int  # env steps of an iteration
     arms: tuple[str, ...]
     points: int = 10
+    pixels: int | None = None  # per side of an image; None: the policy is shown the state
 
 
 CASES = {
     "halfcheetah": Case("HalfCheetah-v5", tuple(our_words("HalfCheetah-v5", 8)), 150, STEPS, ("sb3", "sbx")),
     "reacher": Case("Reacher-v5", (*our_words("Reacher-v5", 8), "env.horizon=50"), 100, STEPS, ("sb3", "sbx")),
     "pick": Case("PickCube-v1", PICK_WORDS, 90, 512, ("sb3 on ours", "sb3 on stock"), points=3),
+    "images": Case("PickCube-v1", IMAGE_WORDS, 40, 512, ("sb3 on ours", "sb3 on stock"), points=2, pixels=PIXELS),
 }
 
 
@@ -87,15 +101,12 @@ class Peer:
     def learn(self, arm: str, case: Case, seed: int, total: int, points: int, episodes: int) -> Curve:
         """Trains with one seed and returns its curve; evaluations are not part of its time."""
         import torch
-        from stable_baselines3 import PPO
         from stable_baselines3.common.evaluation import evaluate_policy
 
         torch.set_num_threads(1)
         env, held = self._envs(arm, case, seed)
         held.seed(HELD_OUT_SEED)
-        kind = sbx_ppo() if arm == "sbx" else PPO
-        settings = PICK if arm.startswith("sb3 on") else {"n_steps": STEPS // env.num_envs, "batch_size": MINIBATCH}
-        model = kind("MlpPolicy", env, seed=seed, device="cpu", **settings)
+        model = self.model(arm, case, seed, env)
         solved: list[bool] = []
 
         def ask() -> tuple[float, float | None]:
@@ -110,6 +121,18 @@ class Peer:
 
         return learned(model, seed, total, points, ask, time.process_time)
 
+    def model(self, arm: str, case: Case, seed: int, env: Any) -> Any:
+        """Returns the learner, untrained."""
+        from stable_baselines3 import PPO
+
+        kind = sbx_ppo() if arm == "sbx" else PPO
+        settings: dict[str, Any] = (
+            PICK if arm.startswith("sb3 on") else {"n_steps": STEPS // env.num_envs, "batch_size": MINIBATCH}
+        )
+        if case.pixels:
+            settings = settings | {"policy_kwargs": NATURE}
+        return kind("MultiInputPolicy" if case.pixels else "MlpPolicy", env, seed=seed, device="cpu", **settings)
+
     def _envs(self, arm: str, case: Case, seed: int) -> tuple[Any, Any]:
         from stable_baselines3.common.env_util import make_vec_env
 
@@ -118,10 +141,10 @@ class Peer:
         if not arm.startswith("sb3 on"):
             return make_vec_env(case.task, 8, seed=seed), make_vec_env(case.task, 1)
         if arm == "sb3 on stock":
-            made = lambda rows, first: stock(case.task, rows, None, first, whole_episodes=True)  # noqa: E731
+            made = lambda rows, first: stock(case.task, rows, case.pixels, first, whole_episodes=True)  # noqa: E731
             return made(16, seed * 100), made(10, HELD_OUT_SEED)
-        section = compose_train(case.words).env
-        env, held = (make_sb3(section, rows, observations="proprio") for rows in (16, 10))
+        section, shown = compose_train(case.words).env, "dict" if case.pixels else "proprio"
+        env, held = (make_sb3(section, rows, observations=shown) for rows in (16, 10))
         env.seed(seed)
         return env, held
 

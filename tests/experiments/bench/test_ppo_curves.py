@@ -13,6 +13,7 @@ from experiments.bench.control.curves import Curve
 from experiments.bench.harness import Run
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.targets import load_target
 
 PENDULUM = ppo_curves.Case("Pendulum-v1", ("env=gymnasium",), 1, ppo_curves.STEPS, ("sb3",))
 
@@ -23,24 +24,38 @@ def test_a_case_has_the_env_steps_and_minibatches_that_it_says(name: str) -> Non
     config = compose_train(list(case.words))
     steps = config.env.num_envs * config.env.chunks_per_rollout * config.env.chunk
     assert (config.env.task, steps) == (case.task, case.steps)
-    size = ppo_curves.PICK["batch_size"] if name == "pick" else ppo_curves.MINIBATCH
+    size = ppo_curves.PICK["batch_size"] if case.task == "PickCube-v1" else ppo_curves.MINIBATCH
     assert steps // config.algorithm.num_minibatches == size
     assert config.env.horizon == (1000 if name == "halfcheetah" else 50)
 
 
 @pytest.mark.sim
-def test_the_peer_on_our_rows_sees_what_ours_sees() -> None:
-    case = ppo_curves.CASES["pick"]
-    ours = make_env(compose_train(case.words).env, 10, "cpu")
+@pytest.mark.parametrize("name", ["pick", "images"])
+def test_the_peer_on_our_rows_sees_what_ours_sees_with_as_many_weights(name: str) -> None:
+    case = ppo_curves.CASES[name]
+    config = compose_train(list(case.words))
+    ours = make_env(config.env, 10, "cpu")
     train, held = ppo_curves.Peer()._envs("sb3 on ours", case, 1)
     try:
-        shown = ours.reset(list(range(10))).proprio
-        assert train.observation_space.shape == held.observation_space.shape == shown.shape[1:]
+        shown = ours.reset(list(range(10)))
         held.seed(0)
-        assert torch.equal(torch.from_numpy(held.reset()), shown)
+        seen = held.reset()
+        seen = seen if isinstance(seen, dict) else {"proprio": seen}
+        assert torch.equal(torch.from_numpy(seen["proprio"]), shown.proprio)
+        assert ("image" in seen) == (shown.images is not None)
+        if shown.images is not None:
+            assert torch.equal(torch.from_numpy(seen["image"]), shown.images[:, 0])
+        policy = load_target(config.policy._target_)(config.policy, ours.spec, 0)
+        peer = ppo_curves.Peer().model("sb3 on ours", case, 1, train)
+        assert count(policy.module) == count(peer.policy)
     finally:
         for env in (ours, train, held):
             env.close()
+
+
+def count(module: torch.nn.Module) -> int:
+    """Returns how many weights are trained."""
+    return sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
 
 
 def test_the_peer_trains_for_the_steps_that_it_is_given() -> None:
