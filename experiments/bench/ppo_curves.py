@@ -8,10 +8,11 @@ python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick,images] [
                            is standardised
     pick                   PickCube-v1 on its state: 512 env steps on 16 rows, minibatches of 128, 4 epochs, discount
                            0.8, lambda 0.9; ours, SB3's PPO on the very same rows through envs.vector.make_sb3, and
-                           SB3's on stock envs, whose state also holds velocities and whether the cube is grasped.
-                           Episodes last 50 steps whatever happens, so that their returns compare
+                           SB3's on stock envs, whose state also holds velocities and whether the cube is grasped; SBX's
+                           on both.  Episodes last 50 steps whatever happens, so that returns compare
     images                 the same through one camera of 64 x 64 pixels, with the state of robot and goal but not of
-                           the cube: the convolutions of Mnih et al. 2015 and 512 units, shared by actor and critic
+                           the cube: the convolutions of Mnih et al. 2015 and 512 units, shared by actor and critic.
+                           SBX takes no images beside a state
 
 A seed at a time, each training in a process of its own with one thread, one after the other.  A curve is what
 `episodes` greedy held-out episodes give at `points` numbers of env steps (10; of pick 3, of images 2).  What `folder`
@@ -87,11 +88,12 @@ class Case:
     pixels: int | None = None  # per side of an image; None: the policy is shown the state
 
 
+_ON_EACH = ("sb3 on ours", "sb3 on stock")
 CASES = {
     "halfcheetah": Case("HalfCheetah-v5", tuple(our_words("HalfCheetah-v5", 8)), 150, STEPS, ("sb3", "sbx")),
     "reacher": Case("Reacher-v5", (*our_words("Reacher-v5", 8), "env.horizon=50"), 100, STEPS, ("sb3", "sbx")),
-    "pick": Case("PickCube-v1", PICK_WORDS, 90, 512, ("sb3 on ours", "sb3 on stock"), points=3),
-    "images": Case("PickCube-v1", IMAGE_WORDS, 40, 512, ("sb3 on ours", "sb3 on stock"), points=2, pixels=PIXELS),
+    "pick": Case("PickCube-v1", PICK_WORDS, 90, 512, (*_ON_EACH, "sbx on ours", "sbx on stock"), points=3),
+    "images": Case("PickCube-v1", IMAGE_WORDS, 40, 512, _ON_EACH, points=2, pixels=PIXELS),
 }
 
 
@@ -125,9 +127,9 @@ class Peer:
         """Returns the learner, untrained."""
         from stable_baselines3 import PPO
 
-        kind = sbx_ppo() if arm == "sbx" else PPO
+        kind = sbx_ppo() if arm.startswith("sbx") else PPO
         settings: dict[str, Any] = (
-            PICK if arm.startswith("sb3 on") else {"n_steps": STEPS // env.num_envs, "batch_size": MINIBATCH}
+            PICK if " on " in arm else {"n_steps": STEPS // env.num_envs, "batch_size": MINIBATCH}
         )
         if case.pixels:
             settings = settings | {"policy_kwargs": NATURE}
@@ -138,9 +140,9 @@ class Peer:
 
         from envs.vector import make_sb3
 
-        if not arm.startswith("sb3 on"):
+        if " on " not in arm:
             return make_vec_env(case.task, 8, seed=seed), make_vec_env(case.task, 1)
-        if arm == "sb3 on stock":
+        if arm.endswith(" on stock"):
             made = lambda rows, first: stock(case.task, rows, case.pixels, first, whole_episodes=True)  # noqa: E731
             return made(16, seed * 100), made(10, HELD_OUT_SEED)
         section, shown = compose_train(case.words).env, "dict" if case.pixels else "proprio"
@@ -203,7 +205,7 @@ def measure(run: Run[Options]) -> Report:
     seeds = seeds_of(own.seeds)
     plain = lambda: {n: {a: [asdict(one) for one in s] for a, s in arms.items()} for n, arms in panels.items()}  # noqa: E731
     for name, case in chosen(own.cases, CASES).items():
-        arms = ["ours", *(arm for arm in case.arms if own.sbx or arm != "sbx")]
+        arms = ["ours", *(arm for arm in case.arms if own.sbx or not arm.startswith("sbx"))]
         panels[name] = {arm: [] for arm in arms}
         for seed in seeds:
             for arm in arms:
