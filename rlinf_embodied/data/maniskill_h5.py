@@ -16,12 +16,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-import h5py
 import numpy as np
 
 from rlinf_embodied.errors import DataError
+
+if TYPE_CHECKING:
+    import h5py  # which takes a third of a second, and few runs need it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ def read_recording(path: Path, named: str) -> Recording:
         DataError: a file is missing or damaged, holds no episode, or one of them has no seed or unusable actions.
     """
     where = f"{named} is {str(path)!r}"
+    import h5py
+
     described = _read_description(path.with_suffix(".json"), where)
     try:
         info = described["env_info"]
@@ -102,7 +106,7 @@ def _episode(file: h5py.File, entry: Mapping, where: str) -> RecordedEpisode:
         (seed,) = seed
     if not isinstance(seed, int):
         raise DataError(f"{where}, but {name} has the seed {seed!r}: record episodes with reset(seed=<number>)")
-    group = cast(h5py.Group, file[name])
+    group = cast("h5py.Group", file[name])
     actions = np.asarray(group["actions"])
     if actions.ndim != 2 or len(actions) == 0 or not np.issubdtype(actions.dtype, np.number):
         raise DataError(
@@ -117,6 +121,8 @@ def write_recording(path: Path, recording: Recording) -> None:
 
     Episodes are numbered in their order.
     """
+    import h5py
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         for k, episode in enumerate(recording.episodes):

@@ -21,7 +21,6 @@ from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, Record
 from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner
 from rlinf_embodied.learning.reduce import Reducer
-from rlinf_embodied.learning.sharded import ShardedLearner
 from rlinf_embodied.learning.update import POLICY_STATISTICS, VALUE_STATISTICS
 from rlinf_embodied.runtime.host import StageContext
 
@@ -97,6 +96,8 @@ class Learners:
             ObjectiveError: the policy has nothing to train.
             ConfigError: several workers whose bits are to be equal; or the critic is a part of the policy.
         """
+        from rlinf_embodied.learning.sharded import ShardedLearner  # FSDP2 takes a second, which others need not
+
         rule = f"run.exact needs sums in a fixed order, and those of {context.group.size} sharded workers are not"
         action = "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker"
         alone = context.group.size == 1 or not exact

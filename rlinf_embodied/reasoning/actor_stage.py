@@ -31,7 +31,6 @@ from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLea
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.reduce import make_reducer
-from rlinf_embodied.learning.sharded import ShardedLearner
 from rlinf_embodied.learning.snapshot import StageState, kept
 from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights, require_version
@@ -102,6 +101,8 @@ class ActorStage(LanguageStage):
 
     def _sharded(self, context: StageContext) -> tuple[LanguagePolicy, Learner]:
         """Returns a policy whose weights are spread over the stage's workers; the worker's copy is for other stages."""
+        from rlinf_embodied.learning.sharded import ShardedLearner  # FSDP2 takes a second, which others need not
+
         require(
             context.group.size == 1 or not self._config.run.exact.holds,
             "algorithm.sharding",
