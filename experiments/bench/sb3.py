@@ -11,8 +11,9 @@ python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iteratio
                    16 rows; on the state, or on one camera and the robot's own state.  An episode ends when the task is
                    solved, or after 50 steps
 
-sbx=true adds SBX's PPO, SB3's in JAX, to mujoco (pip install -c constraints.txt -e '.[peers]' first).  Ours compiles
-the passes of its updates (algorithm.compile), and "ours, as is" does not; compile=false leaves the first out.
+sbx=true adds SBX's PPO, SB3's in JAX, to mujoco and state (pip install -c constraints.txt -e '.[peers]' first).  On
+mujoco ours compiles the passes of its updates (algorithm.compile), and "ours, as is" does not; compile=false leaves the
+first out.
 
 Arms take turns in one process with one thread.  clock=processor counts seconds of processor time, which other work on
 the machine does not add to; clock=wall counts what a watch shows, which is right on an idle machine only.
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -200,18 +201,24 @@ def batched(task: str, num_envs: int, obs_size: int | None) -> Any:
 
 
 @contextmanager
-def maniskill(case: Case, count: int, clock: Callable[[], float], obs_size: int | None) -> Iterator[dict[str, Arm]]:
-    """Yields `count` iterations of SB3's PPO on stock envs and on ours."""
+def maniskill(
+    case: Case, count: int, clock: Callable[[], float], obs_size: int | None, with_sbx: bool
+) -> Iterator[dict[str, Arm]]:
+    """Yields `count` iterations of SB3's PPO on stock envs and on ours, and on a state of SBX's."""
     from stable_baselines3 import PPO
 
     policy = "MlpPolicy" if obs_size is None else "MultiInputPolicy"
     settings = {"n_steps": case.iteration // case.num_envs, "batch_size": 128, "n_epochs": 4}
     settings |= {"gamma": 0.8, "gae_lambda": 0.9}
     shape = case.task, case.num_envs, obs_size
-    with closing(stock(*shape)) as theirs, closing(batched(*shape)) as ours:
-        made = {"stock": theirs, "ours": ours}
-        whole = count * case.iteration
-        yield {name: learning(PPO, policy, env, whole, clock, **settings) for name, env in made.items()}
+    kinds = {"": PPO} | ({", sbx": sbx_ppo()} if with_sbx and obs_size is None else {})
+    with ExitStack() as opened:
+        arms = {}
+        for suffix, kind in kinds.items():
+            for name, make in (("stock", stock), ("ours", batched)):
+                env = opened.enter_context(closing(make(*shape)))
+                arms[name + suffix] = learning(kind, policy, env, count * case.iteration, clock, **settings)
+        yield arms
 
 
 # ------------------------------------------------------------------------------------------------------------- compared
@@ -237,14 +244,15 @@ def measure(run: Run[Options]) -> Report:
     for name, case in cases.items():
         sizes = {"state": None, "images": own.obs_size}
         work = case, own.iterations, clock
-        with maniskill(*work, sizes[name]) if name in sizes else mujoco(*work, own.sbx, own.compile) as arms:
+        with maniskill(*work, sizes[name], own.sbx) if name in sizes else mujoco(*work, own.sbx, own.compile) as arms:
             timings = alternate(arms, own.rounds, warm_up=1)
         speed = {arm: [timing.rate for timing in several] for arm, several in timings.items()}
         content[name] = {arm: Spread.of(values) for arm, values in speed.items()}
         shown = f"{name}: {case.task}, {case.num_envs} rows"
         rows += [(shown, arm, f"{Spread.of(values):.0f}") for arm, values in speed.items()]
         for other in [arm for arm in speed if not arm.startswith("ours")]:
-            goals.append(Goal(f"{name}: ours / {other}", ratios(speed["ours"], speed[other]), case.goal, case.floor))
+            mine = other.replace("stock", "ours") if other.startswith("stock") else "ours"
+            goals.append(Goal(f"{name}: {mine} / {other}", ratios(speed[mine], speed[other]), case.goal, case.floor))
     table = Table(("case", "arm", f"env steps/s ({own.clock}), median (min-max)"), rows)
     said = "\n".join(str(goal) for goal in goals)
     return Report(content={"env_steps_per_s": content, "goals": goals}, text=f"{table}\n\n{said}")
