@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from runs import tiny, train
@@ -22,16 +25,22 @@ from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.update import fit
 
-STATE, ACTION, ROWS, EPOCHS = 5, 2, 24, 6
-SPEC = EnvSpec("Some-v0", 8, 1, 10, ACTION, STATE, 5, 64, (), "cpu")
+STATE, ACTION, ROWS, EPOCHS, PIXELS = 5, 2, 24, 6, 36
+SPEC = EnvSpec("Some-v0", 8, 1, 10, ACTION, STATE, 5, PIXELS, (), "cpu")
+SEEN = replace(SPEC, cameras=("one",))  # the state and an image
 WORDS = ["policy=actor_critic", "env.cameras=[]", "warm_start.from_nothing=true"]
 
 
 class Space(gymnasium.Env):
     """Spaces, for whoever asks for them."""
 
-    observation_space = gymnasium.spaces.Box(-torch.inf, torch.inf, (STATE,))
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION,))
+
+    def __init__(self, sees: bool) -> None:
+        """Shows a state, or an image and then the state."""
+        state = gymnasium.spaces.Box(-np.inf, np.inf, (STATE,))
+        image = gymnasium.spaces.Box(0, 255, (PIXELS, PIXELS, 3), np.uint8)
+        self.observation_space = gymnasium.spaces.Dict({"image": image, "state": state}) if sees else state
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +57,7 @@ def batch() -> dict[str, Tensor]:
     draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
     return {
         "state": draw(ROWS, STATE),
+        "images": torch.randint(256, (ROWS, 1, PIXELS, PIXELS, 3), dtype=torch.uint8, generator=generator),
         "action": 0.7 * draw(ROWS, ACTION),
         "log_prob": -1.5 + 0.3 * draw(ROWS, ACTION),  # of each entry of an action
         "advantage": draw(ROWS),
@@ -55,15 +65,15 @@ def batch() -> dict[str, Tensor]:
     }
 
 
-def ours(config: TrainConfig, batch: dict[str, Tensor], num_blocks: int) -> ActorCritic:
+def ours(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor], num_blocks: int) -> ActorCritic:
     """Returns the policy after full-batch epochs."""
-    policy = ActorCritic(config.policy, SPEC, seed=1)
+    policy = ActorCritic(config.policy, spec, seed=1)
     reducer = ExactReducer(SoloGroup(), (0,) * num_blocks)
     learners = Learners.replicated(policy, config.algorithm, reducer)
     assert set(learners.by_name) == {POLICY}
     size, ones = ROWS // num_blocks, torch.ones(ROWS, 1)
     whole = TrainingBlock(
-        features={"state": batch["state"], "raw_state": batch["state"]},
+        features={"state": batch["state"], "raw_state": batch["state"], "images": batch["images"]},
         record={"drawn": batch["action"][:, None]},
         old_log_probs=batch["log_prob"][:, None],
         valid=ones.bool(),
@@ -80,52 +90,66 @@ def ours(config: TrainConfig, batch: dict[str, Tensor], num_blocks: int) -> Acto
     return policy
 
 
-def theirs(config: TrainConfig, batch: dict[str, Tensor]) -> PPO:
+def theirs(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor]) -> PPO:
     """Returns SB3's model after its own `train` on the same batch, from our weights."""
-    algorithm = config.algorithm
+    algorithm, sees = config.algorithm, bool(spec.cameras)
     settings = {"n_steps": ROWS, "batch_size": ROWS, "n_epochs": EPOCHS, "learning_rate": algorithm.lr}
-    model = PPO("MlpPolicy", Space(), normalize_advantage=False, device="cpu", **settings)
+    if sees:
+        settings["policy_kwargs"] = {
+            "net_arch": [],
+            "features_extractor_kwargs": {"cnn_output_dim": config.policy.hidden_size},
+        }
+    kind = "MultiInputPolicy" if sees else "MlpPolicy"
+    model = PPO(kind, Space(sees), normalize_advantage=False, device="cpu", **settings)
     assert (model.vf_coef, model.max_grad_norm, model.clip_range(1.0)) == (0.5, algorithm.max_grad_norm, 0.2)
-    start = ActorCritic(config.policy, SPEC, seed=1)
+    start = ActorCritic(config.policy, spec, seed=1)
     with torch.no_grad():
         for to, of in zip(_of_sb3(model), _of_ours(start), strict=True):
             to.copy_(of.reshape(to.shape))
     buffer = model.rollout_buffer
     for name, value in {
-        "observations": batch["state"],
         "actions": batch["action"],
         "log_probs": batch["log_prob"].sum(-1),
         "advantages": batch["advantage"],
         "returns": batch["return"],
     }.items():
         getattr(buffer, name)[:] = value.numpy().reshape(getattr(buffer, name).shape)
+    shown = {"state": batch["state"].numpy(), "image": batch["images"][:, 0].permute(0, 3, 1, 2).numpy()}
+    for name in shown if sees else ():
+        buffer.observations[name][:] = shown[name][:, None]
+    if not sees:
+        buffer.observations[:] = shown["state"][:, None]
     buffer.full = True
     model.set_logger(configure(format_strings=[]))
     model.train()
     return model
 
 
-def _linears(network: nn.Module) -> list[Tensor]:
-    return [p for layer in network.modules() if isinstance(layer, nn.Linear) for p in (layer.weight, layer.bias)]
+def _layers(network: nn.Module) -> list[Tensor]:
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    return [p for layer in layers for p in (layer.weight, layer.bias)]
 
 
 def _of_ours(policy: ActorCritic) -> list[Tensor]:
     net = policy.module
     assert net.log_std is not None
-    return [*_linears(net.actor), *_linears(net.critic), net.log_std]
+    trunk = _layers(net.images) if net.sees else []
+    return [*trunk, *_layers(net.actor), *_layers(net.critic), net.log_std]
 
 
 def _of_sb3(model: PPO) -> list[Tensor]:
     net = model.policy
     shared = net.mlp_extractor
-    actor = [*_linears(shared.policy_net), *_linears(net.action_net)]
-    return [*actor, *_linears(shared.value_net), *_linears(net.value_net), net.log_std]
+    actor = [*_layers(shared.policy_net), *_layers(net.action_net)]
+    trunk = _layers(net.features_extractor)  # nothing on a state
+    return [*trunk, *actor, *_layers(shared.value_net), *_layers(net.value_net), net.log_std]
 
 
 @pytest.mark.parametrize("num_blocks", [1, 3])
-def test_an_update_is_that_of_stable_baselines3(config, batch, num_blocks: int) -> None:
-    start, found = _of_ours(ActorCritic(config.policy, SPEC, seed=1)), _of_ours(ours(config, batch, num_blocks))
-    expected = _of_sb3(theirs(config, batch))
+@pytest.mark.parametrize("spec", [SPEC, SEEN], ids=["state", "images"])
+def test_an_update_is_that_of_stable_baselines3(config, spec: EnvSpec, batch, num_blocks: int) -> None:
+    start, found = _of_ours(ActorCritic(config.policy, spec, seed=1)), _of_ours(ours(config, spec, batch, num_blocks))
+    expected = _of_sb3(theirs(config, spec, batch))
     for before, one, other in zip(start, found, expected, strict=True):
         torch.testing.assert_close(one, other.reshape(one.shape), rtol=1e-4, atol=2e-6)
         assert float((one - before).detach().abs().max()) > 1e-3, "nothing was learned"
