@@ -8,6 +8,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,13 +137,16 @@ def read_curve(folder: Path, seed: int, config: ControlConfig | TrainConfig, cpu
     )
 
 
+_COLOURS = ("#1f5f8b", "#b4552d", "#4b8b3b", "#8a5aa8", "#c9a227", "#6d6d6d")
+
+
 def draw(panels: Mapping[str, Mapping[str, Sequence[Curve]]], unit: str, path: Path) -> None:
     """Draws a panel for each title: every curve thinly, and the mean of the seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4 if len(panels) == 1 else 4.6 * len(panels), 4.0))
     for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        for colour, (name, several) in zip(("#1f5f8b", "#b4552d", "#4b8b3b"), curves.items(), strict=False):
+        for colour, (name, several) in zip(cycle(_COLOURS), curves.items(), strict=False):
             for curve in several:
                 axes.plot(curve.steps, curve.returns, color=colour, lw=0.8, alpha=0.4)
             length = min(len(curve.steps) for curve in several)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from experiments.bench import ppo_curves
-from experiments.bench.control.curves import Curve
+from experiments.bench.control.curves import Curve, draw
 from experiments.bench.harness import Run
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.embodied.env_stage import make_env
@@ -85,3 +86,13 @@ def test_what_was_trained_is_not_trained_again(monkeypatch, tmp_path) -> None:
     ppo_curves.measure(Run(replace(own, seeds="4", iterations=3), [], {}))
     assert trained[2:] == [(4, "run.num_iterations=3", "train_vla")]
     json.dumps(again.content)
+
+
+def test_every_arm_is_drawn(monkeypatch, tmp_path) -> None:
+    shown = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: shown.extend(figure.axes))
+    arms = {f"arm {k}": [Curve(0, [0, 1], [0.0, float(k)], [], 1.0)] for k in range(7)}
+    draw({"pick": arms}, "env steps", tmp_path / "drawn.png")
+    assert [text.get_text() for text in shown[0].get_legend().get_texts()] == [
+        f"{arm}, mean of 1 seeds" for arm in arms
+    ]
