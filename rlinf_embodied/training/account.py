@@ -18,6 +18,7 @@ from rlinf_embodied.training.job import Evaluated, Job, Progress
 from rlinf_embodied.training.planning import Planning
 
 _MUCH = 0.1  # of an iteration's time, for a snapshot
+_LONG_S = 1.0  # what a shorter one costs is not worth a word
 _MOST_SPANS = 20000  # the newest ones, of a trace
 
 
@@ -50,7 +51,7 @@ class Account:
     def note_snapshot(self, metrics: Mapping[str, float], view: LiveView) -> None:
         """Says once where snapshots cost much: they may be larger than the store, and go to the disk."""
         snapshot_s, whole_s = metrics.get("time/snapshot_s", 0.0), metrics["time/iteration_s"]
-        if snapshot_s > _MUCH * whole_s and not self._snapshot_noted:
+        if snapshot_s > max(_LONG_S, _MUCH * whole_s) and not self._snapshot_noted:
             self._snapshot_noted = True
             view.note(
                 f"warning: the snapshot for recovery took {snapshot_s:.1f} s beside {whole_s:.1f} s of an iteration: "
