@@ -23,7 +23,7 @@ import numpy as np
 from rlinf_embodied.errors import DataError
 
 if TYPE_CHECKING:
-    import h5py  # which takes a third of a second, and few runs need it
+    import h5py  # imported where it is used: few runs need it
 
 
 @dataclass(frozen=True, slots=True)

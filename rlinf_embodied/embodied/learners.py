@@ -96,7 +96,7 @@ class Learners:
             ObjectiveError: the policy has nothing to train.
             ConfigError: several workers whose bits are to be equal; or the critic is a part of the policy.
         """
-        from rlinf_embodied.learning.sharded import ShardedLearner  # FSDP2 takes a second, which others need not
+        from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
 
         rule = f"run.exact needs sums in a fixed order, and those of {context.group.size} sharded workers are not"
         action = "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker"

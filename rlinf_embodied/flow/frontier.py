@@ -119,17 +119,10 @@ def _merits(price: Price, chunks: int) -> NDArray[np.float64]:
     """Returns what candidates are compared by, less is better, as [merits, n]; what does not differ is left out."""
     first_out = np.where(price.barrier, price.first_s + (chunks - 1) * price.period_s + price.rest_s, price.first_s)
     out_period = np.where(price.barrier, price.last_s, price.period_s)
-    rows = [
-        *(price.first_s, price.period_s, first_out, out_period, price.enter_s, price.late_s, price.leave_s),
-        *(
-            price.wrap_s,
-            price.weights_s,
-            price.held_bytes,
-            price.peak_bytes,
-            price.offloaded_bytes,
-            -np.asarray(price.narrowest),
-        ),
-    ]
+    seconds = (price.first_s, price.period_s, first_out, out_period, price.enter_s, price.late_s, price.leave_s)
+    between = (price.wrap_s, price.weights_s)
+    held = (price.held_bytes, price.peak_bytes, price.offloaded_bytes)
+    rows = [*seconds, *between, *held, -np.asarray(price.narrowest)]
     differing = [row for row in rows if len(row) and np.ptp(row) > 0]
     return np.array(differing or [rows[0]])
 

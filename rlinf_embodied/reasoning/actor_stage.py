@@ -101,7 +101,7 @@ class ActorStage(LanguageStage):
 
     def _sharded(self, context: StageContext) -> tuple[LanguagePolicy, Learner]:
         """Returns a policy whose weights are spread over the stage's workers; the worker's copy is for other stages."""
-        from rlinf_embodied.learning.sharded import ShardedLearner  # FSDP2 takes a second, which others need not
+        from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
 
         require(
             context.group.size == 1 or not self._config.run.exact.holds,

@@ -42,6 +42,9 @@ def test_the_peer_on_our_rows_sees_what_ours_sees_with_as_many_weights(name: str
         held.seed(0)
         seen = held.reset()
         seen = seen if isinstance(seen, dict) else {"proprio": seen}
+        assert train.observation_space == held.observation_space
+        spaces = getattr(train.observation_space, "spaces", {"proprio": train.observation_space})
+        assert spaces["proprio"].shape == shown.proprio.shape[1:]
         assert torch.equal(torch.from_numpy(seen["proprio"]), shown.proprio)
         assert ("image" in seen) == (shown.images is not None)
         if shown.images is not None:
