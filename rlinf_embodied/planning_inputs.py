@@ -9,12 +9,12 @@ from rlinf_embodied.cluster.hardware import Cluster, described_cluster, local_cl
 from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, read_mapping, stored_tree
 from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.flow.explain import rank
-from rlinf_embodied.flow.plan import Plan, resolve_on
-from rlinf_embodied.flow.planner import Mode, find_plans
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.profile import Profile
-from rlinf_embodied.flow.profile_file import load_profile
+from rlinf_embodied.planning.explain import rank
+from rlinf_embodied.planning.plan import Plan, resolve_on
+from rlinf_embodied.planning.planner import Mode, find_plans
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.profile import Profile
+from rlinf_embodied.planning.profile_file import load_profile
 
 
 def find_profile(config: ProfiledConfig) -> Profile:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlinf_embodied.config import MemoryConfig
-from rlinf_embodied.flow.explain import LONG_COLUMNS, Infeasible, Ranked, rows
-from rlinf_embodied.flow.memory import PolicyShape
-from rlinf_embodied.flow.memory_plan import GB, fit_rows, fits, term_rows
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.simulate import simulate
+from rlinf_embodied.planning.explain import LONG_COLUMNS, Infeasible, Ranked, rows
+from rlinf_embodied.planning.memory import PolicyShape
+from rlinf_embodied.planning.memory_plan import GB, fit_rows, fits, term_rows
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.telemetry.tables import described_table, markdown_table, terminal_width, text_table
 from rlinf_embodied.telemetry.trace import write_gantt, write_trace
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.flow.explain import Ranked, rank
-from rlinf_embodied.flow.measured import as_measured, linked
-from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.planning.explain import Ranked, rank
+from rlinf_embodied.planning.measured import as_measured, linked
+from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.sessions import open_session

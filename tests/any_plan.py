@@ -16,10 +16,20 @@ import torch
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, Repeat, RepeatDecision, StageSpec, Turn, WeightEdge, Workflow
-from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
+from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
 from rlinf_embodied.runtime.host import Guided, Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.workflow.graph import (
+    WHOLE,
+    Edge,
+    Loop,
+    Repeat,
+    RepeatDecision,
+    StageSpec,
+    Turn,
+    WeightEdge,
+    Workflow,
+)
 
 ITERATIONS = 2  # the second one shows whether the weights arrived
 

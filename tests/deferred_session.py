@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_embodied.errors import LostWorkerError, PeerError, RlinfError, WorkerError
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerHost
 from rlinf_embodied.runtime.session import Ref, SerialSession, of_attempt
+from rlinf_embodied.workflow.graph import StageSpec
 
 
 @dataclass(eq=False)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from any_plan import Fake, mixed
 
-from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.workflow.graph import Workflow
 
 
 class Forgetful(Fake):

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from rlinf_embodied.compose import CONFIG_DIR
-from rlinf_embodied.flow.measured import workflow_for
-from rlinf_embodied.flow.profile_file import load_profile
+from rlinf_embodied.planning.measured import workflow_for
+from rlinf_embodied.planning.profile_file import load_profile
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("rlinf_embodied", "envs", "policies", "experiments")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-CORE = ("cluster", "flow", "learning", "runtime", "execution", "telemetry", "training")
+CORE = ("cluster", "planning", "workflow", "learning", "runtime", "execution", "telemetry", "training")
 LONGEST_FUNCTION_LINES = 100
 
 
@@ -103,7 +103,7 @@ def test_a_heavy_library_has_one_door(library, doors):
 
 
 def test_planning_and_configuration_load_neither_torch_nor_ray_nor_hydra():
-    folders = ("rlinf_embodied/flow", "rlinf_embodied/cluster")
+    folders = ("rlinf_embodied/planning", "rlinf_embodied/cluster")
     files = [path for folder in folders for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"]
     modules = [str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in files]
     assert modules

@@ -12,15 +12,15 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planning import embodied
+from plan_cases import embodied
 
 from rlinf_embodied.cluster.hardware import described_cluster
 from rlinf_embodied.compose import CONFIG_DIR, load, read_mapping
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError
-from rlinf_embodied.flow.plan import resolve
-from rlinf_embodied.flow.profile_file import load_profile, parse_profile
 from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.profile_file import load_profile, parse_profile
 
 FEW = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SCALARS = st.one_of(

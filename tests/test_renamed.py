@@ -14,8 +14,8 @@ from rlinf_embodied.compose import MATH_GROUPS, TRAIN_GROUPS, choices, compose_m
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.config.renamed import CHOICES, KEYS, current_stage, with_current_stages
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.flow.profile_file import FORMAT, parse_profile
 from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.planning.profile_file import FORMAT, parse_profile
 from rlinf_embodied.reasoning.policy_folder import FILE, trained_on
 from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.resume import checkpoint_to_resume

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from rlinf_embodied.errors import HangError
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.session import Ref
+from rlinf_embodied.workflow.graph import StageSpec
 
 Item = tuple[Call, Sequence[Ref], list[Future]]
 _DRIVER = -1

@@ -50,17 +50,17 @@ from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.emulation import Emulator
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import WHOLE, Workflow
-from rlinf_embodied.flow.plan import Plan, resolve
-from rlinf_embodied.flow.planner import Mode
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.profile import Profile
+from rlinf_embodied.planning.plan import Plan, resolve
+from rlinf_embodied.planning.planner import Mode
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.profile import Profile
 from rlinf_embodied.planning_inputs import find_cluster
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.planning import Planning
+from rlinf_embodied.workflow.graph import WHOLE, Workflow
 
 DEVICES = 2
 NEVER_S = 1e9  # how long a switch takes that may not be made

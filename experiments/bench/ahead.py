@@ -25,10 +25,10 @@ from experiments.bench.harness.trainings import digest_of, iterations, job_of
 from rlinf_embodied.cluster.hardware import cluster_at_hand
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.explain import Ranked, rank
-from rlinf_embodied.flow.graph import Workflow
+from rlinf_embodied.planning.explain import Ranked, rank
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.training.job import Job
+from rlinf_embodied.workflow.graph import Workflow
 
 HEADER = ("workload", "staleness", "plan", "predicted, s", "measured, s", "times faster")
 CORRECTED = "algorithm.tis_cap=2.0"

@@ -57,19 +57,19 @@ from rlinf_embodied.compose import choices, compose_math, compose_train
 from rlinf_embodied.config import ClusterConfig, MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.drift import Prediction, predict
-from rlinf_embodied.flow.explain import rank, rows
-from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.flow.measured import as_measured, linked
-from rlinf_embodied.flow.plan import Plan, resolve_on
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.profile import DISTURBED
+from rlinf_embodied.planning.drift import Prediction, predict
+from rlinf_embodied.planning.explain import rank, rows
+from rlinf_embodied.planning.measured import as_measured, linked
+from rlinf_embodied.planning.plan import Plan, resolve_on
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.profile import DISTURBED
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.telemetry.tables import text_table
 from rlinf_embodied.training.job import Job
 from rlinf_embodied.training.planning import measured_profile
 from rlinf_embodied.training.trials import doubted
+from rlinf_embodied.workflow.graph import Workflow
 
 WITHIN = 0.03  # of the fastest
 HEADER = ("workload", "plan", "predicted, s", "measured, s", "error", "the picked plan is")

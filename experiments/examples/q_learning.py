@@ -15,14 +15,14 @@ import torch
 from rlinf_embodied.cluster.hardware import Cluster, local_cluster
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import measure
-from rlinf_embodied.flow.explain import Ranked, rank
-from rlinf_embodied.flow.graph import WHOLE, Edge, StageSpec, WeightEdge, Workflow
-from rlinf_embodied.flow.pricing import Pricer
 from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.planning.explain import Ranked, rank
+from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.words import parse_all
+from rlinf_embodied.workflow.graph import WHOLE, Edge, StageSpec, WeightEdge, Workflow
 
 HERE = "experiments.examples.q_learning"  # where workers find the stages
 STEPS, EPISODES, BATCH, UPDATES, GAMMA, EXPLORE = 100, 4, 64, 20, 0.98, 0.2  # episodes and batch rows: per block

@@ -11,10 +11,10 @@ from rlinf_embodied.chaos.harm import FULL_S, allow_files, fill_store, later, se
 from rlinf_embodied.chaos.settings import STORE_BYTES
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.execution.meter import METER
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.runtime.host import Call, StageContext
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.session import Ref
+from rlinf_embodied.workflow.graph import StageSpec
 
 LEARNERS = ("actor", "critic")
 _METHODS = {

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
-from rlinf_embodied.flow.profile import Workload
+from rlinf_embodied.planning.profile import Workload
+from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 
 ENV, POLICY, REPLAY, LEARNER = "env", "policy", "replay", "learner"
 _PACKAGE = __name__.rpartition(".")[0]

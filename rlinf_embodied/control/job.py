@@ -24,7 +24,6 @@ from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.runtime.discovery import find_cluster
@@ -34,6 +33,7 @@ from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
+from rlinf_embodied.workflow.graph import Workflow
 
 _DATA = "data"  # in a checkpoint
 _CLONES = (ControlName.bc, ControlName.dagger)

@@ -23,8 +23,8 @@ from rlinf_embodied.embodied.batch import RolloutReport
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.embodied.workflow import episode_means
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.workflow.graph import Workflow
 
 
 def control_workflow(config: ControlConfig, policy_folder: str) -> Workflow:

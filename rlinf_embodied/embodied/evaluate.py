@@ -26,13 +26,13 @@ from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under, wh
 from rlinf_embodied.embodied.sizes import require_acting, require_shapes
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.sessions import open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.telemetry.tables import text_table
 from rlinf_embodied.training.recovery import Recovery
+from rlinf_embodied.workflow.graph import StageSpec
 
 _SB3 = PolicyConfig(_target_="policies.sb3.StableBaselinesPolicy", name="sb3", critic=Critic.observation)
 

@@ -30,12 +30,12 @@ from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStag
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import CORES, Loop, RepeatDecision, StageSpec, Turn, Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec, EpisodeEnd, Observation
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Guided, Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.metrics import Rate
+from rlinf_embodied.workflow.graph import CORES, Loop, RepeatDecision, StageSpec, Turn, Workflow
 
 Acting = Literal["policy", "expert", "random"]  # expert and random act inside the env stage, which knows what they need
 

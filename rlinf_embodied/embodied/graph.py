@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from rlinf_embodied.flow.graph import CORES, WHOLE, Edge, Loop, StageSpec, Turn, WeightEdge, Workflow
-from rlinf_embodied.flow.profile import Workload
+from rlinf_embodied.planning.profile import Workload
+from rlinf_embodied.workflow.graph import CORES, WHOLE, Edge, Loop, StageSpec, Turn, WeightEdge, Workflow
 
 ENV, POLICY, ACTOR = "env", "policy", "actor"
 HIGH_POLICY, HIGH_ACTOR = "high_policy", "high_actor"

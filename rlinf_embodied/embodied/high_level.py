@@ -16,11 +16,11 @@ from rlinf_embodied.embodied.sizes import differing_sizes, env_facts, saved_size
 from rlinf_embodied.embodied.warm_start import cache_folder
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training.warm_start import made_once
+from rlinf_embodied.workflow.graph import StageSpec
 
 
 def levels_note(hierarchy: HierarchyConfig, env: EnvConfig) -> list[str]:

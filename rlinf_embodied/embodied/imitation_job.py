@@ -32,7 +32,6 @@ from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartS
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
@@ -42,6 +41,7 @@ from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Evaluating, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.training.warm_start import made_once
+from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _STAGE, _DATA = "sft", "data"
 

@@ -36,7 +36,6 @@ from rlinf_embodied.embodied.warm_start_source import require_source
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.compiled import require_compiler
@@ -49,6 +48,7 @@ from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Evaluating, JobConfig, Progress
 from rlinf_embodied.training.resume import saved_progress
+from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _REWARDS = {
     Reward.dense: "what the task gives for each step",

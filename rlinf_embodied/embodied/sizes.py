@@ -14,10 +14,10 @@ from rlinf_embodied.embodied.policy_folder import trained_under
 from rlinf_embodied.embodied.warm_start_stage import for_demonstrations
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.runtime.host import StageContext
 from rlinf_embodied.runtime.session import Session, of_type
+from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _STAGE = "env_sizes"
 _SIZES = {

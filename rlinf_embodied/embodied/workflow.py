@@ -36,9 +36,9 @@ from rlinf_embodied.embodied.other_learner import PolicyFiles
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import RepeatDecision, Workflow
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
+from rlinf_embodied.workflow.graph import RepeatDecision, Workflow
 
 
 def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str = "") -> Workflow:

@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.runtime.host import Call
 from rlinf_embodied.runtime.session import MendingSession, Ref, Session
+from rlinf_embodied.workflow.graph import Workflow
 
 _IN_A_LOOP = ("open", "step", "close")
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlinf_embodied.flow.profile import DISTURBED
+from rlinf_embodied.planning.profile import DISTURBED
 from rlinf_embodied.telemetry.trace import Span
 
 _TASKS, _MACHINE = Path("/proc/self/task"), Path("/proc/stat")

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.flow.profile import StageProfile, WeightProfile
+from rlinf_embodied.planning.profile import StageProfile, WeightProfile
 from rlinf_embodied.runtime.host import Guided, Output, StageContext, StepContext
 
 NO_WEIGHTS = WeightProfile(0.0)

@@ -16,12 +16,12 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.emulated_stage import NO_WEIGHTS, EmulatedStageConfig, Finish, Start
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import RepeatDecision, StageSpec, Workflow
-from rlinf_embodied.flow.plan import Leaf, LoopNode, Node, Plan, Spatial
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.simulate import simulate
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Node, Plan, Spatial
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
+from rlinf_embodied.workflow.graph import RepeatDecision, StageSpec, Workflow
 
 _TARGET = "rlinf_embodied.execution.emulated_stage.EmulatedStage"
 _WARM_UP = 0.1  # the first iteration has no switch back before it and is not counted: it may be this much faster

@@ -30,13 +30,13 @@ from rlinf_embodied.execution.iteration import Iteration, IterationResult
 from rlinf_embodied.execution.loops import Loops
 from rlinf_embodied.execution.schedule import Step, parts, repeats, schedule
 from rlinf_embodied.execution.submitter import Submitter
-from rlinf_embodied.flow.graph import Repeat, RepeatDecision, WeightEdge, Workflow
-from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
-from rlinf_embodied.flow.probes import collocated
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan
+from rlinf_embodied.planning.probes import collocated
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.node_files import paths_in
 from rlinf_embodied.runtime.session import MendingSession, Ref, SerialSession, Session, of_type
+from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, WeightEdge, Workflow
 
 _LOG = logging.getLogger(__name__)
 _FOLLOW = Follow()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.schedule import shards_of
-from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.flow.plan import Plan
 from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.runtime.host import StageContext
+from rlinf_embodied.workflow.graph import Workflow
 
 
 class Hosts:

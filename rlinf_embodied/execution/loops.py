@@ -17,11 +17,11 @@ from dataclasses import replace
 from rlinf_embodied.execution.hosts import Hosts
 from rlinf_embodied.execution.iteration import Iteration
 from rlinf_embodied.execution.submitter import Submitter
-from rlinf_embodied.flow.graph import Loop, Workflow
 from rlinf_embodied.runtime import relay
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.transport import Handover
+from rlinf_embodied.workflow.graph import Loop, Workflow
 
 
 class Loops:

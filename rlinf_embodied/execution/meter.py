@@ -18,11 +18,11 @@ import torch
 
 from rlinf_embodied import device as devices
 from rlinf_embodied.execution.disturbance import waited_s
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
 from rlinf_embodied.runtime.session import Ref, Session, Stored, of_type
 from rlinf_embodied.runtime.tensor_wire import map_leaves
+from rlinf_embodied.workflow.graph import StageSpec
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _HOPS, _ROUNDS = 10, 4

@@ -1,8 +1,8 @@
-"""Measures the real stages of a workflow in real workers, by running a few small plans (flow/probes.py).
+"""Measures the real stages of a workflow in real workers, by running a few small plans (planning/probes.py).
 
     for each probe    build its stages -> a short rollout (what is done once is done then) -> some whole iterations
                       spans -> seconds, meters -> memory and cores, answers -> bytes per edge; then all is forgotten
-    at the end        the wire between two workers; a profile in the form of flow/profile_file.py
+    at the end        the wire between two workers; a profile in the form of planning/profile_file.py
 
 Iterations of a profile train a policy of their own: the stages are built for it and dropped behind it.
 """
@@ -28,16 +28,16 @@ from rlinf_embodied.execution.disturbance import Moment, Repetition, busy_s, cho
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.iteration import Finishes
 from rlinf_embodied.execution.meter import METER, MeteredSession, Reading, measure_links
-from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.flow.measurement import Measurements, Memory, cell_of, loop_of, profile_dict, samples
-from rlinf_embodied.flow.probes import Probe, probes, shortened, switching, warm_up
-from rlinf_embodied.flow.profile import DISTURBED, Profile
-from rlinf_embodied.flow.profile_file import load_profile, parse_profile
+from rlinf_embodied.planning.measurement import Measurements, Memory, cell_of, loop_of, profile_dict, samples
+from rlinf_embodied.planning.probes import Probe, probes, shortened, switching, warm_up
+from rlinf_embodied.planning.profile import DISTURBED, Profile
+from rlinf_embodied.planning.profile_file import load_profile, parse_profile
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.residents import can_leave
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
+from rlinf_embodied.workflow.graph import Workflow
 
 ShowProgress = Callable[[str, int, int, str], None]  # (what, done, total, remark)
 
@@ -368,6 +368,6 @@ def _sources(workflow: Workflow, measured: Measurements) -> dict[str, str]:
     return {
         "measured": time.strftime("%Y-%m-%d %H:%M:%S"),
         "stages": f"rollouts of {measured.chunk_steps} of {steps} chunk-steps; stages behind them in proportion",
-        "cells": "measured where a probe ran (flow/probes.py), filled by the rules of flow/measurement.py elsewhere",
+        "cells": "measured where a probe ran (planning/probes.py), elsewhere by the rules of planning/measurement.py",
         "working_bytes": "the peak of a worker, alike for all of its stages",
     }

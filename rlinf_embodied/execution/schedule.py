@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.flow.plan import Leaf
-from rlinf_embodied.flow.schedule import Step, schedule
+from rlinf_embodied.planning.plan import Leaf
+from rlinf_embodied.planning.schedule import Step, schedule
+from rlinf_embodied.workflow.graph import Workflow
 
 __all__ = ["Step", "parts", "repeats", "schedule", "shards_of"]
 

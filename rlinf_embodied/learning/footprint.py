@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlinf_embodied.flow.memory import Envelope, KeyValueShape, Parameter, PassWork, PolicyShape, envelope_of
 from rlinf_embodied.learning.activation_checkpointing import checkpoint_blocks
 from rlinf_embodied.learning.sharded import sharding_units
+from rlinf_embodied.planning.memory import Envelope, KeyValueShape, Parameter, PassWork, PolicyShape, envelope_of
 
 _ROWS = (2, 3)  # many operations return views where there is a single row
 _META = "meta"

@@ -22,7 +22,6 @@ from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import StageSpec, Workflow
 from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
 from rlinf_embodied.reasoning.verifier import Verifier, reward_function
@@ -30,6 +29,7 @@ from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.metrics import Z95, Rate
 from rlinf_embodied.telemetry.trace import Span
+from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 STAGE = "answers"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from rlinf_embodied.flow.graph import WHOLE, Edge, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
-from rlinf_embodied.flow.profile import Workload
+from rlinf_embodied.planning.profile import Workload
+from rlinf_embodied.workflow.graph import WHOLE, Edge, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 
 _PACKAGE = __name__.rpartition(".")[0]
 _CLASSES = {  # in the order of the data

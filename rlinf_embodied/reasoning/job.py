@@ -17,7 +17,6 @@ from rlinf_embodied.data.sources import problem_source, require_laws
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.earlier_weights import earlier_versions
@@ -39,6 +38,7 @@ from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Checking, Evaluated, Evaluating, Progress
 from rlinf_embodied.training.resume import saved_progress
+from rlinf_embodied.workflow.graph import Workflow
 
 # counts of the run's progress
 _PROBLEMS = "problems"  # used so far

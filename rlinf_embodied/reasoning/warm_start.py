@@ -9,10 +9,10 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.reasoning.fine_tuning_stage import NUM_BLOCKS
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
+from rlinf_embodied.workflow.graph import StageSpec
 
 _VERSION = 1  # of what a cached policy depends on beside its key
 _STAGE = StageSpec("fine_tuning", "rlinf_embodied.reasoning.fine_tuning_stage.FineTuningStage", None, collective=True)

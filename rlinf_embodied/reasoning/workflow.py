@@ -28,7 +28,6 @@ from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import RepeatDecision, Workflow
 from rlinf_embodied.reasoning.actor_stage import ActorReport, ActorStageConfig
 from rlinf_embodied.reasoning.batch import GenerationReport, RewardReport
 from rlinf_embodied.reasoning.critic_stage import CriticReport, CriticStageConfig
@@ -39,6 +38,7 @@ from rlinf_embodied.reasoning.prompt_stage import PromptStageConfig
 from rlinf_embodied.reasoning.reward_stage import RewardStageConfig
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
+from rlinf_embodied.workflow.graph import RepeatDecision, Workflow
 
 
 def training_workflow(config: MathConfig, policy_folder: str, reference_folder: str = "") -> Workflow:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rlinf_embodied.flow.loops import Turn
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StepContext
 from rlinf_embodied.runtime.relay import Part
+from rlinf_embodied.workflow.loops import Turn
 
 Wire = list[Any]
 

@@ -22,7 +22,6 @@ from typing import Protocol, cast, runtime_checkable
 
 from rlinf_embodied import device as devices
 from rlinf_embodied.errors import NoRoomError, PlugInError, RlinfError, WorkerError
-from rlinf_embodied.flow.graph import StageSpec, Turn
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import relay
 from rlinf_embodied.runtime.heartbeat import Activity
@@ -32,6 +31,7 @@ from rlinf_embodied.runtime.watched_group import WatchedGroup
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.user_code import raised_by_user
+from rlinf_embodied.workflow.graph import StageSpec, Turn
 
 
 @dataclass(frozen=True, slots=True)

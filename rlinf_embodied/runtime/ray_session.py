@@ -28,7 +28,6 @@ from ray.experimental import get_object_locations
 
 from rlinf_embodied import portable
 from rlinf_embodied.errors import LostNodeError
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.call_wire import to_wire, unpack_result
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerSpec
@@ -42,6 +41,7 @@ from rlinf_embodied.runtime.ray_worker import launch
 from rlinf_embodied.runtime.session import Ref, Stored
 from rlinf_embodied.runtime.switchboard import Switchboard, is_stopped
 from rlinf_embodied.runtime.watch import Limits
+from rlinf_embodied.workflow.graph import StageSpec
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from ray.actor import ActorHandle
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import node_files, tensor_wire
 from rlinf_embodied.runtime.call_wire import Wire, from_wire, pack_result
@@ -23,6 +22,7 @@ from rlinf_embodied.runtime.rendezvous import MeetingPlace, Rendezvous, use_inte
 from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.socket_group import SocketGroup
 from rlinf_embodied.runtime.worker_process import worker_variables
+from rlinf_embodied.workflow.graph import StageSpec
 
 
 def launch(spec: WorkerSpec, placement: Mapping[str, object], line: Line) -> ActorHandle:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from rlinf_embodied.errors import HangError
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerHost, WorkerSpec
+from rlinf_embodied.workflow.graph import StageSpec
 
 Ref = object  # opaque to everyone but the session that made it
 _Kind = TypeVar("_Kind")

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.flow.plan import Plan
+from rlinf_embodied.planning.plan import Plan
+from rlinf_embodied.workflow.graph import Workflow
 
 Blocks = tuple[int, ...]
 Hop = tuple[int, int]  # worker to worker

@@ -19,11 +19,11 @@ from rlinf_embodied.config import (
 )
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.trace import Span
+from rlinf_embodied.workflow.graph import Workflow
 
 
 class JobConfig(Protocol):

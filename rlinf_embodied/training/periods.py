@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlinf_embodied.flow.drift import Prediction
-from rlinf_embodied.flow.plan import Plan
+from rlinf_embodied.planning.drift import Prediction
+from rlinf_embodied.planning.plan import Plan
 
 
 @dataclass(slots=True)

@@ -25,22 +25,22 @@ from rlinf_embodied.execution.profiler import (
     measure,
     store_profile,
 )
-from rlinf_embodied.flow.drift import DriftWatch, Prediction, predict, replan
-from rlinf_embodied.flow.explain import LONG_COLUMNS, Ranked, rank, rows
-from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.flow.measured import as_measured, linked
-from rlinf_embodied.flow.plan import Plan, resolve_on
-from rlinf_embodied.flow.plan_check import require_staleness
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.probes import collocated
-from rlinf_embodied.flow.profile import DISTURBED, Profile
-from rlinf_embodied.flow.profile_file import load_profile
+from rlinf_embodied.planning.drift import DriftWatch, Prediction, predict, replan
+from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, rank, rows
+from rlinf_embodied.planning.measured import as_measured, linked
+from rlinf_embodied.planning.plan import Plan, resolve_on
+from rlinf_embodied.planning.plan_check import require_staleness
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.probes import collocated
+from rlinf_embodied.planning.profile import DISTURBED, Profile
+from rlinf_embodied.planning.profile_file import load_profile
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import described_table, terminal_width, text_table
 from rlinf_embodied.training.job import Job
 from rlinf_embodied.training.periods import Period, median, report_rows
 from rlinf_embodied.training.trials import Trials, doubted
+from rlinf_embodied.workflow.graph import Workflow
 
 
 def _turns(workflow: Workflow, cluster: Cluster) -> Plan:

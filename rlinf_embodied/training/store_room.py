@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.runtime.transport import Route, Transport
+from rlinf_embodied.workflow.graph import Workflow
 
 
 @dataclass(frozen=True, slots=True)

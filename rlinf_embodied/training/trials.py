@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rlinf_embodied.flow.explain import Ranked
+from rlinf_embodied.planning.explain import Ranked
 
 MOST = 2  # plans beside the picked one
 _ITERATIONS = (0, 2, 1)  # that each plan gets, by the number of others: at most four in all until the fastest runs

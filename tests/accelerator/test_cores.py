@@ -16,7 +16,7 @@ from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.plan import resolve_on
+from rlinf_embodied.planning.plan import resolve_on
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 

@@ -12,7 +12,7 @@ from runs import cluster, digest
 
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.planning.plan import resolve
 from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import training_workflow

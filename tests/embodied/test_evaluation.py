@@ -21,10 +21,10 @@ from rlinf_embodied.embodied import evaluation as evaluation_module
 from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, evaluation_env, held_out, max_failures
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.randomness import TRAINING_SEED_BIT
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.telemetry.metrics import wilson
+from rlinf_embodied.workflow.graph import StageSpec
 
 ENV = ["env=point_reach", "env.obs_size=16", "env.chunk=4", "env.horizon=12", "env.block_size=4"]
 SMALL = ["eval.num_envs=4", "eval.video_size=32", "eval.num_videos=2", "eval.record_video=false"]

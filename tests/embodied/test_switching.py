@@ -11,12 +11,12 @@ from rlinf_embodied.embodied.evaluation import EvaluationPolicyConfig, Evaluatio
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.graph import StageSpec
-from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.planning.plan import resolve
 from rlinf_embodied.runtime import host as host_module
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StepContext, WorkerHost, WorkerSpec, solo_context
 from rlinf_embodied.runtime.residents import can_leave
+from rlinf_embodied.workflow.graph import StageSpec
 
 ACCELERATOR = WorkerSpec(0, "sim:0", device_module="simulated_accelerator")
 

@@ -11,10 +11,10 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
-from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.flow.plan_check import require_staleness
+from rlinf_embodied.planning.plan_check import require_staleness
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.workflow.graph import Workflow
 
 
 def runs_ahead(workflow: Workflow) -> bool:

@@ -7,7 +7,7 @@ import random
 import pytest
 from any_plan import alone, every_plan, features, outcome, random_workflow, with_shares
 
-from rlinf_embodied.flow.plan import Plan, leaves
+from rlinf_embodied.planning.plan import Plan, leaves
 from rlinf_embodied.runtime.session import SerialSession
 
 SEEDS = range(60)

@@ -10,9 +10,9 @@ from any_plan import alone, every_plan, outcome, random_workflow
 from threads import ThreadSession
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.graph import Edge, Loop, RepeatDecision, StageSpec, Workflow
-from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.planning.plan import resolve
 from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.workflow.graph import Edge, Loop, RepeatDecision, StageSpec, Workflow
 
 CASES = (0, 1, 2, 3, 5, 6, 7, 8, 9, 11, 15, 20)
 

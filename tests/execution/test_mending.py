@@ -13,9 +13,9 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.mending import Mender, Repeated
 from rlinf_embodied.execution.recovery import take
-from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.flow.plan import Plan
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.runtime.host import Call, StepContext
+from rlinf_embodied.workflow.graph import Workflow
 
 SEEDS = range(60)
 OFTEN = 3  # of so many seeds one belongs to the tests that everybody runs

@@ -10,13 +10,13 @@ from counted_runs import CHUNK_STEPS, by_hand, make, totals, workflow
 from rlinf_embodied.cluster.hardware import EMULATED, Cluster
 from rlinf_embodied.errors import HangError, LostWorkerError, PlugInError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import StageSpec, Turn, Workflow
-from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan
 from rlinf_embodied.runtime.call_wire import from_wire, to_wire
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.relay import Part, shards_of
 from rlinf_embodied.runtime.session import Ref, SerialSession
+from rlinf_embodied.workflow.graph import StageSpec, Turn, Workflow
 
 EVEN, ODD = {0, 2}, {1, 3}
 

@@ -15,12 +15,12 @@ from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import measure
-from rlinf_embodied.flow.explain import rank
-from rlinf_embodied.flow.graph import Edge, Loop, Workflow
-from rlinf_embodied.flow.plan import Plan, resolve
-from rlinf_embodied.flow.pricing import Pricer
+from rlinf_embodied.planning.explain import rank
+from rlinf_embodied.planning.plan import Plan, resolve
+from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.workflow.graph import Edge, Loop, Workflow
 
 WALLED = "walled_env"
 

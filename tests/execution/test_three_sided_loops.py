@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import planning
+import plan_cases as planning
 import pytest
 from any_plan import alone, every_plan, features, mixed, outcome, three_sided
 from deferred_session import DeferredSession, Fault
@@ -16,12 +16,12 @@ from rlinf_embodied.execution.emulation import Emulator, num_calls
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.mending import Mender
 from rlinf_embodied.execution.recovery import take
-from rlinf_embodied.flow.graph import Loop, StageSpec, Turn, Workflow
-from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, leaves
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.simulate import simulate
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan, leaves
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.workflow.graph import Loop, StageSpec, Turn, Workflow
 
 SEEDS = range(16)
 MOST = 60  # plans of each

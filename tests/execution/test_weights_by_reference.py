@@ -9,10 +9,10 @@ import ray
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import Edge, StageSpec, WeightEdge, Workflow
-from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.planning.plan import resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.workflow.graph import Edge, StageSpec, WeightEdge, Workflow
 
 NUM_WEIGHTS = 1 << 20  # 4 MB
 MOST_BYTES = 100_000  # an iteration's receipts

@@ -112,9 +112,9 @@ And no more.
 
 def test_every_package_has_a_page_and_every_public_function_an_entry(api_pages: ModuleType, tmp_path: Path) -> None:
     names = api_pages.write_pages(REPOSITORY, tmp_path)
-    assert {"rlinf_embodied.flow", "rlinf_embodied.config", "envs.batched", "policies.openvla"} <= set(names)
-    flow = (tmp_path / "rlinf_embodied.flow.rst").read_text()
-    for file in sorted((REPOSITORY / "rlinf_embodied/flow").glob("*.py")):
+    assert {"rlinf_embodied.planning", "rlinf_embodied.config", "envs.batched", "policies.openvla"} <= set(names)
+    flow = (tmp_path / "rlinf_embodied.planning.rst").read_text()
+    for file in sorted((REPOSITORY / "rlinf_embodied/planning").glob("*.py")):
         for name in re.findall(r"^def ([a-z]\w*)\(", file.read_text(), re.MULTILINE):
             assert f".. py:function:: {name}(" in flow, f"{file.name}: {name}"
 
@@ -136,4 +136,4 @@ def test_the_site_is_made_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", str(DOCS), str(tmp_path)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
-    assert (tmp_path / "api/rlinf_embodied.flow.html").exists()
+    assert (tmp_path / "api/rlinf_embodied.planning.html").exists()

@@ -23,7 +23,6 @@ from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartStage, WarmStartStageConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.flow.graph import Workflow
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.randomness import reset_seed
@@ -32,6 +31,7 @@ from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.runtime.host import StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.targets import load_target
+from rlinf_embodied.workflow.graph import Workflow
 
 
 def _words(text: str) -> list[str]:

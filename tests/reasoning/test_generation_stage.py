@@ -13,8 +13,8 @@ from runs import cluster, digest
 from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.learning.optimizer import FlatOptimizer
+from rlinf_embodied.planning.plan import resolve
 from rlinf_embodied.reasoning.batch import Completions, GenerationReport, PromptSet
 from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
 from rlinf_embodied.reasoning.objective import Objective

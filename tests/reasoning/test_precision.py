@@ -9,8 +9,8 @@ from math_runs import TWO_STEPS, tiny_math, warm
 from runs import cluster
 
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.learning.weights import WeightsMessage
+from rlinf_embodied.planning.plan import resolve
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.host import StepContext

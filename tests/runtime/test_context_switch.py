@@ -6,8 +6,8 @@ import pytest
 from any_plan import Fake
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerHost, WorkerSpec, solo_context
+from rlinf_embodied.workflow.graph import StageSpec
 
 
 def host(**exclusive: set[str]) -> WorkerHost:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
+from rlinf_embodied.workflow.graph import StageSpec
 
 HEAVY = {"torch", "sapien", "mani_skill", "gymnasium", "transformers", "matplotlib", "hydra"}
 MOST_MB = 160  # measured: see docs; 64 of them and Ray fit into 16 GiB

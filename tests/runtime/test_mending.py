@@ -8,13 +8,13 @@ import pytest
 
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import HangError, LostWorkerError, RlinfError
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.heartbeat import Activity
 from rlinf_embodied.runtime.host import Call, StageContext, StepContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.session import MendingSession, Ref, SerialSession
 from rlinf_embodied.runtime.watched_group import WatchedGroup
+from rlinf_embodied.workflow.graph import StageSpec
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from rlinf_embodied.errors import HangError, ObjectiveError, WorkerError
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.host import (
     Call,
@@ -23,6 +22,7 @@ from rlinf_embodied.runtime.host import (
     WorkerSpec,
 )
 from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.workflow.graph import StageSpec
 
 
 class Member:

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_embodied.execution.meter import context_of
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.interfaces.envs import Observation, RunningEpisode
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights, install_weights
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.runtime.tensor_wire import pack, unpack
+from rlinf_embodied.workflow.graph import StageSpec
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int64, torch.bool]
 tensors = st.builds(

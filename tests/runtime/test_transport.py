@@ -11,8 +11,7 @@ from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
 from rlinf_embodied.config import ClusterConfig, TransportMode
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
-from rlinf_embodied.flow.plan import Plan, resolve
+from rlinf_embodied.planning.plan import Plan, resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.transport import (
@@ -26,6 +25,7 @@ from rlinf_embodied.runtime.transport import (
     table,
     with_bytes,
 )
+from rlinf_embodied.workflow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
 
 CORES = Cluster("test", "cpu", 2, 2, 0)
 EVERYTHING_STORED = replace(CORES, transport="object_store")

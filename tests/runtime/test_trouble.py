@@ -13,11 +13,11 @@ from troubled import NEVER_S
 from experiments.bench.harness.trainings import resting
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import HangError, LostWorkerError, RlinfError, WorkerError
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.switchboard import is_stopped
+from rlinf_embodied.workflow.graph import StageSpec
 
 pytestmark = pytest.mark.ray
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.flow.graph import Edge, StageSpec, WeightEdge, Workflow
-from rlinf_embodied.flow.plan import resolve
+from rlinf_embodied.planning.plan import resolve
 from rlinf_embodied.runtime.session import SerialSession, Session, Stored
 from rlinf_embodied.runtime.transport import Route, handover, routes
 from rlinf_embodied.training.store_room import StoreNeed, shortage, store_need
+from rlinf_embodied.workflow.graph import Edge, StageSpec, WeightEdge, Workflow
 
 WEIGHTS = ("learner", "sampler")
 

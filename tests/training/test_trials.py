@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_embodied.flow.explain import Ranked
-from rlinf_embodied.flow.plan import Leaf, Plan
+from rlinf_embodied.planning.explain import Ranked
+from rlinf_embodied.planning.plan import Leaf, Plan
 from rlinf_embodied.training.trials import Trials, doubted
 
 

@@ -20,10 +20,10 @@ from experiments.bench.harness import Benchmark, Report, Run, Spread, Table
 from rlinf_embodied.cluster.hardware import EMULATED, Cluster
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import Edge, Loop, StageSpec, Workflow
-from rlinf_embodied.flow.plan import Leaf, LoopNode, Plan, Temporal
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan, Temporal
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.ray_session import RaySession
+from rlinf_embodied.workflow.graph import Edge, Loop, StageSpec, Workflow
 
 ITERATION_S = 60.0  # of a large run; what the share is of
 LOOKS = 10

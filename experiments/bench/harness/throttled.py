@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.runtime.host import StageContext
 from rlinf_embodied.runtime.ray_session import RaySession
+from rlinf_embodied.workflow.graph import StageSpec
 
 _ROOT = Path("/sys/fs/cgroup")
 _PERIOD_US = 100_000  # the kernel hands a quota out in slices of 5 ms: shorter periods lose much of it

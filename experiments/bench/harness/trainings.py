@@ -14,15 +14,15 @@ from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.flow.graph import Workflow
-from rlinf_embodied.flow.plan import resolve
 from rlinf_embodied.learning.weights import WeightsMessage
+from rlinf_embodied.planning.plan import resolve
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session, of_type
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.telemetry.trace import Span, busy_seconds
 from rlinf_embodied.training.job import Job, Progress
+from rlinf_embodied.workflow.graph import Workflow
 
 _ROLLOUT = {"name": "rollout", "stages": {"env": "all", "policy": "all"}}
 COLLOCATED = [{"tree": {"temporal": [{"loop": _ROLLOUT}, {"leaf": {"stage": "actor", "devices": "all"}}]}}]

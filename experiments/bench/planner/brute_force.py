@@ -6,7 +6,7 @@ python -m experiments.bench.planner.brute_force cases=200 stages=3 devices=2 sha
 
 A case is random_cases.py's for seed, seed + 1, ...; every_plan.py looks for a plan that is faster than the planner's by
 more than 0.1 %, and gives up (the case counts as unfinished, with what was found by then) after `most` simulations.
-All seconds are those of flow/simulate.py, which is what the executor does, call by call.  "formulas" is the plan that
+All seconds are those of planning/simulate.py, call by call what the executor does.  "formulas" is the plan that
 the search on whole regions would choose by its formulas, "planner" the one that is chosen.  With a staleness, all plans
 have that, and every workflow has weights for one of its first stages; with shares, devices are of unlike speeds, and
 the blocks of each stage are divided among its devices in every way.
@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass
 from experiments.bench.harness import Benchmark, Report, Run, Table
 from experiments.bench.planner.every_plan import EveryPlan
 from experiments.bench.planner.random_cases import random_case, with_speeds, with_weights
-from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.flow.planner import Mode, Search, draft_tree, ranked, runs_ahead
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.simulate import Simulator
+from rlinf_embodied.planning.plan import Plan
+from rlinf_embodied.planning.planner import Mode, Search, draft_tree, ranked, runs_ahead
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.simulate import Simulator
 
 SAME = 1e-3  # a smaller difference is none
 HEADER = (

@@ -23,10 +23,10 @@ from experiments.bench.harness import Benchmark, Report, Run, Table, alternate, 
 from experiments.bench.planner.published import WINNERS, best_plan, frozen, h100, pricer_of
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.emulation import Emulated, Emulator
-from rlinf_embodied.flow.plan import Plan
-from rlinf_embodied.flow.planner import Mode
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.sensitivity import MODES
+from rlinf_embodied.planning.plan import Plan
+from rlinf_embodied.planning.planner import Mode
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.sensitivity import MODES
 from rlinf_embodied.planning_inputs import find_cluster
 from rlinf_embodied.runtime.ray_session import RaySession
 

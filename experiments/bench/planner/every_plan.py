@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.flow.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal
-from rlinf_embodied.flow.plan_check import require_runnable
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.simulate import Simulator
-from rlinf_embodied.flow.tree import Shares
+from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal
+from rlinf_embodied.planning.plan_check import require_runnable
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.simulate import Simulator
+from rlinf_embodied.planning.tree import Shares
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

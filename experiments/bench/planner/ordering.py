@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from experiments.bench.harness import Benchmark, Report, Run, Table
 from experiments.bench.planner.published import WINNERS, frozen, h100, pricer_of
-from rlinf_embodied.flow.measured import workflow_for
-from rlinf_embodied.flow.planner import find_plans
-from rlinf_embodied.flow.sensitivity import MODES, TurningPoint, times_by_mode, turning_points, winner
+from rlinf_embodied.planning.measured import workflow_for
+from rlinf_embodied.planning.planner import find_plans
+from rlinf_embodied.planning.sensitivity import MODES, TurningPoint, times_by_mode, turning_points, winner
 
 ORDERING = ("profile", "GPUs", *(f"{mode} s" for mode in MODES), "wins", "published", "auto s", "worst / auto")
 TURNS = ("profile at 8 GPUs", "number", "another mode wins below", "above")

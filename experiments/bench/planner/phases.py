@@ -24,12 +24,12 @@ import numpy as np
 from experiments.bench.harness import Benchmark, Report, Run, Table
 from experiments.bench.planner.published import frozen, h100
 from rlinf_embodied.errors import ConfigError, PlanError
-from rlinf_embodied.flow.measured import workflow_for
-from rlinf_embodied.flow.plan import LoopNode, Node, nodes
-from rlinf_embodied.flow.planner import Mode, find_plans
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.profile import Profile, StageProfile
-from rlinf_embodied.flow.sensitivity import MODES
+from rlinf_embodied.planning.measured import workflow_for
+from rlinf_embodied.planning.plan import LoopNode, Node, nodes
+from rlinf_embodied.planning.planner import Mode, find_plans
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.profile import Profile, StageProfile
+from rlinf_embodied.planning.sensitivity import MODES
 
 PROFILE = "maniskill_openvla"
 MARGINS = (1.52, 1.69)  # by which hybrid was ahead of turns, arXiv 2509.15965

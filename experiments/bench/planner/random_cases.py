@@ -6,10 +6,10 @@ import random
 from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
-from rlinf_embodied.flow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.profile import WeightProfile
-from rlinf_embodied.flow.profile_file import FORMAT, parse_profile
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.profile import WeightProfile
+from rlinf_embodied.planning.profile_file import FORMAT, parse_profile
+from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 
 GB = 1e9
 

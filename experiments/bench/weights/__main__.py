@@ -26,10 +26,10 @@ from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, alt
 from rlinf_embodied.cluster.hardware import store_bytes
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.flow.graph import StageSpec
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.host import StageContext, StepContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
+from rlinf_embodied.workflow.graph import StageSpec
 
 STAGE = "holder"
 HEADER = ("way", "seconds", "GB/s", "driver grew by, MB")

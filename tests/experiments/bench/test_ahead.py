@@ -10,7 +10,7 @@ import pytest
 from experiments.bench import ahead as bench
 from experiments.bench.auto import composed
 from experiments.bench.auto_cases import CASES
-from rlinf_embodied.flow.explain import Ranked
+from rlinf_embodied.planning.explain import Ranked
 
 PLAN = cast(Ranked, SimpleNamespace(label="(a > b)", shape="(a > b)", iteration_s=1.5))
 

@@ -11,8 +11,8 @@ from conftest import REPOSITORY
 from experiments.bench import auto as bench
 from experiments.bench.harness import command
 from experiments.bench.harness.trainings import outside_stages
-from rlinf_embodied.flow.drift import Prediction
-from rlinf_embodied.flow.plan import Leaf, Plan
+from rlinf_embodied.planning.drift import Prediction
+from rlinf_embodied.planning.plan import Leaf, Plan
 from rlinf_embodied.telemetry.trace import Span
 
 

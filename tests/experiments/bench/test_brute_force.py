@@ -3,13 +3,13 @@
 import itertools
 
 import pytest
-from planning import cluster, graph, profile, stage
+from plan_cases import cluster, graph, profile, stage
 
 from experiments.bench.planner.brute_force import BENCHMARK, Options, outcome
 from experiments.bench.planner.every_plan import EveryPlan
-from rlinf_embodied.flow.plan import Leaf, Spatial, Temporal
-from rlinf_embodied.flow.pricing import Pricer
-from rlinf_embodied.flow.simulate import Simulator
+from rlinf_embodied.planning.plan import Leaf, Spatial, Temporal
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.simulate import Simulator
 
 
 @pytest.mark.parametrize(("a", "b"), [((0, 1), (0, 1)), ((5, 0), (1, 1)), ((0.5, 1), (5, 0.25)), ((2, 0.25), (0, 3))])

@@ -9,7 +9,7 @@ import pytest
 from experiments.bench.planner import emulated as bench
 from experiments.bench.planner import ordering, published
 from rlinf_embodied.execution.emulation import Emulated
-from rlinf_embodied.flow.plan import Leaf, Plan
+from rlinf_embodied.planning.plan import Leaf, Plan
 from rlinf_embodied.planning_inputs import find_cluster
 
 

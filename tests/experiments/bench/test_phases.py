@@ -11,8 +11,8 @@ from conftest import REPOSITORY
 from experiments.bench.planner import phases
 from experiments.bench.planner.published import frozen, h100, pricer_of
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.flow.plan import Leaf, LoopNode, Temporal
-from rlinf_embodied.flow.planner import Mode, find_plans
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Temporal
+from rlinf_embodied.planning.planner import Mode, find_plans
 
 PROFILE = frozen(phases.PROFILE)
 

@@ -1,0 +1,125 @@
+"""Plans with a staleness of k, whose fronts run ahead: several iterations, until every one adds the same.
+
+Workflow.back() says what makes weights, and what comes behind; the rest is the front.
+
+    run 0    front 0 ... front k    back 0    weights 0
+    run i    front i+k              back i    weights i
+
+A worker does its calls in the order of their submission, so that weights i come behind front i + k where they are
+installed: front j works with the weights of back j - k - 1.  Where front and back share no worker, the back goes first.
+Run i ends when front i, back i and weights i have ended, and only then is run i + 1 submitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rlinf_embodied.planning.call_times import CallTimes
+from rlinf_embodied.planning.clocks import Clocks, Simulation
+from rlinf_embodied.planning.plan import LoopNode, Plan
+from rlinf_embodied.planning.schedule import Step, schedule
+
+MOST_RUNS = 24  # until every one adds the same; then the later half of them counts
+_SAME = 1e-9  # of a run's seconds
+
+_State = tuple[frozenset[tuple[str, int]], list[float]]  # what is switched out, and clocks
+
+
+def steady(times: CallTimes, plan: Plan, traced: bool = False) -> Simulation:
+    """Returns what happens in one iteration of a plan that has run for a while; inf seconds where a stage cannot run.
+
+    Args:
+        times: of the calls.
+        plan: its staleness is positive.
+        traced: with spans, of the last run, from its beginning on.
+    """
+    runs = _Runs(times, plan, traced)
+    ends: list[float] = []
+    states: list[_State] = []
+    for number in range(MOST_RUNS):
+        ends.append(runs.next())
+        if not math.isfinite(ends[-1]):
+            return runs.simulation(ends[-1])
+        states.append(runs.state())
+        scale_s = ends[-1] / len(ends)
+        alike = next((j for j in reversed(range(number)) if _is_same(states[j], states[-1], scale_s)), None)
+        if alike is not None:
+            return runs.simulation((ends[-1] - ends[alike]) / (number - alike))
+    half = len(ends) // 2
+    return runs.simulation((ends[-1] - ends[half - 1]) / (len(ends) - half))
+
+
+def _is_same(a: _State, b: _State, scale_s: float) -> bool:
+    return a[0] == b[0] and all(abs(x - y) <= _SAME * scale_s for x, y in zip(a[1], b[1], strict=True))
+
+
+class _Runs:
+    """Successive runs of one plan: clocks are carried over, and fronts that were submitted ahead."""
+
+    def __init__(self, times: CallTimes, plan: Plan, traced: bool) -> None:
+        self._times, self._exclusive, self._traced = times, plan.exclusive(), traced
+        steps, back = schedule(plan, times.work), times.work.back()
+        self._front = [step for step in steps if not _stages(step) & back]
+        self._back = [step for step in steps if _stages(step) & back]
+        layouts = times.layouts(steps)
+        hosts = [
+            {h for step in some for s in _stages(step) for h in layouts[s].hosts} for some in (self._front, self._back)
+        ]
+        self._share = bool(hosts[0] & hosts[1])
+        self.clocks = Clocks([0.0] * plan.num_devices, layouts, set())
+        self._ahead: deque[dict[str, list[float]]] = deque()
+        self._begin_s = self._end_s = 0.0
+        for _ in range(plan.staleness):
+            self._submit_front()
+
+    def next(self) -> float:
+        """Goes through the next run and returns when it ends."""
+        clocks = self.clocks
+        clocks.calls_s, clocks.other_s = {}, {}
+        clocks.spans = [] if self._traced else None
+        if self._share:
+            self._submit_front()
+        clocks.ends = self._ahead.popleft()
+        clocks.begin({stage for step in self._back for stage in _stages(step)})
+        self._submit(self._back)
+        last_s = clocks.last_s()
+        if not self._share:
+            self._submit_front()
+        self._begin_s, self._end_s = self._end_s, max(last_s, self._times.send_weights(self._exclusive, clocks))
+        clocks.wait(self._end_s)
+        return self._end_s
+
+    def state(self) -> _State:
+        """Returns what is switched out; all clocks, and ends of what was submitted ahead, since the end of the run."""
+        ahead = [end for front in self._ahead for ends in front.values() for end in ends]
+        return frozenset(self.clocks.offloaded), [time_s - self._end_s for time_s in (*self.clocks.free_s, *ahead)]
+
+    def simulation(self, iteration_s: float) -> Simulation:
+        """Returns what the last run has counted, its spans from its beginning on."""
+        found, begin_s = self.clocks.simulation(iteration_s), self._begin_s
+        spans = (replace(s, start_s=s.start_s - begin_s, end_s=s.end_s - begin_s) for s in found.spans)
+        return replace(found, spans=tuple(spans))
+
+    def _submit_front(self) -> None:
+        self.clocks.ends = {}
+        self.clocks.begin({stage for step in self._front for stage in _stages(step)})
+        self._submit(self._front)
+        self._ahead.append(self.clocks.ends)
+
+    def _submit(self, steps: Sequence[Step]) -> None:
+        """Submits steps; where rounds are decided on, the driver waits for all of the iteration that is submitted."""
+        work = self._times.work
+        again = work.upstream(work.repeat.before) if work.repeat else set()
+        for number, step in enumerate(steps):
+            self._times.submit([step], self._exclusive, self.clocks)
+            decided = isinstance(step.node, LoopNode) and work.loops[step.node.loop].max_rounds > 1
+            behind = steps[number + 1 :]
+            if decided or (_stages(step) <= again and not (behind and _stages(behind[0]) <= again)):
+                self.clocks.wait(self.clocks.last_s())
+
+
+def _stages(step: Step) -> set[str]:
+    return {leaf.stage for leaf in step.node.stages} if isinstance(step.node, LoopNode) else {step.node.stage}

@@ -1,0 +1,112 @@
+"""When a plan is due to be made anew: measured seconds that stay away from the predicted ones.
+
+A stage drifts when it takes over 15 % more (or less) than predicted in five iterations in a row.  Then every stage's
+times are scaled by what was measured, and the planner is asked again; another plan has to win by a margin, since the
+switch itself costs seconds and predictions are a few per cent off.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rlinf_embodied.planning.plan import Plan
+from rlinf_embodied.planning.planner import find_plans
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.profile import Profile
+from rlinf_embodied.planning.simulate import simulate
+
+THRESHOLD = 0.15  # of the prediction
+STREAK = 5  # iterations in a row
+MARGIN = 0.05  # of the present plan's time, that another one has to save
+_LEAST_S = 0.02  # a stage that takes less per iteration is never a reason
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a plan is expected to take: seconds per iteration, and of each stage on its busiest device."""
+
+    iteration_s: float
+    stages_s: Mapping[str, float]
+
+
+def predict(pricer: Pricer, plan: Plan) -> Prediction:
+    """Returns the seconds of any plan, whether the planner would have chosen it or not; inf where it cannot run."""
+    run = simulate(plan.tree, pricer, traced=False, staleness=plan.staleness)
+    return Prediction(run.iteration_s, run.stages_s if math.isfinite(run.iteration_s) else {})
+
+
+@dataclass(slots=True)
+class DriftWatch:
+    """Compares each iteration with the prediction and remembers the ratios since the last plan."""
+
+    predicted: Prediction
+    expected_rounds: Mapping[str, float] = field(default_factory=dict)  # by loop stage, of its repeat
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+
+    def observe(self, measured_s: Mapping[str, float], rounds: Mapping[str, int] | None = None) -> None:
+        """Takes the seconds of an iteration by stage.
+
+        Args:
+            measured_s: of the busiest worker of each stage.
+            rounds: of each loop stage; a repeat that took more rounds than usual does not make its stages slower.
+        """
+        for stage, expected_s in self.predicted.stages_s.items():
+            if stage not in measured_s or expected_s <= 0:
+                continue
+            usual = self.expected_rounds.get(stage, 1.0)
+            share = usual / rounds[stage] if rounds and rounds.get(stage) else 1.0
+            self.ratios.setdefault(stage, []).append(measured_s[stage] * share / expected_s)
+
+    def drifted(self) -> dict[str, float]:
+        """Returns the stages whose last STREAK ratios all left the threshold on the same side, with the median one."""
+        found = {}
+        for stage, ratios in self.ratios.items():
+            last = ratios[-STREAK:]
+            apart = all(r > 1 + THRESHOLD for r in last) or all(r < 1 - THRESHOLD for r in last)
+            weighs = self.predicted.stages_s[stage] * max(1.0, statistics.median(last)) >= _LEAST_S
+            if len(last) == STREAK and apart and weighs:
+                found[stage] = statistics.median(last)
+        return found
+
+    def factors(self) -> dict[str, float]:
+        """Returns for every stage how much longer than predicted it took lately."""
+        return {stage: statistics.median(ratios[-STREAK:]) for stage, ratios in self.ratios.items()}
+
+
+def scaled(profile: Profile, factors: Mapping[str, float]) -> Profile:
+    """Returns the profile with each stage's seconds multiplied by its factor (1 where none is given)."""
+    stages = {n: replace(s, seconds=s.seconds * factors.get(n, 1.0)) for n, s in profile.stages.items()}
+    return replace(profile, stages=stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """What planning again has found: the same plan with a new prediction, or a better one."""
+
+    pricer: Pricer
+    plan: Plan
+    predicted: Prediction
+    stays_s: float  # what the old plan would take by the scaled profile
+    changed: bool
+
+
+def replan(pricer: Pricer, plan: Plan, factors: Mapping[str, float], name: str = "auto") -> Replanned:
+    """Plans again with a profile scaled by what was measured; keeps the plan unless another wins by the margin.
+
+    The staleness stays what it is.
+
+    Raises:
+        PlanError: nothing fits any more (memory is not scaled, so a plan that ran still does).
+    """
+    again = Pricer(
+        pricer.workflow, scaled(pricer.profile, factors), pricer.cluster, overlap_in_worker=pricer.overlap_in_worker
+    )
+    stays = predict(again, plan)
+    best = find_plans(again, min_staleness=plan.staleness, max_staleness=plan.staleness)[0]
+    if best.iteration_s >= stays.iteration_s * (1 - MARGIN):
+        return Replanned(again, plan, stays, stays.iteration_s, False)
+    other = Plan(f"{name}: {best.label}", pricer.cluster.num_devices, best.tree, best.staleness)
+    return Replanned(again, other, predict(again, other), stays.iteration_s, True)

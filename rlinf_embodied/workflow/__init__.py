@@ -1,0 +1,1 @@
+"""The macro flow: stages, edges and loops of a workflow."""

@@ -1,0 +1,343 @@
+"""The macro flow: stages, edges and loops of a workflow, declared without instantiating anything.
+
+env <==> policy      loop "rollout": H chunk-steps of P shards, possibly repeated
+ |         |
+ +-> actor <-+       data edges, block by block
+       |
+       +~~> policy   weight edge: a new policy version
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.workflow.loops import Loop, Repeat, RepeatDecision, Turn, groups_of
+
+__all__ = [
+    "CORES",
+    "WHOLE",
+    "Edge",
+    "Loop",
+    "Repeat",
+    "RepeatDecision",
+    "StageSpec",
+    "Turn",
+    "WeightEdge",
+    "Workflow",
+]
+
+WHOLE = 0  # a granularity: all blocks of the iteration at once
+CORES = ("cpu",)  # the kinds of a stage that runs on cores only
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """A logical component as plain data; `target` is the dotted path of the Stage class, `config` its only argument."""
+
+    name: str
+    target: str
+    config: object
+    collective: bool = False  # its workers exchange data among themselves, so their calls start together
+    kinds: tuple[str, ...] = ()  # device kinds that it can run on; (): whatever its profile knows
+    granularities: tuple[int, ...] = ()  # blocks per call that it accepts, WHOLE among them; (): any
+    at_once: bool = False  # works on all its blocks together and hands each on when it is finished (long tails)
+    waits: bool = False  # for something that is none of the cluster's: it takes no longer where it has no core
+    blocks_per_batch: int = 1  # so many neighbouring blocks are one batch, in one worker
+
+    def accepts(self, blocks_per_chunk: int, num_blocks: int) -> bool:
+        """Returns whether it may be called for so many blocks at a time."""
+        return blocks_per_chunk == num_blocks or not self.granularities or blocks_per_chunk in self.granularities
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Data of `source` that `target` consumes, one payload per block.
+
+    `granularities` are the chunks, in blocks, in which the data may flow on; `target` needs all of it where only WHOLE
+    is allowed, and any divisor of the number of blocks is allowed where the tuple is empty.
+    """
+
+    source: str
+    target: str
+    bytes_per_item: float = 0.0  # an estimate; a profile's measured value takes its place
+    granularities: tuple[int, ...] = (WHOLE,)
+
+    def allows(self, blocks_per_chunk: int, num_blocks: int) -> bool:
+        """Returns whether data may flow in chunks of so many blocks."""
+        return blocks_per_chunk == num_blocks or not self.granularities or blocks_per_chunk in self.granularities
+
+
+@dataclass(frozen=True, slots=True)
+class WeightEdge:
+    """Weights of `source` that `target` installs once per iteration, with version and checksum."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """The macro graph.  Items are blocks, numbered 0 .. num_blocks - 1; every stage processes every block."""
+
+    name: str
+    num_blocks: int
+    stages: Mapping[str, StageSpec]
+    edges: tuple[Edge, ...] = ()
+    weight_edges: tuple[WeightEdge, ...] = ()
+    loops: Mapping[str, Loop] = field(default_factory=dict)
+    repeat: Repeat | None = None
+    items_per_block: int = 1  # episodes, prompts: the unit in which profiles count
+    typical_iteration: int = 0  # the first whose work is like that of the later ones; stages are measured in it
+    more_blocks: str = "make more and smaller blocks"  # what a user does to have them, for messages
+    of_workload: str = ""  # dotted path of what makes the graph again from a profile, see planning/measured.py
+
+    def __post_init__(self) -> None:
+        """Checks that every name is declared, loops are bounded and data edges have no cycle outside the loops.
+
+        Raises:
+            PlanError: names the edge or loop and what is wrong with it.
+        """
+        if self.num_blocks < 1 or self.items_per_block < 1:
+            raise PlanError(
+                f"workflow {self.name}: num_blocks is {self.num_blocks} and items_per_block {self.items_per_block}, "
+                "but there is no work in less than one: use positive numbers"
+            )
+        for edge in (*self.edges, *self.weight_edges):
+            self._check_ends(f"edge {edge.source} -> {edge.target}", edge.source, edge.target)
+        for edge in self.edges:
+            self._check_edge(edge)
+        for loop in self.loops.values():
+            self._check_loop(loop)
+        self.order()
+        for group in self.loop_groups():
+            self._check_group(group)
+        self._check_batches()
+        if self.repeat is not None:
+            self._check_repeat(self.repeat)
+
+    def _check_ends(self, what: str, *ends: str) -> None:
+        for end in ends:
+            if end not in self.stages:
+                raise PlanError(
+                    f"workflow {self.name}: {what} names the stage {end!r}, but there are only {sorted(self.stages)}: "
+                    "declare the stage or mend the edge"
+                )
+
+    def _check_edge(self, edge: Edge) -> None:
+        bad = [size for size in edge.granularities if size < 0 or (size and self.num_blocks % size)]
+        if bad or edge.bytes_per_item < 0:
+            raise PlanError(
+                f"workflow {self.name}: edge {edge.source} -> {edge.target} has granularities {edge.granularities} and "
+                f"bytes_per_item {edge.bytes_per_item}, but chunks divide the {self.num_blocks} blocks (or are WHOLE) "
+                "and bytes are not negative: mend the edge"
+            )
+
+    def _check_loop(self, loop: Loop) -> None:
+        where = f"workflow {self.name}: loop {loop.name}"
+        for end in loop.sides:
+            if end not in self.stages:
+                raise PlanError(f"{where} names the stage {end!r}: declare it")
+        if loop.opener == loop.answerer:
+            raise PlanError(f"{where} has {loop.opener!r} on both sides, but a loop is made of two stages: name both")
+        if len(set(loop.sides)) < len(loop.sides):
+            raise PlanError(
+                f"{where} has the stages {list(loop.sides)}, but each has one turn in a cycle: name each of them once"
+            )
+        if loop.chunk_steps < 1 or loop.max_rounds < 1:
+            raise PlanError(
+                f"{where} has chunk_steps={loop.chunk_steps} and max_rounds={loop.max_rounds}, but a loop is bounded "
+                "by positive numbers: set both"
+            )
+        for turn in loop.between:
+            if not isinstance(turn.every, int) or turn.every < 1:
+                raise PlanError(
+                    f"{where} has {turn.stage} take part in every {turn.every!r}th chunk-step, but that is a whole "
+                    "number of at least 1: mend `every`"
+                )
+        if not 1 <= loop.expected_rounds <= loop.max_rounds:
+            raise PlanError(
+                f"{where} has expected_rounds={loop.expected_rounds}, but a repeat takes between 1 and "
+                f"max_rounds={loop.max_rounds} rounds: mend one of the two"
+            )
+        for side in loop.sides[1:]:
+            if late := [e.source for e in self.edges if e.target == side and e.source not in loop.sides]:
+                raise PlanError(
+                    f"{where}: {side} takes data of {late}, but only the opener of a loop is given what comes "
+                    f"before it: lead the edge to {loop.opener}, which shows it on"
+                )
+        if not loop.shards or min(loop.shards) < 1:
+            raise PlanError(f"{where} has shards={loop.shards}, but at least one is in flight: use (1, 2)")
+
+    def _check_group(self, group: Sequence[Loop]) -> None:
+        """Checks loops that share stages: what the shared ones hold is divided alike in all of them."""
+        if len(group) == 1:
+            return
+        where = f"workflow {self.name}: the loops {[loop.name for loop in group]} share a stage"
+        for loop in group:
+            if loop.max_rounds > 1 or loop.decide is not None:
+                raise PlanError(
+                    f"{where}, but {loop.name} may be done again (max_rounds={loop.max_rounds}), and whose reports its "
+                    "decision sees would be open: let such a loop have stages of its own"
+                )
+            if loop.shards != (1,):
+                raise PlanError(
+                    f"{where}, but {loop.name} may have {loop.shards} shards in flight, and a stage has its blocks in "
+                    "the same parts in all of its loops: give each of them shards=(1,)"
+                )
+        sides = {side for loop in group for side in loop.sides}
+        if amid := {s for s in self.downstream(*sides) if self.downstream(s) & sides}:
+            raise PlanError(
+                f"{where}, but {sorted(amid)} would have to run between them, and they follow on each other: lead the "
+                "edges to what is behind all of these loops"
+            )
+
+    def _check_batches(self) -> None:
+        for stage, spec in self.stages.items():
+            if spec.blocks_per_batch > 1 and (spec.collective or spec.granularities):
+                raise PlanError(
+                    f"workflow {self.name}: stage {stage} batches {spec.blocks_per_batch} blocks, but is collective "
+                    "or takes certain chunks only: its workers would not be called alike; leave out one of the two"
+                )
+            if spec.blocks_per_batch < 1 or self.num_blocks % spec.blocks_per_batch:
+                raise PlanError(
+                    f"workflow {self.name}: stage {stage} has batches of {spec.blocks_per_batch} blocks, but there are "
+                    f"{self.num_blocks} blocks: use a divisor"
+                )
+
+    def _check_repeat(self, repeat: Repeat) -> None:
+        where = f"workflow {self.name}: repeat {repeat.name}"
+        for stage in (repeat.before, repeat.decided_by):
+            if stage not in self.stages:
+                raise PlanError(f"{where} names the stage {stage!r}: declare it")
+        upstream = self.upstream(repeat.before)
+        if repeat.decided_by not in upstream:
+            raise PlanError(
+                f"{where} is decided by {repeat.decided_by}, whose data does not reach {repeat.before}: let one "
+                f"decide of {sorted(upstream)}"
+            )
+        if self.stages[repeat.before].granularities != (WHOLE,):
+            raise PlanError(f"{where}: {repeat.before} waits for all rounds: give it granularities=(WHOLE,)")
+        beside = set(self.stages) - upstream - {repeat.before} - self.downstream(repeat.before)
+        if beside:
+            raise PlanError(
+                f"{where}: {sorted(beside)} are neither before nor behind {repeat.before}, so that it is open whether "
+                "they are done again: lead an edge from or to them"
+            )
+        if self.loops:
+            raise PlanError(f"{where}: the loops {sorted(self.loops)} repeat by themselves: give them `decide`")
+        if not 1 <= repeat.expected_rounds <= repeat.max_rounds:
+            raise PlanError(
+                f"{where} has expected_rounds={repeat.expected_rounds} and max_rounds={repeat.max_rounds}, but it "
+                "takes between 1 and max_rounds rounds: mend one of the two"
+            )
+
+    def loop_groups(self) -> list[tuple[Loop, ...]]:
+        """Returns the loops, those that share a stage (if only through others) together; all in their order."""
+        return groups_of(tuple(self.loops.values()))
+
+    def group_of(self, name: str) -> tuple[Loop, ...]:
+        """Returns a loop with those that it shares a stage with."""
+        return next(group for group in self.loop_groups() if any(loop.name == name for loop in group))
+
+    def loops_of(self, stage: str) -> tuple[Loop, ...]:
+        """Returns the loops that a stage is a side of."""
+        return tuple(loop for loop in self.loops.values() if stage in loop.sides)
+
+    def first_round(self, name: str) -> int:
+        """Returns the number of a loop's first round: rounds of a stage that several loops share are all different."""
+        return [loop.name for loop in self.group_of(name)].index(name)
+
+    def of_cores(self) -> tuple[str, ...]:
+        """Returns the stages that run on cores only, also where there are accelerators."""
+        return tuple(name for name, spec in self.stages.items() if spec.kinds == CORES)
+
+    def sources(self, stage: str) -> tuple[str, ...]:
+        """Returns the stages whose data `stage` consumes, in the order of the edges."""
+        return tuple(edge.source for edge in self.edges if edge.target == stage)
+
+    def downstream(self, *stages: str) -> set[str]:
+        """Returns the stages that data of these reaches, themselves not included."""
+        found: set[str] = set()
+        while reached := {e.target for e in self.edges if e.source in found.union(stages)} - found:
+            found |= reached
+        return found.difference(stages)
+
+    def upstream(self, stage: str) -> set[str]:
+        """Returns the stages whose data reaches this one, itself not included."""
+        found: set[str] = set()
+        while sources := {e.source for e in self.edges if e.target in found | {stage}} - found:
+            found |= sources
+        return found
+
+    def back(self) -> frozenset[str]:
+        """Returns the stages that learn and all that data of these reaches: the second part of an iteration.
+
+        The others, its front, may run ahead of it.  A loop is on one side: with either of its stages, both are here.
+        Whoever passes weights on learns, and so do those whose workers work collectively, such as a critic.
+        """
+        found = {edge.source for edge in self.weight_edges}
+        found |= {name for name, spec in self.stages.items() if spec.collective} if found else set()
+        while True:
+            closed = found | self.downstream(*found)
+            for loop in self.loops.values():
+                if not closed.isdisjoint(loop.sides):
+                    closed |= set(loop.sides)
+            if closed == found:
+                return frozenset(found)
+            found = closed
+
+    def rounds(self, reports: Mapping[str, Sequence[Sequence[object]]]) -> dict[str, int]:
+        """Returns how often each stage of a loop or a repeat ran, from an iteration's reports by stage."""
+        found = {}
+        for loop in self.loops.values():
+            found |= dict.fromkeys(loop.sides, len(reports[loop.opener]))
+        if self.repeat is not None:
+            found |= dict.fromkeys(self.upstream(self.repeat.before), len(reports[self.repeat.decided_by]))
+        return found
+
+    def expected_rounds(self) -> dict[str, float]:
+        """Returns how often each stage of a loop or a repeat is expected to run."""
+        found = {}
+        for loop in self.loops.values():
+            found |= dict.fromkeys(loop.sides, loop.expected_rounds)
+        if self.repeat is not None:
+            found |= dict.fromkeys(self.upstream(self.repeat.before), self.repeat.expected_rounds)
+        return found
+
+    def with_rounds(self, expected: float) -> Workflow:
+        """Returns the workflow with so many expected rounds of whatever is repeated, at most as many as it allows."""
+        within = lambda most: min(max(expected, 1.0), most)  # noqa: E731
+        loops = {n: replace(o, expected_rounds=within(o.max_rounds)) for n, o in self.loops.items()}
+        again = self.repeat and replace(self.repeat, expected_rounds=within(self.repeat.max_rounds))
+        return replace(self, loops=loops, repeat=again)
+
+    def most_devices(self, stage: str, blocks: int) -> int:
+        """Returns how many devices can share a stage that is called for so many blocks."""
+        size = self.stages[stage].blocks_per_batch
+        return blocks if size == 1 else self.num_blocks // size
+
+    def blocking(self, first: Sequence[str], second: Sequence[str], blocks_per_chunk: int) -> list[str]:
+        """Returns the edges that keep `second` from starting on a chunk before `first` has finished all."""
+        return [
+            f"edge {edge.source} -> {edge.target}"
+            for edge in self.edges
+            if edge.source in first and edge.target in second and not edge.allows(blocks_per_chunk, self.num_blocks)
+        ]
+
+    def order(self) -> tuple[str, ...]:
+        """Returns the stages sorted along the data edges.
+
+        Raises:
+            PlanError: the edges form a cycle.
+        """
+        before: dict[str, set[str]] = {stage: set(self.sources(stage)) for stage in self.stages}
+        done: list[str] = []
+        while len(done) < len(self.stages):
+            ready = [s for s in self.stages if s not in done and before[s].issubset(done)]
+            if not ready:
+                left = sorted(set(self.stages) - set(done))
+                raise PlanError(f"workflow {self.name}: the edges among {left} form a cycle: declare it as a loop")
+            done.extend(ready)
+        return tuple(done)

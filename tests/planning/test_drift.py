@@ -1,0 +1,126 @@
+"""A lasting drift plans again; a short one, a growing one within the limit, and other amounts of work do not."""
+
+from __future__ import annotations
+
+import pytest
+from plan_cases import cluster, embodied, profile, stage
+
+from rlinf_embodied.planning.drift import MARGIN, STREAK, DriftWatch, Prediction, predict, replan, scaled
+from rlinf_embodied.planning.explain import rank
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.probes import collocated, disaggregated
+
+USUAL = Prediction(10.0, {"env": 6.0, "policy": 2.0, "actor": 2.0})
+
+
+def watched(*env_s: float, rounds: int | None = None) -> DriftWatch:
+    watch = DriftWatch(USUAL, {"env": 1.0})
+    for seconds in env_s:
+        counted = None if rounds is None else {"env": rounds}
+        watch.observe({"env": seconds, "policy": 2.0, "actor": 2.1}, counted)
+    return watch
+
+
+def test_five_iterations_above_the_threshold_are_a_drift() -> None:
+    assert watched(*[7.2] * STREAK).drifted() == {"env": pytest.approx(1.2)}
+    assert watched(6.0, 6.0, *[9.0] * STREAK).factors() == {
+        "env": pytest.approx(1.5),
+        "policy": pytest.approx(1.0),
+        "actor": pytest.approx(1.05),
+    }
+
+
+@pytest.mark.parametrize(
+    "env_s",
+    [[7.2] * (STREAK - 1), [7.2, 7.2, 6.5, 7.2, 7.2], [6.8] * 9, [7.2, 4.0, 7.2, 4.0, 7.2], [9.0] * 4 + [6.0]],
+)
+def test_shorter_smaller_or_wavering_deviations_are_none(env_s: list[float]) -> None:
+    assert watched(*env_s).drifted() == {}
+
+
+def test_a_stage_that_became_faster_is_a_drift_too() -> None:
+    assert watched(*[4.0] * STREAK).drifted() == {"env": pytest.approx(4 / 6)}
+
+
+def test_more_rounds_of_a_repeat_are_more_work_and_no_drift() -> None:
+    assert watched(*[12.0] * STREAK, rounds=2).drifted() == {}
+    assert watched(*[12.0] * STREAK).drifted() != {}
+
+
+def test_a_stage_of_milliseconds_is_never_a_reason() -> None:
+    watch = DriftWatch(Prediction(10.0, {"env": 0.001}))
+    for _ in range(STREAK):
+        watch.observe({"env": 0.002})
+    assert watch.drifted() == {}
+
+
+def flat_env() -> Pricer:
+    """Two devices; policy and actor lose by being spread, so that only a slow env makes the rollout use both."""
+    stages = {
+        "env": stage(0.01, 0.001, loop=True),
+        "policy": {
+            "items_per_device": [4, 8],
+            "devices": [1, 2],
+            "s_per_chunk_step": [[0.014, 0.08], [0.018, 0.12]],
+        },
+        "actor": {
+            "items_per_device": [4, 8],
+            "devices": [1, 2],
+            "s_per_call": [[0.5, 1.5], [1.0, 3.0]],
+        },
+    }
+    work, _ = embodied((0, 0), (0, 0), (0, 0), blocks=8, steps=4)
+    return Pricer(work, profile(stages), cluster(2))
+
+
+def test_a_slower_simulator_moves_the_rollout_to_both_devices() -> None:
+    pricer = flat_env()
+    best = rank(pricer)[0][0]
+    assert best.plan.leaves()["env"].devices == (1,)
+    found = replan(pricer, best.plan, {"env": 60.0})
+    assert found.changed
+    assert found.plan.leaves()["env"].devices == (0, 1)
+    assert found.predicted.iteration_s < found.stays_s * (1 - MARGIN)
+    assert found.predicted.iteration_s == pytest.approx(predict(found.pricer, found.plan).iteration_s)
+
+
+def test_a_machine_that_became_slower_as_a_whole_keeps_its_plan_with_a_new_prediction() -> None:
+    pricer = flat_env()
+    best = rank(pricer)[0][0]
+    found = replan(pricer, best.plan, {"env": 2.0, "policy": 2.0, "actor": 2.0})
+    assert not found.changed
+    assert found.predicted.iteration_s == pytest.approx(2 * best.iteration_s)
+
+
+def test_another_plan_has_to_win_by_a_margin() -> None:
+    pricer = flat_env()
+    present = collocated(pricer.workflow, 2)
+
+    def saved(factors: dict[str, float]) -> float:
+        slower = Pricer(pricer.workflow, scaled(pricer.profile, factors), pricer.cluster)
+        return 1 - rank(slower)[0][0].iteration_s / predict(slower, present).iteration_s
+
+    # the slower the simulator, the less any other plan saves
+    again = {saved({"env": factor}): {"env": factor} for factor in (1.0, 4.0, 16.0, 64.0, 128.0, 256.0)}
+    barely = again[max(share for share in again if share < MARGIN)]
+    clearly = again[min(share for share in again if share > 1.2 * MARGIN)]
+    assert saved(barely) > 0
+    assert not replan(pricer, present, barely).changed
+    assert replan(pricer, present, clearly).changed
+
+
+def test_predictions_are_those_of_the_planner_and_scale_with_the_profile() -> None:
+    pricer = flat_env()
+    for entry in rank(pricer)[0]:
+        assert predict(pricer, entry.plan).iteration_s == pytest.approx(entry.iteration_s)
+    slower = scaled(pricer.profile, {"env": 3.0})
+    assert float(slower.stages["env"].call_s(4, 1)) == pytest.approx(
+        3 * float(pricer.profile.stages["env"].call_s(4, 1))
+    )
+    assert slower.stages["policy"] is not None
+
+
+def test_any_plan_can_be_predicted_stage_by_stage() -> None:
+    found = predict(flat_env(), disaggregated(flat_env().workflow, 2))
+    assert set(found.stages_s) == {"env", "policy", "actor"}
+    assert found.iteration_s >= max(found.stages_s.values())

@@ -1,0 +1,126 @@
+"""Workflows are plain data, and say at once what is wrong with them."""
+
+from dataclasses import replace
+
+import pytest
+from plan_cases import graph
+
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.workflow.graph import (
+    WHOLE,
+    Edge,
+    Loop,
+    Repeat,
+    RepeatDecision,
+    StageSpec,
+    Turn,
+    Workflow,
+)
+
+
+def test_the_order_follows_the_edges() -> None:
+    work = graph(("c", "b", "a"), (("a", "c"), ("c", "b")))
+    assert work.order() == ("a", "c", "b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"edges": (("a", "x"),)}, r"edge a -> x names the stage 'x', but there are only \['a', 'b'\]"),
+        ({"edges": (("a", "b"), ("b", "a"))}, r"the edges among \['a', 'b'\] form a cycle: declare it as a loop"),
+        ({"loops": {"l": Loop("l", "a", "b", 0)}}, "a loop is bounded by positive numbers"),
+        ({"loops": {"l": Loop("l", "a", "a", 1)}}, "made of two stages"),
+        ({"loops": {"l": Loop("l", "a", "b", 1, expected_rounds=2.0)}}, r"between 1 and max_rounds=1 rounds"),
+        ({"loops": {"l": Loop("l", "a", "b", 1, shards=())}}, "at least one is in flight"),
+        ({"loops": {"l": Loop("l", "a", "b", 1, between=(Turn("c"),))}}, "names the stage 'c': declare it"),
+        ({"loops": {"l": Loop("l", "a", "b", 1, between=(Turn("a"),))}}, "each has one turn in a cycle"),
+        (
+            {"loops": {"l": Loop("l", "a", "b", 1, between=(Turn("c", 0),))}, "stages": "abc"},
+            "at least 1: mend `every`",
+        ),
+        (
+            {"loops": {"k": Loop("k", "a", "b", 1), "l": Loop("l", "b", "a", 1)}},
+            r"share a stage, but k may have \(1, 2\) shards in flight, .* give each of them shards=\(1,\)",
+        ),
+        (
+            {
+                "loops": {
+                    "k": Loop("k", "a", "b", 1, shards=(1,)),
+                    "l": Loop("l", "b", "a", 1, max_rounds=2, shards=(1,)),
+                }
+            },
+            "share a stage, but l may be done again",
+        ),
+        (
+            {
+                "loops": {"k": Loop("k", "a", "b", 1, shards=(1,)), "l": Loop("l", "c", "b", 1, shards=(1,))},
+                "edges": (("a", "d"), ("d", "c")),
+                "stages": "abcd",
+            },
+            r"\['d'\] would have to run between them",
+        ),
+        ({"blocks": 0}, "there is no work in less than one"),
+    ],
+)
+def test_a_broken_workflow_is_refused_with_the_reason(changes: dict, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        graph(tuple(changes.pop("stages", "ab")), **{"edges": (), **changes})
+
+
+def test_chunks_divide_the_blocks() -> None:
+    stages = {name: StageSpec(name, "fakes.x", None) for name in "ab"}
+    with pytest.raises(PlanError, match=r"granularities \(3,\) .* chunks divide the 8 blocks"):
+        Workflow("w", 8, stages, (Edge("a", "b", granularities=(3,)),))
+
+
+def test_an_edge_allows_what_it_lists_and_always_the_whole() -> None:
+    assert not Edge("a", "b").allows(2, 8)
+    assert Edge("a", "b", granularities=(WHOLE, 2)).allows(2, 8)
+    assert Edge("a", "b", granularities=()).allows(4, 8)
+    assert Edge("a", "b").allows(8, 8)
+
+
+def stages(**changes: dict) -> dict[str, StageSpec]:
+    return {name: StageSpec(name, "fakes.x", None, **changes.get(name, {})) for name in "abc"}
+
+
+ENOUGH = Repeat("more", "c", "b", lambda rounds: RepeatDecision(True), max_rounds=3)
+CHAIN = (Edge("a", "b"), Edge("b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("repeat", "changes", "edges", "message"),
+    [
+        (replace(ENOUGH, decided_by="x"), {}, CHAIN, "repeat more names the stage 'x'"),
+        (
+            replace(ENOUGH, decided_by="c"),
+            {},
+            CHAIN,
+            r"is decided by c, whose data does not reach c: let one decide of \['a', 'b'\]",
+        ),
+        (ENOUGH, {"c": {}}, CHAIN, r"c waits for all rounds: give it granularities=\(WHOLE,\)"),
+        (ENOUGH, {}, CHAIN[1:], r"\['a'\] are neither before nor behind c"),
+        (replace(ENOUGH, expected_rounds=4.0), {}, CHAIN, "expected_rounds=4.0 and max_rounds=3"),
+    ],
+)
+def test_a_repeat_is_refused_with_the_reason(repeat: Repeat, changes: dict, edges: tuple, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Workflow("w", 4, stages(**{"c": {"granularities": (WHOLE,)}, **changes}), edges, repeat=repeat)
+
+
+def test_what_comes_before_the_stage_is_counted_by_rounds() -> None:
+    work = Workflow("w", 4, stages(c={"granularities": (WHOLE,)}), CHAIN, repeat=ENOUGH).with_rounds(1.5)
+    assert work.expected_rounds() == {"a": 1.5, "b": 1.5}
+    assert work.rounds({"b": [[1], [2]]}) == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"blocks_per_batch": 3}, "has batches of 3 blocks, but there are 4 blocks"),
+        ({"blocks_per_batch": 2, "collective": True}, "is collective or takes certain chunks only"),
+    ],
+)
+def test_sets_of_blocks_fit_the_workflow(spec: dict, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Workflow("w", 4, stages(a=spec), CHAIN)

@@ -1,0 +1,114 @@
+"""Profiles: what is read between the points, and what a file may not say."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_cases import profile, stage
+
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.planning.measured import workflow_for
+from rlinf_embodied.planning.profile import interpolate
+from rlinf_embodied.planning.profile_file import FORMAT, load_profile, parse_profile
+
+PROFILES = sorted((Path(__file__).resolve().parents[2] / "configs" / "profiles").glob("*.json"))
+
+
+def data(**changes) -> dict:
+    entry = {
+        "items_per_device": [1, 2, 4],
+        "devices": [1, 4],
+        "s_per_call": [[1.0, 2.0], [2.0, 3.0], [6.0, 9.0]],
+        **changes,
+    }
+    return {"format": FORMAT, "name": "test", "device_kind": "gpu", "stages": {"a": entry}}
+
+
+def test_between_points_lines_beyond_them_the_last_slope() -> None:
+    xs, ys = np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 6.0])
+    assert interpolate([0.5, 1.0, 1.5, 3.0, 4.0, 6.0], xs, ys).tolist() == [1.0, 1.0, 1.5, 4.0, 6.0, 10.0]
+
+
+def test_what_fell_at_the_end_does_not_go_on_falling() -> None:
+    assert interpolate([2.0, 9.0], np.array([1.0, 2.0]), np.array([5.0, 4.0])).tolist() == [4.0, 4.0]
+
+
+def test_both_axes_are_interpolated() -> None:
+    measured = parse_profile(data()).stages["a"]
+    assert measured.call_s(3, 1) == pytest.approx(4.0)  # halfway between 2 and 6
+    assert measured.call_s(2, 2) == pytest.approx(2 + 1 / 3)  # a third of the way from 1 to 4 devices
+    assert measured.call_s([1, 6], [4, 1]).tolist() == [2.0, 10.0]
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=2, max_size=5), st.floats(1, 40))
+def test_times_of_a_rising_table_rise(seconds: list[float], items: float) -> None:
+    rising = np.cumsum(seconds)
+    xs = np.arange(1.0, len(rising) + 1)
+    low, high = interpolate([items, items + 1], xs, rising)
+    assert low <= high
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"s_per_call": [[1.0, -2.0], [2.0, 3.0], [6.0, 9.0]]}, r"stages\.a\.s_per_call is -2\.0, .* not negative"),
+        ({"s_per_call": [[1.0], [2.0], [6.0]]}, r"a table of 3 rows \(items_per_device\) and 2 columns"),
+        ({"ms_per_call": [[1.0]]}, r"a\.ms_per_call is unknown: did you mean s_per_call\? times are in seconds"),
+        ({"resident_gb": 3.0}, r"a\.resident_gb is unknown: .*sizes in bytes"),
+        ({"park_s": float("nan")}, r"a\.park_s is nan"),
+        ({"items_per_device": [2, 1, 4]}, r"an ascending list of positive numbers"),
+        ({"s_per_chunk_step": 1.0}, r"one of s_per_call, s_per_chunk_step is needed"),
+        ({"finish_quantiles": [[0.5, 0.2], [1.0, 0.9]]}, r"end at \[1, 1\]"),
+    ],
+)
+def test_a_broken_stage_names_the_key_and_the_rule(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_profile(data(**changes))
+
+
+def test_one_point_has_no_slope() -> None:
+    with pytest.raises(ConfigError, match="a slope needs two points"):
+        parse_profile(data(items_per_device=[1], s_per_call=[[1.0, 2.0]]))
+
+
+def test_a_missing_stage_and_one_measured_otherwise_are_named() -> None:
+    measured = profile({"env": stage(1, 1, loop=True), "actor": stage(1, 1)})
+    with pytest.raises(ConfigError, match=r"has the stage 'policy', but the profile holds only \['actor', 'env'\]"):
+        measured.require(["env", "policy"], ["env", "policy"])
+    with pytest.raises(ConfigError, match="'actor' has s_per_call, but the workflow uses it inside a loop"):
+        measured.require(["actor"], ["actor"])
+
+
+def test_a_foreign_fingerprint_says_what_differs() -> None:
+    measured = profile({"a": stage(1, 1)}, fingerprint={"hardware": "2 cores"})
+    measured.require_fingerprint({"hardware": "2 cores"})
+    with pytest.raises(ConfigError, match=r"fingerprint\.hardware is '2 cores', but here it is '8 x H100'"):
+        measured.require_fingerprint({"hardware": "8 x H100"})
+
+
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_profile(tmp_path / "none.json")
+    (tmp_path / "half.json").write_text('{"format": ')
+    with pytest.raises(ConfigError, match="no valid JSON"):
+        load_profile(tmp_path / "half.json")
+    (tmp_path / "old.json").write_text(json.dumps({"format": "rlinf-profile/0"}))
+    with pytest.raises(ConfigError, match="measure it again"):
+        load_profile(tmp_path / "old.json")
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_every_published_profile_loads_names_its_sources_and_fits_its_workflow(path: Path) -> None:
+    measured = load_profile(path)
+    work = workflow_for(measured)
+    inside = [end for loop in work.loops.values() for end in (loop.opener, loop.answerer)]
+    measured.require(work.stages, inside)
+    assert {"workload", "frozen"} <= set(measured.sources)
+    assert len(measured.sources) >= 5
+
+
+def test_there_are_profiles() -> None:
+    assert [path.stem for path in PROFILES] == ["grpo_llm", "libero_openvla_oft", "maniskill_openvla", "ppo_llm"]
