@@ -35,9 +35,7 @@ class PlanConfig:
     name: str = "auto"
     file: str | None = None
     trees: list[dict] = field(default_factory=list)  # variants by number of devices, see planning/plan
-    max_staleness: int = (
-        0  # auto: rollouts may run so many iterations ahead; another plan: they do, see planning/plan
-    )
+    max_staleness: int = 0  # auto: rollouts may run so many iterations ahead; another plan: they do, see planning/plan
     replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see planning/drift.py
     profile: str | None = None  # auto: a profile file to plan with; None: the cached one, or measured now
     profile_budget_s: float = 36.0  # auto: seconds for the repeated measurements of a profile, besides set-up
