@@ -72,6 +72,7 @@ class Links:
     within_node_bytes_per_s: float = 4.0e9
     across_nodes_bytes_per_s: float = 1.0e9
     latency_s: float = 0.001
+    submit_s: float = 0.0005  # of the driver, for each call that it submits
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,9 +241,9 @@ class Workflow:
         """Returns a loop with those that it shares a stage with."""
         return next(group for group in self.loop_groups() if any(loop.name == name for loop in group))
 
-    def loops_of(self, stage: str) -> tuple[Loop, ...]:
-        """Returns the loops that a stage is a side of."""
-        return tuple(loop for loop in self.loops.values() if stage in loop.sides)
+    def loop_of(self, stage: str) -> Loop | None:
+        """Returns the loop that a stage is a side of, if any."""
+        return next((loop for loop in self.loops.values() if stage in loop.sides), None)
 
     def first_round(self, name: str) -> int:
         """Returns the number of a loop's first round: rounds of a stage that several loops share are all different."""
@@ -313,10 +313,10 @@ class Workflow:
         again = self.repeat and replace(self.repeat, expected_rounds=within(self.repeat.max_rounds))
         return replace(self, loops=loops, repeat=again)
 
-    def most_devices(self, stage: str, blocks: int) -> int:
-        """Returns how many devices can share a stage that is called for so many blocks."""
+    def most_devices(self, stage: str, blocks: int = WHOLE) -> int:
+        """Returns how many devices can share a stage that is called for so many blocks; WHOLE: for all."""
         size = self.stages[stage].blocks_per_batch
-        return blocks if size == 1 else self.num_blocks // size
+        return (blocks or self.num_blocks) if size == 1 else self.num_blocks // size
 
     def blocking(self, first: Sequence[str], second: Sequence[str], blocks_per_chunk: int) -> list[str]:
         """Returns the edges that keep `second` from starting on a chunk before `first` has finished all."""
