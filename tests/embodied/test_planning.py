@@ -23,7 +23,7 @@ from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution import profiler
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.profile_file import FORMAT, load_profile
+from rlinf_embodied.planning.profile import FORMAT, load_profile
 from rlinf_embodied.runtime import host as host_module
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
