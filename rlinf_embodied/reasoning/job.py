@@ -63,7 +63,6 @@ class ReasoningJob:
     work = "RL"
 
     def __init__(self, config: MathConfig) -> None:
-        """Takes everything that experiments/train_llm_math.py reads."""
         self.config = config
         data = config.data
         files = "+".join(Path(file).stem for file in data.files.values())
@@ -80,7 +79,7 @@ class ReasoningJob:
 
     @property
     def learners(self) -> tuple[str, ...]:
-        """See Job: the one."""
+        """The one."""
         return (self.learner,)
 
     def planning_parts(self) -> dict[str, object]:
@@ -88,7 +87,6 @@ class ReasoningJob:
         return {n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "reward", "algorithm")}
 
     def require_staleness(self, staleness: int) -> None:
-        """See Job."""
         require_correction(staleness, self.config.algorithm.tis_cap)
 
     def launch_notes(self) -> list[str]:
@@ -178,7 +176,6 @@ class ReasoningJob:
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
-        """See Job."""
         return training_workflow(self.config, policy_folder, self._reference)
 
     def starting_policy(
@@ -193,14 +190,13 @@ class ReasoningJob:
         """See Job; there is nothing to do."""
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
-        """See Job."""
         config = self.config
         model = LanguageStageConfig(config.policy, policy_folder, config.run.seed)
         sections = (config.data, config.generation, config.reward, config.eval)
         return AnswerEvaluation(model, *sections, session, cluster, config.run.num_iterations)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
-        """See Job; there is no goal to check."""
+        """There is no goal to check."""
         raise AssertionError("the reasoning workflow has no goal that could be checked")
 
     # ---------------------------------------------------------------------------------------------------- iteration
@@ -286,7 +282,6 @@ class ReasoningJob:
         executor.call("actor", "save", step_context, argument, [*added, *earlier])
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
-        """See Job."""
         progress = saved_progress(checkpoint)
         step_context = StepContext(progress.iteration)
         for stage in ("actor", "critic"):
@@ -300,7 +295,6 @@ class ReasoningJob:
 
     # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
-        """See Job."""
         assert progress.before is not None
         assert isinstance(after, AnswerResult)
         return {
@@ -314,7 +308,6 @@ class ReasoningJob:
         }
 
     def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
-        """See Job."""
         assert isinstance(after, AnswerResult)
         folder.write_text("samples.md", after.table())
         lines = [f"samples  {folder.path / 'samples.md'}", f"curve    {plot_curve(folder.path)}"]
