@@ -14,7 +14,6 @@ class Submitter:
     """An executor's way to its workers, for what belongs to an iteration."""
 
     def __init__(self, session: Session, workflow: str) -> None:
-        """Takes the workers, and the workflow's name, for errors."""
         self.mender: Mends | None = None  # None: an iteration that loses workers is done again as a whole
         self._session, self._workflow = session, workflow
 

@@ -75,7 +75,6 @@ class RaySession:
 
     # --------------------------------------------------------------------------------------------------------- workers
     def start(self, workers: Sequence[WorkerSpec]) -> None:
-        """See Session."""
         new = [spec for spec in workers if spec.worker not in self._actors]
         self._placement.reserve(new)
         self._files.prepare({spec.node for spec in new if spec.node is not None}, portable.library_path())
@@ -109,7 +108,6 @@ class RaySession:
         return self.fetch(refs, f"{spec.name}.setup")
 
     def replace(self, workers: Sequence[int]) -> None:
-        """See Session."""
         self.attempt += 1
         self._lookout.forget()
         lost = self._lookout.at_fault(workers)
@@ -135,7 +133,6 @@ class RaySession:
 
     # --------------------------------------------------------------------------------------------------------- mending
     def can_renew(self, spec: StageSpec, workers: Sequence[int]) -> bool:
-        """See MendingSession."""
         if len(workers) < 2:
             return True
         refs = [self._actors[worker].holds_group.remote(spec.name) for worker in workers]
@@ -144,11 +141,9 @@ class RaySession:
         return not any(self.fetch(refs, f"{spec.name}.setup"))
 
     def renew_stage(self, spec: StageSpec, contexts: Sequence[StageContext], anew: Collection[int]) -> None:
-        """See MendingSession."""
         self._set_up(spec, contexts, anew)
 
     def mend(self, workers: Sequence[int]) -> frozenset[int]:
-        """See MendingSession."""
         self._require_nodes()
         lost: set[int] = set()
         self._switchboard.abandon(self.attempt)  # no attempt is older: only groups are closed, in which others may wait
@@ -165,7 +160,6 @@ class RaySession:
         return frozenset(lost)
 
     def failed(self, receipts: Sequence[Ref]) -> list[bool]:
-        """See MendingSession."""
         return [self._is_error(cast(ray.ObjectRef, ref)) for ref in receipts]
 
     def _is_error(self, ref: ray.ObjectRef) -> bool:
@@ -226,11 +220,10 @@ class RaySession:
         return self._methods[key]
 
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
-        """See Session."""
         return [unpack_result(value) for value in self._lookout.get(refs, waiting)]
 
     def secure(self, refs: Sequence[Ref]) -> None:
-        """See Session: a copy of each comes to the store of the driver's node."""
+        """A copy of each comes to the store of the driver's node."""
         self._lookout.secure(refs, "a snapshot")
 
     def stored(self, refs: Sequence[Ref]) -> Stored | None:
@@ -239,23 +232,20 @@ class RaySession:
         return Stored(sum(int(value.get("object_size") or 0) for value in known.values()), store_room())
 
     def provide(self, workers: Sequence[int], path: Path) -> None:
-        """See Session."""
         self._files.provide(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
 
     def collect(self, workers: Sequence[int], path: Path) -> int:
-        """See Session."""
         return self._files.collect(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
 
     # ------------------------------------------------------------------------------------------------------------- end
     def clear(self) -> None:
-        """See Session."""
         refs = [actor.clear.remote() for actor in self._actors.values()]
         for worker, ref in zip(self._actors, refs, strict=True):
             self._lookout.note(ref, worker, "clear")
         self.fetch(refs, "clear")
 
     def close(self) -> None:
-        """See Session; ends Ray too if this session started it."""
+        """Ends Ray too if this session started it."""
         self._end_all()
         self._switchboard.close()
         self._folder.cleanup()
