@@ -88,8 +88,8 @@ def profile_stages(config: Config, sizes: Sequence[int] = ()) -> None:
             view.note(text_table(profile.rows(), f"{profile.name} on {cluster.description}{of}, seconds and MB:"))
             view.note(f"{folder.path / name}, kept as {path}")
             if size:
-                ranked, _ = rank(Pricer(as_measured(workflow, profile), profile, linked(cluster, profile)))
-                found.append(Sized(size, workflow.num_blocks, ranked[0]))
+                best = rank(Pricer(as_measured(workflow, profile), profile, linked(cluster, profile))).best
+                found.append(Sized(size, workflow.num_blocks, best))
         if found:
             view.note(text_table(rows(found), "best plan of each size, predicted:"))
             view.note("another size of blocks trains other weights, in their last bits: the config chooses it, no plan")

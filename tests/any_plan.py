@@ -16,7 +16,8 @@ import torch
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
+from rlinf_embodied.planning.notation import resolve
+from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves
 from rlinf_embodied.runtime.host import Guided, Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.workflow.graph import (

@@ -13,7 +13,7 @@ from rlinf_embodied.config import ControlConfig
 from rlinf_embodied.control.job import ControlJob
 from rlinf_embodied.control.workflow import control_workflow
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.job import Progress

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import Output, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.workflow.graph import Edge, Loop, RepeatDecision, StageSpec, WeightEdge, Workflow

@@ -12,7 +12,7 @@ from rlinf_embodied.embodied.high_level import starting_high_level
 from rlinf_embodied.embodied.warm_start import starting_policy
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 

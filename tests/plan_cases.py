@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.check import check
-from rlinf_embodied.planning.notation import sorted_pairs
-from rlinf_embodied.planning.plan import Item, Place, Plan, in_order
+from rlinf_embodied.planning.plan import Item, Place, Plan, in_order, sorted_pairs
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import FORMAT, Profile, Workload, parse_profile
 from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow

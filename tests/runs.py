@@ -21,7 +21,7 @@ from rlinf_embodied.embodied.warm_start import warm_start
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.trainer import Trainer

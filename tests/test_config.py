@@ -360,7 +360,7 @@ def test_a_plan_file_is_an_override(tmp_path: Path):
     trees = [{"min_devices": 2, "tree": {"leaf": {"stage": "actor", "devices": "all"}}}]
     path.write_text(yaml.safe_dump({"trees": trees}))
     config = compose_train([f"plan={path}"])
-    assert (config.plan.name, config.plan.file, config.plan.trees) == ("my plan", str(path), trees)
+    assert (config.plan.name, config.plan.file, config.plan.variants) == ("my plan", str(path), trees)
     assert compose_train(["plan=collocated"]).plan.file is None
 
 
@@ -413,7 +413,7 @@ def test_the_plan_json_of_a_run_is_a_plan_file(tmp_path: Path):
     tree = {"temporal": [{"leaf": {"stage": "actor", "devices": [0, 1]}}]}
     path.write_text(json.dumps({"name": "collocated", "num_devices": 2, "tree": tree}))
     plan = compose_train([f"plan={path}"]).plan
-    assert (plan.name, plan.trees) == ("collocated", [{"min_devices": 2, "max_devices": 2, "tree": tree}])
+    assert (plan.name, plan.variants) == ("collocated", [{"min_devices": 2, "max_devices": 2, "tree": tree}])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from ray.cluster_utils import Cluster as RayCluster
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError, LostNodeError, PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime import placement
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext, WorkerSpec

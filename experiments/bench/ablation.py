@@ -50,7 +50,8 @@ from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.emulation import Emulator
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import Plan, resolve
+from rlinf_embodied.planning.notation import resolve
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.planner import Mode
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile

@@ -34,7 +34,7 @@ from rlinf_embodied.compose.evaluation import (
 from rlinf_embodied.compose.explain import keys
 from rlinf_embodied.compose.files import CONFIG_DIR, FILE_SUFFIXES, choices, load, read_mapping, to_yaml
 from rlinf_embodied.compose.overrides import PATH_KEYS
-from rlinf_embodied.compose.user_files import stored_tree
+from rlinf_embodied.compose.user_files import stored_variant
 
 __all__ = [
     "ANSWERS_GROUPS",
@@ -61,6 +61,6 @@ __all__ = [
     "keys",
     "load",
     "read_mapping",
-    "stored_tree",
+    "stored_variant",
     "to_yaml",
 ]

@@ -29,17 +29,17 @@ def stored_section(text: str, group: str, schema: type) -> str:
 
 
 def stored_plan(text: str, schema: type) -> str:
-    """Makes a plan file a choice of the group: `plan=my/tree.yaml` is stored and becomes `plan=file_tree`."""
+    """Makes a plan file a choice of the group: `plan=my/plan.yaml` is stored and becomes `plan=file_plan`."""
     path = _file_of(text, "plan")
     if path is None:
         return text
     data = read_mapping(path)
-    if "tree" in data and "trees" not in data:  # the form of <run.dir>/plan.json: one tree for one number of devices
-        data = {"name": data.get("name"), "trees": [stored_tree(data)]}
+    if "items" in data and "variants" not in data:  # the form of <run.dir>/plan.json: for one number of devices
+        data = {"name": data.get("name"), "variants": [stored_variant(data)]}
     data = {**data, "name": data.get("name") or path.stem, "file": str(path.resolve())}
-    if not data.get("trees"):
+    if not data.get("variants"):
         raise ConfigError(
-            f"plan is {str(path)!r}, but the file has no `trees`: see configs/plan/collocated.yaml for the form"
+            f"plan is {str(path)!r}, but the file has neither `items` nor `variants`: see configs/plan/collocated.yaml for the form"
         )
     try:
         node = OmegaConf.merge(OmegaConf.structured(PlanConfig), data)
@@ -48,11 +48,11 @@ def stored_plan(text: str, schema: type) -> str:
     return _store_file("plan", choice_folder("plan", schema), path, node)
 
 
-def stored_tree(data: Mapping[str, object]) -> dict[str, object]:
-    """Returns the variant that a plan.json holds: a tree for its number of devices and no other."""
+def stored_variant(data: Mapping[str, object]) -> dict[str, object]:
+    """Returns the variant that a plan.json holds: items for its number of devices and no other."""
     number = data.get("num_devices", 1)
-    variant: dict[str, object] = {"min_devices": number, "max_devices": number, "tree": data.get("tree")}
-    return variant | {"staleness": data["staleness"]} if "staleness" in data else variant
+    variant: dict[str, object] = {"min_devices": number, "max_devices": number, "items": data.get("items")}
+    return variant | {key: data[key] for key in ("exclusive", "staleness") if key in data}
 
 
 def _file_of(text: str, group: str) -> Path | None:

@@ -61,15 +61,3 @@ def current_stage(name: str, known: Collection[str]) -> str:
     """Returns what a workflow with the stages `known` calls a stage; a name that it has itself stays."""
     current = STAGES.get(name, name)
     return current if name not in known and current in known else name
-
-
-def with_current_stages(tree: object, known: Collection[str]) -> object:
-    """Returns the plain data of a plan tree whose leaves bear the names of a workflow with the stages `known`."""
-    if isinstance(tree, Mapping):
-        return {
-            key: current_stage(value, known)
-            if key == "stage" and isinstance(value, str)
-            else with_current_stages(value, known)
-            for key, value in tree.items()
-        }
-    return [with_current_stages(part, known) for part in tree] if isinstance(tree, list | tuple) else tree

@@ -20,6 +20,7 @@ class Simulation:
     stages_s: Mapping[str, float]  # by stage, on its busiest device: in calls
     other_s: Mapping[str, float]  # on the busiest device: in "switches" and "weights"
     driver_s: float  # in which the driver submitted calls
+    calls: int = 0
     spans: tuple[Span, ...] = ()
 
     def idle_share(self, device: int) -> float:
@@ -99,7 +100,7 @@ class Clocks:
             other[what] = max(other.get(what, 0.0), seconds)
             busy[device] = busy.get(device, 0.0) + seconds
         driver_s = self.submitted * self.submit_s
-        return Simulation(iteration_s, busy, stages, other, driver_s, tuple(self.spans or ()))
+        return Simulation(iteration_s, busy, stages, other, driver_s, self.submitted, tuple(self.spans or ()))
 
 
 def arrival(waits: Sequence[tuple[list[float], Parts]]) -> float:

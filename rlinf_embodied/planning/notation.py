@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import MAX_STALENESS
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.check import check
-from rlinf_embodied.planning.plan import Blocks, Devices, Item, Pairs, Place, Plan
+from rlinf_embodied.planning.plan import Blocks, Devices, Item, Pairs, Place, Plan, sorted_pairs
 from rlinf_embodied.workflow.graph import Workflow
 
 _ITEM = re.compile(r"(.+?)(?: in (?:(\d{1,9}) (chunks|shards)|(chunks)))?")
@@ -231,11 +231,6 @@ def _pairs(texts: object, path: str, workflow: Workflow) -> Pairs:
         sets = [_names(part, workflow) for part in text.split("/")]
         found |= {pair for a, b in itertools.combinations(sets, 2) for pair in itertools.product(a, b)}
     return sorted_pairs(found)
-
-
-def sorted_pairs(pairs: Iterable[tuple[str, str]]) -> Pairs:
-    """Returns pairs in the form in which equal sets of them are equal."""
-    return tuple(sorted({(min(pair), max(pair)) for pair in pairs}))
 
 
 # ------------------------------------------------------------------------------------------------------------- resolve

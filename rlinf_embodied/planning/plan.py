@@ -127,6 +127,11 @@ def excluded_by(pairs: Iterable[tuple[str, str]], stages: Iterable[str]) -> dict
     return {stage: frozenset(others) for stage, others in found.items()}
 
 
+def sorted_pairs(pairs: Iterable[tuple[str, str]]) -> Pairs:
+    """Returns pairs in the form in which equal sets of them are equal."""
+    return tuple(sorted({(min(pair), max(pair)) for pair in pairs}))
+
+
 def owners(place: Place, num_blocks: int, chunk: int = 0, blocks_per_batch: int = 1) -> Devices:
     """Returns the device that owns each block: contiguous within a chunk, by the place's blocks or else evenly.
 

@@ -57,6 +57,8 @@ class Pricer:
         self._slowdown = {(stage, n): self._slowdown_of(stage, n) for stage in workflow.stages for n in set(self.group_of)}
         self._seconds: dict[tuple[str, int, int, int], float] = {}
         self._facts: dict[tuple[str, int, int, int], Facts] = {}
+        shared = {(e.source, e.target): [profile.stages[s].shared_bytes for s in (e.target, e.source)] for e in workflow.weight_edges}
+        self._shared = {ends: sizes[0] or sizes[1] for ends, sizes in shared.items() if any(sizes)}
         self._items: dict[Item, dict[int, Entries]] = {}
 
     def with_(self, **changes: object) -> Pricer:
@@ -137,7 +139,7 @@ class Pricer:
         for device, of_items in on.items():
             key = tuple(of_items)
             if key not in known:
-                known[key] = _peak(key, excluded)
+                known[key] = _peak(key, excluded, self._shared)
             found[device] = known[key]
         for device, num_bytes in self._waiting(plan).items() if plan.staleness else ():
             found[device] += plan.staleness * num_bytes
@@ -178,7 +180,7 @@ class Pricer:
 
     def peak(self, items: Sequence[Entries], pairs: Iterable[tuple[str, str]]) -> float:
         """Returns the most bytes of a device with these entries, where these pairs are exclusive."""
-        return _peak(items, excluded_by(pairs, self.workflow.stages))
+        return _peak(items, excluded_by(pairs, self.workflow.stages), self._shared)
 
     def _waiting(self, plan: Plan) -> dict[int, float]:
         """Returns the bytes on each device of one iteration's data that its front has made for its back.
@@ -195,11 +197,18 @@ class Pricer:
         return found
 
 
-def _peak(items: Sequence[Entries], excluded: Mapping[str, frozenset[str]]) -> float:
-    """Returns the most bytes of a device: in every call, of what is loaded then, and of what is offloaded."""
+def _peak(
+    items: Sequence[Entries], excluded: Mapping[str, frozenset[str]], shared: Mapping[tuple[str, str], float]
+) -> float:
+    """Returns the most bytes of a device: in every call, of what is loaded then, and of what is offloaded.
+
+    The weights that both ends of a weight edge share are there once while both are loaded.
+    """
     facts = {stage: own for entries in items for stage, own in entries}
+    once = {ends: size for ends, size in shared.items() if facts.keys() >= set(ends)}
     if not any(not excluded[stage].isdisjoint(facts) for stage in facts if stage in excluded):
-        return sum(held for held, _, _ in facts.values()) + max(working for _, working, _ in facts.values())
+        held = sum(held for held, _, _ in facts.values()) - sum(once.values())
+        return held + max(working for _, working, _ in facts.values())
     loaded: set[str] = set()
     peak = 0.0
     for _ in range(2):  # the second time with what an iteration leaves in memory
@@ -208,5 +217,6 @@ def _peak(items: Sequence[Entries], excluded: Mapping[str, frozenset[str]]) -> f
             for stage, _ in entries:
                 loaded = (loaded - excluded[stage]) | {stage}
             now = sum(held if stage in loaded else off for stage, (held, _, off) in facts.items())
+            now -= sum(size for ends, size in once.items() if loaded.issuperset(ends))
             peak = max(peak, now + max(working for _, (_, working, _) in entries))
     return peak

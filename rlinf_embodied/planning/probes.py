@@ -10,12 +10,12 @@ few on one         ceil(n / D) blocks on one device, where n / 2 is another numb
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Plan, Temporal
+from rlinf_embodied.planning.plan import Devices, Place, Plan, collocated, in_order, sorted_pairs
 from rlinf_embodied.workflow.graph import WHOLE, Workflow
 
 
@@ -30,32 +30,16 @@ class Probe:
 
     def devices(self, stage: str) -> int:
         """Returns on how many devices a stage runs."""
-        placed = len(self.plan.leaves()[stage].devices)
-        return min(placed, self.workflow.most_devices(stage, self.workflow.num_blocks))
+        return len(set(self.plan.owners(stage, self.workflow)))
 
     def shards(self, stage: str) -> int:
         """Returns in how many parts a stage is called."""
-        return self.plan.shards(stage, self.workflow.num_blocks, self.cluster)
+        return self.plan.shards(stage, self.workflow, self.cluster)
 
     def blocks_per_call(self, stage: str) -> int:
         """Returns the blocks that the busiest device gets per call."""
         owned = -(-self.workflow.num_blocks // self.devices(stage))
         return -(-owned // self.shards(stage))
-
-
-def collocated(workflow: Workflow, num_devices: int, name: str = "collocated", cores: Devices = ()) -> Plan:
-    """Returns the plan in which every stage is on the first `num_devices` devices, resident, one after the other.
-
-    Args:
-        workflow: whose stages.
-        num_devices: that count.
-        name: of the plan.
-        cores: devices beside these, for the stages that run on cores only; as many of them are used.
-    """
-    everywhere = tuple(range(min(num_devices, workflow.num_blocks)))
-    places: dict[str, Devices] = dict.fromkeys(workflow.stages, everywhere)
-    places |= dict.fromkeys(workflow.of_cores(), cores[: workflow.num_blocks]) if cores else {}
-    return Plan(name, num_devices + len(cores), _tree(workflow, places, 1))
 
 
 def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated", cores: Devices = ()) -> Plan:
@@ -69,20 +53,9 @@ def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated", 
         places |= dict.fromkeys(loop.sides[1:], both[-1:])
     places |= {loop.opener: (0,) for loop in workflow.loops.values()}
     places |= dict.fromkeys(workflow.of_cores(), cores[:1]) if cores else {}
-    return Plan(name, 1 + max(device for place in places.values() for device in place), _tree(workflow, places, shards))
-
-
-def _tree(workflow: Workflow, places: Mapping[str, Devices], shards: int) -> Node:
-    """Returns the stages in the order of the edges, one after the other."""
-    loops = {s: group for group in workflow.loop_groups() for loop in group for s in loop.sides}
-    parts: dict[str, Node] = {}  # a loop goes where the first of its sides would
-    for stage in workflow.order():
-        for loop in loops.get(stage, ()):
-            sides = tuple(Leaf(side, places[side]) for side in loop.sides)
-            parts[loop.name] = LoopNode(loop.name, sides, shards if len(loops[stage]) == 1 else 1)
-        if stage not in loops:
-            parts[stage] = Leaf(stage, places[stage])
-    return Temporal(tuple(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
+    on = {stage: Place(stage, devices[: workflow.most_devices(stage)]) for stage, devices in places.items()}
+    number = 1 + max(device for place in on.values() for device in place.devices)
+    return Plan(name, number, in_order(workflow, on, shards))
 
 
 def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
@@ -118,9 +91,10 @@ def _flows_in_blocks(workflow: Workflow) -> bool:
 
 def switching(probe: Probe) -> Probe:
     """Returns the probe with one stage, or loop, in memory at a time: for devices that do not hold all of them."""
-    tree = probe.plan.tree
-    apart = replace(tree, resident=False) if isinstance(tree, Temporal) else tree
-    return replace(probe, name=f"{probe.name}, switching", plan=replace(probe.plan, tree=apart))
+    items = [item.stages for item in probe.plan.items]
+    pairs = [pair for a, b in itertools.combinations(items, 2) for pair in itertools.product(a, b)]
+    plan = replace(probe.plan, exclusive=sorted_pairs(pairs))
+    return replace(probe, name=f"{probe.name}, switching", plan=plan)
 
 
 def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:

@@ -18,8 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlinf_embodied.planning.notation import sorted_pairs
-from rlinf_embodied.planning.plan import Devices, Item, Kind, Pairs, Place, Plan, in_order
+from rlinf_embodied.planning.plan import Devices, Item, Kind, Pairs, Place, Plan, in_order, sorted_pairs
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import Simulator
 

@@ -44,7 +44,7 @@ class Simulator:
         }
         self.work = replace(pricer.workflow, stages=stages)
         self._sources = {stage: self.work.sources(stage) for stage in stages}
-        self._lengths: dict[Layout, tuple[str, list[float]]] = {}
+        self._lengths: dict[Layout, list[float]] = {}
         self._links: dict[tuple[Layout, Layout, str], list[Parts]] = {}
 
     def run(self, plan: Plan, traced: bool = False) -> Simulation:
@@ -105,9 +105,9 @@ class Simulator:
         known = self._lengths.get(layout)
         if known is None:
             seconds, hosts = self.pricer.seconds, len(layout.hosts)
-            own = [seconds(stage, n, hosts, d) for n, d in zip(layout.sizes, layout.devices, strict=True)]
-            known = self._lengths[layout] = stage, own
-        return known[1]
+            known = [seconds(stage, n, hosts, d) for n, d in zip(layout.sizes, layout.devices, strict=True)]
+            self._lengths[layout] = known
+        return known
 
     def _parts(self, source: Layout, target: Layout, ends: tuple[str, str]) -> list[Parts]:
         """Returns what each call of a target waits for of a source's calls."""

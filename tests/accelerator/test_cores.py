@@ -16,7 +16,7 @@ from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve_on
+from rlinf_embodied.planning.notation import resolve_on
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 
@@ -33,7 +33,7 @@ def executor(plan: PlanConfig, devices: int, session: Session) -> Executor:
     config = tiny(*EXACT)
     workflow = training_workflow(config, str(clone(config)))
     places = cluster(devices)
-    return Executor(workflow, resolve_on(places, plan.name, plan.trees, workflow), session, places)
+    return Executor(workflow, resolve_on(places, plan.name, plan.variants, workflow), session, places)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import PlanError, WorkerError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import Call, StepContext, WorkerHost
 from rlinf_embodied.runtime.session import SerialSession
 

@@ -10,7 +10,7 @@ from runs import GRPO, clone, cluster, digest, executor_for, iterate, tiny, tree
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.runtime.transport import Transport
 

@@ -12,7 +12,7 @@ from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStag
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime import host as host_module
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StepContext, WorkerHost, WorkerSpec, solo_context
 from rlinf_embodied.runtime.residents import can_leave
@@ -24,7 +24,7 @@ ACCELERATOR = WorkerSpec(0, "sim:0", device_module="simulated_accelerator")
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
 def test_the_hybrid_preset_keeps_simulator_and_policy_apart_and_the_learner_everywhere(devices: int) -> None:
     config = tiny("plan=hybrid", f"env.num_envs={8 * devices}", f"cluster.num_devices={devices}")
-    plan = resolve("hybrid", config.plan.trees, devices, training_workflow(config, ""))
+    plan = resolve("hybrid", config.plan.variants, devices, training_workflow(config, ""))
     env, policy, actor = (set(plan.leaves()[stage].devices) for stage in ("env", "policy", "actor"))
     assert not env & policy
     assert actor == env | policy == set(range(devices))

@@ -10,7 +10,7 @@ from any_plan import alone, every_plan, outcome, random_workflow
 from threads import ThreadSession
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.workflow.graph import Edge, Loop, RepeatDecision, StageSpec, Workflow
 

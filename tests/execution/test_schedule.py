@@ -7,7 +7,8 @@ import pytest
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.schedule import schedule
-from rlinf_embodied.planning.plan import Leaf, Node, Plan, Spatial, Temporal, resolve
+from rlinf_embodied.planning.notation import resolve
+from rlinf_embodied.planning.plan import Leaf, Node, Plan, Spatial, Temporal
 from rlinf_embodied.workflow.graph import WHOLE, Edge, StageSpec, Workflow
 
 A, B, C = Leaf("a", (0,)), Leaf("b", (0,)), Leaf("c", (1,))

@@ -16,7 +16,8 @@ from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import measure
 from rlinf_embodied.planning.explain import rank
-from rlinf_embodied.planning.plan import Plan, resolve
+from rlinf_embodied.planning.notation import resolve
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session

@@ -9,7 +9,7 @@ import ray
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.workflow.graph import Edge, StageSpec, WeightEdge, Workflow

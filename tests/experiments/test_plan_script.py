@@ -11,7 +11,7 @@ import pytest
 from experiments.plan import plan
 from rlinf_embodied.compose import CONFIG_DIR, compose_planning
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.planning.profile import load_profile, workflow_for
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,8 @@ import pytest
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.drift import predict, replan
 from rlinf_embodied.planning.explain import rank, rows
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal, resolve
+from rlinf_embodied.planning.notation import resolve
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal
 from rlinf_embodied.planning.plan_check import require_runnable
 from rlinf_embodied.planning.planner import find_plans
 from rlinf_embodied.planning.pricing import Pricer

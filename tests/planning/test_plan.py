@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import stored_tree
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Temporal, parse_devices, resolve
+from rlinf_embodied.planning.notation import parse_devices, resolve
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Temporal
 from rlinf_embodied.workflow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
 
 

@@ -10,7 +10,8 @@ from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.planning import cost
 from rlinf_embodied.planning.allocations import make_allocations
 from rlinf_embodied.planning.explain import rank
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan, Spatial, Temporal, leaves, nodes, resolve, resolve_on
+from rlinf_embodied.planning.notation import resolve, resolve_on
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan, Spatial, Temporal, leaves, nodes
 from rlinf_embodied.planning.planner import Mode, find_plans
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import FORMAT, parse_profile

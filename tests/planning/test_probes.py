@@ -8,7 +8,8 @@ import pytest
 from plan_cases import cluster, embodied, replace_cluster
 
 from rlinf_embodied.cluster.hardware import with_waiting
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan, Temporal, resolve
+from rlinf_embodied.planning.notation import resolve
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan, Temporal
 from rlinf_embodied.planning.probes import Probe, collocated, probes, shortened, switching, with_blocks
 from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
 

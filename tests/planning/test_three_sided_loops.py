@@ -11,7 +11,8 @@ import pytest
 from experiments.bench.planner.every_plan import EveryPlan
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.explain import rank
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan, resolve
+from rlinf_embodied.planning.notation import resolve
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan
 from rlinf_embodied.planning.planner import find_plans
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import Simulator, simulate

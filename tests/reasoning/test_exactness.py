@@ -11,7 +11,7 @@ from rlinf_embodied.runtime.session import SerialSession, Session
 
 def of_file(name: str, granularity: int | None = None) -> list[dict]:
     """Returns the trees of a choice of the group `plan`, streaming so many blocks at a time."""
-    trees = tiny_math(f"plan={name}").plan.trees
+    trees = tiny_math(f"plan={name}").plan.variants
     if granularity is not None:
         spatial = trees[0]["tree"]["spatial"]  # pyright: ignore[reportArgumentType, reportIndexIssue]
         spatial["granularity"] = granularity  # pyright: ignore[reportArgumentType, reportIndexIssue]

@@ -274,7 +274,7 @@ def test_a_chat_is_refused_where_no_template_could_write_it(tmp_path):
 def test_workers_import_the_reward_by_its_name(plug_ins, ray_session):
     (plug_ins / "my_rewards.py").write_text("def score(completion, problem): return 0.5 + len(problem.answer) / 100\n")
     config = tiny_math("reward._target_=my_rewards.score", "algorithm.mask_truncated=true")
-    plan = config.plan.trees
+    plan = config.plan.variants
     (metrics,) = iterate_math(config, math_executor(config, plan, 1, ray_session), 1)
     ended = 1 - metrics["rollout/truncated"]
     assert 0.51 * ended <= metrics["rollout/reward"] <= 0.53 * ended

@@ -14,7 +14,7 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.weights import WeightsMessage
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.host import StepContext
@@ -79,8 +79,8 @@ def _no_group_stays():
 )
 def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view(options):
     plain, sharded = config_of(*options), config_of(*options, *SHARDED)
-    expected = executor_of(plain, plain.plan.trees, 1, SerialSession())
-    executor = executor_of(sharded, sharded.plan.trees, 1, SerialSession())
+    expected = executor_of(plain, plain.plan.variants, 1, SerialSession())
+    executor = executor_of(sharded, sharded.plan.variants, 1, SerialSession())
     before = weights(executor)
     metrics = iterate(sharded, executor, Progress(), 3)
     assert metrics == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in iterate(plain, expected, Progress(), 3)]
@@ -90,14 +90,14 @@ def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view(
 
 def test_a_sharded_actor_goes_on_from_its_checkpoint_with_adapters(tmp_path):
     config = config_of("policy.lora.rank=4", *SHARDED)
-    through = executor_of(config, config.plan.trees, 1, SerialSession())
+    through = executor_of(config, config.plan.variants, 1, SerialSession())
     progress = Progress(before={})
     iterate(config, through, progress, 2)
     ReasoningJob(config).save(through, tmp_path, progress)
     through.call("actor", "wait_saved", StepContext(2))
     last = iterate(config, through, progress, 1)
     checkpoint = tmp_path / "step_000002"
-    resumed = executor_of(config, config.plan.trees, 1, SerialSession(), str(checkpoint))
+    resumed = executor_of(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
     assert iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1) == last
     assert digest(resumed) == digest(through)
 
@@ -126,13 +126,13 @@ def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path:
     digest(executor)  # all views are equal
     ReasoningJob(config).save(executor, tmp_path, progress)
     executor.call("actor", "wait_saved", StepContext(2))
-    expected = executor_of(plain, plain.plan.trees, 1, SerialSession())
+    expected = executor_of(plain, plain.plan.variants, 1, SerialSession())
     going_on = Progress()
     before = weights(expected)
     iterate(plain, expected, going_on, 2)
     assert_moved_alike(executor, expected, before)
     checkpoint = tmp_path / "step_000002"
-    resumed = executor_of(config, config.plan.trees, 1, SerialSession(), str(checkpoint))
+    resumed = executor_of(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
     iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1)
     iterate(plain, expected, going_on, 1)
     assert_moved_alike(resumed, expected, before)
@@ -141,11 +141,11 @@ def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path:
 def test_exact_runs_refuse_more_than_one_worker():
     config = config_of("algorithm.sharding=fsdp2")
     with pytest.raises(ConfigError, match=r"sharding is 'fsdp2', but run.exact=true.*2 sharded workers.*run.exact=fal"):
-        executor_of(config, config.plan.trees, 2, SerialSession())
-    executor_of(config, config.plan.trees, 1, SerialSession())
+        executor_of(config, config.plan.variants, 2, SerialSession())
+    executor_of(config, config.plan.variants, 1, SerialSession())
 
 
 def test_a_serial_session_has_no_processes_to_shard_over():
     config = config_of(*SHARDED)
     with pytest.raises(ConfigError, match=r"2 workers of the actor are threads.*one actor worker"):
-        executor_of(config, config.plan.trees, 2, SerialSession())
+        executor_of(config, config.plan.variants, 2, SerialSession())

@@ -11,7 +11,8 @@ from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
 from rlinf_embodied.config import ClusterConfig, TransportMode
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import Plan, resolve
+from rlinf_embodied.planning.notation import resolve
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.transport import (

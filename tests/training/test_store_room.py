@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.session import SerialSession, Session, Stored
 from rlinf_embodied.runtime.transport import Route, handover, routes
 from rlinf_embodied.training.store_room import StoreNeed, shortage, store_need

@@ -15,7 +15,7 @@ from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.learning.weights import WeightsMessage
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session, of_type

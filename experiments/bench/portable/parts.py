@@ -59,5 +59,5 @@ def language() -> Iterator[Callable[[], object]]:
     """An iteration of GRPO on the default tiny model (generation, rewards, update)."""
     config = compose_math(["cluster=serial", "plan=collocated", "warm_start.steps=20", "warm_start.num_examples=256"])
     workflow = training_workflow(config, starting_folder(config, in_process=True))
-    with in_this_process(workflow, config.plan.trees) as executor:
+    with in_this_process(workflow, config.plan.variants) as executor:
         yield lambda: next(iterations(job_of(config), executor, 1))

@@ -33,7 +33,7 @@ from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Call, Output, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
 from rlinf_embodied.workflow.graph import Workflow
