@@ -105,7 +105,6 @@ class Outcome:
         return self.predicted_s / self.measured_s.median - 1
 
     def to_json(self) -> dict[str, object]:
-        """Returns plain values."""
         return {**asdict(self), "error": self.error}
 
 

@@ -99,7 +99,6 @@ class ActorStage:
     """Updates the policy by PPO or GRPO; data-parallel over the workers that host it."""
 
     def __init__(self, config: ActorConfig) -> None:
-        """Takes plain data; `setup` loads the policy."""
         self._config = config
         self._algorithm = config.algorithm
         self._any_row: tuple[Features, Record] | None = None  # of a sharded update
@@ -308,7 +307,6 @@ class ActorStage:
         self._training.move("cpu")
 
     def onload(self, step_context: StepContext) -> None:
-        """Comes back."""
         self._shared.enter("actor")
         self._training.move(self._device)
 
@@ -382,7 +380,6 @@ class ActorStage:
         return self._training.snapshot()
 
     def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
-        """Goes on from there."""
         self._training.go_on_from(parts)
 
     def earlier_weights(self, step_context: StepContext, asked: tuple[str, int, int]) -> WeightsMessage | None:

@@ -77,7 +77,6 @@ class EvaluationEnvStage(EnvStage):
     """Runs held-out episodes, films some of them, and reports their metrics."""
 
     def __init__(self, config: EvaluationEnvConfig) -> None:
-        """Takes plain data."""
         super().__init__(config)
         self._eval = config
 
@@ -149,7 +148,6 @@ class EvaluationPolicyStage(RolloutStage):
     _user = "eval_policy"
 
     def __init__(self, config: EvaluationPolicyConfig) -> None:
-        """Takes plain data."""
         super().__init__(config)
         self._eval = config
 
@@ -161,7 +159,6 @@ class EvaluationPolicyStage(RolloutStage):
     def step(
         self, step_context: StepContext, observations: Mapping[int, Observation | Guided | None]
     ) -> dict[int, Tensor | None]:
-        """See RolloutStage."""
         if step_context.chunk_step == 0:
             self._shared.enter(self._user)
         return super().step(step_context, observations)
@@ -179,7 +176,6 @@ class EvaluationPolicyStage(RolloutStage):
         return policy.act(features, noise, self._config.policy.temperature).actions
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
-        """Returns nothing."""
         self._shared.leave(self._user)
         return Output(dict.fromkeys(observations))
 
@@ -235,7 +231,6 @@ class NoPolicyStage:
         return {block: None if o is None else torch.empty(0) for block, o in observations.items()}
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
-        """Returns nothing."""
         return Output(dict.fromkeys(observations))
 
 

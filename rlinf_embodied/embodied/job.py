@@ -81,9 +81,7 @@ class Learning(Protocol):
     compile: bool
 
     @property
-    def name(self) -> StrEnum:
-        """Of the choice."""
-        ...
+    def name(self) -> StrEnum: ...
 
 
 class HasCache(Protocol):
@@ -104,7 +102,6 @@ class SimulatorJob(Generic[_Config]):
     learner: str
 
     def __init__(self, config: _Config) -> None:
-        """Takes everything that the command reads."""
         self.config: _Config = config
         self.name = file_name(config.env.task)
         self.title = f"{config.env.task} · {config.algorithm.name}"
@@ -121,7 +118,6 @@ class SimulatorJob(Generic[_Config]):
         """See Job; there is nothing to do."""
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
-        """See Job."""
         config = self.config
         videos = str(folder.videos) if config.eval.record_video else None
         asked = held_out(config.env, config.eval, config.run.seed, videos)
@@ -133,7 +129,7 @@ class SimulatorJob(Generic[_Config]):
         return policy_stage(name, self.config.policy, policy_folder, asked), None
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
-        """See Job; the goal is run.until_success."""
+        """The goal is run.until_success."""
         config, given = self.config, self.config.eval
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
         asked = held_out(config.env, check, config.run.seed)
@@ -142,15 +138,15 @@ class SimulatorJob(Generic[_Config]):
 
     @property
     def learners(self) -> tuple[str, ...]:
-        """See Job: the one."""
+        """The one."""
         return (self.learner,)
 
     def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
-        """See Job: of the one learner's weights."""
+        """Of the one learner's weights."""
         return [(self.learner, stages.stage)]
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        """See Job; there are none."""
+        """There are none."""
         return []
 
     def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
@@ -159,7 +155,6 @@ class SimulatorJob(Generic[_Config]):
 
     # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
-        """See Job."""
         assert progress.before is not None
         assert isinstance(after, EvaluationResult)
         return {
@@ -171,7 +166,6 @@ class SimulatorJob(Generic[_Config]):
         }
 
     def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
-        """See Job."""
         filmed = folder.videos if any(folder.videos.glob("*/*.mp4")) else "none, the env cannot be filmed"
         lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
         lines.append(f"curve    {plot_curve(folder.path)}")
@@ -190,7 +184,6 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
     learner = ACTOR
 
     def __init__(self, config: TrainConfig) -> None:
-        """Takes everything that experiments/train_vla.py reads."""
         super().__init__(config)
         self._begun_with: tuple[str, str] | None = None  # folders of both policies; None: they are one checkpoint
         if config.hierarchy.on:
@@ -236,14 +229,13 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
             require_source(config)
 
     def require_staleness(self, staleness: int) -> None:
-        """See Job."""
         require_correction(staleness, self.config.algorithm.tis_cap)
         rule = "what two levels of policies have sampled is trained on before either changes"
         holds = staleness == 0 or not self.config.hierarchy.on
         require(holds, "plan.max_staleness", staleness, rule, "use 0")
 
     def planning_parts(self) -> dict[str, object]:
-        """See Job; of two levels, the higher one as well."""
+        """Of two levels, the higher one as well."""
         parts = super().planning_parts()
         return parts | ({"hierarchy": asdict(self.config.hierarchy)} if self.config.hierarchy.on else {})
 
@@ -264,7 +256,6 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
         return policy_stage(name, config.policy, policy_folder, asked, guide), high
 
     def workflow(self, policy_folder: str) -> Workflow:
-        """See Job."""
         return training_workflow(self.config, policy_folder, self._high_folder(policy_folder))
 
     def _high_folder(self, policy_folder: str) -> str:
@@ -276,12 +267,11 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
 
     @property
     def learners(self) -> tuple[str, ...]:
-        """See Job."""
         hierarchy = self.config.hierarchy
         return (HIGH_ACTOR, ACTOR) if hierarchy.on and not hierarchy.frozen else (self.learner,)
 
     def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
-        """See Job; a policy that nobody trains is the same everywhere."""
+        """A policy that nobody trains is the same everywhere."""
         if not isinstance(stages, Evaluation) or stages.high is None:
             return super().copies(stages)
         of_stage = {HIGH_ACTOR: stages.high, ACTOR: stages.stage}
@@ -310,7 +300,7 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
-        """See Job; the global step counts env steps."""
+        """The global step counts env steps."""
         result, metrics = run_iteration(executor, progress.iteration, self.config.run.num_iterations)
         progress.global_step += int(metrics["rollout/env_steps"])
         return result, metrics
@@ -333,7 +323,6 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
         executor.call(self.learner, "save", step_context, argument, more)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
-        """See Job."""
         progress = saved_progress(checkpoint)
         step_context = StepContext(progress.iteration)
         for learner in self.learners:

@@ -56,7 +56,6 @@ class RolloutStage:
     _user = "policy"  # of the worker's one copy of the weights
 
     def __init__(self, config: PolicyStageConfig) -> None:
-        """Takes plain data; `setup` loads the policy."""
         self._config = config
         self._rollouts: dict[int, _Rollout] = {}
 
@@ -138,11 +137,9 @@ class RolloutStage:
         self._shared.version = message.version
 
     def offload(self, step_context: StepContext) -> None:
-        """Leaves the device's memory; the weights stay if the actor uses them."""
         self._shared.leave(self._user)
 
     def onload(self, step_context: StepContext) -> None:
-        """Comes back."""
         self._shared.enter(self._user)
 
 

@@ -129,7 +129,6 @@ class ReplicatedLearner:
         self.start()
 
     def start(self) -> None:
-        """See Learner."""
         self._sum: BlockSum | None = None
         self._added: set[int] = set()
 
@@ -142,7 +141,6 @@ class ReplicatedLearner:
         self._added.add(block)
 
     def step(self, rows: Mapping[int, Tensor], passes: Passes, early_stop: EarlyStop | None = None) -> Step:
-        """See Learner."""
         for block in sorted(set(rows) - self._added):  # in the order in which the fewest gradients are kept
             self.add(block, rows[block], passes)
         assert self._sum is not None, "a worker owns a block"
@@ -162,14 +160,11 @@ class ReplicatedLearner:
         """See Learner: they are its own."""
 
     def move_state(self, device: str) -> None:
-        """See Learner."""
         self._optimizer.move_state(device)
 
     def export_state(self) -> dict[str, Tensor]:
-        """See Learner."""
         return self._optimizer.export_state() if self.reducer.rank == 0 else {}
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
-        """See Learner."""
         self.start()
         self._optimizer.import_state(state)

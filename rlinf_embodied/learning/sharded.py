@@ -162,14 +162,12 @@ class ShardedLearner:
 
     # --------------------------------------------------------------------------------------------------------- a step
     def start(self) -> None:
-        """See Learner."""
         self._optimizer.zero_grad()
 
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
         """See Learner; nothing is done yet, as a pass is everybody's and its share of the mean is not known."""
 
     def step(self, rows: Mapping[int, Tensor], passes: Passes, early_stop: EarlyStop | None = None) -> Step:
-        """See Learner."""
         own = [one for block, index in rows.items() if len(index) for one in passes(block, index)]
         agreed = self._agreed(own)
         statistics = self._watched([one for one in own if not one.trains], agreed.watched)
@@ -252,7 +250,7 @@ class ShardedLearner:
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """See Learner; what is frozen is taken over as well."""
+        """What is frozen is taken over as well."""
         for name, parameter in cast(nn.Module, self._module).named_parameters():
             self._fill(parameter, self._view[name])
 
@@ -278,7 +276,7 @@ class ShardedLearner:
 
     @torch.no_grad()
     def import_state(self, state: Mapping[str, Tensor]) -> None:
-        """See Learner; every worker reads the whole state and keeps its slice."""
+        """Every worker reads the whole state and keeps its slice."""
         self.start()
         sizes = [parameter.numel() for parameter in self._parameters]
         require_state(state, sum(sizes))

@@ -71,7 +71,6 @@ class ActorStage(LanguageStage):
     _user = "actor"
 
     def __init__(self, config: ActorStageConfig) -> None:
-        """Takes plain data; `setup` loads the policy."""
         super().__init__(config.model)
         self._config, self._algorithm = config.config, config.config.algorithm
         self._inputs = config.inputs
@@ -271,7 +270,6 @@ class ActorStage(LanguageStage):
         self._learner.move_state("cpu")
 
     def onload(self, step_context: StepContext) -> None:
-        """Comes back."""
         if self._policy is self._shared.policy:
             super().onload(step_context)
         self._learner.move_state(self._device)
@@ -344,7 +342,6 @@ class ActorStage(LanguageStage):
         return StageState.of(self._shared.policy.module, self._shared.version, moments) if self._rank == 0 else None
 
     def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
-        """Goes on from there."""
         state = kept(parts)
         moments = state.install(self._shared.policy.module)
         self._learner.adopt()

@@ -63,7 +63,6 @@ class ReasoningJob:
     work = "RL"
 
     def __init__(self, config: MathConfig) -> None:
-        """Takes everything that experiments/train_llm_math.py reads."""
         self.config = config
         data = config.data
         files = "+".join(Path(file).stem for file in data.files.values())
@@ -80,11 +79,11 @@ class ReasoningJob:
 
     @property
     def learners(self) -> tuple[str, ...]:
-        """See Job: the one."""
+        """The one."""
         return (self.learner,)
 
     def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
-        """See Job: of the one learner's weights."""
+        """Of the one learner's weights."""
         return [(self.learner, stages.stage)]
 
     def planning_parts(self) -> dict[str, object]:
@@ -92,7 +91,6 @@ class ReasoningJob:
         return {n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "reward", "algorithm")}
 
     def require_staleness(self, staleness: int) -> None:
-        """See Job."""
         require_correction(staleness, self.config.algorithm.tis_cap)
 
     def launch_notes(self) -> list[str]:
@@ -182,7 +180,6 @@ class ReasoningJob:
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
-        """See Job."""
         return training_workflow(self.config, policy_folder, self._reference)
 
     def starting_policy(
@@ -197,14 +194,13 @@ class ReasoningJob:
         """See Job; there is nothing to do."""
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
-        """See Job."""
         config = self.config
         model = LanguageStageConfig(config.policy, policy_folder, config.run.seed)
         sections = (config.data, config.generation, config.reward, config.eval)
         return AnswerEvaluation(model, *sections, session, cluster, config.run.num_iterations)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
-        """See Job; there is no goal to check."""
+        """There is no goal to check."""
         raise AssertionError("the reasoning workflow has no goal that could be checked")
 
     # ---------------------------------------------------------------------------------------------------- iteration
@@ -290,7 +286,6 @@ class ReasoningJob:
         executor.call("actor", "save", step_context, argument, [*added, *earlier])
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
-        """See Job."""
         progress = saved_progress(checkpoint)
         step_context = StepContext(progress.iteration)
         for stage in ("actor", "critic"):
@@ -304,7 +299,6 @@ class ReasoningJob:
 
     # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
-        """See Job."""
         assert progress.before is not None
         assert isinstance(after, AnswerResult)
         return {
@@ -318,7 +312,6 @@ class ReasoningJob:
         }
 
     def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
-        """See Job."""
         assert isinstance(after, AnswerResult)
         folder.write_text("samples.md", after.table())
         lines = [f"samples  {folder.path / 'samples.md'}", f"curve    {plot_curve(folder.path)}"]

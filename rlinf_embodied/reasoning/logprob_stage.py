@@ -34,7 +34,6 @@ class LogProbStage(LanguageStage):
     _user = "log-probs"
 
     def __init__(self, config: LogProbStageConfig) -> None:
-        """Takes plain data."""
         super().__init__(config.model)
         self._config = config
 

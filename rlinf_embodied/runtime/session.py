@@ -124,9 +124,7 @@ class Session(Protocol):
         """Forgets every stage of every worker; the workers stay."""
         ...
 
-    def close(self) -> None:
-        """Ends the workers."""
-        ...
+    def close(self) -> None: ...
 
 
 class _SerialPeers:
@@ -155,12 +153,10 @@ class SerialSession:
         self._groups: dict[str, list[ThreadGroup]] = {}  # by stage
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
-        """See Session."""
         for spec in workers:
             self._hosts.setdefault(spec.worker, WorkerHost(spec))
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
-        """See Session."""
         collective = spec.collective and len(contexts) > 1
         self._groups[spec.name] = ThreadGroup.make(len(contexts), timeout_s=self._timeout_s) if collective else []
         facts = []
@@ -199,25 +195,25 @@ class SerialSession:
         return results
 
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
-        """See Session; everything has run already."""
+        """Everything has run already."""
         return list(refs)
 
     def provide(self, workers: Sequence[int], path: Path) -> None:
         """See Session; it is here."""
 
     def collect(self, workers: Sequence[int], path: Path) -> int:
-        """See Session; it is here."""
+        """It is here."""
         return 0
 
     def secure(self, refs: Sequence[Ref]) -> None:
         """See Session; they are here."""
 
     def stored(self, refs: Sequence[Ref]) -> Stored | None:
-        """See Session: there is none."""
+        """There is none."""
         return None
 
     def replace(self, workers: Sequence[int]) -> None:
-        """See Session; a thread that hangs is left to itself."""
+        """A thread that hangs is left to itself."""
         self.attempt += 1
         for worker, host in self._hosts.items():
             host.abandon(self.attempt)
@@ -226,11 +222,9 @@ class SerialSession:
                 self._hosts[worker] = WorkerHost(host.spec)
 
     def clear(self) -> None:
-        """See Session."""
         self._groups.clear()
         for host in self._hosts.values():
             host.clear()
 
     def close(self) -> None:
-        """See Session."""
         self._hosts.clear()

@@ -24,7 +24,6 @@ class WatchedGroup:
     """One member of a group; see learning/groups.py for the protocol."""
 
     def __init__(self, group: Group, stage: str, activity: Activity) -> None:
-        """Takes the group itself, and where its waits are noted."""
         self._group, self._stage, self._activity = group, stage, activity
         self.rank, self.size = group.rank, group.size
         self._busy, self._lock = False, threading.Lock()
@@ -36,11 +35,9 @@ class WatchedGroup:
         return getattr(self._group, name)
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-        """See Group."""
         return self._meet("exchange", lambda: self._group.exchange(tensors, counts))
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """See Group."""
         return self._meet("all_reduce", lambda: self._group.all_reduce(tensor))
 
     def _meet(self, operation: str, meet: Callable[[], _Result]) -> _Result:

@@ -26,7 +26,6 @@ class Checkpoints:
     """What one run has learnt, as far as it is kept."""
 
     def __init__(self, job: Job, folder: RunFolder) -> None:
-        """Takes what is trained, and the folder of the run."""
         self.progress = Progress()
         self.saved: int | None = None  # the iteration of the newest checkpoint
         self.being_written: Path | None = None  # the checkpoint that a worker writes at this moment
