@@ -36,7 +36,7 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Checking, Evaluated, Evaluating, Progress
+from rlinf_embodied.training.job import Checking, Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -81,10 +81,6 @@ class ReasoningJob:
     def learners(self) -> tuple[str, ...]:
         """The one."""
         return (self.learner,)
-
-    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
-        """Of the one learner's weights."""
-        return [(self.learner, stages.stage)]
 
     def planning_parts(self) -> dict[str, object]:
         """Returns the sections that the stages' times depend on."""
