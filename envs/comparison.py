@@ -125,7 +125,6 @@ class Pair:
         return [d for row in expected for d in compare_row(seen, expected[row], row, self.batched.num_envs)]
 
     def close(self) -> None:
-        """Frees all envs."""
         for env in [self.batched, *self.stock.values()]:
             env.close()
 

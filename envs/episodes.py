@@ -200,7 +200,6 @@ class EpisodeEnv:
         return frames
 
     def close(self) -> None:
-        """Frees the simulator."""
         self._sim.close()
 
     # ----------------------------------------------------------------------------------------------------------- steps

@@ -76,7 +76,6 @@ class ResetValues:
     """
 
     def __init__(self, task: BaseEnv) -> None:
-        """Notes what there is before the reset."""
         agents = task.agent.agents if isinstance(task.agent, MultiAgent) else [task.agent]
         robots = [agent for agent in agents if agent is not None]
         self._num_rows, self._owners = task.num_envs, [task, *robots, *leaf_controllers(task.agent)]
@@ -104,7 +103,6 @@ class RestStates:
     """The state of bodies, joints and controllers in rows at rest."""
 
     def __init__(self, task: BaseEnv) -> None:
-        """Takes the task whose rows they are."""
         self._task = task
         self._states: dict[str, dict[str, Tensor]] = {}
         self._targets: dict[tuple[int, str], Tensor] = {}

@@ -82,7 +82,6 @@ class GpuSimulator(OneTask):
 
     # ------------------------------------------------------------------------------------------------------------ step
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
-        """See Simulator."""
         resting = set(range(self.num_rows)).difference(rows)
         self._put_back(self._resting - resting)
         if begins := resting - self._resting:
@@ -93,7 +92,6 @@ class GpuSimulator(OneTask):
         self._moved = set(resting)
 
     def measure(self, actions: Tensor) -> Measurement:
-        """See Simulator."""
         found = super().measure(actions)
         if self._resting and self._shown is not None:
             found = _joined(self._rests, self._shown, found)
@@ -101,12 +99,10 @@ class GpuSimulator(OneTask):
         return found
 
     def object_positions(self) -> Tensor | None:
-        """See Simulator."""
         self._put_back(self._moved)
         return super().object_positions()
 
     def states(self) -> dict[str, Tensor]:
-        """See Simulator."""
         self._put_back(self._moved)
         return super().states()
 
@@ -124,7 +120,6 @@ class GpuSimulator(OneTask):
 
     # ---------------------------------------------------------------------------------------------------------- images
     def images(self, rows: Sequence[int]) -> Tensor:
-        """See Simulator."""
         self._put_back(rows)
         seen, index = colour_images(self._task), self._index(rows)
         return torch.stack([seen[name][index] for name in self._cameras], 1)

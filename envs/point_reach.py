@@ -81,7 +81,6 @@ class PointSimulator:
     action_dim = 2
 
     def __init__(self, config: EnvConfig, num_rows: int, device: torch.device) -> None:
-        """Makes N rows, at rest in the middle."""
         self.num_rows, self.device = num_rows, device
         self._config = config
         self._point = torch.zeros(num_rows, 2, device=device)

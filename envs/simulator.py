@@ -147,5 +147,4 @@ class Simulator(Protocol):
         return {}
 
     def close(self) -> None:
-        """Frees the simulator."""
         return

@@ -103,19 +103,15 @@ class OneTask:
         self.expert = expert and partial(expert, self._view)
 
     def measure(self, actions: Tensor) -> Measurement:
-        """See Simulator."""
         return self._view.measure(task_actions(self._task, actions))
 
     def object_positions(self) -> Tensor | None:
-        """See Simulator."""
         return self._view.object_position()
 
     def states(self) -> dict[str, Tensor]:
-        """See Simulator."""
         return dict(_named(self._task.get_state_dict(), ""))
 
     def close(self) -> None:
-        """See Simulator."""
         self._task.close()
 
 
@@ -147,11 +143,9 @@ class BatchedSimulator(OneTask):
         self.images, self.film = self._renderer.images, self._renderer.film
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        """See Simulator."""
         self._task.begin(rows, seeds)
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
-        """See Simulator."""
         self._task.advance(task_actions(self._task, actions), rows)
 
 
@@ -162,7 +156,6 @@ class StockSimulator:
     device = torch.device("cpu")
 
     def __init__(self, task_id: str, num_rows: int, options: SimulatorOptions, kwargs: dict[str, object]) -> None:
-        """Builds N rows; `kwargs` go to the task class."""
         self.num_rows = num_rows
         self._tasks = [build_task(task_id, num_envs=1, sim_backend="physx_cpu", **kwargs) for _ in range(num_rows)]
         for task in self._tasks:
@@ -176,37 +169,31 @@ class StockSimulator:
         self.images, self.film = self._renderer.images, self._renderer.film
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        """See Simulator."""
         for row, seed in zip(rows, seeds, strict=True):
             recreate_scene(self._tasks[row])
             self._tasks[row].reset(seed=int(seed))
             self._measured[row] = None
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
-        """See Simulator."""
         for row in rows:
             self._tasks[row]._step_action(task_actions(self._tasks[row], actions[row : row + 1]))
             self._measured[row] = None
 
     def measure(self, actions: Tensor) -> Measurement:
-        """See Simulator."""
         for row, view in enumerate(self._views):
             if self._measured[row] is None:
                 self._measured[row] = view.measure(task_actions(view.env, actions[row : row + 1]))
         return Measurement.concatenate(self._measured)
 
     def object_positions(self) -> Tensor | None:
-        """See Simulator."""
         positions = [view.object_position() for view in self._views]
         return None if positions[0] is None else torch.cat(positions)
 
     def states(self) -> dict[str, Tensor]:
-        """See Simulator."""
         rows = [dict(_named(task.get_state_dict(), "")) for task in self._tasks]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     def close(self) -> None:
-        """See Simulator."""
         for task in self._tasks:
             task.close()
 

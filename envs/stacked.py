@@ -138,7 +138,6 @@ class StackedEnv(gym.Env):
         return None if images[0] is None else torch.cat([_batch(image) for image in images])
 
     def close(self) -> None:
-        """Frees all envs."""
         for env in self.envs:
             env.close()
 

@@ -27,9 +27,7 @@ class ActionDistribution(Protocol):
         """Returns what it is drawn with."""
         ...
 
-    def choices(self, dim: int) -> int:
-        """Returns K."""
-        ...
+    def choices(self, dim: int) -> int: ...
 
     def draw(self, out: Tensor, log_std: Tensor | None, noise: Tensor | None, temperature: float) -> Tensor:
         """Returns what is recorded of the choice; without noise the greedy one."""
@@ -52,20 +50,16 @@ class Gaussian:
     has_std = True
 
     def noise(self, chunk: int, dim: int) -> Noise:
-        """See ActionDistribution."""
         return Noise((chunk, dim), Distribution.normal)
 
     def choices(self, dim: int) -> int:
-        """See ActionDistribution."""
         return dim
 
     def draw(self, out: Tensor, log_std: Tensor | None, noise: Tensor | None, temperature: float) -> Tensor:
-        """See ActionDistribution."""
         assert log_std is not None
         return out if noise is None else out + noise * (log_std.exp() * temperature)
 
     def actions(self, drawn: Tensor, dim: int) -> Tensor:
-        """See ActionDistribution."""
         return drawn.clamp(-1.0, 1.0)
 
     def scored(
@@ -83,7 +77,6 @@ class SquashedGaussian(Gaussian):
     """The tanh of a normal (SAC, arXiv:1801.01290, appendix C); it has no entropy in closed form."""
 
     def actions(self, drawn: Tensor, dim: int) -> Tensor:
-        """See ActionDistribution."""
         return drawn.tanh()
 
     def scored(
@@ -115,19 +108,15 @@ class Categorical:
     has_std = False
 
     def noise(self, chunk: int, dim: int) -> Noise:
-        """See ActionDistribution."""
         return Noise((chunk,))
 
     def choices(self, dim: int) -> int:
-        """See ActionDistribution."""
         return 1
 
     def draw(self, out: Tensor, log_std: Tensor | None, noise: Tensor | None, temperature: float) -> Tensor:
-        """See ActionDistribution."""
         return greedy_tokens(out) if noise is None else sample_tokens(out, noise, temperature)
 
     def actions(self, drawn: Tensor, dim: int) -> Tensor:
-        """See ActionDistribution."""
         return functional.one_hot(drawn, dim).to(torch.float32) * 2.0 - 1.0
 
     def scored(

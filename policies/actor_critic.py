@@ -48,7 +48,6 @@ class ActorCriticNet(nn.Module):
     """All parameters and statistics; features: "state" [B, D], standardised, and "images" where the env has cameras."""
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, options: ActorCriticOptions, has_std: bool) -> None:
-        """Builds the modules for an env's observations and chunk."""
         super().__init__()
         self.sees, self._options = bool(env.cameras), options
         self.state_dim = env.proprio_dim if options.use_state or not self.sees else 0
@@ -170,7 +169,7 @@ class ActorCritic(KeptInFolder, Policy):
         return list(self.module.images.parameters()) if self.module.sees else []
 
     def statistics_sums(self, features: Features, returns: Tensor | None) -> Tensor:
-        """See HasRunningStatistics: of states, and of returns."""
+        """Of states, and of returns."""
         net = self.module
         told = features["raw_state"][:, : net.state_dim]
         of_returns = told.new_zeros(0, 1) if returns is None else returns.reshape(-1, 1)

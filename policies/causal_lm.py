@@ -100,7 +100,6 @@ class CausalLM:
 
     @classmethod
     def from_config(cls, config: LanguagePolicyConfig, folder: Path | None, seed: int) -> CausalLM:
-        """See LanguagePolicy."""
         lora = config.lora if config.lora.rank else None
         if folder is None:
             policy = cls.tiny(config, seed, lora)

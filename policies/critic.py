@@ -34,7 +34,6 @@ class ValueHead(nn.Module):
     """A tanh network with one output; its last layer starts at 0, so that an untrained critic says 0."""
 
     def __init__(self, in_features: int, hidden_size: int) -> None:
-        """Takes the sizes of input and hidden layers."""
         super().__init__()
         last = nn.Linear(hidden_size, 1)
         nn.init.zeros_(last.weight)

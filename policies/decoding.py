@@ -189,7 +189,6 @@ class _RingLayer(CacheLayerMixin):
         return self._ring.length - 1
 
     def get_max_length(self) -> int:
-        """Returns W."""
         return self._ring.width
 
 
@@ -197,7 +196,6 @@ class RingDecoder:
     """What decoders with a ring share: prompts are read by the model's own forward pass, rows join and move."""
 
     def __init__(self, model: PreTrainedModel, ring: Ring, masked: Logits) -> None:
-        """Takes the model and the memory."""
         self._model, self._ring, self._masked = model, ring, masked
 
     @torch.inference_mode()
@@ -257,7 +255,6 @@ class RecomputingDecoder:
     """Rows as plain tokens, read anew at each step: for architectures whose memory is not one entry per token."""
 
     def __init__(self, model: PreTrainedModel, max_num_seqs: int, width: int, pad_id: int, masked: Logits) -> None:
-        """Keeps S slots of W tokens."""
         self._model, self._pad_id, self._masked = model, pad_id, masked
         self._device = next(model.parameters()).device
         self._tokens = torch.full((max_num_seqs, width), pad_id, device=self._device)

@@ -79,7 +79,6 @@ class FlowVLA(TinyVLA):
     options_type = FlowOptions
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
-        """See TinyVLA."""
         super().__init__(config, env, seed)
         options = typed(config.options, FlowOptions, "policy.options")
         self.flow = Flow(env.chunk, env.action_dim, options.steps)

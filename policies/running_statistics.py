@@ -22,7 +22,6 @@ class RunningStatistics(nn.Module):
     count: Tensor
 
     def __init__(self, size: int) -> None:
-        """Takes the number of columns D."""
         super().__init__()
         self.size = size
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))

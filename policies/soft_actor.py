@@ -38,7 +38,6 @@ class SoftActorNet(nn.Module):
     """All parameters: `policy.num_layers` hidden layers of `policy.hidden_size`, and two last layers."""
 
     def __init__(self, config: PolicyConfig, env: EnvSpec) -> None:
-        """Builds the modules with torch's own first weights."""
         super().__init__()
         sizes = [env.proprio_dim, *[config.hidden_size] * config.num_layers]
         self.trunk = nn.Sequential(*(layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())))
@@ -107,7 +106,6 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
 
     # ------------------------------------------------------------------------------------------------------- training
     def sample(self, features: Features, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """See ReparameterizedPolicy."""
         mean, log_std = self.module(features["state"])
         actions, log_probs = self._distribution.reparameterized(mean, log_std, noise)
         return actions, log_probs.sum(-1)
@@ -123,7 +121,6 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
         return list(self.module.parameters())
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Returns none."""
         return []
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:

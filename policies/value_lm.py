@@ -34,7 +34,6 @@ class ValueLM:
     """V(prompt and completion so far): a copy of a policy's trunk that shares no parameter with it."""
 
     def __init__(self, module: ValueNet) -> None:
-        """Wraps trunk and head."""
         self.module = module.eval()
 
     @classmethod

@@ -26,7 +26,6 @@ class ProcessLock:
     """An exclusive lock on a file, which stays; between processes, and between two locks of one process."""
 
     def __init__(self, path: Path) -> None:
-        """Takes nothing yet."""
         self._path = path
         self._file: TextIO | None = None
 

@@ -26,7 +26,6 @@ class Stopped(KeyboardInterrupt):
     """A signal asked for an end at once."""
 
     def __init__(self, number: int) -> None:
-        """Takes the number of the signal."""
         super().__init__(number)
         self.number = number
 

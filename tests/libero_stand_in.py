@@ -48,7 +48,6 @@ class Adding:
         self.start, self.sum = start, np.zeros(7, dtype=np.float32)
 
     def step(self, action: np.ndarray) -> None:
-        """Adds."""
         print("libraries print what they like")
         self.sum = self.sum + action
 

@@ -44,7 +44,6 @@ class SimulatedPhysx:
     """N CPU scenes behind the interface of one PhysxGpuSystem, with tensors on a device."""
 
     def __init__(self, scenes: list[sapien.Scene], device: torch.device) -> None:
-        """Takes scenes that will be filled alike."""
         self.systems: list[physx.PhysxCpuSystem] = [scene.physx_system for scene in scenes]
         self.device = device
         self.bodies: list = []

@@ -68,5 +68,4 @@ class GymnasiumVector(gymnasium.vector.VectorEnv):
         return stepped.seen, stepped.rewards, stepped.terminated, stepped.truncated, infos
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Frees the simulator."""
         self._rows.close()

@@ -42,7 +42,6 @@ class StableBaselinesVec(VecEnv):
         return self._rows.reset(seeds if len(seeds) == self.num_envs else None)
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Takes the actions."""
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -61,7 +60,6 @@ class StableBaselinesVec(VecEnv):
         return stepped.seen, stepped.rewards, stepped.terminated | stepped.truncated, infos
 
     def close(self) -> None:
-        """Frees the simulator."""
         self._rows.close()
 
     # ---------------------------------------------------------------------------------------- rows that are no objects

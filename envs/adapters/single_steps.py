@@ -112,7 +112,6 @@ class SingleSteps:
         return parts if self.shown is Shown.dict else next(iter(parts.values()))
 
     def close(self) -> None:
-        """Frees the simulator."""
         self.env.close()
 
     def _seeds(self, ahead: int = 0) -> list[int]:

@@ -21,9 +21,7 @@ _LAST_LINES = 6
 class Eye(Protocol):
     """What renders the scenes of one task."""
 
-    def close(self) -> None:
-        """Frees it."""
-        ...
+    def close(self) -> None: ...
 
 
 class Scene(Protocol):
@@ -49,9 +47,7 @@ class Scene(Protocol):
         """Returns uint8 [H, W, 3], upright; [size, size, 3] where the simulator can choose."""
         ...
 
-    def close(self) -> None:
-        """Frees it."""
-        ...
+    def close(self) -> None: ...
 
 
 class HasExpert(Protocol):

@@ -103,7 +103,6 @@ class ForeignSimulator(Simulator):
         return [process.pid for process in self._processes]
 
     def close(self) -> None:
-        """Ends the processes."""
         for process in self._processes:
             process.close()
 

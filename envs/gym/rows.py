@@ -21,7 +21,6 @@ class GymnasiumRows(Simulator):
     """Rows of one Gymnasium id; a subclass has the rows and says what they tell and show."""
 
     def __init__(self, config: EnvConfig, filmable: bool) -> None:
-        """Takes the section env, and whether the env draws."""
         self._config, self._filmable = config, filmable
 
     def tell(self) -> Mapping[str, np.ndarray]:

@@ -78,7 +78,6 @@ class GymnasiumSimulator(GymnasiumRows):
         return [self._rows[row].rendered() for row in rows]
 
     def close(self) -> None:
-        """Closes the rows."""
         if self._pool is not None:
             self._pool.shutdown()
         for row in self._rows:

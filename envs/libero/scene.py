@@ -142,7 +142,6 @@ class Scene:
         return Eye(self._env.sim)
 
     def close(self) -> None:
-        """Frees the simulator."""
         self._wrapper.close()
 
     def _reset_as_in_order(self, number: int) -> None:
@@ -205,6 +204,5 @@ class Eye:
         return self._context.read_pixels(size, size)
 
     def close(self) -> None:
-        """Frees the meshes and textures."""
         self._context.gl_ctx.make_current()
         del self._context  # frees both contexts

@@ -64,7 +64,6 @@ class Eye:
         return pixels[:, ::-1] if camera in _TURNED else pixels[::-1]
 
     def close(self) -> None:
-        """Frees the meshes and textures."""
         self._gl.make_current()
         self._context.free()
         self._gl.free()

@@ -36,7 +36,6 @@ class Scene:
     """A row's simulator."""
 
     def __init__(self, task: str, look: Look) -> None:
-        """Builds it."""
         self._look = look
         self._env = ALL_V3_ENVIRONMENTS[task]()
         self._env._partially_observable = False  # the goal is part of the observation, as in MT1, MT10 and MT50
@@ -91,7 +90,6 @@ class Scene:
         return eye.image(self._env.model, self._env.data, camera, size)
 
     def close(self) -> None:
-        """Frees the simulator."""
         self._env.close()
 
 

@@ -48,7 +48,6 @@ class Row:
     """One row of a simulator in a process of its own, and that process's CPU time."""
 
     def __init__(self, simulator: ForeignSimulator) -> None:
-        """Takes the simulator."""
         self.simulator = simulator
         self._process = psutil.Process(simulator.pids[0])
 

@@ -29,7 +29,6 @@ class Pusher(Simulator):
     """N rows, each a gymnasium env."""
 
     def __init__(self, task: str, num_rows: int) -> None:
-        """Makes the rows; `task` is gymnasium's name."""
         self.num_rows = num_rows
         self._rows = [gymnasium.make(task).unwrapped for _ in range(num_rows)]  # without its limit on steps
         self.action_dim = 7

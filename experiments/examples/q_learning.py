@@ -1,4 +1,4 @@
-# ruff: noqa: D101, D102
+# ruff: noqa: D101
 """Tabular Q-learning as a workflow like any other: measured, planned and run on Ray by the machinery that trains VLAs.
 
 python -m experiments.examples.q_learning [env=CliffWalking-v1] [rates=0.5,0.2,0.05] [iterations=30]

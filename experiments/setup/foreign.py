@@ -31,7 +31,6 @@ class Installation:
 
     @property
     def folder(self) -> Path:
-        """The environment."""
         return self.place.folder()
 
     def find_python(self) -> str | None:

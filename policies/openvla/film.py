@@ -23,7 +23,6 @@ class AdaptedLayer(nn.Module):
     """
 
     def __init__(self, base: nn.Linear | nn.Conv2d, rank: int) -> None:
-        """Takes the layer and the rank r."""
         super().__init__()
         self.base_layer = base
         if isinstance(base, nn.Conv2d):

@@ -56,7 +56,6 @@ class OpenVLAModule(nn.Module):
     """All parameters: the network with OFT's parts, and a critic."""
 
     def __init__(self, model: OpenVLAOFT, critic: nn.Module, privileged_dim: int) -> None:
-        """Takes the parts."""
         super().__init__()
         self.model, self.critic = model, critic
         self.privileged_scale = Standardise(privileged_dim, _STATE_LIMIT)

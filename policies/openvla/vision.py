@@ -23,7 +23,6 @@ class NamedLayerScale(nn.Module):
     """timm's layer scale with the parameter name of the published files."""
 
     def __init__(self, gamma: Tensor) -> None:
-        """Takes the factors [D]."""
         super().__init__()
         self.scale_factor = nn.Parameter(gamma.detach().clone())
 
@@ -101,7 +100,6 @@ class Projector(nn.Module):
     """Takes patch features to the width of the language model."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
-        """Takes both widths."""
         super().__init__()
         self.fc1 = nn.Linear(in_features, 4 * in_features)
         self.fc2 = nn.Linear(4 * in_features, out_features)

@@ -72,7 +72,6 @@ class CrossLayer(JointLayer):
     """A layer of the expert that attends to what it is handed alone, through projections of it."""
 
     def __init__(self, config: LlamaConfig, index: int) -> None:
-        """Takes the expert's sizes and the number of the layer."""
         super().__init__(config, index)
         size = cast(int, config.num_key_value_heads) * cast(int, config.head_dim)
         self.self_attn.k_proj = nn.Linear(size, size, bias=False)
@@ -93,7 +92,6 @@ class VLMWithExpert(nn.Module):
     """The vision-language model and the expert; its output layer and last norm are there, but not computed with."""
 
     def __init__(self, options: SmolVLAOptions) -> None:
-        """Builds both with random weights."""
         super().__init__()
         text, expert = _text_config(options), _expert_config(options)
         self.vlm = SmolVLMForConditionalGeneration(_vlm_config(options, text))
@@ -113,7 +111,6 @@ class SmolVLANet(nn.Module):
     frequencies: Tensor
 
     def __init__(self, options: SmolVLAOptions) -> None:
-        """Builds the modules with random weights."""
         super().__init__()
         width = options.expert_size
         self.vlm_with_expert = VLMWithExpert(options)

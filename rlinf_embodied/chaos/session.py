@@ -22,7 +22,6 @@ _METHODS = {
     "install_weights": "transfer",
     "export_snapshot": "snapshot",
     "import_snapshot": "restore",
-    "send_whole": "restore",
     "save": "checkpoint",
     "export_state": "checkpoint",
 }
@@ -54,7 +53,7 @@ class ChaosSession(RaySession):
         self._chaos, self._end_node = chaos, end_node
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
-        """See Session; a fault of the set-up comes here."""
+        """A fault of the set-up comes here."""
         fault = self._chaos.due("set-up", self.attempt) if phase_of(spec.name, "") in ("update", "rollout") else None
         if fault is not None and fault.kind != "exception":
             self._strike(fault, [context.worker for context in contexts], f"{spec.name}.setup")
@@ -64,7 +63,7 @@ class ChaosSession(RaySession):
         return super().add_stage(spec, contexts)
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
-        """See Session; all other faults come here."""
+        """All other faults come here."""
         phase = phase_of(calls[0][1].stage, calls[0][1].method) if calls else ""
         fault = self._chaos.due(phase, self.attempt)
         if fault is None:

@@ -27,7 +27,6 @@ class ActingStage(RolloutStage):
     """Samples actions, or in the first iterations uniform ones, with noise keyed as that of `RolloutStage`."""
 
     def __init__(self, config: ActingConfig) -> None:
-        """Takes plain data."""
         super().__init__(config)
         self._acting = config
 
@@ -44,5 +43,4 @@ class ActingStage(RolloutStage):
         return policy.act(policy.encode(observation.to(self._device)), noise, self._config.policy.temperature).actions
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
-        """Returns nothing."""
         return Output(dict.fromkeys(observations))

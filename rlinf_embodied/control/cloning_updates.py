@@ -41,7 +41,6 @@ class CloningUpdates:
         self.modules = {}
 
     def run(self, iteration: int, batches: Mapping[int, Columns]) -> dict[str, float]:
-        """See Updates."""
         learner = self.learners["policy_optimizer"]
         fitted = Fitted(dict.fromkeys(learner.statistics, 0.0))
         for k in range(length(next(iter(batches.values())))):

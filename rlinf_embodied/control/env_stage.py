@@ -35,7 +35,6 @@ class TransitionEnvStage(EnvStage):
     """Steps rows as `EnvStage` does, one action at a time, and hands on what was seen, done and seen then."""
 
     def __init__(self, config: TransitionEnvConfig) -> None:
-        """Takes plain data."""
         super().__init__(config)
         self._told, self._expert_iterations = config.columns, config.expert_iterations
         self._steps: dict[Blocks, list[Columns]] = {}  # of the rollout under way, every column [N, ...]

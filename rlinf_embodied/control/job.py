@@ -52,7 +52,6 @@ class ControlJob(SimulatorJob[ControlConfig]):
     learner = LEARNER
 
     def __init__(self, config: ControlConfig) -> None:
-        """Takes everything that experiments/train_control.py reads."""
         super().__init__(config)
         name = config.algorithm.name
         self.columns = (
@@ -121,7 +120,6 @@ class ControlJob(SimulatorJob[ControlConfig]):
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
-        """See Job."""
         return control_workflow(self.config, policy_folder)
 
     def starting_policy(
@@ -157,7 +155,6 @@ class ControlJob(SimulatorJob[ControlConfig]):
         executor.call(LEARNER, "save", step_context, argument, parts)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
-        """See Job."""
         progress = saved_progress(checkpoint)
         step_context = StepContext(progress.iteration)
         for stage in (LEARNER, REPLAY):
@@ -173,7 +170,6 @@ class ControlJob(SimulatorJob[ControlConfig]):
 
     # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
-        """See Job."""
         if self.config.algorithm.name.acts:
             return super().summary(executor, progress, after)
         assert progress.before is not None

@@ -84,7 +84,6 @@ class LearnerStage:
     """Updates the policy and what belongs to it; data-parallel over the workers that host it."""
 
     def __init__(self, config: LearnerConfig) -> None:
-        """Takes plain data; `setup` loads the policy."""
         self._config = config
 
     def setup(self, context: StageContext) -> None:
@@ -119,7 +118,6 @@ class LearnerStage:
         self._training.move("cpu")
 
     def onload(self, step_context: StepContext) -> None:
-        """Comes back."""
         self._shared.enter("learner")
         self._training.move(self._device)
 
@@ -184,5 +182,4 @@ class LearnerStage:
         return self._training.snapshot()
 
     def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
-        """Goes on from there."""
         self._training.go_on_from(parts)

@@ -19,7 +19,6 @@ class ReplayBuffer:
     """Transitions of one block, on the CPU; memory is taken as it fills."""
 
     def __init__(self, capacity: int) -> None:
-        """Starts empty."""
         self._capacity, self._size, self._cursor = capacity, 0, 0
         self._columns: Columns = {}
 

@@ -55,7 +55,6 @@ class ReplayStage:
     """Keeps and draws transitions, block by block."""
 
     def __init__(self, config: ReplayConfig) -> None:
-        """Takes plain data."""
         self._config = config
 
     def setup(self, context: StageContext) -> None:

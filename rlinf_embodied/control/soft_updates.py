@@ -45,7 +45,6 @@ class EntropyCoefficient(nn.Module):
     """The logarithm of alpha."""
 
     def __init__(self, value: float) -> None:
-        """Starts at log(value)."""
         super().__init__()
         self.log = nn.Parameter(torch.tensor(math.log(value)))
 
@@ -98,7 +97,6 @@ class SoftUpdates:
         return self._entropy.log.detach().exp() if self._fixed is None else self._fixed
 
     def run(self, iteration: int, batches: Mapping[int, Columns]) -> dict[str, float]:
-        """See Updates."""
         number = length(next(iter(batches.values())))
         noise = {block: self._noise(iteration, block, columns) for block, columns in batches.items()}
         critics, policies = (Fitted(dict.fromkeys(o.statistics, 0.0)) for o in self.learners.values())

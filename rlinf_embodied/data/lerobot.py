@@ -41,7 +41,6 @@ class LeRobotEpisode:
     images: Mapping[str, np.ndarray]  # by camera, uint8 [T, height, width, 3]
 
     def __len__(self) -> int:
-        """Returns T."""
         return len(self.actions)
 
 

@@ -21,7 +21,6 @@ class Demonstrations:
     object_positions: Tensor | None  # float32 [M, 3]
 
     def __len__(self) -> int:
-        """Returns M."""
         return len(self.actions)
 
 

@@ -79,7 +79,6 @@ class EnvStage:
     stays_on_accelerators = True  # no simulator leaves the memory of a GPU
 
     def __init__(self, config: EnvStageConfig) -> None:
-        """Takes plain data; `setup` builds the simulator."""
         self._config = config
         self._size = config.env.block_size
 

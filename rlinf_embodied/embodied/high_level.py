@@ -85,7 +85,6 @@ class NewHighLevelStage(NewPolicyStage):
     """Makes a policy whose actions are choices."""
 
     def __init__(self, config: NewHighLevelConfig) -> None:
-        """Takes plain data."""
         super().__init__(config)
         self._hierarchy = config.hierarchy
 

@@ -38,7 +38,7 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Evaluated, Evaluating, Progress
+from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.training.warm_start import made_once
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
@@ -63,7 +63,6 @@ class ImitationJob:
     check_every = 1
 
     def __init__(self, config: ImitationConfig) -> None:
-        """Takes everything that experiments/train_sft.py reads."""
         self.config = config
         self.name = config.env.task
         self.title = f"{config.env.task} · supervised fine-tuning"
@@ -89,12 +88,8 @@ class ImitationJob:
 
     @property
     def learners(self) -> tuple[str, ...]:
-        """See Job: the one."""
+        """The one."""
         return (self.learner,)
-
-    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
-        """See Job: of the one learner's weights."""
-        return [(self.learner, stages.stage)]
 
     def planning_parts(self) -> dict[str, object]:
         """Returns env, policy and how it is fine-tuned."""
@@ -190,19 +185,18 @@ class ImitationJob:
         self._filled = executor
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
-        """See Job."""
         config = self.config
         videos = str(folder.videos) if config.eval.record_video else None
         asked = held_out(config.env, config.eval, config.run.seed, videos)
         return Evaluation(asked, policy_stage("eval_policy", config.policy, policy_folder, asked), session, cluster)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> HeldOutCheck:
-        """See Job; the check is the held-out loss."""
+        """The check is the held-out loss."""
         return HeldOutCheck(_STAGE, self._training(), self._newest)
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
-        """See Job; the global step counts chunks that were learned from."""
+        """The global step counts chunks that were learned from."""
         self._fill(executor)
         result = executor.run(StepContext(progress.iteration))
         report = result.all_of(_STAGE, EpochReport)[0]
@@ -233,7 +227,7 @@ class ImitationJob:
         return self._executor
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        """See Job; there are none."""
+        """There are none."""
         return []
 
     def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
@@ -247,7 +241,6 @@ class ImitationJob:
         executor.call(_STAGE, "save", StepContext(progress.iteration), (str(root), progress.iteration, keep, state))
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
-        """See Job."""
         progress = saved_progress(checkpoint)
         executor.call(_STAGE, "load", StepContext(progress.iteration), str(checkpoint))
         self._is_over = progress.iteration >= self.config.sft.num_epochs
@@ -255,7 +248,6 @@ class ImitationJob:
 
     # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
-        """See Job."""
         assert progress.before is not None
         assert isinstance(after, EvaluationResult)
         best = progress.best
@@ -267,7 +259,6 @@ class ImitationJob:
         }
 
     def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
-        """See Job."""
         filmed = folder.videos if any(folder.videos.glob("*/*.mp4")) else "none, the env cannot be filmed"
         lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
         lines.append(f"policy   {folder.checkpoints / 'latest'}")

@@ -74,7 +74,6 @@ class ImitationStage:
     """Learns from files; every worker holds the whole policy and some of the data blocks."""
 
     def __init__(self, config: ImitationStageConfig) -> None:
-        """Takes plain data."""
         self._config = config
         self._shown: dict[tuple[int, bool], list[Demonstrations]] = {}
         self._optimizer: dict[str, Tensor] = {}  # of a checkpoint or snapshot, to be taken up

@@ -32,13 +32,11 @@ class Scored(nn.Module):
     """Scoring as a module's forward pass, which is when sliced weights are gathered."""
 
     def __init__(self, policy: Policy) -> None:
-        """Takes the policy, whose module becomes a part."""
         super().__init__()
         self.module = policy.module
         self._policy = policy
 
     def forward(self, features: Features, record: Record, temperature: float, entropy_gradient: bool) -> Evaluation:
-        """See Policy.evaluate."""
         return self._policy.evaluate(features, record, temperature, entropy_gradient=entropy_gradient)
 
 

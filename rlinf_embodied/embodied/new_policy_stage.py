@@ -33,7 +33,6 @@ class NewPolicyStage:
     _rows, _measures = ROWS, True
 
     def __init__(self, config: WarmStartStageConfig) -> None:
-        """Takes plain data."""
         self._config = config
 
     def setup(self, context: StageContext) -> None:

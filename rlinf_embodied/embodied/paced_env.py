@@ -54,41 +54,32 @@ class PacedEnv:
             time.sleep(left_s)
 
     def reset(self, seeds: Sequence[int], rows: Sequence[int] | None = None) -> Observation:
-        """See VectorEnv."""
         return self._env.reset(seeds, rows)
 
     def running(self) -> list[RunningEpisode | None]:
-        """See VectorEnv."""
         return self._env.running()
 
     def restore(self, episodes: Sequence[RunningEpisode | None]) -> Observation:
-        """See VectorEnv; a replay is as fast as the env can."""
+        """A replay is as fast as the env can."""
         return self._env.restore(episodes)
 
     def expert_actions(self) -> Tensor:
-        """See VectorEnv."""
         return self._env.expert_actions()
 
     def state(self) -> Observation:
-        """See VectorEnv."""
         return self._env.state()
 
     def simulator_states(self) -> dict[str, Tensor]:
-        """See HasSimulatorStates."""
         return self._env.simulator_states() if isinstance(self._env, HasSimulatorStates) else {}
 
     def object_positions(self) -> Tensor | None:
-        """See VectorEnv."""
         return self._env.object_positions()
 
     def record(self, rows: Sequence[int], size: int = 256) -> None:
-        """See VectorEnv."""
         self._env.record(rows, size)
 
     def take_frames(self) -> dict[int, list[Tensor]]:
-        """See VectorEnv."""
         return self._env.take_frames()
 
     def close(self) -> None:
-        """See VectorEnv."""
         self._env.close()

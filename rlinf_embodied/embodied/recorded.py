@@ -62,7 +62,6 @@ class Replay:
         self._episodes = read_recording(Path(path), named).episodes
 
     def require(self, env: VectorEnv) -> None:
-        """See Recorded."""
         theirs = self._episodes[0].actions.shape[1]
         _require_size(self._named, self._path, "actions", theirs, env.spec.action_dim, "env.robot")
 
@@ -107,7 +106,6 @@ class RecordedImages:
         self._instruction: str | None = None
 
     def require(self, env: VectorEnv) -> None:
-        """See Recorded."""
         info, spec = self._dataset.info, env.spec
         both = "env.control_mode, env.robot"
         _require_size(self._named, self._path, ACTION, info.size(ACTION), spec.action_dim, both)

@@ -33,7 +33,6 @@ class EnvSizesStage:
     """Builds an env of one row, and tells what it is."""
 
     def __init__(self, config: EnvConfig) -> None:
-        """Takes plain data."""
         self._config = config
 
     def setup(self, context: StageContext) -> EnvSpec:

@@ -58,7 +58,6 @@ class WarmStartStage:
     """Collects demonstrations and clones them; one call per round or epoch, so that a progress bar can move."""
 
     def __init__(self, config: WarmStartStageConfig) -> None:
-        """Takes plain data."""
         self._config = config
         self._data: dict[int, list[Demonstrations]] = {}
 

@@ -75,7 +75,6 @@ class EmulatedDevice:
     """The clock and the memory of one device; the stages of its worker share it."""
 
     def __init__(self, number: int, memory_bytes: float) -> None:
-        """Starts empty, at 0."""
         self.number = number
         self._memory_bytes = memory_bytes
         self.start = Start(-1, 0.0, 0.0)
@@ -127,7 +126,6 @@ class EmulatedStage:
     """Any stage of a workflow, on emulated devices: leaf, either side of a loop, source and target of weights."""
 
     def __init__(self, config: EmulatedStageConfig) -> None:
-        """Takes plain data."""
         self._config = config
 
     def setup(self, context: StageContext) -> None:
@@ -153,7 +151,6 @@ class EmulatedStage:
         self._device.hold(profile.name, float(profile.resident(self._owned, self._num_devices)))
 
     def offload(self, step_context: StepContext) -> None:
-        """Leaves the device's memory, but for what stays when offloaded."""
         profile = self._config.profile
         self._device.at(step_context)
         self._device.switch(profile.offload_s)

@@ -44,7 +44,6 @@ class Emulated:
 
     @property
     def median_s(self) -> float:
-        """The measurement."""
         return statistics.median(self.measured_s)
 
     @property
@@ -81,7 +80,6 @@ class Emulator:
     """Emulates plans of one workflow, profile and cluster one after the other, in the same workers."""
 
     def __init__(self, pricer: Pricer, session: Session) -> None:
-        """Takes the prices, and the session whose workers sleep."""
         assert pricer.cluster.emulated, f"cluster {pricer.cluster.name} is a real one"
         self._pricer, self._session = pricer, session
         self._iteration = 0  # over all plans: workers tell iterations apart by it
@@ -207,7 +205,6 @@ class Rounds:
     """Ends a repeat so that over the iterations it takes its expected number of rounds on average."""
 
     def __init__(self, expected: float) -> None:
-        """Takes how many rounds there are on average."""
         self._expected = expected
 
     def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:

@@ -129,7 +129,6 @@ class MeteredSession:
     """A session that measures what passes through it; see Session for the methods."""
 
     def __init__(self, inner: Session) -> None:
-        """Takes the session that does the work."""
         self._inner = inner
         self._devices: dict[int, str] = {}
         self._empty: dict[int, Reading] = {}  # of each worker, before it had stages
@@ -166,36 +165,28 @@ class MeteredSession:
         return answers
 
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
-        """See Session."""
         return self._inner.fetch(refs, waiting)
 
     def secure(self, refs: Sequence[Ref]) -> None:
-        """See Session."""
         self._inner.secure(refs)
 
     def stored(self, refs: Sequence[Ref]) -> Stored | None:
-        """See Session."""
         return self._inner.stored(refs)
 
     def replace(self, workers: Sequence[int]) -> None:
-        """See Session."""
         self._inner.replace(workers)
 
     def provide(self, workers: Sequence[int], path: Path) -> None:
-        """See Session."""
         self._inner.provide(workers, path)
 
     def collect(self, workers: Sequence[int], path: Path) -> int:
-        """See Session."""
         return self._inner.collect(workers, path)
 
     def clear(self) -> None:
-        """See Session."""
         self.answers = []
         self._inner.clear()
 
     def close(self) -> None:
-        """See Session."""
         self._inner.close()
 
     # -------------------------------------------------------------------------------------------------------- readings

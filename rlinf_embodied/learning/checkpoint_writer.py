@@ -30,7 +30,6 @@ class CheckpointWriter:
     """Writes one checkpoint at a time; belongs to the one worker that writes a run's checkpoints."""
 
     def __init__(self) -> None:
-        """Starts nothing."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 

@@ -57,7 +57,6 @@ class ByteCounter(TorchDispatchMode):
     """Within its block, counts the bytes of tensors of one kind of device; what was there before does not count."""
 
     def __init__(self, kind: str = _META) -> None:
-        """Starts at 0."""
         super().__init__()
         self._kind = kind
         self._numbers: dict[int, int] = {}  # of storages that are there

@@ -52,12 +52,10 @@ class SoloGroup:
     size = 1
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-        """See Group."""
         assert list(counts) == [len(tensors)], f"a group of one cannot hold the tensors of {len(counts)} ranks"
         return [list(tensors)]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """See Group."""
         return tensor.clone()
 
 
@@ -87,14 +85,13 @@ class ThreadGroup:
         self.abort()
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-        """See Group."""
         assert counts[self.rank] == len(tensors), (
             f"rank {self.rank} gives {len(tensors)} of {counts[self.rank]} tensors"
         )
         return self._meet(list(tensors), "exchange")
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """See Group; the order is that of the ranks."""
+        """The order is that of the ranks."""
         total, *others = (part[0] for part in self._meet([tensor], "all_reduce"))
         for other in others:
             total += other  # a copy that _meet made

@@ -79,7 +79,6 @@ class _BlockReducer(ABC):
 
     @property
     def rank(self) -> int:
-        """See Reducer."""
         return self._blocks.group.rank
 
     @abstractmethod
@@ -87,7 +86,6 @@ class _BlockReducer(ABC):
         """See Reducer."""
 
     def sum_blocks(self, per_block: Mapping[int, Tensor]) -> Tensor:
-        """See Reducer."""
         self._blocks.require_own(per_block)
         total = self.start_sum()
         for block in sorted(per_block):
@@ -95,7 +93,6 @@ class _BlockReducer(ABC):
         return total.total()
 
     def gather_blocks(self, per_block: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """See Reducer."""
         return self._blocks.gather(per_block)
 
 
@@ -107,7 +104,6 @@ class ExactReducer(_BlockReducer):
     """
 
     def __init__(self, group: Group, owners: Sequence[int]) -> None:
-        """See _BlockReducer."""
         super().__init__(group, owners)
         self._roots: list[list[_Node]] = [[] for _ in range(group.size)]
         for lo, hi in _maximal_subtrees(owners, 0, len(owners)):
@@ -115,7 +111,6 @@ class ExactReducer(_BlockReducer):
         self._above = {child: place for root in self._roots[group.rank] for child, place in _kinship(*root)}
 
     def start_sum(self) -> BlockSum:
-        """See Reducer."""
         return _TreeSum(self._blocks, self._roots, self._above)
 
 
@@ -123,7 +118,6 @@ class FastReducer(_BlockReducer):
     """Sums its own blocks, then all-reduces: one tensor per worker travels, and the bits depend on the plan."""
 
     def start_sum(self) -> BlockSum:
-        """See Reducer."""
         return _RunningSum(self._blocks)
 
 
@@ -177,7 +171,6 @@ class _TreeSum:
         self._known[node] = tensor
 
     def total(self) -> Tensor:
-        """See BlockSum."""
         self._blocks.require_own(self._added)
         group = self._blocks.group
         mine = [self._known.pop(root) for root in self._roots[group.rank]]
@@ -199,12 +192,10 @@ class _RunningSum:
         self._sum: Tensor | None = None
 
     def add(self, block: int, tensor: Tensor) -> None:
-        """See BlockSum."""
         self._added.add(block)
         self._sum = tensor if self._sum is None else self._sum.add_(tensor)
 
     def total(self) -> Tensor:
-        """See BlockSum."""
         self._blocks.require_own(self._added)
         assert self._sum is not None, "every rank owns a block"
         return self._blocks.group.all_reduce(self._sum)

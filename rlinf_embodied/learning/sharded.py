@@ -162,14 +162,12 @@ class ShardedLearner:
 
     # --------------------------------------------------------------------------------------------------------- a step
     def start(self) -> None:
-        """See Learner."""
         self._optimizer.zero_grad()
 
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
         """See Learner; nothing is done yet, as a pass is everybody's and its share of the mean is not known."""
 
     def step(self, rows: Mapping[int, Tensor], passes: Passes, early_stop: EarlyStop | None = None) -> Step:
-        """See Learner."""
         own = [one for block, index in rows.items() if len(index) for one in passes(block, index)]
         agreed = self._agreed(own)
         statistics = self._watched([one for one in own if not one.trains], agreed.watched)
@@ -178,9 +176,10 @@ class ShardedLearner:
             statistics = statistics + self._accumulated(trained, agreed.trained, agreed.weight)
         sums = self._group.all_reduce(statistics).tolist()
         found = Step(dict(zip(self.statistics, sums, strict=True)), agreed.weight)
-        if found.weight == 0 or (early_stop is not None and early_stop(found)):
+        stopped = found.weight > 0 and early_stop is not None and early_stop(found)
+        if found.weight == 0 or stopped:
             self._optimizer.zero_grad()
-            return found
+            return replace(found, stopped=stopped)
         return replace(found, norm=self._apply())
 
     def _agreed(self, own: Sequence[Pass]) -> _Agreed:
@@ -219,8 +218,8 @@ class ShardedLearner:
         return total
 
     @torch.no_grad()
-    def _apply(self) -> float:
-        """Clips and steps; returns the norm before clipping."""
+    def _apply(self) -> float | None:
+        """Clips and steps; returns the norm before clipping, None where it is 0 and no step is made."""
         for parameter in self._parameters:
             if parameter.grad is None:  # moments decay all the same
                 parameter.grad = torch.zeros_like(parameter)
@@ -235,6 +234,9 @@ class ShardedLearner:
                 f"the gradient's norm is {norm}, so the weights would be lost: go back to a checkpoint and use a "
                 "smaller learning rate (nothing was changed)"
             )
+        if norm == 0:
+            self._optimizer.zero_grad()
+            return None
         if norm > self._max_norm:
             for part in slices:
                 part.mul_(self._max_norm / norm)
@@ -252,7 +254,7 @@ class ShardedLearner:
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """See Learner; what is frozen is taken over as well."""
+        """What is frozen is taken over as well."""
         for name, parameter in cast(nn.Module, self._module).named_parameters():
             self._fill(parameter, self._view[name])
 
@@ -278,7 +280,7 @@ class ShardedLearner:
 
     @torch.no_grad()
     def import_state(self, state: Mapping[str, Tensor]) -> None:
-        """See Learner; every worker reads the whole state and keeps its slice."""
+        """Every worker reads the whole state and keeps its slice."""
         self.start()
         sizes = [parameter.numel() for parameter in self._parameters]
         require_state(state, sum(sizes))

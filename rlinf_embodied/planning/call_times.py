@@ -23,7 +23,6 @@ class CallTimes:
     """Times the calls of plans of one workflow, profile and cluster; what many plans have in common is remembered."""
 
     def __init__(self, pricer: Pricer) -> None:
-        """Takes the times of single calls and wires."""
         self.pricer, profile = pricer, pricer.profile
         stages = {
             name: replace(spec, at_once=spec.at_once or bool(profile.stages[name].finish_quantiles))

@@ -75,7 +75,6 @@ class CriticStage:
     """
 
     def __init__(self, config: CriticStageConfig) -> None:
-        """Takes plain data; `setup` makes the critic."""
         self._config, self._algorithm = config, config.algorithm
 
     def setup(self, context: StageContext) -> None:
@@ -160,12 +159,10 @@ class CriticStage:
 
     # ---------------------------------------------------------------------------------------------- switching and state
     def offload(self, step_context: StepContext) -> None:
-        """Leaves the device's memory."""
         move(self._critic.module, "cpu")
         self._learner.move_state("cpu")
 
     def onload(self, step_context: StepContext) -> None:
-        """Comes back."""
         move(self._critic.module, self._device)
         self._learner.move_state(self._device)
 
@@ -183,7 +180,6 @@ class CriticStage:
         return StageState.of(self._critic.module, version, moments) if self._rank == 0 else None
 
     def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
-        """Goes on from there."""
         self._learner.import_state(kept(parts).install(self._critic.module)[OPTIMIZER])
 
     def load(self, step_context: StepContext, folder: str) -> None:

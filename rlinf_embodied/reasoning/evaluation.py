@@ -84,7 +84,6 @@ class AnswerStage(LanguageStage):
     _user = STAGE
 
     def __init__(self, config: AnswerStageConfig) -> None:
-        """Takes plain data."""
         super().__init__(config.model)
         self._config = config
 

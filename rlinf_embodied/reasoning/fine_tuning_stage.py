@@ -33,7 +33,6 @@ class FineTuningStage:
     """Fits a new model to examples; one call per some steps, so that a progress bar can move."""
 
     def __init__(self, config: MathConfig) -> None:
-        """Takes plain data."""
         self._config = config
 
     def setup(self, context: StageContext) -> None:

@@ -52,7 +52,6 @@ class LanguageStage:
     _user = ""
 
     def __init__(self, model: LanguageStageConfig) -> None:
-        """Takes plain data; `setup` loads the model."""
         self._model = model
 
     def setup(self, context: StageContext) -> None:
@@ -82,7 +81,6 @@ class LanguageStage:
         self._shared.leave(self._user)
 
     def onload(self, step_context: StepContext) -> None:
-        """Comes back."""
         self._shared.enter(self._user)
 
 
@@ -102,7 +100,6 @@ class GenerationStage(LanguageStage):
     _user = "generation"
 
     def __init__(self, config: GenerationStageConfig) -> None:
-        """Takes plain data."""
         super().__init__(config.model)
         self._config = config
         self._prompt_template = prompt_template(config.prompt_template)

@@ -36,13 +36,13 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Checking, Evaluated, Evaluating, Progress
+from rlinf_embodied.training.job import Checking, Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.workflow.graph import Workflow
 
 # counts of the run's progress
 _PROBLEMS = "problems"  # used so far
-_IDLE = "idle_iterations"  # the last ones in a row that trained on nothing; absent: none
+_IDLE = "idle_iterations"  # the last ones in a row without an advantage; absent: none
 _MANY_CUT = 0.5  # share of an iteration's completions
 _LOOKED_AT = 2000  # of the problems of a stream without end: their prompts are measured before anything starts
 
@@ -63,7 +63,6 @@ class ReasoningJob:
     work = "RL"
 
     def __init__(self, config: MathConfig) -> None:
-        """Takes everything that experiments/train_llm_math.py reads."""
         self.config = config
         data = config.data
         files = "+".join(Path(file).stem for file in data.files.values())
@@ -80,19 +79,14 @@ class ReasoningJob:
 
     @property
     def learners(self) -> tuple[str, ...]:
-        """See Job: the one."""
+        """The one."""
         return (self.learner,)
-
-    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
-        """See Job: of the one learner's weights."""
-        return [(self.learner, stages.stage)]
 
     def planning_parts(self) -> dict[str, object]:
         """Returns the sections that the stages' times depend on."""
         return {n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "reward", "algorithm")}
 
     def require_staleness(self, staleness: int) -> None:
-        """See Job."""
         require_correction(staleness, self.config.algorithm.tis_cap)
 
     def launch_notes(self) -> list[str]:
@@ -182,7 +176,6 @@ class ReasoningJob:
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
-        """See Job."""
         return training_workflow(self.config, policy_folder, self._reference)
 
     def starting_policy(
@@ -197,14 +190,13 @@ class ReasoningJob:
         """See Job; there is nothing to do."""
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
-        """See Job."""
         config = self.config
         model = LanguageStageConfig(config.policy, policy_folder, config.run.seed)
         sections = (config.data, config.generation, config.reward, config.eval)
         return AnswerEvaluation(model, *sections, session, cluster, config.run.num_iterations)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
-        """See Job; there is no goal to check."""
+        """There is no goal to check."""
         raise AssertionError("the reasoning workflow has no goal that could be checked")
 
     # ---------------------------------------------------------------------------------------------------- iteration
@@ -225,7 +217,7 @@ class ReasoningJob:
         return result, metrics
 
     def _count_zero_advantage(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        if metrics.get("charts/optimizer_steps") != 0:  # a critic's warm-up has no such number
+        if metrics["rollout/useful_groups"]:
             progress.counts.pop(_IDLE, None)
             return
         number, most = progress.counts.get(_IDLE, 0) + 1, self.config.algorithm.max_zero_advantage_iterations
@@ -290,7 +282,6 @@ class ReasoningJob:
         executor.call("actor", "save", step_context, argument, [*added, *earlier])
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
-        """See Job."""
         progress = saved_progress(checkpoint)
         step_context = StepContext(progress.iteration)
         for stage in ("actor", "critic"):
@@ -304,7 +295,6 @@ class ReasoningJob:
 
     # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
-        """See Job."""
         assert progress.before is not None
         assert isinstance(after, AnswerResult)
         return {
@@ -318,7 +308,6 @@ class ReasoningJob:
         }
 
     def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
-        """See Job."""
         assert isinstance(after, AnswerResult)
         folder.write_text("samples.md", after.table())
         lines = [f"samples  {folder.path / 'samples.md'}", f"curve    {plot_curve(folder.path)}"]

@@ -30,7 +30,6 @@ class PromptStage:
     """
 
     def __init__(self, config: PromptStageConfig) -> None:
-        """Takes plain data."""
         self._config = config
 
     def setup(self, context: StageContext) -> None:

@@ -32,7 +32,6 @@ class RewardStage:
     """Scores completions."""
 
     def __init__(self, config: RewardStageConfig) -> None:
-        """Takes plain data."""
         self._config = config
 
     def setup(self, context: StageContext) -> None:

@@ -83,13 +83,11 @@ class Verifier:
         self._pool = VerifierPool(num_workers, timeout_s)
 
     def __enter__(self) -> Verifier:
-        """Returns the verifier."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends its processes."""
         self.close()
 
     @property

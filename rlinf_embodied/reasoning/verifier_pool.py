@@ -59,13 +59,11 @@ class VerifierPool:
         self._failed_starts = 0
 
     def __enter__(self) -> VerifierPool:
-        """Returns the pool."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends the processes."""
         self.close()
 
     @property

@@ -60,7 +60,6 @@ class Activity:
     """What a worker does; written by the thread that runs calls, read by any."""
 
     def __init__(self) -> None:
-        """Starts idle, in the first attempt."""
         self.attempt = 0  # calls of older ones are not wanted any more
         self._call, self._step = ("", 0.0), ("", 0.0)  # what, and since when
         self._longest: dict[str, float] = {}

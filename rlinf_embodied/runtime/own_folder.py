@@ -24,7 +24,6 @@ class OwnFolder:
     """A temporary folder of this process."""
 
     def __init__(self) -> None:
-        """Makes it, and removes those of processes that are gone."""
         remove_leftovers(Path(tempfile.gettempdir()))
         self._folder = tempfile.TemporaryDirectory(prefix=_PREFIX)
         self.path = Path(self._folder.name)
@@ -36,7 +35,6 @@ class OwnFolder:
         (self.path / _RAY).write_text(session_folder, encoding="utf-8")
 
     def cleanup(self) -> None:
-        """Removes it."""
         self._lock.release()
         self._folder.cleanup()
 

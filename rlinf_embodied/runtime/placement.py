@@ -27,7 +27,6 @@ class Placement:
     """The places of a session's workers; they are held until `release`."""
 
     def __init__(self) -> None:
-        """Holds nothing."""
         self._groups: list[PlacementGroup] = []
         self._options: dict[int, dict[str, object]] = {}
 

@@ -89,7 +89,6 @@ class TorchGroup:
         return answers
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """See Group."""
         summed = tensor.detach().to(self._device, copy=True).contiguous()
         self._run("all_reduce", lambda: self._backend.allreduce([summed]))
         return summed.to(tensor.device)

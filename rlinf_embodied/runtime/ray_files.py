@@ -36,7 +36,6 @@ class RayFiles:
     """The files of a session's nodes; nothing runs before a second node has a worker."""
 
     def __init__(self) -> None:
-        """Starts nothing."""
         self._clerks: dict[str, ActorHandle] = {}  # by node id
 
     def prepare(self, nodes: Iterable[str], kernels: Path | None) -> None:
@@ -66,7 +65,6 @@ class RayFiles:
         return number
 
     def close(self) -> None:
-        """Ends the processes."""
         for clerk in self._clerks.values():
             ray.kill(clerk, no_restart=True)
         self._clerks.clear()

@@ -28,7 +28,6 @@ class RayPeers:
         self._methods: dict[tuple[int, int], Callable[..., list[ray.ObjectRef]]] = {}
 
     def ask(self, worker: int, call: Call, payloads: Sequence[object]) -> list[Ref]:
-        """See relay.Peers."""
         key = (worker, call.num_results + 1)
         if key not in self._methods:
             self._methods[key] = self._actors[worker].invoke.options(num_returns=key[1]).remote
@@ -36,7 +35,6 @@ class RayPeers:
         return list(self._methods[key](to_wire(call, self._attempt), None, *packed))
 
     def take(self, refs: Sequence[Ref], workers: Sequence[int]) -> list[object]:
-        """See relay.Peers."""
         given = cast("list[ray.ObjectRef]", list(refs))
         with self._activity.awaiting(workers):
             while given and ray.wait(given, num_returns=len(given), timeout=_TICK_S)[1]:

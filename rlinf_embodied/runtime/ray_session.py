@@ -16,14 +16,13 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
 from ray.experimental import get_object_locations
 
 from rlinf_embodied import portable
@@ -88,23 +87,13 @@ class RaySession:
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """See Session; a collective stage gets a process group with a rendezvous of its own."""
-        return self._set_up(spec, contexts, {context.worker for context in contexts})
-
-    def _set_up(self, spec: StageSpec, contexts: Sequence[StageContext], anew: Collection[int]) -> list[object]:
-        """Builds a stage in the workers `anew`; in the others it is there, and gets another group."""
         rendezvous, limit_s = None, self._limits.call_timeout_s
         if spec.collective and len(contexts) > 1:
             rendezvous = self._actors[contexts[0].worker].meeting_place.remote()  # goes to the members unread
         refs = []
         for context in contexts:
             context.shared = {}
-            actor = self._actors[context.worker]
-            if context.worker in anew:
-                refs.append(actor.add_stage.remote(spec, context, rendezvous, limit_s))
-            elif rendezvous is not None:
-                refs.append(actor.regroup.remote(spec.name, context, rendezvous, limit_s))
-            else:
-                continue
+            refs.append(self._actors[context.worker].add_stage.remote(spec, context, rendezvous, limit_s))
             self._lookout.note(refs[-1], context.worker, f"{spec.name}.setup")
         return self.fetch(refs, f"{spec.name}.setup")
 
@@ -132,48 +121,6 @@ class RaySession:
         if gone:
             here = tuple(worker for worker, node in self._nodes.items() if node in gone)
             raise LostNodeError(f"the nodes {', '.join(gone.values())} are gone, with workers {here}", here)
-
-    # --------------------------------------------------------------------------------------------------------- mending
-    def can_renew(self, spec: StageSpec, workers: Sequence[int]) -> bool:
-        """See MendingSession."""
-        if len(workers) < 2:
-            return True
-        refs = [self._actors[worker].holds_group.remote(spec.name) for worker in workers]
-        for ref, worker in zip(refs, workers, strict=True):
-            self._lookout.note(ref, worker, f"{spec.name}.setup")
-        return not any(self.fetch(refs, f"{spec.name}.setup"))
-
-    def renew_stage(self, spec: StageSpec, contexts: Sequence[StageContext], anew: Collection[int]) -> None:
-        """See MendingSession."""
-        self._set_up(spec, contexts, anew)
-
-    def mend(self, workers: Sequence[int]) -> frozenset[int]:
-        """See MendingSession."""
-        self._require_nodes()
-        lost: set[int] = set()
-        self._switchboard.abandon(self.attempt)  # no attempt is older: only groups are closed, in which others may wait
-        ending = self._lookout.at_fault(workers)
-        while ending:
-            for worker in ending:
-                self._end(worker, at_once=True)
-            lost |= ending
-            ending = self._lookout.settle() or self._lookout.deaf()
-        self._require_nodes()
-        self._lookout.forget()
-        self.attempt += 1
-        self.start([self._specs[worker] for worker in sorted(lost)])
-        return frozenset(lost)
-
-    def failed(self, receipts: Sequence[Ref]) -> list[bool]:
-        """See MendingSession."""
-        return [self._is_error(cast(ray.ObjectRef, ref)) for ref in receipts]
-
-    def _is_error(self, ref: ray.ObjectRef) -> bool:
-        try:
-            ray.get(ref)
-        except RayError:
-            return True
-        return False
 
     def _end(self, worker: int, at_once: bool = False) -> None:
         """Ends a worker; one that is stopped, or that hangs (`at_once`), by the system: Ray would wait for it."""

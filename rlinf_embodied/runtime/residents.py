@@ -24,7 +24,6 @@ class Residents:
     """Book-keeping only; the worker makes the switches."""
 
     def __init__(self) -> None:
-        """Starts without stages."""
         self._exclusive: dict[str, frozenset[str]] = {}  # of every stage that was admitted
         self._offloaded: set[str] = set()
 

@@ -7,10 +7,10 @@ driver itself needs a value.  A worker runs its calls in the order of submission
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Protocol, TypeVar, cast
 
 from rlinf_embodied.errors import HangError
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
@@ -124,37 +124,7 @@ class Session(Protocol):
         """Forgets every stage of every worker; the workers stay."""
         ...
 
-    def close(self) -> None:
-        """Ends the workers."""
-        ...
-
-
-@runtime_checkable
-class MendingSession(Session, Protocol):
-    """A session that replaces workers while the others keep their stages; errors of calls come with `fetch` only."""
-
-    def can_renew(self, spec: StageSpec, workers: Sequence[int]) -> bool:
-        """Returns whether the group of a stage can be exchanged: nothing holds what is inside of it."""
-        ...
-
-    def mend(self, workers: Sequence[int]) -> frozenset[int]:
-        """Ends these workers, waits until every call has an answer or an error, and starts them anew, without stages.
-
-        Workers that die or hang meanwhile are among those that are returned.  The others keep stages and data; their
-        collectives are closed, see `renew_stage`.  Calls submitted from then on bear the token of another attempt.
-
-        Raises:
-            LostNodeError: a node is gone; `replace` is the way to go on.
-        """
-        ...
-
-    def failed(self, receipts: Sequence[Ref]) -> list[bool]:
-        """Returns which of these receipts, all of which have come, are errors."""
-        ...
-
-    def renew_stage(self, spec: StageSpec, contexts: Sequence[StageContext], anew: Collection[int]) -> None:
-        """Builds a stage again in the workers `anew`; all its workers (`contexts`) get another group if it has one."""
-        ...
+    def close(self) -> None: ...
 
 
 class _SerialPeers:
@@ -183,12 +153,10 @@ class SerialSession:
         self._groups: dict[str, list[ThreadGroup]] = {}  # by stage
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
-        """See Session."""
         for spec in workers:
             self._hosts.setdefault(spec.worker, WorkerHost(spec))
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
-        """See Session."""
         collective = spec.collective and len(contexts) > 1
         self._groups[spec.name] = ThreadGroup.make(len(contexts), timeout_s=self._timeout_s) if collective else []
         facts = []
@@ -227,25 +195,25 @@ class SerialSession:
         return results
 
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
-        """See Session; everything has run already."""
+        """Everything has run already."""
         return list(refs)
 
     def provide(self, workers: Sequence[int], path: Path) -> None:
         """See Session; it is here."""
 
     def collect(self, workers: Sequence[int], path: Path) -> int:
-        """See Session; it is here."""
+        """It is here."""
         return 0
 
     def secure(self, refs: Sequence[Ref]) -> None:
         """See Session; they are here."""
 
     def stored(self, refs: Sequence[Ref]) -> Stored | None:
-        """See Session: there is none."""
+        """There is none."""
         return None
 
     def replace(self, workers: Sequence[int]) -> None:
-        """See Session; a thread that hangs is left to itself."""
+        """A thread that hangs is left to itself."""
         self.attempt += 1
         for worker, host in self._hosts.items():
             host.abandon(self.attempt)
@@ -254,11 +222,9 @@ class SerialSession:
                 self._hosts[worker] = WorkerHost(host.spec)
 
     def clear(self) -> None:
-        """See Session."""
         self._groups.clear()
         for host in self._hosts.values():
             host.clear()
 
     def close(self) -> None:
-        """See Session."""
         self._hosts.clear()

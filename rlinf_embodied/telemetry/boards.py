@@ -35,12 +35,10 @@ class TensorBoard:
     """Event files in <run folder>/tensorboard, opened at the first step, from which on earlier ones are hidden."""
 
     def __init__(self, folder: Path) -> None:
-        """Takes the run folder."""
         self._folder = folder / "tensorboard"
         self._writer = None
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """See Board."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter  # heavy: not before there is something to write
 
@@ -53,7 +51,6 @@ class TensorBoard:
         """See Board: samples.jsonl is the place to read tables."""
 
     def close(self) -> None:
-        """See Board."""
         if self._writer is not None:
             self._writer.close()
 
@@ -78,16 +75,13 @@ class Wandb:
         )
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """See Board."""
         self._run.log(dict(values), step=step)
 
     def log_table(self, name: str, rows: Rows, step: int) -> None:
-        """See Board."""
         table = self._library.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
         self._run.log({name: table}, step=step)
 
     def close(self) -> None:
-        """See Board."""
         self._run.finish()
 
 
@@ -117,16 +111,14 @@ class Trackio:
         given.write_text(self._run.name, encoding="utf-8")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """See Board."""
         self._run.log(dict(values), step=step)
 
     def log_table(self, name: str, rows: Rows, step: int) -> None:
-        """See Board; some versions of trackio do not show the names of columns."""
+        """Some versions of trackio do not show the names of columns."""
         table = self._library.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
         self._run.log({name: table}, step=step)
 
     def close(self) -> None:
-        """See Board."""
         self._run.finish()
 
 

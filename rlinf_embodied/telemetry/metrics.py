@@ -76,7 +76,6 @@ class MetricsWriter:
     """
 
     def __init__(self, folder: Path, boards: Sequence[Board] = ()) -> None:
-        """Takes the run folder, and the boards, which it closes."""
         self._path, self._samples = folder / "metrics.jsonl", folder / "samples.jsonl"
         self._boards = tuple(boards)
         self._begun = False
@@ -121,7 +120,6 @@ class MetricsWriter:
                     os.replace(fresh, path)
 
     def close(self) -> None:
-        """Closes the boards."""
         for board in self._boards:
             board.close()
 

@@ -26,7 +26,6 @@ class StoreNeed:
 
     @property
     def total(self) -> float:
-        """All of them."""
         return self.snapshots + self.weights + self.data
 
 

@@ -37,7 +37,6 @@ class Space(gymnasium.Env):
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION,))
 
     def __init__(self, sees: bool) -> None:
-        """Shows a state, or an image and then the state."""
         state = gymnasium.spaces.Box(-np.inf, np.inf, (STATE,))
         image = gymnasium.spaces.Box(0, 255, (PIXELS, PIXELS, 3), np.uint8)
         self.observation_space = gymnasium.spaces.Dict({"image": image, "state": state}) if sees else state

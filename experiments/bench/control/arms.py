@@ -52,7 +52,6 @@ class Theirs:
     """The peer's."""
 
     def __init__(self, config: ControlConfig) -> None:
-        """As that of `Ours`."""
         import torch
 
         torch.set_num_threads(1)
@@ -62,7 +61,6 @@ class Theirs:
         self.seconds(config.first_update + 1)
 
     def seconds(self, count: int) -> float:
-        """As that of `Ours`."""
         start = time.process_time()
         self._model.learn(count * self._size, reset_num_timesteps=False)
         return time.process_time() - start

@@ -18,7 +18,6 @@ class StableBaselines:
     """Trains it."""
 
     def __init__(self, config: ControlConfig) -> None:
-        """Takes the training's config."""
         self._config = config
 
     def learn(self, seed: int, points: int) -> Curve:

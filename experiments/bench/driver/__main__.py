@@ -85,7 +85,6 @@ class CountingSession(RaySession):
     calls = 0
 
     def submit(self, calls, collective=False):
-        """See Session."""
         self.calls += len(calls)
         return super().submit(calls, collective)
 

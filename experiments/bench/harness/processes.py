@@ -45,7 +45,6 @@ class Worker:
             raise WorkerError("a process of the benchmark died: its error stands above") from None
 
     def close(self) -> None:
-        """Ends the process."""
         with contextlib.suppress(BrokenPipeError):  # it has died, and has said why
             self._pipe.send(None)
         self._process.join()

@@ -71,7 +71,6 @@ class Goal:
         return f"{self.name}: {self.ratio:.2f}, goal {self.goal:g}: {verdict}"
 
     def to_json(self) -> dict[str, object]:
-        """Returns plain values."""
         return {**asdict(self), "reached": self.reached}
 
 

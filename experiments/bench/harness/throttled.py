@@ -31,7 +31,7 @@ class ThrottledSession(RaySession):
         super().__init__(config.call_timeout_s, config.object_store_bytes, config.hang_after_s)
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
-        """See Session; the workers are throttled from their first stage on."""
+        """The workers are throttled from their first stage on."""
         found = super().add_stage(spec, contexts)
         processes = self.processes()
         for worker, group in self._groups.items():
@@ -40,7 +40,6 @@ class ThrottledSession(RaySession):
         return found
 
     def close(self) -> None:
-        """See Session."""
         super().close()
         for group in self._groups.values():
             with suppress(OSError):  # its process has not quite ended: an empty group costs nothing

@@ -100,7 +100,6 @@ class Memory:
     """Watches the memory of a process and of all that descend from it; a context manager."""
 
     def __init__(self, pid: int) -> None:
-        """Starts nothing yet."""
         self.peak_bytes = 0
         self._pid, self._ended = pid, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)

@@ -90,7 +90,6 @@ class LoggedJob(ReasoningJob):
         self._log = log
 
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
-        """See Job."""
         result, metrics = super().run_iteration(executor, progress)
         seconds = stage_seconds(result.spans)
         parts = {part: seconds.get(name, 0.0) for name, part in PARTS.items()}

@@ -181,7 +181,6 @@ class StepLog:
     """Writes one line per step into <folder>/steps-<rank>.jsonl: end of the step, processor seconds, tokens, parts."""
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
-        """Creates the folder and the file."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"steps-{rank}.jsonl").open("w", encoding="utf-8")
 

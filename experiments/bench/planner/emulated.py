@@ -77,7 +77,6 @@ class Cell:
         return self.measured_s("auto") / min(self.measured_s(label) for label in self.results)
 
     def to_json(self) -> dict[str, object]:
-        """Returns plain values."""
         results = {label: [result.to_dict() for result in results] for label, results in self.results.items()}
         return {"profile": self.profile, "cluster": self.cluster, "results": results, "reasons": self.reasons}
 

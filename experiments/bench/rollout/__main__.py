@@ -60,7 +60,6 @@ class RayWorkers:
     """The same rollout under the executor on Ray."""
 
     def __init__(self, config: TrainConfig, folder: str) -> None:
-        """Starts the workers and lets them do one rollout."""
         self._session = RaySession(config.cluster.call_timeout_s)
         workflow = bench_workflow(config, folder)
         plan = resolve("bench", COLLOCATED, NUM_WORKERS, workflow)
@@ -76,7 +75,6 @@ class RayWorkers:
         return Timing(seconds - max(actor), sum(report.env_steps for report in result.all_of("env", RolloutReport)))
 
     def close(self) -> None:
-        """Ends Ray."""
         self._session.close()
 
 

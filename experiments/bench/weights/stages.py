@@ -15,7 +15,6 @@ class Holder:
     """Holds a module; every worker's begins with other values."""
 
     def __init__(self, config: int) -> None:
-        """Takes the bytes of its weights."""
         self._bytes = config
 
     def setup(self, context: StageContext) -> None:
