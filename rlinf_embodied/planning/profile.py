@@ -110,7 +110,6 @@ class Workload:
     expected_rounds: float = 1.0
     max_rounds: int = 1
     blocks_per_batch: int = 1  # of a stage with long tails; "together" in files
-    every: int = 1  # chunk-steps from one turn of a loop's stage in between to the next
 
 
 @dataclass(frozen=True, slots=True)

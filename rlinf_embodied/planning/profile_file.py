@@ -56,7 +56,6 @@ _WORKLOAD_KEYS = (
     "expected_rounds",
     "max_rounds",
     "together",
-    "every",
 )
 
 
