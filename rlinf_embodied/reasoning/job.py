@@ -42,7 +42,7 @@ from rlinf_embodied.workflow.graph import Workflow
 
 # counts of the run's progress
 _PROBLEMS = "problems"  # used so far
-_IDLE = "idle_iterations"  # the last ones in a row that trained on nothing; absent: none
+_IDLE = "idle_iterations"  # the last ones in a row without an advantage; absent: none
 _MANY_CUT = 0.5  # share of an iteration's completions
 _LOOKED_AT = 2000  # of the problems of a stream without end: their prompts are measured before anything starts
 
@@ -217,7 +217,7 @@ class ReasoningJob:
         return result, metrics
 
     def _count_zero_advantage(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        if metrics.get("charts/optimizer_steps") != 0:  # a critic's warm-up has no such number
+        if metrics["rollout/useful_groups"]:
             progress.counts.pop(_IDLE, None)
             return
         number, most = progress.counts.get(_IDLE, 0) + 1, self.config.algorithm.max_zero_advantage_iterations
