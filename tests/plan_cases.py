@@ -7,10 +7,10 @@ import itertools
 import random
 from collections.abc import Sequence
 
+import any_plan
+
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
-from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning.check import check
-from rlinf_embodied.planning.plan import Item, Place, Plan, in_order, sorted_pairs
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import FORMAT, Profile, Workload, parse_profile
 from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
@@ -126,40 +126,11 @@ def with_memory(pricer: Pricer, memory_bytes: float) -> Pricer:
 
 
 def random_plan(pricer: Pricer, draw: random.Random, staleness: int = 0) -> Plan:
-    """Any plan that the executor runs: stages on any devices, with any blocks, streaming, in shards, exclusive."""
+    """Any plan that the executor runs."""
     while True:
-        plan = _drawn(pricer, draw, staleness)
-        try:
-            check(plan, pricer.workflow)
-        except PlanError:
-            continue
-        return plan
-
-
-def _drawn(pricer: Pricer, draw: random.Random, staleness: int) -> Plan:
-    work, devices = pricer.workflow, pricer.cluster.num_devices
-    units = [item.stages for item in in_order(work, {s: Place(s, (0,)) for s in work.stages})]
-    items: list[Item] = []
-    while units:
-        loop = len(units[0]) > 1
-        size = 1 if loop else draw.choice([1, 1, 2, 3])
-        chunks = 1 if size == 1 else draw.choice([k for k in range(1, work.num_blocks + 1) if work.num_blocks % k == 0])
-        stages = [stage for unit in units[:size] for stage in unit]
-        places = tuple(_place(stage, devices, chunks, work.num_blocks, draw) for stage in stages)
-        streams = Item(places, chunks, draw.choice([1, 2]) if loop else 1)
-        items += [streams] if chunks > 1 or loop else [Item((place,)) for place in places]
-        units = units[size:]
-    pairs = [pair for pair in itertools.combinations(work.stages, 2) if draw.random() < draw.choice([0.0, 0.0, 0.4])]
-    return Plan("random", devices, tuple(items), sorted_pairs(pairs), staleness)
-
-
-def _place(stage: str, devices: int, chunks: int, blocks: int, draw: random.Random) -> Place:
-    chosen = tuple(sorted(draw.sample(range(devices), draw.randint(1, devices))))
-    units = blocks // chunks
-    if len(chosen) > units or draw.random() < 0.6:
-        return Place(stage, chosen[:units])
-    ends = sorted(draw.sample(range(1, units), len(chosen) - 1))
-    return Place(stage, chosen, tuple((b - a) * chunks for a, b in itertools.pairwise([0, *ends, units])))
+        plan = any_plan.random_plan(pricer.workflow, pricer.cluster.num_devices, draw, staleness)
+        if plan is not None:
+            return plan
 
 
 def with_speeds(pricer: Pricer, speeds: Sequence[float]) -> Pricer:
