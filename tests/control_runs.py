@@ -7,6 +7,8 @@ import functools
 import json
 from pathlib import Path
 
+from placements import looped
+
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_control
 from rlinf_embodied.config import ControlConfig
@@ -79,9 +81,7 @@ def train(config: ControlConfig, code: int = 0) -> dict:
 
 def trees(env: object, policy: object, replay: object, learner: object, shards: int = 1) -> list[dict]:
     """Returns a plan that places the four stages."""
-    loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
-    leaves = [{"leaf": {"stage": name, "devices": on}} for name, on in (("replay", replay), ("learner", learner))]
-    return [{"tree": {"temporal": [{"loop": loop}, *leaves]}}]
+    return looped(env, policy, shards, replay=replay, learner=learner)
 
 
 def starting_folder(config: ControlConfig) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from placements import looped
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
@@ -117,8 +118,7 @@ def train(config: TrainConfig, code: int = 0, draws: bool = False) -> dict:
 
 def trees(env: object, policy: object, actor: object, shards: int = 1) -> list[dict]:
     """Returns a plan that places the three stages of training."""
-    loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
-    return [{"tree": {"temporal": [{"loop": loop}, {"leaf": {"stage": "actor", "devices": actor}}]}}]
+    return looped(env, policy, shards, actor=actor)
 
 
 def cluster(devices: int) -> Cluster:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from placements import looped
 from runs import tiny, tiny_overrides, train
 from scripts import call
 
@@ -289,11 +290,7 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
 
 
 def _plan(**devices: object) -> str:
-    leaves = [
-        {"leaf": {"stage": stage, "devices": at}} for stage, at in devices.items() if stage not in ("env", "policy")
-    ]
-    loop = {"loop": {"name": "rollout", "stages": {name: devices[name] for name in ("env", "policy")}}}
-    return json.dumps({"name": "mine", "trees": [{"tree": {"temporal": [loop, *leaves]}}]})
+    return json.dumps({"name": "mine", "variants": looped(**devices)})
 
 
 FILES = {

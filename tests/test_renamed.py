@@ -12,7 +12,7 @@ import yaml
 
 from rlinf_embodied.compose import MATH_GROUPS, TRAIN_GROUPS, choices, compose_math, compose_train, keys, load, to_yaml
 from rlinf_embodied.config import MathConfig, TrainConfig
-from rlinf_embodied.config.renamed import CHOICES, KEYS, current_stage, with_current_stages
+from rlinf_embodied.config.renamed import CHOICES, KEYS
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.reasoning.policy_folder import FILE, trained_on
@@ -87,11 +87,3 @@ def test_an_earlier_run_is_compared_with_the_config_under_present_names(tmp_path
     other = compose_math([*CHANGED, f"run.dir={tmp_path}", "algorithm.tis_cap=2.5"])
     with pytest.raises(ConfigError, match=r"algorithm.tis_cap is 2.5 here and 1.5 there"):
         checkpoint_to_resume(other)
-
-
-def test_plans_of_an_earlier_run_name_the_stages_of_today() -> None:
-    tree = {"temporal": [{"leaf": {"stage": "proximal", "devices": [0]}}, {"leaf": {"stage": "actor", "devices": [0]}}]}
-    found = with_current_stages(tree, {"old_log_probs", "actor"})
-    assert found == json.loads(json.dumps(tree).replace("proximal", "old_log_probs"))
-    assert with_current_stages(tree, {"proximal", "actor"}) == tree  # a workflow that has a stage of that name
-    assert current_stage("proximal", {"actor"}) == "proximal"

@@ -5,7 +5,7 @@ python -m experiments.bench.ablation [where=local,emulated] [rounds=3] [iteratio
                                      [out=docs/results/ablation] [overrides of train_vla.py]
 
     scheduler               a fixed plan in the place of the best one: collocated / disaggregated / hybrid, and
-                            temporal / spatial / hybrid on the emulated cluster
+                            collocated / disaggregated / hybrid on the emulated cluster
     elastic pipelining      one chunk per edge and one shard per loop, then planned again
     context switching       everything resident: planned again
     adaptive communication  every edge through the object store: locally also between stages of one worker; emulated
@@ -51,8 +51,7 @@ from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.emulation import Emulator
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.notation import resolve
-from rlinf_embodied.planning.plan import Plan
-from rlinf_embodied.planning.planner import Mode
+from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile
 from rlinf_embodied.planning_inputs import find_cluster
@@ -150,8 +149,9 @@ def auto_plan(config: TrainConfig, workflow: Workflow, session: Session) -> tupl
 def preset(name: str, overrides: Sequence[str], workflow: Workflow, one_shard: bool) -> Plan:
     """Returns a plan of configs/plan on two devices."""
     found = compose_train([*overrides, f"plan={name}"]).plan
-    trees = json.loads(json.dumps(found.trees).replace('"shards": 2', '"shards": 1')) if one_shard else found.trees
-    return resolve(name, trees, DEVICES, workflow)
+    text = json.dumps(found.variants)
+    variants = json.loads(text.replace(" in 2 shards", "")) if one_shard else found.variants
+    return resolve(name, variants, DEVICES, workflow)
 
 
 def timed(
@@ -170,7 +170,7 @@ def emulated_rows(names: Sequence[str], rounds: int, store_bytes_per_s: float) -
     session, rows = RaySession(), []
     try:
         for name in names:
-            cases = [(row, pricer, best(pricer, mode, row)) for row, pricer, mode in cases_of(name, store_bytes_per_s)]
+            cases = [(row, pricer, best(pricer, kind, row)) for row, pricer, kind in cases_of(name, store_bytes_per_s)]
             calls = [(row, partial(emulated, pricer, plan, session)) for row, pricer, plan in cases if plan]
             run_rows(calls, rounds)
             rows += [row for row, *_ in cases]
@@ -184,20 +184,20 @@ def emulated(pricer: Pricer, plan: Plan, session: RaySession) -> list[float]:
     return list(Emulator(pricer, session).run(plan, 1).measured_s)
 
 
-def cases_of(name: str, store_bytes_per_s: float) -> list[tuple[Row, Pricer, Mode]]:
-    """Returns (row, prices, mode of the search) for each mechanism."""
+def cases_of(name: str, store_bytes_per_s: float) -> list[tuple[Row, Pricer, Kind | None]]:
+    """Returns (row, prices, kind of plan) for each mechanism."""
     where, cluster, profile = f"EMULATED {name}, 8 x H100", find_cluster("h100x8"), frozen(name)
     links = replace(
         cluster.links, within_node_bytes_per_s=store_bytes_per_s, across_nodes_bytes_per_s=store_bytes_per_s
     )
     plain, stored = pricer_of(profile, cluster), pricer_of(profile, replace(cluster, links=links))
-    modes = [(Row(where, "scheduler", mode.value), plain, mode) for mode in (Mode.temporal, Mode.hybrid, Mode.spatial)]
+    kinds = [(Row(where, "scheduler", kind.value), plain, kind) for kind in Kind]
     return [
-        (Row(where, "(all on)", "auto"), plain, Mode.any),
-        *modes,
-        (Row(where, "elastic pipelining", "auto"), one_chunk(plain), Mode.any),
-        (Row(where, "context switching", "auto"), never_switched(profile, cluster), Mode.any),
-        (Row(where, "adaptive communication", "auto"), stored, Mode.any),
+        (Row(where, "(all on)", "auto"), plain, None),
+        *kinds,
+        (Row(where, "elastic pipelining", "auto"), one_chunk(plain), None),
+        (Row(where, "context switching", "auto"), never_switched(profile, cluster), None),
+        (Row(where, "adaptive communication", "auto"), stored, None),
     ]
 
 
@@ -215,10 +215,10 @@ def one_chunk(pricer: Pricer) -> Pricer:
     return Pricer(replace(work, edges=edges, loops=loops), pricer.profile, pricer.cluster)
 
 
-def best(pricer: Pricer, mode: Mode, row: Row) -> Plan | None:
-    """Returns the best plan of a mode; None, with the reason in the row's note, where none fits."""
+def best(pricer: Pricer, kind: Kind | None, row: Row) -> Plan | None:
+    """Returns the best plan of a kind; None, with the reason in the row's note, where none fits."""
     try:
-        plan, iteration_s = best_plan(pricer, mode)
+        plan, iteration_s = best_plan(pricer, kind)
     except PlanError as error:
         row.note = f"infeasible: {error}"
         return None

@@ -35,7 +35,9 @@ class PlanConfig:
     name: str = "auto"
     file: str | None = None
     variants: list[dict] = field(default_factory=list)  # by number of devices, see planning/notation.py
-    max_staleness: int = 0  # auto: rollouts may run so many iterations ahead; another plan: they do, see planning/ahead.py
+    max_staleness: int = (
+        0  # auto: rollouts may run so many iterations ahead; another plan: they do, see planning/ahead.py
+    )
     search_s: float = 10.0  # auto: limit of the search, in seconds
     replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see planning/drift.py
     profile: str | None = None  # auto: a profile file to plan with; None: the cached one, or measured now

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.emulated_stage import NO_WEIGHTS, EmulatedStageConfig, Finish, Start
 from rlinf_embodied.execution.executor import Executor, IterationResult

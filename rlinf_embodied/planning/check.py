@@ -35,7 +35,9 @@ def check_staleness(name: str, staleness: int, workflow: Workflow) -> None:
         return
     where = f"plan.{name}.staleness is {staleness}"
     if not workflow.weight_edges:
-        raise PlanError(f"{where}, but the workflow {workflow.name} passes no weights on, so that none can be stale: use 0")
+        raise PlanError(
+            f"{where}, but the workflow {workflow.name} passes no weights on, so that none can be stale: use 0"
+        )
     if not set(workflow.stages) - workflow.back():
         raise PlanError(
             f"{where}, but every stage of the workflow {workflow.name} makes weights or gets data of one that does "
@@ -64,7 +66,9 @@ def _check_stages(plan: Plan, workflow: Workflow) -> None:
     twice = sorted(stage for stage, number in placed.items() if number > 1)
     if not (missing or unknown or twice):
         return
-    todo = [f"add {sorted(missing)}"] * bool(missing) + [f"remove {sorted(unknown)}, or mark them optional (`stage?`)"] * bool(unknown)
+    todo = [f"add {sorted(missing)}"] * bool(missing) + [
+        f"remove {sorted(unknown)}, or mark them optional (`stage?`)"
+    ] * bool(unknown)
     todo += [f"place {twice} once"] * bool(twice)
     raise PlanError(
         f"plan {plan.name} places the stages {sorted(placed.elements())}, but the workflow {workflow.name} has "
@@ -91,9 +95,13 @@ def _check_item(name: str, item: Item, workflow: Workflow) -> None:
                 f"are {workflow.num_blocks}: {workflow.more_blocks}, or use 1 shard"
             )
     if not loops and item.shards != 1:
-        raise PlanError(f"plan {name} gives {list(item.stages)} {item.shards} shards, but only loops have shards: use chunks")
+        raise PlanError(
+            f"plan {name} gives {list(item.stages)} {item.shards} shards, but only loops have shards: use chunks"
+        )
     if not loops and len(item.stages) > 1 and item.chunks == 1:
-        raise PlanError(f"plan {name} has {list(item.stages)} in one item, but they do not stream: make an item of each")
+        raise PlanError(
+            f"plan {name} has {list(item.stages)} in one item, but they do not stream: make an item of each"
+        )
     if item.chunks < 1 or workflow.num_blocks % item.chunks:
         raise PlanError(
             f"plan {name} streams {list(item.stages)} in {item.chunks} chunks, but the {workflow.num_blocks} blocks do "
@@ -114,14 +122,18 @@ def _check_streams(name: str, item: Item, workflow: Workflow) -> None:
             )
     blocking = workflow.blocking(item.stages, item.stages, size)
     if blocking:
-        raise PlanError(f"{where}, but {', '.join(blocking)} passes all blocks on at once: make separate items of its ends")
+        raise PlanError(
+            f"{where}, but {', '.join(blocking)} passes all blocks on at once: make separate items of its ends"
+        )
 
 
 def _check_place(name: str, place: Place, chunks: int, workflow: Workflow) -> None:
     stage, size = place.stage, workflow.num_blocks // chunks
     most, batch = workflow.most_devices(stage, size), workflow.stages[stage].blocks_per_batch
     if not place.devices or len(set(place.devices)) < len(place.devices):
-        raise PlanError(f"plan {name} gives {stage} the devices {list(place.devices)}, but it needs each one once: correct the list")
+        raise PlanError(
+            f"plan {name} gives {stage} the devices {list(place.devices)}, but it needs each one once: correct the list"
+        )
     if len(place.devices) > most:
         what = f"{most} blocks per call" if batch == 1 else f"{most} batches of {batch} blocks"
         raise PlanError(
@@ -157,7 +169,9 @@ def _check_order(plan: Plan, workflow: Workflow) -> None:
 def _check_exclusive(plan: Plan) -> None:
     for a, b in plan.exclusive:
         if a not in plan.places() or b not in plan.places() or a == b:
-            raise PlanError(f"plan {plan.name} has {a} and {b} exclusive, but its stages are {sorted(plan.places())}: correct it")
+            raise PlanError(
+                f"plan {plan.name} has {a} and {b} exclusive, but its stages are {sorted(plan.places())}: correct it"
+            )
         shared = set(plan.places()[a].devices) & set(plan.places()[b].devices)
         if shared and b in plan.item_of(a).stages:
             raise PlanError(

@@ -70,9 +70,7 @@ def coarse(pricer: Pricer) -> Coarse | None:
     scale = cluster.num_devices / len(members)
     blocks = max(round(scale), -(-work.num_blocks // MOST_BLOCKS))
     blocks = min(blocks, work.num_blocks)
-    per_unit = replace(
-        _in_units(work, blocks), items_per_block=max(1, round(work.items_per_block * blocks / scale))
-    )
+    per_unit = replace(_in_units(work, blocks), items_per_block=max(1, round(work.items_per_block * blocks / scale)))
     changed = pricer.with_(workflow=per_unit, cluster=_of_units(cluster, units), scale=pricer.scale * scale)
     return Coarse(changed, tuple(members), blocks)
 
@@ -82,7 +80,9 @@ def _in_units(work: Workflow, blocks: int) -> Workflow:
     number = max(1, work.num_blocks // blocks)
 
     def sizes(old: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(n // blocks for n in old if n % blocks == 0 and number % max(n // blocks, 1) == 0)) or (WHOLE,)
+        return tuple(
+            dict.fromkeys(n // blocks for n in old if n % blocks == 0 and number % max(n // blocks, 1) == 0)
+        ) or (WHOLE,)
 
     stages = {
         name: replace(
@@ -105,7 +105,12 @@ def _of_units(cluster: Cluster, units: list[int]) -> Cluster:
             nodes = 1
         each = number // nodes
         groups.append(
-            replace(group, num_nodes=nodes, devices_per_node=each, cores_per_node=max(1, round(group.cores_per_device * each)))
+            replace(
+                group,
+                num_nodes=nodes,
+                devices_per_node=each,
+                cores_per_node=max(1, round(group.cores_per_device * each)),
+            )
         )
     fits = all(g.beside is None or groups[g.beside].num_nodes == g.num_nodes for g in groups)
     groups = groups if fits else [replace(g, beside=None) for g in groups]

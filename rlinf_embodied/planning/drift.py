@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.explain import rank
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile
 from rlinf_embodied.planning.simulate import simulate

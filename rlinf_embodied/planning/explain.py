@@ -13,7 +13,7 @@ from rlinf_embodied.planning.coarse import coarse
 from rlinf_embodied.planning.notation import place_text, to_text
 from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.search import Found, Search, structure
+from rlinf_embodied.planning.search import Found, Search
 from rlinf_embodied.planning.simulate import Simulator
 
 LONG_COLUMNS = ("plan", "why not")  # of `rows`: they need lines of their own
@@ -105,7 +105,9 @@ def best_of(kind: Kind, pricer: Pricer) -> Ranked:
     ranking = rank(pricer)
     found = next((entry for entry in ranking.plans if entry.kind is kind), None)
     if found is None:
-        raise PlanError(f"no {kind} plan of {pricer.workflow.name} on {pricer.cluster.name}: {ranking.impossible[kind]}: use plan=auto")
+        raise PlanError(
+            f"no {kind} plan of {pricer.workflow.name} on {pricer.cluster.name}: {ranking.impossible[kind]}: use plan=auto"
+        )
     return found
 
 

@@ -118,9 +118,7 @@ def parse(text: str, num_devices: int, workflow: Workflow, name: str = "plan", c
     return from_dict(name, data, num_devices, workflow, cores)
 
 
-def from_dict(
-    name: str, data: Mapping[str, object], num_devices: int, workflow: Workflow, cores: Devices = ()
-) -> Plan:
+def from_dict(name: str, data: Mapping[str, object], num_devices: int, workflow: Workflow, cores: Devices = ()) -> Plan:
     """Returns the plan of a mapping with `items` and perhaps `exclusive` and `staleness`, checked.
 
     Raises:
@@ -128,13 +126,19 @@ def from_dict(
     """
     texts, staleness = data.get("items"), data.get("staleness", 0)
     if not _is_texts(texts) or not texts:
-        raise PlanError(f"plan.{name}.items is {texts!r}, but it is a list of texts like 'actor on all': correct the plan")
+        raise PlanError(
+            f"plan.{name}.items is {texts!r}, but it is a list of texts like 'actor on all': correct the plan"
+        )
     if isinstance(staleness, bool) or not isinstance(staleness, int) or not 0 <= staleness <= MAX_STALENESS:
         raise PlanError(
             f"plan.{name}.staleness is {staleness!r}, but it is a whole number of iterations from 0 to {MAX_STALENESS}: "
             "correct the plan, or leave it out for 0"
         )
-    items = [item for i, text in enumerate(texts) for item in _items(text, f"plan.{name}.items[{i}]", num_devices, workflow, cores)]
+    items = [
+        item
+        for i, text in enumerate(texts)
+        for item in _items(text, f"plan.{name}.items[{i}]", num_devices, workflow, cores)
+    ]
     pairs = _pairs(data.get("exclusive", []), f"plan.{name}.exclusive", workflow)
     plan = Plan(name, num_devices + len(cores), tuple(items), pairs, staleness)
     check(plan, workflow)
@@ -152,7 +156,9 @@ def _items(text: str, path: str, num_devices: int, workflow: Workflow, cores: De
     for group in body.split("|"):
         found = _GROUP.fullmatch(group.strip())
         if found is None:
-            raise PlanError(f"{path} is {text!r}, but it reads like 'env on 0 | policy on 1 in 2 shards': correct the plan")
+            raise PlanError(
+                f"{path} is {text!r}, but it reads like 'env on 0 | policy on 1 in 2 shards': correct the plan"
+            )
         stages, where, blocks = found.groups()
         devices = parse_devices(where, num_devices, path, cores)
         places += [Place(stage, devices, _blocks(blocks, path)) for stage in _names(stages, workflow)]
@@ -208,7 +214,9 @@ def parse_devices(text: str, num_devices: int, path: str, cores: Devices = ()) -
     else:
         devices = _range_of(text, num_devices, path)
     if not devices:
-        raise PlanError(f"{path} has the devices {text!r}, which is none of {num_devices}: use a larger cluster or range")
+        raise PlanError(
+            f"{path} has the devices {text!r}, which is none of {num_devices}: use a larger cluster or range"
+        )
     return devices
 
 
@@ -225,7 +233,9 @@ def _range_of(text: str, num_devices: int, path: str) -> Devices:
 
 def _pairs(texts: object, path: str, workflow: Workflow) -> Pairs:
     if not _is_texts(texts):
-        raise PlanError(f"{path} is {texts!r}, but it is a list of texts like 'generation / actor+critic': correct the plan")
+        raise PlanError(
+            f"{path} is {texts!r}, but it is a list of texts like 'generation / actor+critic': correct the plan"
+        )
     found: set[tuple[str, str]] = set()
     for text in texts:  # pyright: ignore[reportGeneralTypeIssues]
         sets = [_names(part, workflow) for part in text.split("/")]

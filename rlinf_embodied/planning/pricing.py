@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.calls import Layouts
@@ -54,10 +53,15 @@ class Pricer:
         self.rounds = workflow.expected_rounds()
         self.submit_s = cluster.links.submit_s * scale
         self.layouts = Layouts(workflow)
-        self._slowdown = {(stage, n): self._slowdown_of(stage, n) for stage in workflow.stages for n in set(self.group_of)}
+        self._slowdown = {
+            (stage, n): self._slowdown_of(stage, n) for stage in workflow.stages for n in set(self.group_of)
+        }
         self._seconds: dict[tuple[str, int, int, int], float] = {}
         self._facts: dict[tuple[str, int, int, int], Facts] = {}
-        shared = {(e.source, e.target): [profile.stages[s].shared_bytes for s in (e.target, e.source)] for e in workflow.weight_edges}
+        shared = {
+            (e.source, e.target): [profile.stages[s].shared_bytes for s in (e.target, e.source)]
+            for e in workflow.weight_edges
+        }
         self._shared = {ends: sizes[0] or sizes[1] for ends, sizes in shared.items() if any(sizes)}
         self._items: dict[Item, dict[int, Entries]] = {}
 
@@ -121,7 +125,8 @@ class Pricer:
         work, number = self.workflow, min(self.cluster.num_computing, self.workflow.num_blocks)
         items = -(-work.num_blocks // number) * work.items_per_block
         return sum(
-            copies * float(self.profile.stages[stage].resident(items, number)) for stage, copies in self.standing.items()
+            copies * float(self.profile.stages[stage].resident(items, number))
+            for stage, copies in self.standing.items()
         )
 
     def memory(self, plan: Plan) -> dict[int, float]:

@@ -294,7 +294,9 @@ class Search:
         for place in some:
             devices = tuple(sorted(new & set(self.allowed[place.stage])))
             most = self.work.most_devices(place.stage)
-            chosen.append(Place(place.stage, devices if len(devices) <= most else tuple(sorted(draw.sample(devices, most)))))
+            chosen.append(
+                Place(place.stage, devices if len(devices) <= most else tuple(sorted(draw.sample(devices, most))))
+            )
         return self._replaced(items, chosen)
 
     def _move_blocks(self, items: Items) -> Items | None:
@@ -431,5 +433,7 @@ class Search:
 
 def structure(plan: Plan) -> tuple:
     """Returns what plans have in common that differ in devices and numbers only."""
-    items = tuple((item.stages, item.chunks > 1, item.places[0].devices == item.places[-1].devices) for item in plan.items)
+    items = tuple(
+        (item.stages, item.chunks > 1, item.places[0].devices == item.places[-1].devices) for item in plan.items
+    )
     return items, bool(plan.exclusive), plan.staleness

@@ -273,7 +273,9 @@ class _Stepwise:
         opener, answerer = (self._layouts[side] for side in self._loop.sides)
         if set(opener.hosts) & set(answerer.hosts):
             return False
-        answers = {(opener.devices[a], answerer.devices[b]) for a, b in zip(opener.call_of, answerer.call_of, strict=True)}
+        answers = {
+            (opener.devices[a], answerer.devices[b]) for a, b in zip(opener.call_of, answerer.call_of, strict=True)
+        }
         return len(answers) == len(opener.hosts)
 
     def run(self, hosts: Sequence[int]) -> None:

@@ -108,7 +108,7 @@ def test_what_is_placed_otherwise_is_refused() -> None:
         resolve_on(places, "own", trees([0], [0], [0]), workflow)
     with pytest.raises(PlanError, match=r"has actor on the devices \[1\], of which \[1\] are cores for simulators"):
         resolve_on(places, "own", trees([1], [0], [1]), workflow)
-    assert resolve_on(places, "own", trees([1, 2], [0], [0]), workflow).leaves()["env"].devices == (1, 2)
+    assert resolve_on(places, "own", trees([1, 2], [0], [0]), workflow).places()["env"].devices == (1, 2)
     own = [{"cores": True, **trees("cores", "all", "all")[0]}]
     with pytest.raises(PlanError, match="is for cores beside accelerators: set cluster"):
         resolve_on(replace(places, groups=(), num_devices=1), "own", own, workflow)

@@ -25,7 +25,7 @@ ACCELERATOR = WorkerSpec(0, "sim:0", device_module="simulated_accelerator")
 def test_the_hybrid_preset_keeps_simulator_and_policy_apart_and_the_learner_everywhere(devices: int) -> None:
     config = tiny("plan=hybrid", f"env.num_envs={8 * devices}", f"cluster.num_devices={devices}")
     plan = resolve("hybrid", config.plan.variants, devices, training_workflow(config, ""))
-    env, policy, actor = (set(plan.leaves()[stage].devices) for stage in ("env", "policy", "actor"))
+    env, policy, actor = (set(plan.places()[stage].devices) for stage in ("env", "policy", "actor"))
     assert not env & policy
     assert actor == env | policy == set(range(devices))
     assert plan.loops()["rollout"].shards == 2
@@ -118,8 +118,6 @@ def test_a_policy_on_a_gpu_leaves_its_memory_and_comes_back_the_same() -> None:
 
 def test_the_actor_is_not_called_by_chunks() -> None:
     work = training_workflow(tiny(), "")
-    loop = {"loop": {"name": "rollout", "shards": 1, "stages": {"env": [0], "policy": [0]}}}
-    parts = [{"leaf": {"stage": "actor", "devices": [0]}}]
-    tree = {"temporal": [loop, {"spatial": {"granularity": 1, "parts": parts}}]}
-    with pytest.raises(PlanError, match=r"calls actor for 1 blocks at a time, but it accepts \(0,\)"):
-        resolve("p", [{"tree": tree}], 1, work)
+    items = ["env+policy on 0", f"actor on 0 in {work.num_blocks} chunks"]
+    with pytest.raises(PlanError, match=r"in chunks of 1 blocks, but actor accepts \(0,\) blocks per call"):
+        resolve("p", [{"items": items}], 1, work)

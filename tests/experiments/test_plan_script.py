@@ -33,7 +33,7 @@ def test_it_ranks_plans_and_writes_what_the_executor_and_people_read(tmp_path: P
         assert [text for text in row.values() if text not in done.stdout] == []
     data = json.loads((tmp_path / "plan.json").read_text())
     work = workflow_for(load_profile(ROOT / "configs" / "profiles" / "grpo_llm.json"))
-    assert set(resolve(data["name"], [data], data["num_devices"], work).leaves()) == set(work.stages)
+    assert set(resolve(data["name"], [data], data["num_devices"], work).places()) == set(work.stages)
     assert data["predicted_s_per_iteration"] == pytest.approx(float(data["ranked"][0]["s/iteration"]), abs=0.01)
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

@@ -8,9 +8,10 @@ import pytest
 from plan_cases import cluster, embodied, replace_cluster
 
 from rlinf_embodied.cluster.hardware import with_waiting
-from rlinf_embodied.planning.notation import resolve
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan, Temporal
-from rlinf_embodied.planning.probes import Probe, collocated, probes, shortened, switching, with_blocks
+from rlinf_embodied.planning.check import check
+from rlinf_embodied.planning.notation import parse
+from rlinf_embodied.planning.plan import collocated
+from rlinf_embodied.planning.probes import Probe, probes, shortened, switching, with_blocks
 from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
 
 
@@ -41,14 +42,12 @@ def test_one_device_needs_one_run_and_one_block_no_second_device() -> None:
 @pytest.mark.parametrize(("blocks", "devices"), [(8, 2), (3, 2), (1, 4), (7, 5), (2, 2)])
 def test_every_probe_is_a_plan_that_could_run(blocks: int, devices: int) -> None:
     for probe in probes(workflow(blocks), cluster(devices)):
-        trees = [{"tree": probe.plan.to_dict()["tree"]}]
-        assert resolve("probe", trees, probe.plan.num_devices, probe.workflow).tree == probe.plan.tree
+        check(probe.plan, probe.workflow)
 
 
 def test_calls_are_as_large_as_the_executor_makes_them_where_everything_goes_through_the_store() -> None:
     stored = replace_cluster(cluster(2), transport="object_store")
-    both = (Leaf("env", (0, 1)), Leaf("policy", (0, 1)))
-    plan = Plan("two shards", 2, Temporal((LoopNode("rollout", both, 2), Leaf("actor", (0, 1)))))
+    plan = parse("env+policy on 0-1 in 2 shards > actor on 0-1", 2, workflow(8))
     sizes = {
         where.transport: Probe("x", workflow(8), plan, where).blocks_per_call("env") for where in (cluster(2), stored)
     }
@@ -62,7 +61,7 @@ def test_a_chain_without_loops_is_measured_together_only() -> None:
     assert [probe.name for probe in probes(chain, cluster(2))] == [*names, "one block"]  # they may stream
     whole = Workflow("chain", 4, stages, (Edge("a", "b"),))
     assert [probe.name for probe in probes(whole, cluster(2))] == names
-    assert [*collocated(chain, 2).leaves()] == ["a", "b"]
+    assert [*collocated(chain, 2).places()] == ["a", "b"]
     waiting = Workflow("chain", 4, stages | {"b": StageSpec("b", "fakes.b", None, waits=True)}, whole.edges)
     last = probes(waiting, with_waiting(cluster(2), 1))[-1]  # while it waits the others go on block by block
     assert (last.name, last.workflow.num_blocks, last.plan.devices()) == ("one block", 1, (0,))
@@ -91,6 +90,6 @@ def test_fewer_blocks_flow_at_once() -> None:
 
 def test_a_probe_whose_stages_switch_has_one_part_in_memory_at_a_time() -> None:
     probe = Probe("x", workflow(4), collocated(workflow(4), 2), cluster(2))
-    assert switching(probe).plan.exclusive() == {"env": {"actor"}, "policy": {"actor"}, "actor": {"env", "policy"}}
-    assert not any(probe.plan.exclusive().values())
+    assert switching(probe).plan.excluded() == {"env": {"actor"}, "policy": {"actor"}, "actor": {"env", "policy"}}
+    assert not probe.plan.exclusive
     assert switching(probe).name == "x, switching"

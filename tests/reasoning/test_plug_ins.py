@@ -306,10 +306,7 @@ def test_a_judge_behind_http_is_asked_from_a_worker_without_a_core(tmp_path, mon
     monkeypatch.setenv(http_judge.URL, f"http://127.0.0.1:{server.server_port}")
     judged = "reward._target_=experiments.examples.http_judge.judged"
     alone = train_math(tiny_math(f"run.dir={tmp_path / 'alone'}", judged))
-    places = {"prompts": [0], "generation": [0], "reward": [1], "actor": [0]}
-    leaves = {name: {"leaf": {"stage": name, "devices": devices}} for name, devices in places.items()}
-    beside = {"spatial": [leaves["generation"], leaves["reward"]]}
-    plan = {"name": "judged", "num_devices": 2, "tree": {"temporal": [leaves["prompts"], beside, leaves["actor"]]}}
+    plan = {"name": "judged", "num_devices": 2, "items": ["prompts+generation on 0", "reward on 1", "actor on 0"]}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     waiting = [
         "reward.concurrency=4",

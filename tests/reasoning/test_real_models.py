@@ -210,7 +210,12 @@ def test_generated_problems_that_do_not_fit(tmp_path, nothing_starts, overrides,
     [
         (
             ["plan=pipelined", "cluster.num_devices=2", "algorithm=ppo"],
-            ["plan pipelined calls critic for 1 blocks at a time", "accepts (0,)", "behind the spatial node"],
+            [
+                "plan pipelined streams",
+                "in chunks of 1 blocks",
+                "critic accepts (0,) blocks per call",
+                "a separate item",
+            ],
         ),
         (
             ["plan=pipelined", "cluster.num_devices=2", "algorithm.epochs=2"],

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from math_runs import tiny_math, train_math, untimed_rows, warm
+from placements import leaves
 from runs import cluster, digest
 
 from rlinf_embodied.config import MathConfig
@@ -117,9 +118,7 @@ def test_a_whole_training_evaluates_and_resumes(tmp_path):
 def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path: Path):
     """A plan of three workers: one generates, two hold halves of the actor; each of these has rows of other blocks."""
     config, plain = config_of(*SHARDED), config_of()
-    apart = [("prompts", [2]), ("generation", [2]), ("reward", [0, 1]), ("actor", [0, 1])]
-    leaves = [{"leaf": {"stage": stage, "devices": devices}} for stage, devices in apart]
-    executor = executor_of(config, [{"tree": {"temporal": leaves}}], 3, ray_session)
+    executor = executor_of(config, leaves(prompts=[2], generation=[2], reward=[0, 1], actor=[0, 1]), 3, ray_session)
     progress = Progress(before={})
     metrics = iterate(config, executor, progress, 2)
     assert all(row["losses/mismatch_max"] < 1e-4 for row in metrics)  # what was sent are the weights that are trained

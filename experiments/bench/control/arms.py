@@ -15,9 +15,7 @@ from experiments.bench.harness import Worker, alternate
 from rlinf_embodied import portable
 from rlinf_embodied.config import ControlConfig
 
-_LOOP = {"name": "rollout", "stages": {"env": "all", "policy": "all"}}
-_LEAVES = [{"leaf": {"stage": stage, "devices": "all"}} for stage in ("replay", "learner")]
-ALONE = [{"tree": {"temporal": [{"loop": _LOOP}, *_LEAVES]}}]
+ALONE = [{"items": ["env+policy on all", "replay+learner on all"]}]
 
 
 class Ours:

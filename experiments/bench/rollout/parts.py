@@ -82,7 +82,7 @@ class Bench:
         torch.set_num_threads(1)
         self._config, self._stock_steps = config, stock_steps
         workflow = bench_workflow(config, folder)
-        owners = resolve("bench", COLLOCATED, num_workers, workflow).owners("env", workflow.num_blocks)
+        owners = resolve("bench", COLLOCATED, num_workers, workflow).owners("env", workflow)
         self._blocks = tuple(block for block, owner in enumerate(owners) if owner == worker)
         self._host = WorkerHost(WorkerSpec(worker, "cpu"))
         for name in ("env", "policy"):
