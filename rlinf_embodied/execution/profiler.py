@@ -282,7 +282,7 @@ def _file_memory(
         workers = executor.workers(stage)
         cell = cell_of(probe, stage)
         memory.resident[cell] = metered.resident[stage]
-        held = before if not probe.plan.exclusive()[stage] else metered.empty_with(metered.resident[stage])
+        held = before if not probe.plan.excluded()[stage] else metered.empty_with(metered.resident[stage])
         memory.working[cell] = max(max(0.0, after[w].peak_bytes - held[w].used_bytes) for w in workers)
         cores = max((after[w].cpu_s - before[w].cpu_s) / seconds for w in workers)
         memory.cores = max(1.0, round(cores))

@@ -277,7 +277,7 @@ def _too_large(pricer: Pricer, found: Sequence[Found]) -> str:
     """Returns how much memory the plan lacks that comes closest."""
     lacks = f"no plan of {pricer.workflow.name} fits into the memory of {pricer.cluster.name}"
     if not found:
-        return f"{lacks}: use a smaller staleness, devices with more memory, more of them, or less work"
+        return f"{lacks}: use devices with more memory, more of them, less work, or a smaller staleness"
     closest = min(found, key=lambda one: one.lacking_bytes)
     needs = pricer.memory(closest.plan)
     device = max(needs, key=lambda d: needs[d] - pricer.memory_bytes[d])
@@ -285,5 +285,5 @@ def _too_large(pricer: Pricer, found: Sequence[Found]) -> str:
     return (
         f"{lacks}: even {to_text(closest.plan)} needs {needs[device] / 1e9:.2f} GB for {', '.join(stages)} on device "
         f"{device}, which has {has / 1e9:.2f} GB, {(needs[device] - has) / 1e9:.2f} GB short: use devices with more "
-        "memory, more of them, or less work"
+        "memory, more of them, less work, or a smaller staleness"
     )

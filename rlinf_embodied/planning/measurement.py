@@ -88,7 +88,7 @@ def samples(
             (seconds,) = _critical(spans, {stage: {"run": factor / rounds.get(stage, 1)}}, paces)
             found.append(Sample(stage, *cell_of(probe, stage), seconds))
             continue
-        shared = probe.plan.shares_workers(loop.name, probe.workflow.num_blocks)
+        shared = len({probe.plan.owners(side, probe.workflow) for side in loop.sides}) == 1
         sides = loop.sides if shared else (stage,)
         # a shortened rollout is opened and closed as often as a whole one
         weights = {side: {"open": 1.0, "step": stretch[loop.name], "close": 1.0} for side in sides}

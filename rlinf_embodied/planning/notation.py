@@ -27,6 +27,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import TypeGuard
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import MAX_STALENESS
@@ -145,7 +146,7 @@ def from_dict(name: str, data: Mapping[str, object], num_devices: int, workflow:
     return plan
 
 
-def _is_texts(value: object) -> bool:
+def _is_texts(value: object) -> TypeGuard[Sequence[str]]:
     return isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value)
 
 
@@ -237,7 +238,7 @@ def _pairs(texts: object, path: str, workflow: Workflow) -> Pairs:
             f"{path} is {texts!r}, but it is a list of texts like 'generation / actor+critic': correct the plan"
         )
     found: set[tuple[str, str]] = set()
-    for text in texts:  # pyright: ignore[reportGeneralTypeIssues]
+    for text in texts:
         sets = [_names(part, workflow) for part in text.split("/")]
         found |= {pair for a, b in itertools.combinations(sets, 2) for pair in itertools.product(a, b)}
     return sorted_pairs(found)
