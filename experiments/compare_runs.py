@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlinf_embodied.reporting.side_by_side import write
 from rlinf_embodied.words import exit_code
+
+from rlinf_embodied.reporting.side_by_side import write
 
 
 def main(words: Sequence[str]) -> int:

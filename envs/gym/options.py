@@ -9,7 +9,7 @@ from envs.gym.row import CAMERA
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.typed_options import typed
+from rlinf_embodied.interfaces.options import typed
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from envs.foreign.place import Place
 from envs.libero.starts import NUM_TASKS
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.typed_options import numbers
+from rlinf_embodied.interfaces.options import numbers
 
 PLACE = Place("LIBERO", ".venv-libero", "RLINF_EMBODIED_LIBERO", "experiments.setup.libero")
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview")

@@ -10,7 +10,7 @@ from envs.foreign.place import Place
 from envs.metaworld.tasks import INSTRUCTIONS, SUITES
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.typed_options import typed
+from rlinf_embodied.interfaces.options import typed
 
 PLACE = Place("MetaWorld", ".venv-metaworld", "RLINF_EMBODIED_METAWORLD", "experiments.setup.metaworld")
 CAMERAS = ("corner", "corner2", "corner3", "corner4", "topview", "gripperPOV", "behindGripper")

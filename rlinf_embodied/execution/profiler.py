@@ -32,10 +32,10 @@ from rlinf_embodied.planning.measurement import Measurements, Memory, cell_of, l
 from rlinf_embodied.planning.probes import Probe, probes, shortened, switching, warm_up
 from rlinf_embodied.planning.profile import DISTURBED, Profile
 from rlinf_embodied.planning.profile_file import load_profile, parse_profile
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.residents import can_leave
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 from rlinf_embodied.workflow.graph import Workflow
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.planning.profile import Profile
-from rlinf_embodied.targets import load_plug_in
+from rlinf_embodied.plug_ins import load_plug_in
 from rlinf_embodied.workflow.graph import Workflow
 
 

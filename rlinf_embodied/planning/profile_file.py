@@ -21,12 +21,10 @@ from pathlib import Path
 import numpy as np
 
 from rlinf_embodied.cluster.hardware import Links
-from rlinf_embodied.config.renamed import STAGES
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.planning.profile import Floats, Profile, StageProfile, WeightProfile, Workload
 
 _LARGEST = 1e30  # beyond any seconds and bytes; sums of such numbers stay finite
-_OUR_WORKFLOWS = "rlinf_embodied."
 FORMAT = "rlinf-profile/1"
 
 _STAGE_TABLES = ("s_per_call", "s_per_chunk_step", "resident_bytes", "working_bytes")
@@ -90,7 +88,7 @@ def parse_profile(data: object, path: str = "profile") -> Profile:
     if not isinstance(stages, Mapping) or not stages:
         raise ConfigError(f"{path}.stages is {stages!r}, but a profile holds at least one stage: measure it again")
     workload = body.get("workload")
-    names = _present_names(workload)
+    names: Mapping[str, str] = {}
     weights = _mapping(body.get("weights", {}), f"{path}.weights")
     edges = _mapping(body.get("edge_bytes_per_item", {}), f"{path}.edge_bytes_per_item")
     return Profile(
@@ -110,12 +108,6 @@ def parse_profile(data: object, path: str = "profile") -> Profile:
         disturbed=_number(body.get("disturbed", 0.0), f"{path}.disturbed"),
         links=None if body.get("links") is None else _links(body["links"], f"{path}.links"),
     )
-
-
-def _present_names(workload: object) -> Mapping[str, str]:
-    """Returns present names of stages by those that a profile of one of our own workflows may still hold."""
-    measured_for = workload.get("workflow") if isinstance(workload, Mapping) else None
-    return STAGES if str(measured_for).startswith(_OUR_WORKFLOWS) else {}
 
 
 def _links(data: object, path: str) -> Links:
