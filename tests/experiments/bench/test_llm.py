@@ -78,9 +78,9 @@ def test_steps_have_different_problems_and_none_of_the_test_split(work):
 def test_work_passes_through_arguments(work):
     given = compose(bare.Settings, [*work.arguments(), "steps=3"])
     assert given == bare.Settings.of(work, steps=3)
-    with pytest.raises(ConfigError, match=r"'stepz=3' is no argument of bare: use some of .*steps"):
+    with pytest.raises(ConfigError, match=r"stepz is unknown.* did you mean steps\?"):
         compose(bare.Settings, ["stepz=3"])
-    with pytest.raises(ConfigError, match="prompts is 'many', but it must be a int"):
+    with pytest.raises(ConfigError, match="prompts is 'many', but it must be int"):
         compose(bare.Settings, ["prompts=many"])
 
 
