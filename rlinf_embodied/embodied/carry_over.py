@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.interfaces.envs import RunningEpisode
+from rlinf_embodied.learning.learner_stage import StagePart
+
+CARRY_OVER = "carry_over"  # in a checkpoint
 
 
 def flatten_carry_over(state: Mapping[int, list[RunningEpisode | None]]) -> dict[str, Tensor]:
@@ -19,6 +22,12 @@ def flatten_carry_over(state: Mapping[int, list[RunningEpisode | None]]) -> dict
                 tensors[f"{block}.{row}.seed"] = torch.tensor([episode.seed])
                 tensors[f"{block}.{row}.actions"] = episode.actions.cpu().contiguous()
     return tensors
+
+
+def carry_over_part(state: Mapping[int, list[RunningEpisode | None]]) -> StagePart:
+    """Returns what a checkpoint holds of running episodes."""
+    tensors = flatten_carry_over(state)
+    return StagePart({CARRY_OVER: tensors} if state else {}, {"blocks": sorted(state)})
 
 
 def unflatten_carry_over(tensors: Mapping[str, Tensor], block_size: int) -> dict[int, list[RunningEpisode | None]]:

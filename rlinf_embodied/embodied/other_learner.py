@@ -1,4 +1,4 @@
-"""A learner that does not write checkpoints itself: what it gives to the one that does, so that they are one."""
+"""The files of a second policy in a checkpoint, which one of two learners writes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from rlinf_embodied.config import PolicyConfig
 
 Files = Mapping[str, bytes]  # by name
-
-
-@dataclass(frozen=True, slots=True)
-class OtherLearner:
-    """State of a learner, on the CPU, and its policy as the files of its folder."""
-
-    tensors: Mapping[str, Mapping[str, Tensor]]  # groups by name
-    files: Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +35,3 @@ def files_of(write: Callable[[Path], None]) -> Files:
     with tempfile.TemporaryDirectory(prefix="rlinf_embodied-") as folder:
         write(Path(folder))
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
-
-
-def write_files(files: Files, folder: Path) -> None:
-    """Writes files to a folder that exists."""
-    for name, content in files.items():
-        (folder / name).write_bytes(content)

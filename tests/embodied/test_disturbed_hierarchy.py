@@ -113,7 +113,7 @@ def test_only_what_is_lost_is_made_again(tmp_path, straight, case) -> None:
     [
         pytest.param(RolloutStage, "step", 11, False, id="the rollout", marks=pytest.mark.slow),
         pytest.param(ActorStage, "run", 3, False, id="the lower level's update"),
-        pytest.param(ActorStage, "export_learner", 0, True, id="the checkpoint", marks=pytest.mark.slow),
+        pytest.param(ActorStage, "state_part", 0, True, id="the checkpoint", marks=pytest.mark.slow),
     ],
 )
 def test_a_whole_iteration_is_made_again(tmp_path, monkeypatch, straight, kind, method, call, after) -> None:
