@@ -12,7 +12,7 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.control.graph import ENV, LEARNER, REPLAY
 from rlinf_embodied.control.recorded import digests, require_recorded
 from rlinf_embodied.control.workflow import control_workflow, run_iteration
-from rlinf_embodied.embodied.carry_over import carry_over_part
+from rlinf_embodied.embodied.carry_over import driver_part
 from rlinf_embodied.embodied.job import SimulatorJob
 from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after
 from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
@@ -24,7 +24,6 @@ from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.interfaces.envs import RunningEpisode
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.runtime.discovery import find_cluster
@@ -149,15 +148,11 @@ class ControlJob(SimulatorJob[ControlConfig]):
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Has the learner write all state; transitions and running episodes go to it from their own workers."""
         step_context = StepContext(progress.iteration)
-        parts: list[object] = list(executor.publish(REPLAY, "state_part", step_context))
-        if ENV in executor.workflow.stages:
-            carried: dict[int, list[RunningEpisode | None]] = {}
-            for part in of_type(executor.call(ENV, "export_state", step_context), dict):
-                carried |= part
-            parts.append(carry_over_part(carried))
+        acts = ENV in executor.workflow.stages
+        carried = of_type(executor.call(ENV, "export_state", step_context), dict) if acts else []
         state = {"progress": asdict(progress), "config": to_yaml(self.config), _DATA: digests(self.config.files)}
-        argument = (str(root), progress.iteration, self.config.checkpoint.keep, state)
-        executor.call(LEARNER, "save", step_context, argument, parts)
+        argument = (str(root), progress.iteration, self.config.checkpoint.keep, driver_part(state, carried))
+        executor.call(LEARNER, "save", step_context, argument, executor.publish(REPLAY, "state_part", step_context))
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         progress = saved_progress(checkpoint)

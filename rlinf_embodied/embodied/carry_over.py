@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,10 +24,11 @@ def flatten_carry_over(state: Mapping[int, list[RunningEpisode | None]]) -> dict
     return tensors
 
 
-def carry_over_part(state: Mapping[int, list[RunningEpisode | None]]) -> StagePart:
-    """Returns what a checkpoint holds of running episodes."""
-    tensors = flatten_carry_over(state)
-    return StagePart({CARRY_OVER: tensors} if state else {}, {"blocks": sorted(state)})
+def driver_part(state: Mapping[str, object], parts: Sequence[Mapping[int, list[RunningEpisode | None]]]) -> StagePart:
+    """Returns what the driver adds to a checkpoint: its JSON state, and running episodes as the env's workers gave."""
+    carried = {block: episodes for part in parts for block, episodes in part.items()}
+    tensors = {CARRY_OVER: flatten_carry_over(carried)} if carried else {}
+    return StagePart(tensors, {**state, "blocks": sorted(carried)})
 
 
 def unflatten_carry_over(tensors: Mapping[str, Tensor], block_size: int) -> dict[int, list[RunningEpisode | None]]:

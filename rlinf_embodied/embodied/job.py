@@ -13,7 +13,7 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import EnvConfig, EvalConfig, PolicyConfig, Reward, TrainConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.learning import require_correction
-from rlinf_embodied.embodied.carry_over import carry_over_part
+from rlinf_embodied.embodied.carry_over import driver_part
 from rlinf_embodied.embodied.evaluation import (
     Evaluation,
     EvaluationEnvConfig,
@@ -37,7 +37,7 @@ from rlinf_embodied.embodied.warm_start_source import require_source
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.interfaces.envs import EnvSpec, RunningEpisode
+from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.learning.earlier_weights import earlier_versions
@@ -312,16 +312,13 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
         parts = None if executor.ahead is None else executor.ahead.state_before(ENV)
         if parts is None:
             parts = executor.call(ENV, "export_state", step_context)
-        carry_over: dict[int, list[RunningEpisode | None]] = {}
-        for part in of_type(parts, dict):
-            carry_over |= part
         state = {"progress": asdict(progress), "config": to_yaml(self.config)}
         keep = self.config.checkpoint.keep
-        argument = (str(root), progress.iteration, keep, state)
-        more: list[object] = [] if executor.ahead is None else executor.ahead.messages(self.learner)
+        argument = (str(root), progress.iteration, keep, driver_part(state, of_type(parts, dict)))
+        more = [] if executor.ahead is None else executor.ahead.messages(self.learner)
         for other in self.learners[1:]:
             more += executor.publish(other, "state_part", step_context)
-        executor.call(self.learner, "save", step_context, argument, [carry_over_part(carry_over), *more])
+        executor.call(self.learner, "save", step_context, argument, more)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         progress = saved_progress(checkpoint)

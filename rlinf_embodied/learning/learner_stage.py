@@ -119,23 +119,24 @@ class LearnerStage:
     def save(
         self,
         step_context: Moment,
-        argument: tuple[str, int, int, Mapping[str, object]],
+        argument: tuple[str, int, int, StagePart],
         *parts: StagePart | WeightsMessage | None,
     ) -> None:
         """Begins a checkpoint.
 
         Args:
             step_context: of the iteration that is to come.
-            argument: (root, step, how many are kept, JSON state).
+            argument: (root, step, how many are kept, what the driver adds: JSON state, and tensors).
             parts: what other stages add, and the weights that rollouts under way were begun with.
         """
         tensors = self.training.export()  # all take part
         if self.rank != 0:
             return
-        root, step, keep, state = argument
-        added = [part for part in parts if isinstance(part, StagePart)]
+        root, step, keep, first = argument
+        added = [first, *(part for part in parts if isinstance(part, StagePart))]
         messages = [part for part in parts if isinstance(part, WeightsMessage)]
         earlier, values = earlier_weights.to_save(messages)
+        state: dict[str, object] = {}
         for part in (*added, StagePart(earlier, values)):
             state = {**state, **part.state}
             for name, group in part.tensors.items():
