@@ -16,8 +16,7 @@ from rlinf_embodied.planning.cost import Price
 from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
 from rlinf_embodied.planning.plan_check import require_runnable
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import Profile, Workload
-from rlinf_embodied.planning.profile_file import FORMAT, parse_profile
+from rlinf_embodied.planning.profile import FORMAT, Profile, Workload, parse_profile
 from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, StageSpec, Turn, WeightEdge, Workflow
 
 
@@ -133,9 +132,9 @@ def _random_stage(draw: random.Random, loop: bool) -> dict:
         resident=float(draw.choice([1, 5, 10, 15])),
         working=float(draw.choice([0, 2, 6])),
         loop=loop,
-        parked_bytes=float(draw.choice([0, 1])),
-        park_s=draw.choice([0.0, 0.5]),
-        unpark_s=draw.choice([0.0, 1.0]),
+        offloaded_bytes=float(draw.choice([0, 1])),
+        offload_s=draw.choice([0.0, 0.5]),
+        onload_s=draw.choice([0.0, 1.0]),
     )
 
 

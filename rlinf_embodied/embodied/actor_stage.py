@@ -9,7 +9,7 @@ With algorithm.tis_cap the ratio's denominator is training's own: all that was s
 
 from __future__ import annotations
 
-import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -30,10 +30,10 @@ from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Pre
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import is_accelerator, require_autocast
 from rlinf_embodied.embodied.advantages import Rollouts, grpo_block, normalize_blocks, ppo_block
-from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
+from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock, TwoLevelColumns
 from rlinf_embodied.embodied.carry_over import unflatten_carry_over
-from rlinf_embodied.embodied.hierarchy import HIERARCHY_FILE
-from rlinf_embodied.embodied.learners import POLICY, VALUE, VALUE_LOSS, Learners, Scored
+from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, LowLevelFiles, read_files
+from rlinf_embodied.embodied.learners import POLICY, VALUE, VALUE_GROUP, VALUE_LOSS, Learners, Scored
 from rlinf_embodied.embodied.objective import Objective
 from rlinf_embodied.embodied.old_log_probs import (
     capped,
@@ -41,7 +41,6 @@ from rlinf_embodied.embodied.old_log_probs import (
     mismatch_of_samples,
     with_old_log_probs,
 )
-from rlinf_embodied.embodied.other_learner import PolicyFiles, files_of
 from rlinf_embodied.embodied.policy_folder import load_policy, save_conditions, save_policy
 from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
@@ -49,6 +48,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import RunningEpisode
 from rlinf_embodied.interfaces.policies import Features, HasRunningStatistics, Policy, Record
 from rlinf_embodied.learning.checkpoint import load_tensors
+from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import make_reducer
@@ -68,7 +68,7 @@ from rlinf_embodied.runtime.tensor_wire import to_device
 
 _RATIO_TOLERANCE = 1e-5  # of |log ratio| at unchanged weights, on a CPU
 
-View = Callable[[PolicyColumns, EnvColumns], EnvColumns]
+View = Callable[[TwoLevelColumns, EnvColumns], tuple[PolicyColumns, EnvColumns]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,8 @@ class ActorConfig:
     env: EnvConfig
     num_iterations: int
     exact: bool
-    view: View | None = None  # what it makes of the env's columns first
-    prefix: str = ""  # of its tensors in a checkpoint that holds several learners'
-    writes: PolicyFiles | None = None  # of the other policy, where a checkpoint holds two
+    view: View | None = None  # of two levels of policies: which columns are this one's
+    low: LowLevelFiles | None = None  # of the high level: the other policy of its checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +127,9 @@ class ActorStage(LearnerStage):
             settings = (algorithm, self._reducer, context, self._config.exact)
             learners = Learners.sharded(self._policy, self._copy, self._zero_loss, *settings)
         self._learners, self._joint = learners.by_name, learners.joint
-        named = {self._config.prefix + name: learner for name, learner in self._learners.items()}
-        self.hold(shared, context.group.rank, context.device, named)
+        prefix = "" if self._config.low is None else "high_"  # one checkpoint holds both levels' optimizers
+        named = {prefix + name: learner for name, learner in self._learners.items()}
+        self.hold(shared, context.group.rank, context.device, named, policy=model.name)
         temperature = model.policy.temperature
         self._objective = Objective(algorithm, temperature, learners.evaluate, self._policy.value, learners.joint)
 
@@ -157,7 +157,7 @@ class ActorStage(LearnerStage):
             for block, payloads in inputs.items()
         }
         if (view := self._config.view) is not None:
-            rollouts = {b: [(policy, view(policy, env)) for policy, env in parts] for b, parts in rollouts.items()}
+            rollouts = {b: [view(cast(TwoLevelColumns, p), env) for p, env in parts] for b, parts in rollouts.items()}
         self._require_version(step_context, rollouts)
         if self._algorithm.sharding is not Sharding.none:
             self._any_row = _first_row(next(iter(rollouts.values()))[0][0])
@@ -230,18 +230,41 @@ class ActorStage(LearnerStage):
         blocks: Mapping[int, TrainingBlock],
         padded: Mapping[int, TrainingBlock],
     ) -> dict[str, float]:
-        """Runs the policy's epochs until they are over or a minibatch exceeds the target KL."""
+        """Runs the policy's epochs until they are over or a minibatch exceeds the target KL.
+
+        Where one optimizer trains the critic as well, warm-up and the critic's further epochs step its own parameters.
+        """
         algorithm, learner = self._algorithm, self._learners[POLICY]
         warming_up = algorithm.name is AlgorithmName.ppo and step_context.iteration < algorithm.critic_warmup_iterations
-        if warming_up and not self._joint:
+        if warming_up and not (self._joint and VALUE_GROUP in learner.rates):
             return {}
         learner.lr = linear_decay(
             step_context.iteration, self._config.num_iterations, algorithm.lr, algorithm.lr_end_fraction
         )
-        batches = self._minibatches(step_context, blocks, "policy", algorithm.epochs)
-        passes = lambda block, index: self._objective.policy_passes(padded[block], index, warming_up)  # noqa: E731
-        fitted = fit(learner, batches, passes, exceeds_kl(algorithm.target_kl))
+        if self._joint and algorithm.one_optimizer and VALUE_GROUP in learner.rates:
+            learner.rates[VALUE_GROUP] = learner.lr
+        fitted = self._steps(learner, blocks, padded, step_context, algorithm.epochs, critic_only=warming_up)
+        further = 0 if not self._joint or algorithm.one_optimizer else algorithm.value_epochs - algorithm.epochs
+        if further > 0 and VALUE_GROUP in learner.rates:
+            self._steps(learner, blocks, padded, step_context, further, critic_only=True)
         return self._policy_metrics(fitted) | (self._joint_metrics(fitted, blocks) if self._joint else {})
+
+    def _steps(
+        self,
+        learner: Learner,
+        blocks: Mapping[int, TrainingBlock],
+        padded: Mapping[int, TrainingBlock],
+        step_context: StepContext,
+        epochs: int,
+        *,
+        critic_only: bool,
+    ) -> Fitted:
+        """Steps the policy, and a critic that shares its optimizer; or that critic's own parameters alone."""
+        purpose = "value" if critic_only else "policy"
+        batches = self._minibatches(step_context, blocks, purpose, epochs)
+        passes = lambda block, index: self._objective.policy_passes(padded[block], index, critic_only)  # noqa: E731
+        stop = exceeds_kl(None if critic_only else self._algorithm.target_kl)
+        return fit(learner, batches, passes, stop, (VALUE_GROUP,) if critic_only else None)
 
     def _joint_metrics(self, fitted: Fitted, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
         explained = self._reducer.sum_blocks({b: _explained_sums(t) for b, t in blocks.items()})
@@ -302,23 +325,25 @@ class ActorStage(LearnerStage):
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
     def write_policy(self, folder: Path) -> None:
-        """Writes the policy; where a checkpoint holds two, into a folder below the other's files."""
-        model, env, both = self._config.model, self._config.env, self._config.writes
-        save_policy(self.shared.policy, folder / both.own if both else folder, env, model.policy, self.device)
-        if both:
-            for name, content in both.read().items():
-                (folder / name).write_bytes(content)
-            save_conditions(folder, env, both.policy, self.device)
-            (folder / HIERARCHY_FILE).write_text(json.dumps(both.more, indent=2) + "\n", encoding="utf-8")
+        model, env, low = self._config.model, self._config.env, self._config.low
+        own = folder if low is None else folder / HIGH_FOLDER
+        save_policy(self.shared.policy, own, env, model.policy, self.device)
+        if low is not None:
+            low.write(folder)
+            save_conditions(folder, env, low.policy, self.device)
 
     def state_part(self, step_context: StepContext) -> StagePart | None:
-        """Returns what a checkpoint that another learner writes holds of this one, the policy's files included."""
+        """Returns the low level's part of a checkpoint that the high level's learner writes, with the policy's files."""
         part = super().state_part(step_context)
-        return part and replace(part, files=files_of(self.write_policy))
+        if part is None:
+            return None
+        with tempfile.TemporaryDirectory(prefix="rlinf_embodied-") as folder:
+            self.write_policy(Path(folder))
+            return replace(part, files=read_files(Path(folder)))
 
     def load_carry_over(self, step_context: StepContext, folder: str) -> dict[int, list[RunningEpisode | None]]:
         """Returns what the env carried over, {} if nothing."""
-        return unflatten_carry_over(load_tensors(Path(folder), "carry_over"), self._config.env.block_size)
+        return unflatten_carry_over(load_tensors(Path(folder), CARRY_OVER), self._config.env.block_size)
 
 
 def _explained_sums(block: TrainingBlock) -> Tensor:

@@ -39,7 +39,7 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Evaluated, Evaluating, Progress
+from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.training.warm_start import made_once
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
@@ -91,10 +91,6 @@ class ImitationJob:
     def learners(self) -> tuple[str, ...]:
         """The one."""
         return (self.learner,)
-
-    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
-        """Of the one learner's weights."""
-        return [(self.learner, stages.stage)]
 
     def planning_parts(self) -> dict[str, object]:
         """Returns env, policy and how it is fine-tuned."""
@@ -242,13 +238,8 @@ class ImitationJob:
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights, optimizer and what the files hold."""
         state = {"progress": asdict(progress), "config": to_yaml(self.config), _DATA: self._digests()}
-        keep = self.config.checkpoint.keep
-        executor.call(
-            _STAGE,
-            "save",
-            StepContext(progress.iteration),
-            (str(root), progress.iteration, keep, StagePart(state=state)),
-        )
+        argument = (str(root), progress.iteration, self.config.checkpoint.keep, StagePart(state=state))
+        executor.call(_STAGE, "save", StepContext(progress.iteration), argument)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         progress = saved_progress(checkpoint)

@@ -31,6 +31,7 @@ class Step:
     sums: Mapping[str, float]  # the learner's statistics by name
     weight: float  # the denominator of the loss; 0: nothing to learn from
     norm: float | None = None  # of the gradient before clipping; None: no step was made
+    stopped: bool = False  # by an early stop, which ends the update
 
 
 EarlyStop = Callable[[Step], bool]  # whether an update ends before this step is made
@@ -40,6 +41,11 @@ class Learner(Protocol):
     """The optimizer of some parameters over all workers; `lr` may be set at any time, for the next step on."""
 
     lr: float
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The rate of every group of parameters, which may be changed; `lr` is the first one's."""
+        ...
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -61,7 +67,10 @@ class Learner(Protocol):
         early_stop: EarlyStop | None = None,
         only: Collection[str] | None = None,
     ) -> Step:
-        """Makes one step over rows of the worker's own blocks, unless `early_stop` or an empty minibatch forbids it.
+        """Makes one step over rows of the worker's own blocks.
+
+        None is made where the minibatch is empty, the gradient is zero (moments would decay, and momentum would move
+        the weights), or `early_stop` says so.
 
         `only`: the groups of parameters that make it; None: all.
 
@@ -133,7 +142,6 @@ class ReplicatedLearner:
 
     @property
     def lr(self) -> float:
-        """The rate of the first group."""
         return self._optimizer.rates[self._first]
 
     @lr.setter
@@ -142,7 +150,6 @@ class ReplicatedLearner:
 
     @property
     def rates(self) -> dict[str, float]:
-        """The rate of every group, which may be changed."""
         return self._optimizer.rates
 
     def start(self) -> None:
@@ -171,9 +178,14 @@ class ReplicatedLearner:
         self.start()
         weight, *sums = total[self._size :].tolist()
         found = Step(dict(zip(self.statistics, sums, strict=True)), weight)
-        if weight == 0 or (early_stop is not None and early_stop(found)):
+        if weight == 0:
             return found
-        return replace(found, norm=self._optimizer.step(total[: self._size].div_(weight), only))  # no second vector
+        if early_stop is not None and early_stop(found):
+            return replace(found, stopped=True)
+        gradient = total[: self._size].div_(weight)  # no second vector
+        if not gradient.any():
+            return found
+        return replace(found, norm=self._optimizer.step(gradient, only))
 
     def publish(self) -> None:
         """See Learner: they are."""

@@ -71,6 +71,7 @@ class LearnerStage:
         device: str,
         learners: Mapping[str, Learner],
         modules: Mapping[str, nn.Module] | None = None,
+        policy: str = "policy",
     ) -> None:
         """Takes what is trained.
 
@@ -80,8 +81,9 @@ class LearnerStage:
             device: torch's name.
             learners: optimizers by their names in a checkpoint; the mapping may change between calls.
             modules: networks apart from the model, by their names in a checkpoint.
+            policy: whose weights they are, where those who receive them hold several.
         """
-        self.shared, self.rank, self.device = shared, rank, device
+        self.shared, self.rank, self.device, self.policy_name = shared, rank, device, policy
         self.learners, self.modules = learners, modules or {}
         self.training = TrainingState(shared, rank, self.learners, self.modules)
         shared.enter(self.user)
@@ -103,7 +105,8 @@ class LearnerStage:
     # -------------------------------------------------------------------------------------------------------- weights
     def export_weights(self, step_context: Moment) -> WeightsMessage:
         """Returns the weights that training may change, or all, with their version and checksum."""
-        return export_weights(self.shared.policy.module, self.shared.version, whole=self.sends_frozen)
+        shared, whole = self.shared, self.sends_frozen
+        return export_weights(shared.policy.module, shared.version, whole=whole, policy=self.policy_name)
 
     def weights_digest(self, step_context: Moment) -> str:
         """Returns the SHA-256 of all weights: the model's, and those of networks that only training uses."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rlinf_embodied.cluster.hardware import WAITING
 from rlinf_embodied.planning.probes import Probe
-from rlinf_embodied.planning.profile_file import FORMAT
+from rlinf_embodied.planning.profile import FORMAT
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Loop, Workflow
 
@@ -163,7 +163,7 @@ def profile_dict(
     elif workflow.repeat is not None:
         work |= {"expected_rounds": rounds, "max_rounds": workflow.repeat.max_rounds}
     blocks_per_batch = max(spec.blocks_per_batch for spec in workflow.stages.values())
-    work |= {"together": blocks_per_batch} if blocks_per_batch > 1 else {}
+    work |= {"blocks_per_batch": blocks_per_batch} if blocks_per_batch > 1 else {}
     return {
         "format": FORMAT,
         "name": name,
@@ -194,8 +194,8 @@ def _stage_dict(workflow: Workflow, stage: str, measured: Measurements) -> dict[
         key: fill(medians, items, devices),
         "resident_bytes": _largest(memory.resident, items, devices),
         "working_bytes": _largest(memory.working, items, devices),
-        "park_s": memory.offload_s,
-        "unpark_s": memory.onload_s,
+        "offload_s": memory.offload_s,
+        "onload_s": memory.onload_s,
         "cores_per_device": memory.cores,
         "spread_s": max((max(v) - min(v)) for v in cells.values()),
     }
@@ -203,7 +203,7 @@ def _stage_dict(workflow: Workflow, stage: str, measured: Measurements) -> dict[
         entry["finish_quantiles"] = finish_quantiles(measured.finishes[stage])
     # what cannot be offloaded stays where it is
     resident = max(memory.resident.values(), default=0.0)
-    entry["parked_bytes"] = resident if memory.offloaded_bytes is None else memory.offloaded_bytes
+    entry["offloaded_bytes"] = resident if memory.offloaded_bytes is None else memory.offloaded_bytes
     spec = workflow.stages[stage]
     if factors := dict.fromkeys((*spec.kinds, *([WAITING] if spec.waits else [])), 1.0):
         entry["kind_factors"] = factors

@@ -165,7 +165,7 @@ class ActorStage(LanguageStage):
             chosen = cast("tuple[tuple[int, int, int], ...]", step_context.message)
             kept = [(number, group) for number, of_block, group in chosen if of_block == block]
         rows = training_rows(rounds, self._algorithm, kept)
-        return self._scored_again(rows) if self._stale and rows.old_log_probs is not None else rows
+        return self._scored_again(rows) if self._stale and self._algorithm.num_steps > 1 else rows
 
     def _scored_again(self, rows: TrainingRows) -> TrainingRows:
         """Returns rows whose old log-probs are of the weights that are to be trained, not of those that sampled.

@@ -48,6 +48,11 @@ class StepContext:
     staleness: int = 0  # versions by which the weights that made the data are behind those that are trained
     oldest: int | None = None  # the first iteration whose data is still needed; None: this one
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether an earlier iteration's update is still to come, so that this one's data is of older weights."""
+        return self.oldest is not None and self.iteration > self.oldest
+
 
 @dataclass(frozen=True, slots=True)
 class Output:

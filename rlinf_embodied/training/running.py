@@ -81,7 +81,8 @@ class Running:
     def update(self, stages: Evaluating | Checking, step: int) -> None:
         """Sends the learners' weights to those workers of the stages that do not share them."""
         executor = self.executor
-        for learner, stage in self.job.copies(stages):
+        stage = stages.stage
+        for learner in self.job.learners:
             hosts = executor.workers(learner)
             missing = [(worker, stage) for worker in stages.executor.workers(stage) if worker not in hosts]
             if missing:
