@@ -31,7 +31,7 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import is_accelerator, require_autocast
 from rlinf_embodied.embodied.advantages import Rollouts, grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock, TwoLevelColumns
-from rlinf_embodied.embodied.carry_over import unflatten_carry_over
+from rlinf_embodied.embodied.carry_over import CARRY_OVER, unflatten_carry_over
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, LowLevelFiles, read_files
 from rlinf_embodied.embodied.learners import POLICY, VALUE, VALUE_GROUP, VALUE_LOSS, Learners, Scored
 from rlinf_embodied.embodied.objective import Objective
@@ -333,7 +333,7 @@ class ActorStage(LearnerStage):
             save_conditions(folder, env, low.policy, self.device)
 
     def state_part(self, step_context: StepContext) -> StagePart | None:
-        """Returns the low level's part of a checkpoint that the high level's learner writes, with the policy's files."""
+        """Returns the low level's part of a checkpoint that the high level writes, with the policy's files."""
         part = super().state_part(step_context)
         if part is None:
             return None

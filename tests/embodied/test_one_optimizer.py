@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from runs import clone, executor_for, iterate, tiny, train, trees
+from runs import tiny, train
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import configure
 from torch import Tensor, nn
@@ -17,17 +17,13 @@ from policies.actor_critic import ActorCritic
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.batch import TrainingBlock
-from rlinf_embodied.embodied.learners import POLICY, VALUE, Learners
+from rlinf_embodied.embodied.learners import POLICY, VALUE, VALUE_GROUP, Learners
 from rlinf_embodied.embodied.objective import Objective
-from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.learning.learner import ReplicatedLearner
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.update import fit
-from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import SerialSession
 
 STATE, ACTION, ROWS, EPOCHS, PIXELS = 5, 2, 24, 6, 36
 SPEC = EnvSpec("Some-v0", 8, 1, 10, ACTION, STATE, 5, PIXELS, (), "cpu")
@@ -68,14 +64,9 @@ def batch() -> dict[str, Tensor]:
     }
 
 
-def ours(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor], num_blocks: int) -> ActorCritic:
-    """Returns the policy after full-batch epochs."""
-    policy = ActorCritic(config.policy, spec, seed=1)
-    reducer = ExactReducer(SoloGroup(), (0,) * num_blocks)
-    learners = Learners.replicated(policy, config.algorithm, reducer)
-    assert set(learners.by_name) == {POLICY}
-    size, ones = ROWS // num_blocks, torch.ones(ROWS, 1)
-    whole = TrainingBlock(
+def samples(batch: dict[str, Tensor]) -> TrainingBlock:
+    ones = torch.ones(ROWS, 1)
+    return TrainingBlock(
         features={"state": batch["state"], "raw_state": batch["state"], "images": batch["images"]},
         record={"drawn": batch["action"][:, None]},
         old_log_probs=batch["log_prob"][:, None],
@@ -86,6 +77,15 @@ def ours(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor], num_block
         values=torch.zeros(ROWS, 1),
         returns=batch["return"][:, None],
     )
+
+
+def ours(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor], num_blocks: int) -> ActorCritic:
+    """Returns the policy after full-batch epochs."""
+    policy = ActorCritic(config.policy, spec, seed=1)
+    reducer = ExactReducer(SoloGroup(), (0,) * num_blocks)
+    learners = Learners.replicated(policy, config.algorithm, reducer)
+    assert set(learners.by_name) == {POLICY}
+    size, whole = ROWS // num_blocks, samples(batch)
     objective = Objective(config.algorithm, 1.0, learners.evaluate, policy.value, learners.joint)
     passes = lambda block, index: objective.policy_passes(whole, index, critic_only=False)  # noqa: E731
     rows = {block: torch.arange(block * size, (block + 1) * size) for block in range(num_blocks)}
@@ -158,46 +158,20 @@ def test_an_update_is_that_of_stable_baselines3(config, spec: EnvSpec, batch, nu
         assert float((one - before).detach().abs().max()) > 1e-3, "nothing was learned"
 
 
-def shared_trunk(*more: str) -> TrainConfig:
-    """Returns a training whose value head stands on the policy's own trunk."""
-    words = ["policy.critic=observation", "run.num_iterations=1", "algorithm.target_kl=null", *more]
-    return tiny(*words)
-
-
-def changed(config: TrainConfig) -> dict[str, bool]:
-    """Returns whether an iteration changed each parameter that is trained, those of the value head by themselves."""
-    folder = clone(config)
-    executor = executor_for(config, trees("all", "all", "all"), 1, SerialSession(), folder)
-    before = load_policy(config.policy, folder, "cpu").policy
-    iterate(executor, 1)
-    (message,) = executor.call("actor", "export_weights", StepContext(0))
-    actor, critic = ({id(p) for p in part} for part in (before.policy_parameters(), before.value_parameters()))
-    found: dict[str, bool] = {}
-    for name, parameter in before.module.named_parameters():
-        if id(parameter) in actor | critic:
-            kind = "trunk and policy" if id(parameter) in actor else "value head"
-            found[kind] = found.get(kind, False) or not torch.equal(parameter, message.tensors[name])
-    return found
-
-
-def test_warm_up_trains_the_value_head_alone_where_the_trunk_is_shared() -> None:
-    assert changed(shared_trunk("algorithm.critic_warmup_iterations=1")) == {
-        "trunk and policy": False,
-        "value head": True,
-    }
-    assert all(changed(shared_trunk("algorithm.critic_warmup_iterations=0")).values())
-
-
-def test_the_value_head_has_its_own_rate_where_the_trunk_is_shared(monkeypatch) -> None:
-    seen = []
-    real = ReplicatedLearner.step
-    monkeypatch.setattr(
-        ReplicatedLearner, "step", lambda self, *a, **k: [real(self, *a, **k), seen.append(dict(self.rates))][0]
-    )
-    words = ["algorithm.lr=1e-4", "algorithm.value_lr=3e-3", "algorithm.lr_end_fraction=1.0", "algorithm.epochs=2"]
-    changed(shared_trunk(*words, "algorithm.value_epochs=3", "algorithm.critic_warmup_iterations=0"))
-    assert seen[0] == {"policy": 1e-4, "value": 3e-3}
-    assert len(seen) == 3 * shared_trunk().algorithm.num_minibatches  # an epoch of the head alone is the third
+def test_a_value_head_on_the_policys_trunk_has_its_own_rate_and_is_trained_alone_in_warm_up(config, batch) -> None:
+    algorithm = replace(config.algorithm, one_optimizer=False, lr=1e-4, value_lr=3e-3)
+    policy = ActorCritic(config.policy, SEEN, seed=1)
+    learners = Learners.replicated(policy, algorithm, ExactReducer(SoloGroup(), (0,)))
+    learner = learners.by_name[POLICY]
+    assert set(learners.by_name) == {POLICY}
+    assert learner.rates == {"policy": 1e-4, VALUE_GROUP: 3e-3}
+    objective = Objective(algorithm, 1.0, learners.evaluate, policy.value, learners.joint)
+    block, start = samples(batch), {name: p.detach().clone() for name, p in policy.module.named_parameters()}
+    passes = lambda _, index: objective.policy_passes(block, index, critic_only=True)  # noqa: E731
+    learner.step({0: torch.arange(ROWS)}, passes, only=(VALUE_GROUP,))
+    actor = {id(p) for p in policy.policy_parameters()}
+    moved = {(id(p) in actor) for name, p in policy.module.named_parameters() if not torch.equal(p, start[name])}
+    assert moved == {False}, "the trunk and the policy stay as they are"
 
 
 def test_it_is_trained_with_and_leaves_the_other_optimizer_out(tmp_path) -> None:
