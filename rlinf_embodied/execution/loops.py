@@ -121,7 +121,7 @@ class Loops:
                 between=loop.between,
             )
             calls.append((worker, call, [ref for block in blocks for ref in messages[block]]))
-        answers = self._submitter.submit(calls, state, passing=True)
+        answers = self._submitter.submit(calls, state)
         state.timings.extend(refs[-1] for refs in answers)
         last, ends = {}, {}
         for (_, call, _), (*shown, end, _) in zip(calls, answers, strict=True):
@@ -150,7 +150,7 @@ class Loops:
                     stage, method, step_context or state.step_context, blocks, len(payloads) // len(blocks), keep
                 )
                 calls.append((worker, call, payloads))
-        answers = self._submitter.submit(calls, state, passing=not final)
+        answers = self._submitter.submit(calls, state)
         if final:
             self._submitter.note(stage, calls, answers, state)
         else:

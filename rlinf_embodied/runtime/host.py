@@ -107,8 +107,7 @@ class Stage(Protocol):
     `close(step_context, {block: None}) -> Output`.
     Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
     Between the two: as the answerer; a side behind one is given a `Guided` by `step`.
-    Weight edge: `export_weights(step_context) -> object`, `install_weights(step_context, object)`; a stage that does
-    not always export all of them has `send_whole(step_context)`: a copy was lost, so the next export is of all.
+    Weight edge: `export_weights(step_context) -> object`, `install_weights(step_context, object)`.
     State: `export_snapshot(step_context) -> object` (None: it has none, or it is part of another worker's), and
     `import_snapshot(step_context, [what each worker gave])`, also in the midst of an iteration that is given up; a
     stage without them has none between iterations.
@@ -262,14 +261,6 @@ class WorkerHost:
         if stage in self._groups:
             self._groups[stage].close()
 
-    def regroup(self, stage: str, group: Group) -> None:
-        """Lets a stage go on with another group of the same members."""
-        self._groups[stage].renew(group)
-
-    def holds_group(self, stage: str) -> bool:
-        """Returns whether a stage uses more of its group than the protocol, which could not be exchanged."""
-        return stage in self._groups and self._groups[stage].is_held
-
     def abandon(self, attempt: int) -> None:
         """Ends the calls of attempts before this one as soon as they can be; called from another thread."""
         self.activity.attempt = attempt
@@ -387,8 +378,6 @@ class WorkerHost:
         if call.method == "export_snapshot":  # the report tells whether there is one
             state = self._timed(call, stage) if hasattr(stage, call.method) else None
             return [state], state is not None
-        if call.method == "send_whole":
-            return [], self._timed(call, stage) if hasattr(stage, call.method) else None
         if call.method == "import_snapshot":
             return [], self._timed(call, stage, payloads)
         given = [] if call.argument is None else [call.argument]
@@ -504,7 +493,7 @@ class WorkerHost:
         failed = f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
         told = raised_by_user(error)
         if told is not None:
-            return PlugInError(f"{failed}{told}\nMend it there, then give the same command again", own)
+            return PlugInError(f"{failed}{told}\nFix it there, then give the same command again", own)
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         path = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
         if devices.is_out_of_memory(error):

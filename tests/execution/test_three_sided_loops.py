@@ -8,18 +8,11 @@ from dataclasses import replace
 import plan_cases as planning
 import pytest
 from any_plan import alone, every_plan, features, mixed, outcome, three_sided
-from deferred_session import DeferredSession, Fault
-from mendable_stages import with_state
 
-from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.emulation import Emulator, num_calls
-from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.execution.mending import Mender
-from rlinf_embodied.execution.recovery import take
 from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan, leaves
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
-from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.workflow.graph import Loop, StageSpec, Turn, Workflow
 
@@ -92,40 +85,6 @@ def test_what_was_said_last_holds_until_the_next_turn(place: str, every: int, st
     plan = Plan("p", 3, LoopNode("l", sides, 2))
     (found, _) = outcome(workflow, plan, SerialSession(20.0))
     assert found["env"] == by_hand(every, steps)
-
-
-# -------------------------------------------------------------------------------------------------------------- mending
-def mended(workflow: Workflow, plan: Plan, session: DeferredSession) -> tuple[list[object], int]:
-    executor = Executor(workflow, plan, session, Cluster("test", "cpu", plan.num_devices, plan.num_devices, 0))
-    repeated = []
-    mender = executor.submitter.mender = Mender(session, executor, lambda error, mend: repeated.append(mend()))
-    found: list[object] = []
-    for iteration in range(2):
-        mender.snapshot = take(session, executor, iteration)
-        reports = executor.run(StepContext(iteration)).reports
-        found.append(
-            {stage: told for stage, told in reports.items() if stage not in ("high", "policy") and "." not in stage}
-        )
-    return found, len(repeated)
-
-
-@pytest.mark.parametrize("seed", [0, 3, 5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 4, 6, 7))])
-def test_whoever_is_lost_whenever_the_outcome_is_the_same(seed: int) -> None:
-    draw, workflow = random.Random(seed), with_state(three_sided(seed), seed)
-    for plan in draw.sample(every_plan(workflow, 3), 3):
-        undisturbed = DeferredSession()
-        expected, none = mended(workflow, plan, undisturbed)
-        assert none == 0
-        for _ in range(6):
-            at, kind, after = draw.randrange(undisturbed.number), draw.choice(["lost", "error"]), draw.random() < 0.5
-
-            def meets(number: int, call: Call, at: int = at) -> bool:
-                return number > at and call.method != "export_snapshot"
-
-            fault = Fault(meets, kind, after)
-            found, times = mended(workflow, plan, DeferredSession([fault]))
-            assert found == expected, (plan.tree, fault)
-            assert bool(times) == (fault.worker is not None)
 
 
 # ------------------------------------------------------------------------------------------------------------ emulation
