@@ -12,9 +12,8 @@ from experiments.plan import plan
 from rlinf_embodied.compose import CONFIG_DIR, compose
 from rlinf_embodied.config import PlanningConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.planning.measured import workflow_for
 from rlinf_embodied.planning.plan import resolve
-from rlinf_embodied.planning.profile_file import load_profile
+from rlinf_embodied.planning.profile import load_profile, workflow_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
