@@ -2,7 +2,7 @@
 
     for each probe    build its stages -> a short rollout (what is done once is done then) -> some whole iterations
                       spans -> seconds, meters -> memory and cores, answers -> bytes per edge; then all is forgotten
-    at the end        the wire between two workers; a profile in the form of planning/profile_file.py
+    at the end        the wire between two workers; a profile in the form of planning/profile.py
 
 Iterations of a profile train a policy of their own: the stages are built for it and dropped behind it.
 """

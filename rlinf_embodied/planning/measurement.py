@@ -136,7 +136,7 @@ def _upstream_loops(workflow: Workflow, stage: str) -> set[str]:
 def profile_dict(
     name: str, workflow: Workflow, kind: str, measured: Measurements, fingerprint: Mapping[str, str]
 ) -> dict[str, object]:
-    """Returns a profile in the form of a profile file (see planning/profile_file.py)."""
+    """Returns a profile in the form of a profile file (see planning/profile.py)."""
     stages = {stage: _stage_dict(workflow, stage, measured) for stage in workflow.stages}
     loops = list(workflow.loops.values())
     work: dict[str, object] = {

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from hierarchical_runs import digests, executor_for, placed, two_levels
-from rlinf_embodied.compose.evaluation import compose_evaluate
 from runs import iterate, metric_rows, train, trainer_of
 from torch import Tensor
 
 from policies.actor_critic import ActorCritic
+from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import HierarchyConfig
 from rlinf_embodied.embodied.actor_stage import ActorStage
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TwoLevelColumns
