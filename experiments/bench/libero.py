@@ -1,9 +1,9 @@
 """What LIBERO costs on one core: building a task, resets, env steps, and images.
 
-python -m experiments.bench.libero [suite=libero_spatial] [rounds=3] [steps=20] [out=docs/results/libero.json]
+python -m experiments.bench.libero [suite=spatial] [rounds=3] [steps=20] [out=docs/results/libero.json]
 
 One row in one process.  Seconds are the process's own CPU time, which other work on the machine does not lengthen much;
-the wall time beside them is what a caller waited.  `python -m experiments.setup.libero` comes first.
+the wall time beside them is what a caller waited.  `python -m experiments.setup.foreign libero` comes first.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from dataclasses import asdict, dataclass, replace
 import psutil
 import torch
 
+from envs.foreign.env import adapter_of, start_processes
 from envs.foreign.simulator import ForeignSimulator
-from envs.libero.env import WORKER
-from envs.libero.options import PLACE, read_options
-from envs.libero.simulator import LiberoSimulator
 from experiments.bench.harness import Benchmark, Report, Run, Spread, Table
 from rlinf_embodied.compose import compose_evaluate
 
@@ -30,7 +28,7 @@ MEGABYTE = 1e6
 class Options:
     """The arguments."""
 
-    suite: str = "libero_spatial"
+    suite: str = "spatial"
     rounds: int = 3
     steps: int = 20  # env steps of a measurement
     out: str = ""
@@ -69,9 +67,9 @@ class Row:
 def measure(run: Run[Options]) -> Report:
     """Measures round by round."""
     own, costs = run.options, {}
-    section = compose_evaluate([f"env={own.suite}", "policy=random"]).env
-    config = replace(section, num_envs=1, block_size=1, options={"task": 0, "timeout_s": 3600})
-    row = Row(LiberoSimulator(config, read_options(config), 1, (str(PLACE.python()), *WORKER)))
+    section = compose_evaluate(["env=libero", f"env.options.suite={own.suite}", "policy=random"]).env
+    config = replace(section, num_envs=1, block_size=1, options={**section.options, "task": 0, "timeout_s": 3600})
+    row = Row(start_processes(config, adapter_of(config), 1, "cpu"))
     generator = torch.Generator().manual_seed(0)
 
     def steps() -> None:

@@ -3,7 +3,7 @@
 python -m experiments.bench.metaworld [task=reach-v3] [rounds=5] [steps=50] [out=docs/results/metaworld.json]
 
 One row and one camera for each way, each in a process of its own, in turn.  Seconds are the process's own CPU time.
-`python -m experiments.setup.metaworld` comes first.
+`python -m experiments.setup.foreign metaworld` comes first.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from envs.metaworld.env import WORKER
-from envs.metaworld.options import PLACE, Pictures, read_options
-from envs.metaworld.simulator import MetaworldSimulator
+from envs.foreign.env import adapter_of, start_processes
+from envs.metaworld.scene import Pictures
 from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, alternate
 from experiments.bench.libero import Row
 from rlinf_embodied.compose import compose_evaluate
@@ -34,9 +33,9 @@ class Options:
 def opened(task: str, pictures: Pictures) -> Row:
     """Returns a row of the task whose scene and renderer are built."""
     section = compose_evaluate(["env=metaworld", f"env.task={task}", "policy=random"]).env
-    options = {"pictures": pictures.value, "timeout_s": 3600}
+    options = {**section.options, "pictures": pictures.value, "timeout_s": 3600}
     config = replace(section, num_envs=1, block_size=1, cameras=["corner"], options=options)
-    row = Row(MetaworldSimulator(config, read_options(config), 1, (str(PLACE.python()), *WORKER)))
+    row = Row(start_processes(config, adapter_of(config), 1, "cpu"))
     row.simulator.reset([0], [0])
     row.simulator.images([0])
     return row
