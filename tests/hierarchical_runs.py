@@ -52,9 +52,9 @@ def executor_for(config: TrainConfig, tree: object, devices: int, session: Sessi
     return Executor(workflow, resolve("test", [{"tree": tree}], devices, workflow), session, cluster(devices))
 
 
-def placed(env: object, high: object, low: object, *actors: object, shards: int = 1) -> dict:
-    """Returns a plan: the three stages of the loop, then the high level's learner and the low level's, where it is."""
-    sides = {"env": env, "high_policy": high, "policy": low}
+def placed(env: object, policy: object, *actors: object, shards: int = 1) -> dict:
+    """Returns a plan: the rollout, then the high level's learner and the low level's, where it is."""
+    sides = {"env": env, "policy": policy}
     leaves = zip(("high_actor", "actor"), actors, strict=False)
     loop = {"loop": {"name": "rollout", "shards": shards, "stages": sides}}
     return {"temporal": [loop, *({"leaf": {"stage": stage, "devices": devices}} for stage, devices in leaves)]}

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_embodied.compose import CONFIG_DIR
-from rlinf_embodied.planning.measured import workflow_for
-from rlinf_embodied.planning.profile_file import load_profile
+from rlinf_embodied.planning.profile import load_profile, workflow_for
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("rlinf_embodied", "envs", "policies", "experiments")

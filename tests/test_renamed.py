@@ -15,7 +15,6 @@ from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.config.renamed import CHOICES, KEYS, current_stage, with_current_stages
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.learning import checkpoint
-from rlinf_embodied.planning.profile_file import FORMAT, parse_profile
 from rlinf_embodied.reasoning.policy_folder import FILE, trained_on
 from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.resume import checkpoint_to_resume
@@ -96,18 +95,3 @@ def test_plans_of_an_earlier_run_name_the_stages_of_today() -> None:
     assert found == json.loads(json.dumps(tree).replace("proximal", "old_log_probs"))
     assert with_current_stages(tree, {"proximal", "actor"}) == tree  # a workflow that has a stage of that name
     assert current_stage("proximal", {"actor"}) == "proximal"
-
-
-@pytest.mark.parametrize(("package", "name"), [("rlinf_embodied.reasoning", "old_log_probs"), ("my", "proximal")])
-def test_profiles_of_an_earlier_run_name_the_stages_of_today(package: str, name: str) -> None:
-    stage = {"items_per_device": [1, 2], "devices": [1], "s_per_call": [[1.0], [2.0]]}
-    data = {
-        "format": FORMAT,
-        "stages": {"generation": stage, "proximal": stage},
-        "edge_bytes_per_item": {"generation->proximal": 8.0},
-        "weights": {"actor->proximal": {"bytes": 4.0}},
-        "workload": {"workflow": f"{package}.graph.of_workload", "num_items": 4},
-    }
-    found = parse_profile(data)
-    assert [*found.stages, found.stages[name].name] == ["generation", name, name]
-    assert (*found.edge_bytes_per_item, *found.weights) == (("generation", name), ("actor", name))

@@ -141,14 +141,16 @@ def chunk_steps(
 def group_advantages(
     returns: Float[Tensor, "K G"], eps: float = 1e-6, scale_by_std: bool = True
 ) -> Float[Tensor, "K G"]:
-    """Returns (R - mean) / (std + eps) within each group, or R - mean where it is not scaled; 0 in groups of one.
+    """Returns (R - mean) / (std + eps) within each group, or R - mean where it is not scaled.
+
+    Groups of one and groups of equal returns get exactly 0: rounding in their mean would be scaled to a push.
 
     (Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1; std is that of a sample, with G - 1.  Unscaled: Liu et
     al., "Understanding R1-Zero-Like Training", arXiv 2503.20783.)
     """
     if returns.shape[1] < 2:
         return torch.zeros_like(returns)
-    centred = returns - returns.mean(dim=1, keepdim=True)
+    centred = _centred(returns)
     return centred / (returns.std(dim=1, keepdim=True) + eps) if scale_by_std else centred
 
 
@@ -156,7 +158,13 @@ def leave_one_out_advantages(returns: Float[Tensor, "K G"]) -> Float[Tensor, "K 
     """Returns R minus the mean of the group's other members, G at least 2 (RLOO, arXiv 2402.14740)."""
     size = returns.shape[1]
     assert size >= 2
-    return (returns - returns.mean(dim=1, keepdim=True)) * (size / (size - 1))
+    return _centred(returns) * (size / (size - 1))
+
+
+def _centred(returns: Tensor) -> Tensor:
+    """Returns R minus the group's mean, exactly 0 in a group of equal returns."""
+    differs = nonzero_variance_groups(returns)[:, None]
+    return torch.where(differs, returns - returns.mean(dim=1, keepdim=True), 0.0)
 
 
 def nonzero_variance_groups(raw_metric: Shaped[Tensor, "K G"]) -> Bool[Tensor, " K"]:

@@ -2,7 +2,7 @@
 
 | template | prompt             | direct answer | chain of thought          | final answer                           |
 | compact  | 7+8-9=             | #6            | 7+8=15;15-9=6;#6          | what follows the last #                |
-| natural  | What is 7 + 8 - 9? | #### 6        | 7 + 8 = 15 (lines) #### 6 | the last #### line, or last \\boxed{}  |
+| natural  | What is 7 + 8 - 9? | #### 6        | 7 + 8 = 15 (lines) #### 6 | see NaturalTemplate.final_answer       |
 
 Neither writes the end-of-sequence token: the tokenizer owns it.
 """
@@ -82,11 +82,14 @@ class NaturalTemplate:
         return "\n".join([*lines, f"{_MARK} {answer}"])
 
     def final_answer(self, completion: str) -> str | None:
-        """Returns the rest of the line behind the last ####, or what the last \\boxed{} holds."""
+        """Returns what follows #### in the last line, else the last \\boxed{}, else what follows the last ####.
+
+        The instruction asks for the first form.  Models write the second one by habit, and #### as a Markdown heading.
+        """
         _, mark, rest = completion.rpartition(_MARK)
-        if mark:
-            return rest.partition("\n")[0].strip() or None
-        return _last_boxed(completion)
+        marked = rest.partition("\n")[0].strip() or None if mark else None
+        ends_marked = marked is not None and "\n" not in rest.strip()
+        return marked if ends_marked else _last_boxed(completion) or marked
 
     def is_formatted(self, completion: str) -> bool:
         """Returns whether there is one ####, it begins the last line, and an answer follows it."""

@@ -9,7 +9,7 @@ With algorithm.tis_cap the ratio's denominator is training's own: all that was s
 
 from __future__ import annotations
 
-import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -30,9 +30,9 @@ from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, EnvConfig, Pre
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import is_accelerator, require_autocast
 from rlinf_embodied.embodied.advantages import Rollouts, grpo_block, normalize_blocks, ppo_block
-from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock
+from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock, TwoLevelColumns
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
-from rlinf_embodied.embodied.hierarchy import HIERARCHY_FILE
+from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, Files, LowLevelFiles, read_files
 from rlinf_embodied.embodied.learners import POLICY, VALUE, VALUE_LOSS, Learners, Scored
 from rlinf_embodied.embodied.objective import Objective
 from rlinf_embodied.embodied.old_log_probs import (
@@ -41,7 +41,6 @@ from rlinf_embodied.embodied.old_log_probs import (
     mismatch_of_samples,
     with_old_log_probs,
 )
-from rlinf_embodied.embodied.other_learner import OtherLearner, PolicyFiles, files_of, write_files
 from rlinf_embodied.embodied.policy_folder import load_policy, save_conditions, save_policy
 from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
@@ -54,7 +53,7 @@ from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.snapshot import StageState
-from rlinf_embodied.learning.training_state import TrainingState
+from rlinf_embodied.learning.training_state import Groups, TrainingState
 from rlinf_embodied.learning.update import (
     Fitted,
     Shuffle,
@@ -70,7 +69,7 @@ from rlinf_embodied.runtime.tensor_wire import to_device
 
 _RATIO_TOLERANCE = 1e-5  # of |log ratio| at unchanged weights, on a CPU
 
-View = Callable[[PolicyColumns, EnvColumns], EnvColumns]
+View = Callable[[TwoLevelColumns, EnvColumns], tuple[PolicyColumns, EnvColumns]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,8 @@ class ActorConfig:
     env: EnvConfig
     num_iterations: int
     exact: bool
-    view: View | None = None  # what it makes of the env's columns first
-    prefix: str = ""  # of its tensors in a checkpoint that holds several learners'
-    writes: PolicyFiles | None = None  # of the other policy, where a checkpoint holds two
+    view: View | None = None  # of two levels of policies: which columns are this one's
+    low: LowLevelFiles | None = None  # of the high level: the other policy of its checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,8 @@ class ActorStage:
             settings = (algorithm, self._reducer, context, self._config.exact)
             learners = Learners.sharded(self._policy, self._copy, self._zero_loss, *settings)
         self._learners, self._joint = learners.by_name, learners.joint
-        named = {self._config.prefix + name: learner for name, learner in self._learners.items()}
+        prefix = "" if self._config.low is None else "high_"  # one checkpoint holds both levels' optimizers
+        named = {prefix + name: learner for name, learner in self._learners.items()}
         self._training = TrainingState(self._shared, self._rank, named)
         temperature = model.policy.temperature
         self._objective = Objective(algorithm, temperature, learners.evaluate, self._policy.value, learners.joint)
@@ -157,7 +156,7 @@ class ActorStage:
             for block, payloads in inputs.items()
         }
         if (view := self._config.view) is not None:
-            rollouts = {b: [(policy, view(policy, env)) for policy, env in parts] for b, parts in rollouts.items()}
+            rollouts = {b: [view(cast(TwoLevelColumns, p), env) for p, env in parts] for b, parts in rollouts.items()}
         self._require_version(step_context, rollouts)
         if self._algorithm.sharding is not Sharding.none:
             self._any_row = _first_row(next(iter(rollouts.values()))[0][0])
@@ -313,7 +312,8 @@ class ActorStage:
     # --------------------------------------------------------------------------------------------- weights and state
     def export_weights(self, step_context: StepContext) -> WeightsMessage:
         """Returns the weights that training may change with their version and checksum."""
-        return export_weights(self._policy.module, self._shared.version, whole=False)
+        policy = self._config.model.name
+        return export_weights(self._policy.module, self._shared.version, whole=False, policy=policy)
 
     def weights_digest(self, step_context: StepContext) -> str:
         """Returns the SHA-256 of all weights."""
@@ -323,11 +323,11 @@ class ActorStage:
         self,
         step_context: StepContext,
         argument: tuple[str, int, int, dict[str, object], dict[int, list]],
-        *more: WeightsMessage | OtherLearner,
+        *more: WeightsMessage | tuple[Groups, Files],
     ) -> None:
         """Begins a checkpoint (the first worker does): (root, step, keep, JSON state, what the env carries over).
 
-        `more` are the weights that rollouts under way were begun with, or what another learner gives.
+        `more` are the weights that rollouts under way were begun with, or the low level's `export_learner`.
         """
         tensors = self._training.export()  # all take part
         if self._rank != 0:
@@ -336,32 +336,30 @@ class ActorStage:
         if carry_over:
             tensors["carry_over"] = flatten_carry_over(carry_over)
         earlier, values = earlier_weights.to_save([message for message in more if isinstance(message, WeightsMessage)])
-        policy, config = self._shared.policy, self._config
-        others = [message for message in more if isinstance(message, OtherLearner)]
-        tensors |= {name: dict(group) for other in others for name, group in other.tensors.items()}
+        low = self._config.low
+        groups, files = next((message for message in more if isinstance(message, tuple)), ({}, None))
 
         def write_policy(folder: Path) -> None:
-            if config.writes is None:
-                save_policy(policy, folder, config.env, config.model.policy, self._device)
-                return
-            both = config.writes
-            save_policy(policy, folder / both.own, config.env, config.model.policy, self._device)
-            for files in [other.files for other in others] or [both.read()]:
-                write_files(files, folder)
-            save_conditions(folder, config.env, both.policy, self._device)
-            (folder / HIERARCHY_FILE).write_text(json.dumps(both.more, indent=2) + "\n", encoding="utf-8")
+            self._write_policy(folder if low is None else folder / HIGH_FOLDER)
+            if low is not None:
+                low.write(folder, files)
+                save_conditions(folder, self._config.env, low.policy, self._device)
 
         state = state | {"blocks": sorted(carry_over)} | values
-        self._training.write((root, step, keep), write_policy, tensors | earlier, state)
+        self._training.write((root, step, keep), write_policy, tensors | groups | earlier, state)
 
-    def export_learner(self, step_context: StepContext) -> OtherLearner | None:
-        """Returns what a checkpoint that another learner writes holds of this one (the first worker does)."""
+    def _write_policy(self, folder: Path) -> None:
+        config = self._config
+        save_policy(self._shared.policy, folder, config.env, config.model.policy, self._device)
+
+    def export_learner(self, step_context: StepContext) -> tuple[Groups, Files] | None:
+        """Returns the low level's part of a checkpoint that the high level's learner writes (the first worker does)."""
         groups = self._training.export()  # all take part
         if self._rank != 0:
             return None
-        policy, config = self._shared.policy, self._config
-        write = lambda folder: save_policy(policy, folder, config.env, config.model.policy, self._device)  # noqa: E731
-        return OtherLearner({name: copied(group) for name, group in groups.items()}, files_of(write))
+        with tempfile.TemporaryDirectory(prefix="rlinf_embodied-") as folder:
+            self._write_policy(Path(folder))
+            return {name: copied(group) for name, group in groups.items()}, read_files(Path(folder))
 
     def wait_saved(self, step_context: StepContext) -> None:
         """Returns when the checkpoint that was begun last is on the disk."""

@@ -44,7 +44,15 @@ class PolicyColumns:
     values: Tensor | None = None  # float32 [H, B, C], where acting gives them
     mask: Tensor | None = None  # bool [H, B, C, K], which choices were made; None: all
     old_log_probs: Tensor | None = None  # float32 [H, B, C, K], training's own; None: `log_probs` stand for them
-    said: Tensor | None = None  # float32 [H, B, D]: the choice of a higher level that held; None: there is none
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevelColumns:
+    """One block's rollout as a high-level policy and the low-level one saw it; H of `high` are its decisions."""
+
+    low: PolicyColumns | None  # None: nobody trains it
+    high: PolicyColumns
+    choices: Tensor  # float32 [H, B, D], which held at each of the low-level policy's chunk-steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,12 @@ from rlinf_embodied.embodied.evaluation import (
     Acting,
     Evaluation,
     EvaluationEnvConfig,
-    HighLevel,
     NoPolicyStage,
     file_name,
     held_out,
-    high_level,
     policy_stage,
 )
-from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, Guide, has_two_levels, saved_hierarchy
+from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, has_two_levels, saved_hierarchy
 from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under, which_backend
@@ -72,14 +70,14 @@ def evaluate_command(config: EvaluateConfig) -> int:
     videos = str(folder.videos) if config.eval.record_video else None
     acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
     asked = held_out(config.env, config.eval, config.run.seed, videos, acting)
-    stage, high = StageSpec("eval_policy", f"{NoPolicyStage.__module__}.NoPolicyStage", None), None
+    stage = StageSpec("eval_policy", f"{NoPolicyStage.__module__}.NoPolicyStage", None)
     if policy is not None:
-        stage, high = _acting(policy, str(config.checkpoint), asked)
+        stage = _acting(policy, str(config.checkpoint), asked)
     with open_session(config.cluster) as session:
         with LiveView(1, config.env.task) as view:
 
             def evaluated() -> tuple[EvaluationResult, str]:
-                evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress, high=high)
+                evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
                 if policy is not None and config.policy == "checkpoint":
                     require_acting(Path(str(config.checkpoint)), evaluation.env_spec)
                 return evaluation.run(_step_of(config.checkpoint)), evaluation.env_spec.backend
@@ -100,18 +98,17 @@ def evaluate_command(config: EvaluateConfig) -> int:
     return 0
 
 
-def _acting(policy: PolicyConfig, checkpoint: str, asked: EvaluationEnvConfig) -> tuple[StageSpec, HighLevel | None]:
-    """Returns the stage in which a checkpoint's policy acts, and the one that tells it what to do, where there is one.
+def _acting(policy: PolicyConfig, checkpoint: str, asked: EvaluationEnvConfig) -> StageSpec:
+    """Returns the stage in which a checkpoint's policy acts, asking its high-level one if there is one.
 
     Raises:
-        CheckpointError: what the checkpoint says of its two levels cannot be read.
+        CheckpointError: hierarchy.json cannot be read.
     """
     if not has_two_levels(checkpoint):
-        return policy_stage("eval_policy", policy, checkpoint, asked), None
+        return policy_stage("eval_policy", policy, checkpoint, asked)
     folder = str(Path(checkpoint) / HIGH_FOLDER)
     hierarchy = saved_hierarchy(checkpoint, trained_under(folder).policy)
-    stage = policy_stage("eval_policy", policy, checkpoint, asked, Guide(hierarchy))
-    return stage, high_level("eval_policy_high", hierarchy, folder, asked)
+    return policy_stage("eval_policy", policy, checkpoint, asked, hierarchy, folder)
 
 
 def _explain_success(config: EvaluateConfig) -> None:

@@ -23,19 +23,19 @@ from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, Policy
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Shard
-from rlinf_embodied.embodied.graph import HIGH_POLICY
-from rlinf_embodied.embodied.hierarchy import Guide
+from rlinf_embodied.embodied.hierarchy import HIGH_POLICY
 from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
+from rlinf_embodied.embodied.two_level_stage import TwoLevelConfig, TwoLevelStage
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec, EpisodeEnd, Observation
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.runtime.host import Guided, Output, StageContext, StepContext
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.metrics import Rate
-from rlinf_embodied.workflow.graph import CORES, Loop, RepeatDecision, StageSpec, Turn, Workflow
+from rlinf_embodied.workflow.graph import CORES, Loop, RepeatDecision, StageSpec, Workflow
 
 Acting = Literal["policy", "expert", "random"]  # expert and random act inside the env stage, which knows what they need
 
@@ -157,7 +157,7 @@ class EvaluationPolicyStage(RolloutStage):
         self._shared.leave(self._user)
 
     def step(
-        self, step_context: StepContext, observations: Mapping[int, Observation | Guided | None]
+        self, step_context: StepContext, observations: Mapping[int, Observation | None]
     ) -> dict[int, Tensor | None]:
         if step_context.chunk_step == 0:
             self._shared.enter(self._user)
@@ -188,31 +188,34 @@ class EvaluationPolicyConfig(PolicyStageConfig):
     num_envs: int = 1
 
 
+class EvaluationTwoLevelStage(TwoLevelStage):
+    """Acts with both policies as `EvaluationPolicyStage` does."""
+
+    _level = EvaluationPolicyStage
+
+    def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
+        """Returns nothing."""
+        for level in (self._low, self._high):
+            level.close(step_context, observations)
+        return Output(dict.fromkeys(observations))
+
+
 def policy_stage(
-    name: str, policy: PolicyConfig, folder: str, asked: EvaluationEnvConfig, guide: Guide | None = None
+    name: str,
+    policy: PolicyConfig,
+    folder: str,
+    asked: EvaluationEnvConfig,
+    hierarchy: HierarchyConfig | None = None,
+    high_folder: str = "",
 ) -> StageSpec:
-    """Returns the stage in which the policy of a folder acts; `guide` says how it sees what a higher level says."""
-    env = asked.env
-    held = EvaluationPolicyConfig(policy, folder, asked.seed, env.block_size, asked.eval, env.num_envs, guide=guide)
-    return StageSpec(name, f"{__name__}.EvaluationPolicyStage", held)
-
-
-@dataclass(frozen=True, slots=True)
-class HighLevel:
-    """A high-level policy in an evaluation, and every how many chunk-steps it chooses."""
-
-    stage: StageSpec
-    every: int
-
-
-def high_level(name: str, hierarchy: HierarchyConfig, folder: str, asked: EvaluationEnvConfig) -> HighLevel | None:
-    """Returns the high-level policy of a folder, None where there is none."""
-    if not hierarchy.on:
-        return None
+    """Returns the stage in which the policy of a folder acts; of two levels, with the high-level one of another."""
     env = asked.env
     sizes = (asked.seed, env.block_size, asked.eval, env.num_envs)
-    held = EvaluationPolicyConfig(hierarchy.policy, folder, *sizes, name=HIGH_POLICY)
-    return HighLevel(StageSpec(name, f"{__name__}.EvaluationPolicyStage", held), hierarchy.every)
+    low = EvaluationPolicyConfig(policy, folder, *sizes)
+    if hierarchy is None or not hierarchy.on:
+        return StageSpec(name, f"{__name__}.EvaluationPolicyStage", low)
+    high = EvaluationPolicyConfig(hierarchy.policy, high_folder, *sizes, name=HIGH_POLICY)
+    return StageSpec(name, f"{__name__}.EvaluationTwoLevelStage", TwoLevelConfig(low, high, hierarchy))
 
 
 class NoPolicyStage:
@@ -245,7 +248,6 @@ class Evaluation:
         cluster: Cluster,
         target: float | None = None,
         progress: ShowProgress | None = None,
-        high: HighLevel | None = None,
     ) -> None:
         """Builds the stages.
 
@@ -256,12 +258,10 @@ class Evaluation:
             cluster: its devices.
             target: share of episodes that have to end solved; once too many did not, the rest is not run.
             progress: called after each round with ("episodes", done, total, how many are solved).
-            high: tells the policy what to do.
         """
         env, evaluation = asked.env, asked.eval
         self._progress = progress
         self.stage, opener = policy.name, policy.name.replace("policy", "env")
-        self.high = None if high is None else high.stage.name  # the stage that holds a copy of the high-level policy
         rounds = -(-evaluation.num_episodes // env.num_envs)
         self._num_episodes, self._target = evaluation.num_episodes, target
         self._wanted = max_failures(evaluation.num_episodes, target or 0.0)
@@ -273,11 +273,9 @@ class Evaluation:
             chunk_steps=env.chunks_per_rollout,
             max_rounds=rounds,
             decide=lambda reports: RepeatDecision(self._show(reports) == rounds or self._is_missed(reports)),
-            between=() if high is None else (Turn(high.stage.name, high.every),),
         )
         kinds = CORES if cluster.cores_beside else ()
         stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", asked, kinds=kinds), policy.name: policy}
-        stages |= {} if high is None else {high.stage.name: high.stage}
         workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop})
         self.executor = Executor.on_all_devices(workflow, session, cluster)
         self._opener = opener

@@ -1,19 +1,17 @@
 """The embodied workflow's graph; imports nothing heavy, as planning uses it alone.
 
-env <-> policy, then actor          two levels:  env -> high_policy (every k chunk-steps) -> policy -> env,
-                                                 then high_actor, and actor where the low-level policy learns, too
+env <-> policy, then actor; of a policy with a high-level policy in it: actor (unless it is frozen) and high_actor
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rlinf_embodied.planning.profile import Workload
-from rlinf_embodied.workflow.graph import CORES, WHOLE, Edge, Loop, StageSpec, Turn, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import CORES, WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 
-ENV, POLICY, ACTOR = "env", "policy", "actor"
-HIGH_POLICY, HIGH_ACTOR = "high_policy", "high_actor"
+ENV, POLICY, ACTOR, HIGH_ACTOR = "env", "policy", "actor", "high_actor"
 _PACKAGE = __name__.rpartition(".")[0]
 _NO_CONFIGS: Mapping[str, object] = {}
 
@@ -25,9 +23,9 @@ def embodied_graph(
     *,
     on_cores: bool = False,
     robots: bool = False,
-    frozen: bool = False,
+    learners: Sequence[str] = (ACTOR,),
 ) -> Workflow:
-    """Returns the graph; with two levels of policies where `loop` has a stage in between.
+    """Returns the graph.
 
     Args:
         num_blocks: of env rows.
@@ -35,22 +33,16 @@ def embodied_graph(
         configs: of the stages; without them the graph can be planned but not run.
         on_cores: whether simulators run on cores only, also where there are accelerators.
         robots: whether env steps take their time whatever computes them, so that the env mostly waits.
-        frozen: whether the low-level policy of two stays as it is.
+        learners: one for each level of policies that is trained; with HIGH_ACTOR, `policy` is one of two levels.
     """
     kinds = CORES if on_cores else ()
-    two_levels = bool(loop.between)
-    learners = {ACTOR: POLICY} if not two_levels else {HIGH_ACTOR: HIGH_POLICY}
-    learners |= {ACTOR: POLICY} if two_levels and not frozen else {}
-    policies = (HIGH_POLICY, POLICY) if two_levels else (POLICY,)
+    acting = "two_level_stage.TwoLevelStage" if HIGH_ACTOR in learners else "rollout_stage.RolloutStage"
     return Workflow(
         name="embodied",
         num_blocks=num_blocks,
         stages={
             ENV: StageSpec(ENV, f"{_PACKAGE}.env_stage.EnvStage", configs.get(ENV), kinds=kinds, waits=robots),
-            **{
-                policy: StageSpec(policy, f"{_PACKAGE}.rollout_stage.RolloutStage", configs.get(policy))
-                for policy in policies
-            },
+            POLICY: StageSpec(POLICY, f"{_PACKAGE}.{acting}", configs.get(POLICY)),
             **{
                 actor: StageSpec(
                     *(actor, f"{_PACKAGE}.actor_stage.ActorStage", configs.get(actor)),
@@ -60,22 +52,22 @@ def embodied_graph(
                 for actor in learners
             },
         },
-        edges=tuple(edge for actor, policy in learners.items() for edge in (Edge(policy, actor), Edge(ENV, actor))),
-        weight_edges=tuple(WeightEdge(actor, policy) for actor, policy in learners.items()),
+        edges=tuple(Edge(source, actor) for actor in learners for source in (POLICY, ENV)),
+        weight_edges=tuple(WeightEdge(actor, POLICY) for actor in learners),
         loops={loop.name: loop},
         more_blocks="use more env.num_envs, a smaller env.block_size",
         of_workload=f"{__name__}.of_workload",
     )
 
 
-def rollout(chunk_steps: int, every: int = 0) -> Loop:
-    """Returns the loop of so many chunk-steps, once; with a high-level policy that acts in every `every`-th of them."""
-    return Loop("rollout", ENV, POLICY, chunk_steps, between=(Turn(HIGH_POLICY, every),) if every else ())
+def rollout(chunk_steps: int) -> Loop:
+    """Returns the loop of so many chunk-steps, once."""
+    return Loop("rollout", ENV, POLICY, chunk_steps)
 
 
 def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
     """Returns the graph that a profile was measured for; all of it, whichever stages the profile has."""
-    loop = rollout(work.chunk_steps, work.every if HIGH_POLICY in stages else 0)
-    loop = replace(loop, max_rounds=work.max_rounds, expected_rounds=work.expected_rounds)
-    graph = embodied_graph(work.num_items // work.items_per_block, loop, frozen=ACTOR not in stages)
+    loop = replace(rollout(work.chunk_steps), max_rounds=work.max_rounds, expected_rounds=work.expected_rounds)
+    learners = [actor for actor in (HIGH_ACTOR, ACTOR) if actor in stages] or [ACTOR]
+    graph = embodied_graph(work.num_items // work.items_per_block, loop, learners=learners)
     return replace(graph, items_per_block=work.items_per_block)

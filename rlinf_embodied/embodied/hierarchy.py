@@ -11,6 +11,7 @@ of those of its env steps, up to the end of the episode if it comes in between; 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,12 +21,14 @@ from torch.nn import functional
 
 from rlinf_embodied.algorithms.advantages import chunk_steps
 from rlinf_embodied.config import HierarchyConfig, PolicyConfig
-from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns
+from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TwoLevelColumns
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 
+HIGH_POLICY = "high_policy"  # names its weights in a worker, and its noise
 HIERARCHY_FILE = "hierarchy.json"
-_TOLD = ("every", "instructions", "goals", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
+_CHECKPOINT = ("state.json", "manifest.json", "COMPLETE")  # of a folder that is a whole checkpoint
+_ACTING = ("every", "instructions", "goals", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
 HIGH_FOLDER = "high"  # of a checkpoint: the high-level policy's files; those beside it are the low-level policy's
 
 
@@ -69,32 +72,31 @@ class Guide:
 
 
 @dataclass(frozen=True, slots=True)
-class Guided:
-    """Columns for a low-level policy: what the env showed last, as that policy would have seen it."""
+class LowLevel:
+    """Columns for a low-level policy's learner: what the env showed last, as that policy would have seen it."""
 
     guide: Guide
 
-    def __call__(self, policy: PolicyColumns, env: EnvColumns) -> EnvColumns:
+    def __call__(self, policy: TwoLevelColumns, env: EnvColumns) -> tuple[PolicyColumns, EnvColumns]:
         """Returns the env's columns of a rollout with the choices in its last and final observations."""
-        assert policy.said is not None, "the low-level policy was told nothing"
-        last, final = self.guide.apply(env.last, policy.said[-1]), env.final
+        assert policy.low is not None, "a frozen policy has no learner"
+        last, final = self.guide.apply(env.last, policy.choices[-1]), env.final
         if final is not None:
-            final = self.guide.apply(final, policy.said[env.final_index[:, 0], env.final_index[:, 1]])
-        return replace(env, last=last, final=final)
+            final = self.guide.apply(final, policy.choices[env.final_index[:, 0], env.final_index[:, 1]])
+        return policy.low, replace(env, last=last, final=final)
 
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Columns for a high-level policy: a decision, and all chunk-steps until the next one, as one step."""
+    """Columns for a high-level policy's learner: a decision, and all chunk-steps until the next one, as one step."""
 
     every: int  # chunk-steps
     gamma: float  # per env step
 
-    def __call__(self, policy: PolicyColumns, env: EnvColumns) -> EnvColumns:
+    def __call__(self, policy: TwoLevelColumns, env: EnvColumns) -> tuple[PolicyColumns, EnvColumns]:
         """Returns the env's columns [H, B, C] as [ceil(H / every), B, 1].
 
-        What comes after an episode's end within a decision belongs to an episode that began without one: it is left
-        out.
+        Steps of the next episode, where one begins within a decision, are left out.
         """
         ended = (env.terminated | env.truncated) & env.valid
         columns = {"rewards": env.rewards, "terminated": env.terminated, "truncated": env.truncated}
@@ -103,7 +105,7 @@ class Decisions:
         joined["valid"] &= (ends.cumsum(-1) - ends.to(torch.int64)) == 0
         steps = chunk_steps(**joined, gamma=self.gamma)
         index, final = self._finals(env)
-        return replace(
+        return policy.high, replace(
             env,
             rewards=steps.rewards[..., None],
             terminated=steps.terminated[..., None],
@@ -130,11 +132,6 @@ class Decisions:
         return index, None if env.final is None else env.final.rows(list(first.values()))
 
 
-def told_of(config: HierarchyConfig) -> dict[str, object]:
-    """Returns what hierarchy.json of a checkpoint says: how its two policies act together."""
-    return {name: getattr(config, name) for name in _TOLD}
-
-
 def saved_hierarchy(checkpoint: str | Path, high: PolicyConfig) -> HierarchyConfig:
     """Returns the section of a checkpoint of two levels; `high` is that of its high-level policy.
 
@@ -149,5 +146,32 @@ def saved_hierarchy(checkpoint: str | Path, high: PolicyConfig) -> HierarchyConf
 
 
 def has_two_levels(checkpoint: str | Path) -> bool:
-    """Returns whether a checkpoint holds a high-level policy beside the one that acts."""
+    """Returns whether a checkpoint holds a high-level policy."""
     return (Path(checkpoint) / HIERARCHY_FILE).exists()
+
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+Files = Mapping[str, bytes]  # of a folder, by name
+
+
+@dataclass(frozen=True, slots=True)
+class LowLevelFiles:
+    """The low-level policy's files in a checkpoint, which the high-level learner writes with its own in `high/`."""
+
+    folder: str  # of the policy while nobody trains it
+    policy: PolicyConfig
+    hierarchy: HierarchyConfig
+
+    def write(self, folder: Path, trained: Files | None) -> None:
+        """Writes the files, `trained` in the place of those of the policy that nobody trains, and hierarchy.json."""
+        files = read_files(Path(self.folder)) if trained is None else trained
+        for name, content in files.items():
+            if name not in _CHECKPOINT:
+                (folder / name).write_bytes(content)
+        acting = {name: getattr(self.hierarchy, name) for name in _ACTING}
+        (folder / HIERARCHY_FILE).write_text(json.dumps(acting, indent=2) + "\n", encoding="utf-8")
+
+
+def read_files(folder: Path) -> Files:
+    """Returns the files of a folder, without those below it."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}

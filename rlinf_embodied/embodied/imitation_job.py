@@ -38,7 +38,7 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Evaluated, Evaluating, Progress
+from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.training.warm_start import made_once
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
@@ -90,10 +90,6 @@ class ImitationJob:
     def learners(self) -> tuple[str, ...]:
         """The one."""
         return (self.learner,)
-
-    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
-        """Of the one learner's weights."""
-        return [(self.learner, stages.stage)]
 
     def planning_parts(self) -> dict[str, object]:
         """Returns env, policy and how it is fine-tuned."""

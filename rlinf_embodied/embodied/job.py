@@ -16,14 +16,12 @@ from rlinf_embodied.config.learning import require_correction
 from rlinf_embodied.embodied.evaluation import (
     Evaluation,
     EvaluationEnvConfig,
-    HighLevel,
     file_name,
     held_out,
-    high_level,
     policy_stage,
 )
-from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR
-from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, Guide
+from rlinf_embodied.embodied.graph import ACTOR, ENV
+from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
 from rlinf_embodied.embodied.high_level import levels_note, require_high_level, starting_high_level
 from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, shown
 from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
@@ -33,7 +31,7 @@ from rlinf_embodied.embodied.sizes import require_sizes
 from rlinf_embodied.embodied.starting_point import require_env_target, require_start
 from rlinf_embodied.embodied.warm_start import starting_policy
 from rlinf_embodied.embodied.warm_start_source import require_source
-from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
+from rlinf_embodied.embodied.workflow import learners_of, run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
@@ -46,7 +44,7 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Evaluated, Evaluating, JobConfig, Progress
+from rlinf_embodied.training.job import Evaluated, JobConfig, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
@@ -121,29 +119,23 @@ class SimulatorJob(Generic[_Config]):
         config = self.config
         videos = str(folder.videos) if config.eval.record_video else None
         asked = held_out(config.env, config.eval, config.run.seed, videos)
-        stage, high = self.acting("eval_policy", policy_folder, asked)
-        return Evaluation(asked, stage, session, cluster, high=high)
+        return Evaluation(asked, self.acting("eval_policy", policy_folder, asked), session, cluster)
 
-    def acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> tuple[StageSpec, HighLevel | None]:
-        """Returns the stage in which the policy of a folder acts, and what tells it what to do."""
-        return policy_stage(name, self.config.policy, policy_folder, asked), None
+    def acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> StageSpec:
+        """Returns the stage in which the policy of a folder acts."""
+        return policy_stage(name, self.config.policy, policy_folder, asked)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
         """The goal is run.until_success."""
         config, given = self.config, self.config.eval
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
         asked = held_out(config.env, check, config.run.seed)
-        stage, high = self.acting("check_policy", policy_folder, asked)
-        return Evaluation(asked, stage, session, cluster, self.goal, high=high)
+        return Evaluation(asked, self.acting("check_policy", policy_folder, asked), session, cluster, self.goal)
 
     @property
     def learners(self) -> tuple[str, ...]:
         """The one."""
         return (self.learner,)
-
-    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
-        """Of the one learner's weights."""
-        return [(self.learner, stages.stage)]
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
         """There are none."""
@@ -186,8 +178,7 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
         self._begun_with: tuple[str, str] | None = None  # folders of both policies; None: they are one checkpoint
-        if config.hierarchy.on:
-            self.learner = HIGH_ACTOR
+        self.learner = self.learners[0]
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; a policy that training goes on from was trained under the same conditions.
@@ -248,12 +239,10 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
         return [*notes, *levels_note(self.config.hierarchy, env)]
 
     # ------------------------------------------------------------------------------------------------------- stages
-    def acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> tuple[StageSpec, HighLevel | None]:
-        """Returns both levels of policies, where there are two."""
-        config, hierarchy = self.config, self.config.hierarchy
-        guide = Guide(hierarchy) if hierarchy.on else None
-        high = high_level(f"{name}_high", hierarchy, self._high_folder(policy_folder), asked)
-        return policy_stage(name, config.policy, policy_folder, asked, guide), high
+    def acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> StageSpec:
+        """Returns the stage in which the policy of a folder acts, with its high-level one if there is one."""
+        config, high_folder = self.config, self._high_folder(policy_folder)
+        return policy_stage(name, config.policy, policy_folder, asked, config.hierarchy, high_folder)
 
     def workflow(self, policy_folder: str) -> Workflow:
         return training_workflow(self.config, policy_folder, self._high_folder(policy_folder))
@@ -267,15 +256,7 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
 
     @property
     def learners(self) -> tuple[str, ...]:
-        hierarchy = self.config.hierarchy
-        return (HIGH_ACTOR, ACTOR) if hierarchy.on and not hierarchy.frozen else (self.learner,)
-
-    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
-        """A policy that nobody trains is the same everywhere."""
-        if not isinstance(stages, Evaluation) or stages.high is None:
-            return super().copies(stages)
-        of_stage = {HIGH_ACTOR: stages.high, ACTOR: stages.stage}
-        return [(learner, of_stage[learner]) for learner in self.learners]
+        return learners_of(self.config.hierarchy)
 
     def starting_policy(
         self, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None

@@ -13,14 +13,12 @@ from torch import Tensor
 from rlinf_embodied.config import PolicyConfig, Precision
 from rlinf_embodied.config.checks import within
 from rlinf_embodied.embodied.batch import PolicyColumns
-from rlinf_embodied.embodied.hierarchy import Guide
 from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
-from rlinf_embodied.runtime.host import Guided as Told
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
@@ -34,8 +32,7 @@ class PolicyStageConfig:
     block_size: int
     precision: Precision = field(default=Precision.float32, kw_only=True)  # of rollouts that are trained on
     name: str = field(default="policy", kw_only=True)  # of the weights: what a worker's stages share, what noise is for
-    guide: Guide | None = field(default=None, kw_only=True)  # how it sees what a higher level says
-    greedy: bool = field(default=False, kw_only=True)  # whether it does what it holds for best, as in evaluations
+    frozen: bool = field(default=False, kw_only=True)  # nobody trains it: it acts greedily and leaves no columns
 
 
 _AHEAD = 16  # chunk-steps whose noise is drawn at once: each draw of so few numbers is mostly Python
@@ -45,7 +42,6 @@ _AHEAD = 16  # chunk-steps whose noise is drawn at once: each draw of so few num
 class _Rollout:
     features: list[Features] = field(default_factory=list)
     outputs: list[PolicyOutput] = field(default_factory=list)
-    said: list[Tensor] = field(default_factory=list)
     noise: Tensor | None = None  # [_AHEAD, B, ...], of the chunk-step `noise_from` and those behind it
     noise_from: int = 0
 
@@ -72,36 +68,22 @@ class RolloutStage:
 
     @torch.no_grad()
     def step(
-        self, step_context: StepContext, observations: Mapping[int, Observation | Told | None]
+        self, step_context: StepContext, observations: Mapping[int, Observation | None]
     ) -> dict[int, Tensor | None]:
         """Returns an action chunk [B, C, A] per block; None where the block has nothing to show."""
         if step_context.chunk_step == 0:
             self._rollouts |= {block: _Rollout() for block in observations}
-        seen = {block: self._seen(block, message) for block, message in observations.items()}
-        return {block: None if o is None else self._act(step_context, block, o) for block, o in seen.items()}
-
-    def _seen(self, block: int, message: Observation | Told | None) -> Observation | None:
-        """Returns what the policy sees: where a higher level says something, with that in its place."""
-        if not isinstance(message, Told):
-            return message
-        shown, choice, guide = message.shown, message.said[-1], self._config.guide
-        if shown is None:
-            return None
-        assert isinstance(shown, Observation)
-        assert isinstance(choice, Tensor)
-        assert guide is not None, "a higher level speaks, and nothing says how to see it"
-        said = choice[:, 0].to(shown.proprio.device)
-        self._rollouts[block].said.append(said)
-        return guide.apply(shown, said)
+        return {block: None if o is None else self._act(step_context, block, o) for block, o in observations.items()}
 
     def _act(self, step_context: StepContext, block: int, observation: Observation) -> Tensor:
         policy, rollout = self._policy, self._rollouts[block]
         assert len(observation) == self._config.block_size
         features = policy.encode(observation.to(self._device))
-        noise = None if self._config.greedy else self._noise(step_context, block)
+        noise = None if self._config.frozen else self._noise(step_context, block)
         output = policy.act(features, noise, self._config.policy.temperature)
-        rollout.features.append(features)
-        rollout.outputs.append(output)
+        if not self._config.frozen:
+            rollout.features.append(features)
+            rollout.outputs.append(output)
         return output.actions
 
     def _noise(self, step_context: StepContext, block: int) -> Tensor:
@@ -119,7 +101,9 @@ class RolloutStage:
         """Returns each block's columns; they are heavy and stay here if the actor does."""
         return Output({block: self._columns(self._rollouts.pop(block)) for block in observations})
 
-    def _columns(self, rollout: _Rollout) -> PolicyColumns:
+    def _columns(self, rollout: _Rollout) -> PolicyColumns | None:
+        if self._config.frozen:
+            return None
         outputs = rollout.outputs
         return PolicyColumns(
             features=_stacked(rollout.features),
@@ -128,7 +112,6 @@ class RolloutStage:
             version=self._shared.version,
             values=_stacked_if_any([output.values for output in outputs]),
             mask=_stacked_if_any([output.mask for output in outputs]),
-            said=torch.stack(rollout.said) if rollout.said else None,
         )
 
     def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:

@@ -14,11 +14,11 @@ run_iteration            driver     every step of the plan tree, then metrics of
     ActorStage.run       worker     advantages, global statistics, epochs of minibatches over all blocks
   Executor.sync_weights  driver     version and checksum, only to workers without an actor
 
-With two levels of policies (config.hierarchy, hierarchy.py) the loop has a third stage, and there are two learners:
+With two levels of policies (config.hierarchy, hierarchy.py) the policy stage asks its high-level policy for a goal
+every k chunk-steps (two_level_stage.py), and there are two learners:
 
-env -> high_policy -> policy -> env       the high-level policy chooses a goal every k chunk-steps
-env, high_policy -> high_actor            a decision is one step: discounted rewards up to the next one
-env, policy -> actor                      as above, where the low-level policy learns, too
+env, policy -> high_actor    a decision is one step: discounted rewards up to the next one
+env, policy -> actor         as above, unless the low-level policy is frozen
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlinf_embodied.config import AlgorithmName, Critic, TrainConfig
+from rlinf_embodied.config import AlgorithmName, Critic, HierarchyConfig, TrainConfig
 from rlinf_embodied.embodied.actor_stage import ActorConfig, ActorReport
 from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
-from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, HIGH_POLICY, POLICY, embodied_graph, rollout
-from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, Decisions, Guide, Guided, told_of
-from rlinf_embodied.embodied.other_learner import PolicyFiles
+from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, embodied_graph, rollout
+from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, Decisions, Guide, LowLevel, LowLevelFiles
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
+from rlinf_embodied.embodied.two_level_stage import TwoLevelConfig
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.runtime.host import StepContext
@@ -51,12 +51,10 @@ def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str 
     """
     env, algorithm, seed, hierarchy = config.env, config.algorithm, config.run.seed, config.hierarchy
     grpo = algorithm.name is AlgorithmName.grpo
-    guide = Guide(hierarchy) if hierarchy.on else None
     model = PolicyStageConfig(
         *(config.policy, policy_folder, seed, env.block_size),
         precision=algorithm.precision,
-        guide=guide,
-        greedy=hierarchy.on and hierarchy.frozen,  # noise would only keep it from what it is told
+        frozen=hierarchy.on and hierarchy.frozen,
     )
     keep_images = not grpo and config.policy.critic is Critic.observation
     keep_images = keep_images or (hierarchy.on and hierarchy.policy.critic is Critic.observation)
@@ -65,7 +63,7 @@ def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str 
     configs: dict[str, object] = {
         ENV: EnvStageConfig(env, seed, group_size, keep_images),
         POLICY: model,
-        ACTOR: ActorConfig(model, algorithm, *settings, view=None if guide is None else Guided(guide)),
+        ACTOR: ActorConfig(model, algorithm, *settings, view=LowLevel(Guide(hierarchy)) if hierarchy.on else None),
     }
     if hierarchy.on:
         precision = hierarchy.algorithm.precision
@@ -73,29 +71,33 @@ def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str 
             *(hierarchy.policy, high_folder, seed, env.block_size), precision=precision, name=HIGH_POLICY
         )
         configs |= {
-            HIGH_POLICY: high,
+            POLICY: TwoLevelConfig(model, high, hierarchy),
             HIGH_ACTOR: ActorConfig(
                 *(high, hierarchy.algorithm, *settings),
                 view=Decisions(hierarchy.every, hierarchy.algorithm.gamma),
-                prefix="high_",
-                writes=PolicyFiles(HIGH_FOLDER, policy_folder, config.policy, told_of(hierarchy)),
+                low=LowLevelFiles(policy_folder, config.policy, hierarchy),
             ),
         }
     steps = env.chunks_per_rollout
     # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less to the end
     typical = min(env.horizon // env.chunk, steps) if env.auto_reset else 0
-    loop = replace(rollout(steps, hierarchy.every), typical_steps=typical)
+    loop = replace(rollout(steps), typical_steps=typical)
     if grpo:
         num_groups = env.num_envs // algorithm.group_size
         rounds = 1 + (algorithm.max_resamples if algorithm.drop_zero_variance_groups else 0)
         sampling_filter = DynamicSamplingFilter(num_groups, algorithm.min_groups, algorithm.drop_zero_variance_groups)
         loop = replace(loop, max_rounds=rounds, decide=sampling_filter)
-    where = {"on_cores": config.cluster.cpu_devices > 0, "robots": env.control_hz > 0, "frozen": hierarchy.frozen}
-    graph = embodied_graph(env.num_blocks, loop, configs, **where)
+    where = {"on_cores": config.cluster.cpu_devices > 0, "robots": env.control_hz > 0}
+    graph = embodied_graph(env.num_blocks, loop, configs, **where, learners=learners_of(hierarchy))
     warming_up = 0 if grpo or (hierarchy.on and hierarchy.frozen) else algorithm.critic_warmup_iterations
     if hierarchy.on:
         warming_up = max(warming_up, hierarchy.algorithm.critic_warmup_iterations)
     return replace(graph, typical_iteration=warming_up)
+
+
+def learners_of(hierarchy: HierarchyConfig) -> tuple[str, ...]:
+    """Returns the stages that train weights, the one that writes checkpoints first."""
+    return (HIGH_ACTOR, *(() if hierarchy.frozen else (ACTOR,))) if hierarchy.on else (ACTOR,)
 
 
 class DynamicSamplingFilter:

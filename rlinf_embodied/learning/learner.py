@@ -41,6 +41,7 @@ class Step:
     sums: Mapping[str, float]  # the learner's statistics by name
     weight: float  # the denominator of the loss; 0: nothing to learn from
     norm: float | None = None  # of the gradient before clipping; None: no step was made
+    stopped: bool = False  # by an early stop, which ends the update
 
 
 EarlyStop = Callable[[Step], bool]  # whether an update ends before this step is made
@@ -65,7 +66,10 @@ class Learner(Protocol):
         ...
 
     def step(self, rows: Mapping[int, Tensor], passes: Passes, early_stop: EarlyStop | None = None) -> Step:
-        """Makes one step over rows of the worker's own blocks, unless `early_stop` or an empty minibatch forbids it.
+        """Makes one step over rows of the worker's own blocks.
+
+        None is made where the minibatch is empty, the gradient is zero (moments would decay, and momentum would move
+        the weights), or `early_stop` says so.
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
@@ -148,10 +152,15 @@ class ReplicatedLearner:
         self.start()
         weight, *sums = total[self._size :].tolist()
         found = Step(dict(zip(self.statistics, sums, strict=True)), weight)
-        if weight == 0 or (early_stop is not None and early_stop(found)):
+        if weight == 0:
+            return found
+        if early_stop is not None and early_stop(found):
+            return replace(found, stopped=True)
+        gradient = total[: self._size].div_(weight)  # no second vector
+        if not gradient.any():
             return found
         self._optimizer.lr = self.lr
-        return replace(found, norm=self._optimizer.step(total[: self._size].div_(weight)))  # no second vector
+        return replace(found, norm=self._optimizer.step(gradient))
 
     def publish(self) -> None:
         """See Learner: they are."""

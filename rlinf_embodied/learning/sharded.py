@@ -176,9 +176,10 @@ class ShardedLearner:
             statistics = statistics + self._accumulated(trained, agreed.trained, agreed.weight)
         sums = self._group.all_reduce(statistics).tolist()
         found = Step(dict(zip(self.statistics, sums, strict=True)), agreed.weight)
-        if found.weight == 0 or (early_stop is not None and early_stop(found)):
+        stopped = found.weight > 0 and early_stop is not None and early_stop(found)
+        if found.weight == 0 or stopped:
             self._optimizer.zero_grad()
-            return found
+            return replace(found, stopped=stopped)
         return replace(found, norm=self._apply())
 
     def _agreed(self, own: Sequence[Pass]) -> _Agreed:
@@ -217,8 +218,8 @@ class ShardedLearner:
         return total
 
     @torch.no_grad()
-    def _apply(self) -> float:
-        """Clips and steps; returns the norm before clipping."""
+    def _apply(self) -> float | None:
+        """Clips and steps; returns the norm before clipping, None where it is 0 and no step is made."""
         for parameter in self._parameters:
             if parameter.grad is None:  # moments decay all the same
                 parameter.grad = torch.zeros_like(parameter)
@@ -233,6 +234,9 @@ class ShardedLearner:
                 f"the gradient's norm is {norm}, so the weights would be lost: go back to a checkpoint and use a "
                 "smaller learning rate (nothing was changed)"
             )
+        if norm == 0:
+            self._optimizer.zero_grad()
+            return None
         if norm > self._max_norm:
             for part in slices:
                 part.mul_(self._max_norm / norm)

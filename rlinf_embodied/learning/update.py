@@ -92,7 +92,7 @@ def fit(
     fitted = Fitted(dict.fromkeys(learner.statistics, 0.0))
     for rows in batches:
         step = learner.step(rows, passes, early_stop)
-        if step.norm is None and step.weight > 0:
+        if step.stopped:
             fitted.stopped = True
             break
         fitted.add(step)

@@ -24,6 +24,7 @@ class WeightsMessage:
     version: int
     tensors: dict[str, Tensor]
     checksum: int
+    policy: str = "policy"  # whose they are, where a stage holds several
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> int:
@@ -44,17 +45,18 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
     return value
 
 
-def export_weights(module: nn.Module, version: int, whole: bool = True) -> WeightsMessage:
+def export_weights(module: nn.Module, version: int, whole: bool = True, policy: str = "policy") -> WeightsMessage:
     """Returns a copy of a module's state as a message.
 
     Args:
         module: what is sent.
         version: of its weights.
         whole: false where receivers hold the frozen parameters already: of a model with adapters these alone are sent.
+        policy: whose they are, where the receiver holds several.
     """
     chosen = module.state_dict() if whole else _changing(module)
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in chosen.items()}
-    return WeightsMessage(version, tensors, checksum(tensors))
+    return WeightsMessage(version, tensors, checksum(tensors), policy)
 
 
 def install_weights(module: nn.Module, message: WeightsMessage) -> None:

@@ -165,7 +165,7 @@ class ActorStage(LanguageStage):
             chosen = cast("tuple[tuple[int, int, int], ...]", step_context.message)
             kept = [(number, group) for number, of_block, group in chosen if of_block == block]
         rows = training_rows(rounds, self._algorithm, kept)
-        return self._scored_again(rows) if self._stale and rows.old_log_probs is not None else rows
+        return self._scored_again(rows) if self._stale and self._algorithm.num_steps > 1 else rows
 
     def _scored_again(self, rows: TrainingRows) -> TrainingRows:
         """Returns rows whose old log-probs are of the weights that are to be trained, not of those that sampled.
@@ -281,10 +281,6 @@ class ActorStage(LanguageStage):
         Copies elsewhere may have started from a folder with merged adapters.
         """
         return export_weights(self._shared.policy.module, self._shared.version, whole=not self._updated)
-
-    def send_whole(self, step_context: StepContext) -> None:
-        """Lets the next export be of all weights."""
-        self._updated = False
 
     def weights_digest(self, step_context: StepContext) -> str:
         """Returns the SHA-256 of all weights."""

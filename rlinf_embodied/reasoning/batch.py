@@ -111,7 +111,7 @@ class Rewards:
 class LogProbs:
     """Log-probs of a block's completions under some weights."""
 
-    log_probs: Tensor  # float32 [K x G, R]
+    log_probs: Tensor | None  # float32 [K x G, R]; None: the learner computes them
     version: int
 
 

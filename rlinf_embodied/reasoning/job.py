@@ -36,13 +36,13 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Checking, Evaluated, Evaluating, Progress
+from rlinf_embodied.training.job import Checking, Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.workflow.graph import Workflow
 
 # counts of the run's progress
 _PROBLEMS = "problems"  # used so far
-_IDLE = "idle_iterations"  # the last ones in a row that trained on nothing; absent: none
+_IDLE = "idle_iterations"  # the last ones in a row without an advantage; absent: none
 _MANY_CUT = 0.5  # share of an iteration's completions
 _LOOKED_AT = 2000  # of the problems of a stream without end: their prompts are measured before anything starts
 
@@ -81,10 +81,6 @@ class ReasoningJob:
     def learners(self) -> tuple[str, ...]:
         """The one."""
         return (self.learner,)
-
-    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
-        """Of the one learner's weights."""
-        return [(self.learner, stages.stage)]
 
     def planning_parts(self) -> dict[str, object]:
         """Returns the sections that the stages' times depend on."""
@@ -221,7 +217,7 @@ class ReasoningJob:
         return result, metrics
 
     def _count_zero_advantage(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        if metrics.get("charts/optimizer_steps") != 0:  # a critic's warm-up has no such number
+        if metrics["rollout/useful_groups"]:
             progress.counts.pop(_IDLE, None)
             return
         number, most = progress.counts.get(_IDLE, 0) + 1, self.config.algorithm.max_zero_advantage_iterations

@@ -26,6 +26,7 @@ class LogProbStageConfig:
     temperature: float
     tokens_per_microbatch: int
     precision: Precision = Precision.float32  # of the actor's passes
+    proximal: bool = False  # under the weights that the update starts from
 
 
 class LogProbStage(LanguageStage):
@@ -41,6 +42,9 @@ class LogProbStage(LanguageStage):
         """Returns the LogProbs of each block."""
         config, made = self._config, {}
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
+            if config.proximal and step_context.runs_ahead:  # these weights are older: the actor computes them
+                made[block] = LogProbs(None, self._shared.version)
+                continue
             sequences = Sequences.of(completions.groups)
             with computing(config.precision, self._device):
                 found = all_log_probs(self._shared.policy, sequences, config.temperature, config.tokens_per_microbatch)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.losses import policy_loss, reference_kl
 from rlinf_embodied.algorithms.off_policy import mismatch, truncated_importance_weights
-from rlinf_embodied.config import LossLevel, Precision, ReasoningAlgorithmConfig
+from rlinf_embodied.config import LossLevel, Precision, ReasoningAlgorithmConfig, ReasoningName
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.precision import computing
@@ -21,6 +21,7 @@ from rlinf_embodied.reasoning.training_rows import TrainingRows
 
 # what is summed beside the loss, over all tokens that were sampled
 STATISTICS = (*POLICY_STATISTICS, "mismatch", "mismatch_kl", "ratio", "capped", "kl")
+_WATCHED = 8  # rows without a gradient of a block and minibatch that are read for the metrics, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +37,21 @@ class Objective:
     def passes(self, block: int, rows: TrainingRows, index: Tensor, device: str) -> list[Pass]:
         """Returns the microbatches of some rows of a block, none of them computed yet.
 
-        Rows of zero advantage pass without a gradient: those of the loss count in its denominator, and all of them in
-        the metrics.
+        Rows without a gradient count in the loss's denominator if they are part of the loss.  The metrics read a few of
+        them, each in the place of several.
         """
         every = index.tolist()
-        nonzero = self._nonzero_advantage(rows, every)
-        zero = sorted(set(every) - set(nonzero))
-        return [
-            Pass(self._weight(rows, places), partial(self._sums, block, rows, places, device), trains)
-            for chosen, trains in ((nonzero, True), (zero, False))
-            for places in self._microbatches(rows, chosen)
-        ]
+        trained = self._nonzero_advantage(rows, every)
+        others = sorted(set(every) - set(trained))
+        watched = others[:: max(1, -(-len(others) // _WATCHED))]
+        unread, made = self._weight(rows, sorted(set(others) - set(watched))), []
+        for chosen, trains in ((trained, True), (watched, False)):
+            share = 1.0 if trains else len(others) / max(1, len(watched))
+            for places in self._microbatches(rows, chosen):
+                weight = self._weight(rows, places) + unread
+                made.append(Pass(weight, partial(self._sums, block, rows, places, device, weight, share), trains))
+                unread = 0.0  # the first pass counts it
+        return made
 
     def _microbatches(self, rows: TrainingRows, index: Sequence[int]) -> list[list[int]]:
         lengths = rows.sequences.select(index).lengths()
@@ -63,7 +68,10 @@ class Objective:
         moved = (rows.advantages != 0).any(dim=1).tolist()
         return [row for row in of_loss if moved[row]]
 
-    def _sums(self, block: int, rows: TrainingRows, index: Sequence[int], device: str) -> LossSums:
+    def _sums(
+        self, block: int, rows: TrainingRows, index: Sequence[int], device: str, weight: float, share: float
+    ) -> LossSums:
+        """Makes a pass; `share` is the number of rows that each of these stands for in the statistics."""
         batch = rows.sequences.batch(index, self.policy.spec.pad_id).to(device)
         algorithm, mask = self.algorithm, batch.mask
         width = mask.shape[1]
@@ -78,8 +86,11 @@ class Objective:
         importance = None
         if algorithm.tis_cap is not None:
             importance = truncated_importance_weights(old, rollout_log_probs, mask, algorithm.tis_cap)
+        ratio = log_probs
+        if algorithm.name is ReasoningName.rloo and rows.old_log_probs is not None:
+            ratio = _whole_ratio(log_probs, old, mask)
         terms = policy_loss(
-            *(log_probs, old, cut(rows.advantages), mask, algorithm.clip_low, algorithm.clip_high, weights),
+            *(ratio, old, cut(rows.advantages), mask, algorithm.clip_low, algorithm.clip_high, weights),
             dual_clip=algorithm.dual_clip,
             max_log_ratio=algorithm.max_log_ratio,
             importance=importance,
@@ -92,7 +103,8 @@ class Objective:
             kl = reference_kl(log_probs, cut(rows.reference), mask, algorithm.max_log_ratio)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
         apart = mismatch(old, rollout_log_probs + cut(rows.log_mass), mask)
-        differences = torch.stack([apart.abs_max.float(), terms.max_abs_log_ratio.detach()]).cpu()
+        moved = torch.where(mask, log_probs.detach() - old, 0.0).abs().max()
+        differences = torch.stack([apart.abs_max.float(), moved]).cpu()
         self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
         capped = (mask & (old - rollout_log_probs > _log(algorithm.tis_cap))).sum()
         statistics = [
@@ -100,8 +112,8 @@ class Objective:
             *((found.entropy * mask).sum(), mask.sum()),
             *(apart.abs_sum, apart.kl_sum, apart.ratio_sum, capped, kl.sum()),
         ]
-        weight = mask.new_tensor(self._weight(rows, index), dtype=torch.float32)
-        return LossSums(loss, weight, torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics]))
+        counted = torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics])
+        return LossSums(loss, mask.new_tensor(weight, dtype=torch.float32), counted * share)
 
     def _weights(self, batch: TokenBatch, mask: Tensor, counts: Sequence[bool]) -> Tensor:
         """Returns the weight of each token in the loss, [B, R]; 0 in rows that do not count."""
@@ -118,6 +130,16 @@ class Objective:
         if self.algorithm.loss_level is LossLevel.constant:
             return float(len(counted) * self.max_new_tokens)
         return float(sum(len(rows.sequences.completions[row]) for row in counted))
+
+
+def _whole_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
+    """Returns log-probs whose ratio to `old` is the completion's at each of its tokens, with the token's gradient.
+
+    RLOO samples, and so corrects, whole completions; the sum of these ratios over a completion's tokens has the
+    gradient of the completion's ratio (GSPO-token, arXiv 2507.18071, eq. 13).
+    """
+    whole = torch.where(mask, log_probs.detach() - old, 0.0).sum(1, keepdim=True)
+    return old + whole + (log_probs - log_probs.detach())
 
 
 def zero_loss(policy: LanguagePolicy, device: str, precision: Precision = Precision.float32) -> Tensor:

@@ -36,7 +36,7 @@ class TrainingRows:
     old_log_probs: Tensor | None
     reference: Tensor | None
     num_trained: int  # the rows behind are looked at only: metrics are of all that was sampled
-    num_groups: int  # that are trained on
+    num_groups: int  # with a completion that is trained on and has an advantage
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -81,7 +81,9 @@ def training_rows(
     chosen = [[row for row in places[key] if counts(row)] for key in sorted(kept, key=lambda key: key[0])]
     trained = [row for group in chosen for row in group]
     watched = sorted(set(range(len(every))) - set(trained))
-    return every.select(trained + watched, len(trained), sum(bool(group) for group in chosen))
+    moved = (every.advantages != 0).any(dim=1).tolist()
+    useful = sum(any(moved[row] for row in group) for group in chosen)
+    return every.select(trained + watched, len(trained), useful)
 
 
 def _places(rounds: Sequence[Round]) -> dict[tuple[int, int], range]:
@@ -108,7 +110,7 @@ def _rows(round_: Round, algorithm: ReasoningAlgorithmConfig) -> TrainingRows:
     sequences = Sequences.of(groups)
     longest = max(map(len, sequences.completions))
     table = lambda parts: torch.cat([_widened(part, longest) for part in parts])  # noqa: E731
-    of_block = lambda whole: _widened(whole.log_probs, longest) if whole else None  # noqa: E731
+    of_block = lambda part: None if part is None or part.log_probs is None else _widened(part.log_probs, longest)  # noqa: E731
     return TrainingRows(
         sequences=sequences,
         rollout_log_probs=table([group.log_probs for group in groups]),

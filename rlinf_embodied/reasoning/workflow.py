@@ -81,7 +81,7 @@ def _configs(config: MathConfig, folder: str, reference: str, sources: tuple[str
         "prompts": PromptStageConfig(data, seed, config.prompts_per_block, config.blocks_per_batch),
         "generation": GenerationStageConfig(model, generation, algorithm.group_size, data.prompt_template),
         "reward": RewardStageConfig(config.reward, data.prompt_template, generation.max_new_tokens, config.samples),
-        "old_log_probs": LogProbStageConfig(model, *read),
+        "old_log_probs": LogProbStageConfig(model, *read, proximal=True),
         "reference": LogProbStageConfig(frozen, *read),
         "critic": CriticStageConfig(config.policy, folder, seed, algorithm),
         "actor": ActorStageConfig(model, config, sources),

@@ -174,10 +174,6 @@ class Job(Protocol):
         """All stages that train weights, `learner` the first of them."""
         ...
 
-    def copies(self, stages: Evaluating) -> list[tuple[str, str]]:
-        """Returns which stage of an evaluation holds a copy of which learner's weights: (learner, stage)."""
-        ...
-
     @property
     def goal(self) -> float | None:
         """The score at which training ends; None: it runs its iterations; infinity: and the best weights are kept."""

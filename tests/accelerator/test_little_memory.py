@@ -13,11 +13,11 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import NoRoomError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import measure
-from rlinf_embodied.planning.measured import as_measured, linked
 from rlinf_embodied.planning.plan import Plan, Temporal
 from rlinf_embodied.planning.planner import Mode, find_plans
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.probes import collocated
+from rlinf_embodied.planning.profile import as_measured, linked
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.session import SerialSession, Session

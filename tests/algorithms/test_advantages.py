@@ -202,6 +202,13 @@ def test_group_advantages_have_no_mean_and_unit_deviation():
     assert A.group_advantages(torch.tensor([[7.0]])).tolist() == [[0.0]]
 
 
+@pytest.mark.parametrize("size", range(2, 17))
+def test_equal_returns_have_an_advantage_of_exactly_zero(size):
+    returns = torch.linspace(-2, 2, 401)[:, None].expand(-1, size)  # most means of these are rounded
+    for advantages in (A.group_advantages(returns), A.leave_one_out_advantages(returns)):
+        assert not advantages.any()
+
+
 def test_groups_without_spread_in_the_raw_metric_are_named():
     raw = torch.tensor([[True, True], [True, False], [False, False]])
     assert A.nonzero_variance_groups(raw).tolist() == [False, True, False]

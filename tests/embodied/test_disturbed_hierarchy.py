@@ -2,76 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
-from deferred_session import DeferredSession, Fault
-from hierarchical_runs import placed, two_levels
-from runs import drawing, metric_rows, train
+from hierarchical_runs import two_levels
+from runs import metric_rows, train
 from safetensors.torch import load_file
 from training_faults import lost, once
 
-from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.actor_stage import ActorStage
-from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.rollout_stage import RolloutStage
-from rlinf_embodied.runtime.host import Call
-from rlinf_embodied.runtime.session import SerialSession, Session
-from rlinf_embodied.training.trainer import Trainer
 
 SHORT = [
     *("run.num_iterations=3", "checkpoint.every=3", "eval.num_episodes=2", "eval.num_envs=2"),
     *("env.num_envs=8", "env.carry_over=true", "algorithm.epochs=1", "algorithm.value_epochs=1"),
     *("hierarchy.algorithm.epochs=1", "hierarchy.algorithm.value_epochs=1", "warm_start.from_nothing=true"),
 ]
-HURT = 1  # the iteration in which the worker is lost
-PLANS = {
-    "collocated": (2, placed("all", "all", "all", "all", "all")),
-    "apart": (5, placed([0], [1], [2], [3], [4], shards=2)),
-    "in turns": (2, placed([0], [1], [1], [0], [0], shards=2)),
-}
-SIDES = ("env", "high_policy", "policy", "high_actor", "actor")
 
 
-def at(stage: str, method: str, chunk_step: int = 0) -> Callable[[int, Call], bool]:
-    """Returns what finds the first such call of the iteration."""
-    wanted = (stage, method, HURT, chunk_step)
-    return lambda number, call: (
-        (
-            call.stage,
-            call.method,
-            call.step_context.iteration,
-            call.step_context.chunk_step,
-        )
-        == wanted
-    )
-
-
-# plan; the fault; how many blocks of env, both policies and both learners are made again, of 2
-CASES = {
-    "collocated, the rollout": ("collocated", Fault(at("env", "loop")), (1, 1, 1, 2, 2)),
-    "collocated, the lower level's update": ("collocated", Fault(at("actor", "run"), after=True), (1, 1, 1, 2, 2)),
-    "apart, a decision": ("apart", Fault(at("high_policy", "step", 2)), (2, 2, 2, 2, 2)),
-    "apart, between two decisions": ("apart", Fault(at("policy", "step", 3), after=True), (2, 2, 2, 2, 2)),
-    "apart, the higher level's update": ("apart", Fault(at("high_actor", "run")), (0, 0, 0, 2, 0)),
-    "apart, choices are received": ("apart", Fault(at("high_policy", "install_weights")), (0, 0, 0, 0, 0)),
-    "in turns, the rollout": ("in turns", Fault(at("env", "step", 1)), (2, 2, 2, 2, 2)),
-    "in turns, both policies after the updates": ("in turns", Fault(at("policy", "install_weights")), (0, 0, 0, 0, 0)),
-}
-
-
-def trained(folder: Path, plan: str, session: Session) -> dict:
-    """Returns the summary of a run in a session under a plan."""
-    devices, tree = PLANS[plan]
-    path = folder / "plan.yaml"
-    path.write_text(yaml.safe_dump({"name": plan, "trees": [{"min_devices": devices, "tree": tree}]}))
-    config = two_levels(f"run.dir={folder / 'run'}", f"plan={path}", f"cluster.num_devices={devices}", *SHORT)
-    with drawing(job_module, False):
-        assert Trainer(EmbodiedJob(config), sessions=lambda cluster: session).run() == 0
-    return json.loads((folder / "run" / "summary.json").read_text())
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> tuple[Path, dict]:
+    """The folder and the summary of an undisturbed run in one process."""
+    folder = tmp_path_factory.mktemp("straight")
+    return folder, train(two_levels(f"run.dir={folder}", *SHORT))
 
 
 def weights(folder: Path) -> dict[str, dict]:
@@ -79,33 +32,6 @@ def weights(folder: Path) -> dict[str, dict]:
     newest = folder / "checkpoints" / "latest"
     found = {name: load_file(newest / name / "model.safetensors") for name in (".", "high")}
     return {name: {key: tensor.tolist() for key, tensor in tensors.items()} for name, tensors in found.items()}
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory) -> tuple[Path, dict]:
-    """The folder and the summary of an undisturbed run in one process."""
-    folder = tmp_path_factory.mktemp("straight")
-    return folder / "run", trained(folder, "collocated", SerialSession())
-
-
-LIGHT = (
-    *("collocated, the rollout", "apart, a decision", "apart, the higher level's update"),
-    "in turns, both policies after the updates",
-)
-
-
-@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in LIGHT else pytest.mark.slow) for c in CASES])
-def test_only_what_is_lost_is_made_again(tmp_path, straight, case) -> None:
-    plan, fault, repeated = CASES[case]
-    folder, summary = straight
-    session = DeferredSession([Fault(fault.meets, fault.kind, fault.after)])
-    found = trained(tmp_path, plan, session)
-    assert found["weights_sha256"] == summary["weights_sha256"]  # of both levels
-    assert weights(tmp_path / "run") == weights(folder)
-    assert metric_rows(tmp_path / "run") == metric_rows(folder)
-    (line,) = (tmp_path / "run" / "recoveries.jsonl").read_text().splitlines()
-    told = json.loads(line)["repeated"]
-    assert tuple(told.get(stage, 0) for stage in SIDES) == repeated
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from policies.actor_critic import ActorCritic
 from rlinf_embodied.compose.evaluation import compose_evaluate
 from rlinf_embodied.config import HierarchyConfig
 from rlinf_embodied.embodied.actor_stage import ActorStage
-from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns
+from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TwoLevelColumns
 from rlinf_embodied.embodied.evaluate import evaluate_command
-from rlinf_embodied.embodied.hierarchy import Decisions, Guide, Guided
+from rlinf_embodied.embodied.hierarchy import Decisions, Guide, LowLevel
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.runtime.session import SerialSession, Session
@@ -68,13 +68,15 @@ def columns(rewards: list[float], ended: dict[int, str], chunk: int = 1, invalid
     )
 
 
-def policy_columns(said: Tensor | None = None) -> PolicyColumns:
-    return PolicyColumns({}, {}, torch.zeros(0), 0, said=said)
+def policy_columns(choices: Tensor | None = None) -> TwoLevelColumns:
+    low, high = (PolicyColumns({}, {}, torch.zeros(0), version) for version in (1, 2))
+    return TwoLevelColumns(low, high, torch.zeros(0) if choices is None else choices)
 
 
 def test_a_decision_is_a_step_with_the_discounted_rewards_until_the_next_one() -> None:
     # seven env steps in chunks of one, a decision every three
-    found = Decisions(3, 0.5)(policy_columns(), columns([1.0, 1.0, 1.0, 2.0, 0.0, 4.0, 8.0], {}))
+    level, found = Decisions(3, 0.5)(policy_columns(), columns([1.0, 1.0, 1.0, 2.0, 0.0, 4.0, 8.0], {}))
+    assert level.version == 2
     assert found.rewards.flatten().tolist() == [1.75, 2.0 + 1.0, 8.0]
     assert found.discounts is not None
     assert found.discounts.flatten().tolist() == [0.125, 0.125, 0.5]  # the last one holds for one step only
@@ -87,7 +89,7 @@ def test_a_decision_is_a_step_with_the_discounted_rewards_until_the_next_one() -
 def test_what_begins_amid_a_decision_is_not_counted() -> None:
     # chunks of two; the episode ends in step 1, another one begins in step 2 and ends in step 3; a decision is of four
     both = columns([1.0, 1.0, 8.0, 8.0, 2.0, 2.0], {1: "truncated", 3: "terminated"}, chunk=2)
-    found = Decisions(2, 0.5)(policy_columns(), both)
+    _, found = Decisions(2, 0.5)(policy_columns(), both)
     assert found.rewards.flatten().tolist() == [1.5, 3.0]
     assert found.truncated.flatten().tolist() == [True, False]
     assert not found.terminated.any()
@@ -100,7 +102,7 @@ def test_what_begins_amid_a_decision_is_not_counted() -> None:
 
 def test_a_row_that_is_frozen_has_no_decision() -> None:
     ended = columns([1.0, 1.0, 0.0, 0.0], {1: "terminated"}, invalid=(2, 3))
-    found = Decisions(2, 0.5)(policy_columns(), ended)
+    _, found = Decisions(2, 0.5)(policy_columns(), ended)
     assert found.valid.flatten().tolist() == [True, False]
     assert found.terminated.flatten().tolist() == [True, False]
 
@@ -108,24 +110,22 @@ def test_a_row_that_is_frozen_has_no_decision() -> None:
 def test_the_lower_level_is_valued_with_the_choice_that_held() -> None:
     env = columns([0.0, 0.0, 0.0], {1: "truncated"})
     one = HierarchyConfig(every=2, columns=[0], goal_low=[0.0], goal_high=[2.0])
-    found = Guided(Guide(one))(policy_columns(torch.tensor([[[-1.0]], [[0.0]], [[1.0]]])), env)
+    level, found = LowLevel(Guide(one))(policy_columns(torch.tensor([[[-1.0]], [[0.0]], [[1.0]]])), env)
+    assert level.version == 1
     assert found.final is not None
     assert (found.final.proprio.tolist(), found.last.proprio.tolist()) == ([[1.0]], [[2.0]])
 
 
 # ------------------------------------------------------------------------------------------------------ equal weights
 PLANS = {
-    "collocated on 2": (2, placed("all", "all", "all", "all", "all")),
-    "all apart, two shards": (3, placed([0], [1], [2], "all", "all", shards=2)),
-    "both policies apart from the env": (3, placed([0, 1], [2], [2], [0], [1, 2])),
-    "the higher level with the env": (2, placed([0], [0], [1], [1], [0], shards=2)),
+    "collocated on 2": (2, placed("all", "all", "all", "all")),
+    "all apart, two shards": (4, placed([0], [1], [2], [3], shards=2)),
+    "the policy with the learners": (3, placed([0, 1], [2], [2], [1, 2])),
 }
 
 
 def trained(config, plan: str, session: Session) -> tuple[tuple[str, ...], list[dict[str, float]]]:
-    devices, tree = PLANS[plan] if plan else (1, placed("all", "all", "all", "all", "all"))
-    if config.hierarchy.frozen:
-        tree = {"temporal": tree["temporal"][:2]}
+    devices, tree = PLANS[plan] if plan else (1, placed("all", "all", "all", "all"))
     executor = executor_for(config, tree, devices, session)
     metrics = iterate(executor, 3)
     return digests(executor), metrics
@@ -149,7 +149,7 @@ def test_both_levels_learn(alone) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("plan", ["all apart, two shards", "both policies apart from the env"])
+@pytest.mark.parametrize("plan", ["all apart, two shards", "the policy with the learners"])
 def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, plan: str) -> None:
     assert trained(two_levels(), plan, ray_session) == alone
 

@@ -110,5 +110,5 @@ def test_the_higher_level_may_be_a_policy_of_ones_own(tmp_path) -> None:
 
 def test_the_higher_level_decides_in_the_precision_that_it_is_trained_in() -> None:
     config = two_levels("hierarchy.algorithm.precision=bfloat16", "run.exact=false")
-    (metrics,) = iterate(executor_for(config, placed([0], [0], [0], [0], [0]), 1, SerialSession()), 1)
+    (metrics,) = iterate(executor_for(config, placed([0], [0], [0], [0]), 1, SerialSession()), 1)
     assert metrics["high/losses/initial_log_ratio"] < 1e-5

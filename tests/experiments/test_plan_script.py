@@ -11,9 +11,8 @@ import pytest
 from experiments.plan import plan
 from rlinf_embodied.compose import CONFIG_DIR, compose_planning
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.planning.measured import workflow_for
 from rlinf_embodied.planning.plan import resolve
-from rlinf_embodied.planning.profile_file import load_profile
+from rlinf_embodied.planning.profile import load_profile, workflow_for
 
 ROOT = Path(__file__).resolve().parents[2]
 

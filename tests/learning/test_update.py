@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -135,7 +136,18 @@ def test_no_step_is_made_where_it_is_forbidden_or_there_is_nothing_to_learn_from
     step = learner_of(model).step(rows, passes_of(model), early_stop)
     assert step.norm is None
     assert torch.equal(flat(model), before)
-    assert seen == ([step] if reason == "early_stop" else [])
+    assert [replace(one, stopped=True) for one in seen] == ([step] if reason == "early_stop" else [])
+
+
+def test_a_gradient_of_zero_makes_no_step_and_ends_no_update(model) -> None:
+    learner = learner_of(model)
+    learner.step(all_rows(), passes_of(model))  # moments, which would move the weights
+    before, state = flat(model), learner.export_state()
+    one = Pass(2.0, lambda: LossSums(flat_sum(model) * 0.0, torch.tensor(2.0), torch.zeros(len(learner.statistics))))
+    fitted = fit(learner, [{b: torch.arange(1) for b in SIZES}] * 2, lambda block, rows: [one])
+    assert torch.equal(flat(model), before)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in learner.export_state().items())
+    assert (fitted.norms, fitted.weight, fitted.stopped) == ([], 2 * 2 * len(SIZES), False)
 
 
 def test_parameters_that_a_loss_does_not_reach_get_zeros() -> None:

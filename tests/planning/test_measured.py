@@ -11,10 +11,8 @@ from runs import GRPO, tiny
 
 from rlinf_embodied.embodied import workflow as embodied
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.planning.measured import workflow_for
 from rlinf_embodied.planning.measurement import Measurements, Sample, profile_dict
-from rlinf_embodied.planning.profile import Workload
-from rlinf_embodied.planning.profile_file import parse_profile
+from rlinf_embodied.planning.profile import Workload, parse_profile, workflow_for
 from rlinf_embodied.reasoning import workflow as reasoning
 from rlinf_embodied.workflow.graph import Workflow
 

@@ -10,7 +10,7 @@ from plan_cases import cluster, embodied
 
 from rlinf_embodied.planning.measurement import Measurements, Memory, Sample, fill, grid, profile_dict, samples
 from rlinf_embodied.planning.probes import Probe, collocated, disaggregated, shortened
-from rlinf_embodied.planning.profile_file import parse_profile
+from rlinf_embodied.planning.profile import parse_profile
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Workflow
 

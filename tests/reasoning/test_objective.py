@@ -173,6 +173,44 @@ def test_completions_that_are_looked_at_only_count_in_the_metrics_alone(policy, 
         assert of_all[name] == pytest.approx(everything[name], rel=1e-4)
 
 
+def test_of_many_rows_without_a_gradient_a_few_are_read_for_all_of_them(policy, monkeypatch):
+    one = rows_of(policy)
+    rows = one.select([0, 1] + [3] * 62, 1, 1)  # the second and those behind it are alike
+    rows = replace(rows, advantages=rows.advantages * torch.tensor([1.0, 0] + [1] * 62)[:, None])
+    read, log_probs = [], CausalLM.log_probs
+    monkeypatch.setattr(
+        CausalLM,
+        "log_probs",
+        lambda self, batch, *a, **k: read.append(len(batch.lengths)) or log_probs(self, batch, *a, **k),
+    )
+    found, sums = found_sums(policy, rows, ReasoningAlgorithmConfig(tokens_per_microbatch=40))
+    assert sum(read) <= 1 + 8
+    alone, of_one = found_sums(policy, one.select([0], 1, 1), ReasoningAlgorithmConfig())
+    assert torch.equal(found, alone)
+    assert sums["weight"] == of_one["weight"] == COMPLETIONS[0]
+    trained_on = found_sums(policy, replace(rows, num_trained=64), ReasoningAlgorithmConfig())[1]
+    assert trained_on["weight"] == COMPLETIONS[0] + COMPLETIONS[1] + 62 * COMPLETIONS[3]
+    assert trained_on["ratios"] == trained_on["weight"]  # every row has a gradient, but for one
+
+
+def test_several_steps_of_rloo_correct_whole_completions(policy):
+    algorithm = ReasoningAlgorithmConfig(
+        name=ReasoningName.rloo, loss_level=LossLevel.sum, clip_low=math.inf, clip_high=math.inf, tis_cap=None
+    )
+    rows = replace(rows_of(policy), reference=None)
+    found, _ = found_sums(policy, rows, algorithm)
+    assert rows.old_log_probs is not None
+    losses = []
+    for i, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
+        tokens = torch.tensor([[*rows.sequences.prompts[i], *rows.sequences.completions[i]]])
+        every = (policy.model(input_ids=tokens).logits[0, prompt - 1 : -1, 1:].double() / TEMPERATURE).log_softmax(-1)
+        log_prob = every.gather(1, tokens[0, prompt:, None] - 1).sum()
+        ratio = (log_prob - rows.old_log_probs[i, :completion].double().sum()).exp()
+        losses.append(-ratio * float(rows.advantages[i, 0]))
+    expected = gradient(torch.stack(losses).mean(), policy)
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-4)
+
+
 def test_metrics_are_over_completions_without_an_advantage_too(policy):
     """A token without an advantage has an entropy, and a ratio that may be clipped, as any other."""
     rows, algorithm = rows_of(policy), ReasoningAlgorithmConfig(tokens_per_microbatch=40)
@@ -255,7 +293,7 @@ def test_groups_that_do_not_differ_leave_the_loss():
     rows = training_rows([FIRST], ReasoningAlgorithmConfig(group_size=2), None)
     assert (of_prompts(rows), rows.num_groups) == (([1, 1], [2, 2]), 1)
     every = training_rows([FIRST], ReasoningAlgorithmConfig(group_size=2, drop_zero_variance_groups=False), None)
-    assert (of_prompts(every), every.num_groups) == (([1, 1, 2, 2], []), 2)
+    assert (of_prompts(every), every.num_groups) == (([1, 1, 2, 2], []), 1)
     assert every.advantages[2:].abs().max() == 0
     uniform = round_of([[True, True]], [[1, 1]], [[True, True]], 1)
     none = training_rows([uniform], ReasoningAlgorithmConfig(group_size=2), None)

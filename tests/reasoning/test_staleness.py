@@ -11,6 +11,7 @@ from training_faults import lost, once
 
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reasoning import logprob_stage
 from rlinf_embodied.reasoning.actor_stage import ActorStage
 from rlinf_embodied.reasoning.reward_stage import RewardStage
 from rlinf_embodied.runtime.session import SerialSession
@@ -59,6 +60,14 @@ def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant, 
     found, found_metrics = trained(variant, plan, devices, staleness)
     assert found_metrics == metrics
     assert found == expected
+
+
+def test_log_probs_of_weights_that_are_not_trained_any_more_are_not_computed(monkeypatch) -> None:
+    read, all_log_probs = [], logprob_stage.all_log_probs
+    monkeypatch.setattr(logprob_stage, "all_log_probs", lambda *asked: read.append(asked) or all_log_probs(*asked))
+    _, metrics = trained("grpo, several steps", "collocated", 1, 1)
+    assert [row["rollout/staleness"] for row in metrics] == [0.0, 1.0, 1.0, 1.0]
+    assert len(read) == tiny_math(*TWO_STEPS).num_blocks  # of the first iteration alone
 
 
 def short(folder: Path, *overrides: str) -> MathConfig:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import stopped_runs
 import torch
-from math_runs import PPO, tiny_math, tiny_math_overrides, train_math, untimed_rows, warm
+from math_runs import PPO, iterate_math, math_executor, tiny_math, tiny_math_overrides, train_math, untimed_rows, warm
+from runs import digest
 from stopped_runs import straight_runs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -26,6 +27,7 @@ from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.evaluation import AnswerStage
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.report import plot_curve
+from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.training import trainer as trainer_module
 from rlinf_embodied.training.trainer import Trainer as JobTrainer
 
@@ -164,6 +166,19 @@ def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_p
     learnt = f"warm_start.checkpoint={tmp_path / 'checkpoints/latest'}"
     assert train_math(four(tmp_path / "new", learnt))["weights_sha256"] != start
     assert "warning" not in capsys.readouterr().out.partition("evaluation after")[2]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo"])
+def test_a_run_of_an_algorithm_that_keeps_equal_groups_stops_as_well(algorithm) -> None:
+    one_token = ["generation.max_new_tokens=1", "eval.forced_prefix=false", "algorithm.max_zero_advantage_iterations=3"]
+    config = tiny_math(*one_token, f"algorithm={algorithm}")
+    executor = math_executor(config, config.plan.trees, 1, SerialSession())
+    rows, start = iterate_math(config, executor, 2), weights_sha256(CausalLM.load(warm(config)).module.state_dict())
+    if not config.algorithm.kl_coef:
+        assert [row["charts/optimizer_steps"] for row in rows] == [0.0, 0.0]
+        assert digest(executor) == start
+    with pytest.raises(DataError, match="the last 3 iterations trained on nothing"):
+        iterate_math(config, executor, 3)
 
 
 def test_a_run_may_go_on_though_it_trains_on_nothing(tmp_path) -> None:
