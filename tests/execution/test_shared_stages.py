@@ -94,7 +94,7 @@ def test_rounds_of_the_shared_stage_are_all_different(alone) -> None:
 
 def test_it_is_measured_and_planned_as_one_unit(work, alone) -> None:
     machine = replace(cluster(2), memory_bytes=1 << 34)
-    profile, _ = measure(work, SerialSession(), machine, "two envs", {}, lambda *progress: None, budget_s=1.0)
+    profile = measure(work, SerialSession(), machine, "two envs", {}, lambda *progress: None, budget_s=1.0)
     ranked, _ = rank(Pricer(work, profile, machine))
     assert all(list(entry.plan.loops()) == ["open", "walled"] for entry in ranked)
     assert {stage for entry in ranked for stage in entry.busy_s} == set(work.stages)
