@@ -131,7 +131,9 @@ class MeteredSession:
     def __init__(self, inner: Session) -> None:
         self._inner = inner
         self._devices: dict[int, str] = {}
-        self.empty: dict[int, Reading] = {}  # of each worker, before it had stages
+        self.empty: dict[int, Reading] = {}  # of each worker, before it had these stages
+        self._first: dict[int, float] = {}  # bytes of each worker, before it had any
+        self.overhead: dict[int, float] = {}  # bytes that each keeps of its first stages: libraries, contexts
         self.grown: dict[str, dict[int, float]] = {}  # bytes by which setting up a stage made each worker larger
         self.answers: list[tuple[Call, list[Ref]]] = []  # that left their workers, while `recording`
         self.recording = False
@@ -147,9 +149,17 @@ class MeteredSession:
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         """Starts the workers, each with a meter."""
         self._inner.start(workers)
-        self._devices = {spec.worker: spec.device for spec in workers}
-        self._inner.add_stage(METER, [context_of(spec.worker, spec.device) for spec in workers])
+        self._devices |= {spec.worker: spec.device for spec in workers}
+        self.restart()
+
+    def restart(self) -> None:
+        """Builds the meters of all workers so far, which have no other stages, and reads them."""
+        self._inner.add_stage(METER, [context_of(worker, device) for worker, device in self._devices.items()])
         self.empty = self.readings()
+        for worker, reading in self.empty.items():
+            if worker in self._first:
+                self.overhead.setdefault(worker, max(0.0, reading.used_bytes - self._first[worker]))
+            self._first.setdefault(worker, reading.used_bytes)
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """Builds a stage and notes what its workers grew by."""

@@ -19,7 +19,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -32,7 +32,7 @@ from rlinf_embodied.execution.disturbance import Moment, Repetition, busy_s, cho
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Finishes
 from rlinf_embodied.execution.meter import METER, MeteredSession, measure_links
-from rlinf_embodied.planning.probes import Measurements, Probe, probes, profile_of, shortened, switching
+from rlinf_embodied.planning.probes import Cell, Measurements, Probe, probes, profile_of, shortened, switching
 from rlinf_embodied.planning.profile import DISTURBED, Profile, WeightProfile
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.residents import can_leave
@@ -139,6 +139,18 @@ def measure(
     return profile_of(name, cluster, measured, key)
 
 
+@dataclass(frozen=True, slots=True)
+class _Grown:
+    """Bytes by which building a stage made a worker larger."""
+
+    stage: str
+    cell: Cell
+    worker: int
+    grown: float
+    shares: bool  # whether the other end of its weights was there before
+    first: bool  # whether the worker had no stages before, so that it holds libraries and contexts since then
+
+
 class _Profiling:
     """Runs probes and files what they show."""
 
@@ -148,6 +160,7 @@ class _Profiling:
         self._workflow, self._session, self._cluster, self._planned = workflow, session, cluster, planned
         self._metered = MeteredSession(session)
         self._budget_s, self._chunk_steps = budget_s, 0  # 0: not known before the first short iteration
+        self._grown: list[_Grown] = []
         self._took: dict[tuple[str, str], tuple[int, int]] = {}  # workers that sent and got the weights of an edge
         self.measured = Measurements(workflow)
 
@@ -183,8 +196,9 @@ class _Profiling:
 
     def finish(self) -> None:
         """Measures the wire, whose share it takes from the times of weights, and forgets all stages."""
-        self._metered.clear()
         measured, cluster = self.measured, self._cluster
+        self._metered.clear()
+        self._file_residents()
         measured.links = self._links()
         self._session.clear()
         for ends, (sender, receiver) in self._took.items():
@@ -255,6 +269,24 @@ class _Profiling:
         peaks = {w: after[w].peak_bytes for w in after}
         self._file_memory(probe, executor, peaks, {w: before[w].used_bytes for w in before}, cores)
 
+    def _file_residents(self) -> None:
+        """Files resident bytes without those that a worker keeps, which its first stages loaded in their order.
+
+        These come on top of every call's working bytes, of which a device has the largest only.
+        """
+        self._metered.restart()
+        overhead = self._metered.overhead
+        left = dict(overhead)
+        for one in self._grown:
+            taken = min(one.grown, left[one.worker]) if one.first else 0.0
+            left[one.worker] -= taken
+            shown = self.measured.stages[one.stage]
+            table = shown.sharing if one.shares else shown.resident
+            table[one.cell] = max(table.get(one.cell, 0.0), one.grown - taken)
+        most = max(overhead.values())
+        for shown in self.measured.stages.values():
+            shown.working = {cell: held + most for cell, held in shown.working.items()}
+
     def _moment(self) -> Moment:
         readings = self._metered.readings()
         used = {os.getpid(): sum(os.times()[:2])} | {reading.process: reading.cpu_s for reading in readings.values()}
@@ -279,11 +311,8 @@ class _Profiling:
             shown, workers, cell = self.measured.stages[stage], executor.workers(stage), probe.cell(stage)
             partners = {e.target for e in probe.workflow.weight_edges if e.source == stage} & earlier
             sharing = {worker for partner in partners for worker in executor.workers(partner)}
-            grown = self._metered.grown[stage]
-            for table, of in ((shown.resident, set(workers) - sharing), (shown.sharing, set(workers) & sharing)):
-                if of and not probe.kind:
-                    table[cell] = max(table.get(cell, 0.0), *(grown[worker] for worker in of))
-            empty = self._metered.empty
+            grown, empty, known = self._metered.grown[stage], self._metered.empty, self._metered.overhead
+            self._grown += [_Grown(stage, cell, w, grown[w], w in sharing, w not in known) for w in workers]
             held = used if not probe.plan.exclusive()[stage] else {w: empty[w].used_bytes + grown[w] for w in workers}
             working = max(max(0.0, peaks[w] - held[w]) for w in workers)
             shown.working[cell] = max(shown.working.get(cell, 0.0), working)

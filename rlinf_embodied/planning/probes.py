@@ -13,7 +13,8 @@ Each shows every stage at one cell (items per device and call, devices).  Cells 
 
 1. Along the items of the number of devices with most cells: linear, by the last slope beyond; in proportion to the
    items where there is one cell (bytes: constant).
-2. Another number of devices: the same curve times the median ratio of the cells that both have.
+2. Another number of devices: the same curve times the median ratio of the cells that both have (bytes: the largest of
+   any number of devices).
 
 A shortened rollout stands for a whole one: calls inside a loop count per chunk-step, stages behind it do so much more
 in proportion, an episode's resets happen as often as episodes end, and data that waits for them takes more memory.
@@ -347,7 +348,7 @@ def _stage(stage: str, measured: Measurements) -> StageProfile:
     loop = next(iter(work.loops.values()), None)
     missing = 1.0 - measured.chunk_steps / loop.chunk_steps if loop else 0.0  # of a rollout's data
     waiting = missing * sum(size for ends, size in measured.edge_bytes_per_item.items() if _is_data(ends, stage, work))
-    working = fill(shown.working, items, devices, constant=True) + waiting * np.array(items)[:, None]
+    working = fill_bytes(shown.working, items, devices) + waiting * np.array(items)[:, None]
     spec = work.stages[stage]
     result = StageProfile(
         name=stage,
@@ -355,7 +356,7 @@ def _stage(stage: str, measured: Measurements) -> StageProfile:
         items_per_device=np.array(items, float),
         devices=np.array(devices, float),
         seconds=seconds,
-        resident_bytes=fill(resident, items, devices, constant=True),
+        resident_bytes=fill_bytes(resident, items, devices),
         shared_bytes=shared,
         working_bytes=working,
         stays=shown.offloaded_bytes is None,
@@ -411,29 +412,30 @@ def grid(cells: Cells) -> tuple[list[int], list[int]]:
     return items if len(items) > 1 else [items[0], 2 * items[0]], sorted({d for _, d in cells})
 
 
-def fill(cells: Cells, items: Sequence[int], devices: Sequence[int], constant: bool = False) -> Floats:
-    """Returns the table [items, devices] with measured cells as they are and the others by the rules above.
-
-    Args:
-        cells: what was measured.
-        items: of the rows.
-        devices: of the columns.
-        constant: whether one number of items stands for all, as for bytes.
-    """
-    columns = {d: {i: value for (i, e), value in cells.items() if e == d} for d in sorted({d for _, d in cells})}
-    base = max(columns.values(), key=len, default={})
-    curve = np.array([_along(base, i, constant) for i in items])
+def fill(cells: Cells, items: Sequence[int], devices: Sequence[int]) -> Floats:
+    """Returns the table of seconds [items, devices], measured cells as they are and the others by the rules above."""
+    columns = {d: {i: value for (i, e), value in cells.items() if e == d} for d in devices}
+    base = max(columns.values(), key=len)
+    curve = np.array([_along(base, i) for i in items])
     table = np.zeros((len(items), len(devices)))
-    for number, d in enumerate(devices):
-        known = columns.get(d, {})
-        ratios = [value / at for i, value in known.items() if (at := _along(base, i, constant)) > 0]
-        table[:, number] = curve * (statistics.median(ratios) if ratios else 1.0)
-        for row, i in enumerate(items):
-            table[row, number] = known.get(i, table[row, number])
+    for number, known in enumerate(columns.values()):
+        ratios = [value / _along(base, i) for i, value in known.items() if _along(base, i) > 0]
+        table[:, number] = [
+            known.get(i, at * statistics.median(ratios or [1.0])) for i, at in zip(items, curve, strict=True)
+        ]
     return table
 
 
-def _along(points: Mapping[int, float], item: int, constant: bool) -> float:
+def fill_bytes(cells: Cells, items: Sequence[int], devices: Sequence[int]) -> Floats:
+    """Returns the same table of bytes; zeros where none were measured."""
+    largest: dict[int, float] = {}
+    for (i, _), value in cells.items():
+        largest[i] = max(largest.get(i, 0.0), value)
+    curve = {i: _along(largest, i, constant=True) for i in items}
+    return np.array([[cells.get((i, d), curve[i]) for d in devices] for i in items])
+
+
+def _along(points: Mapping[int, float], item: int, constant: bool = False) -> float:
     """Returns the value at `item`: linear between points and by the nearest slope beyond them, never falling."""
     known = sorted(points)
     if item in points or not points:

@@ -377,8 +377,7 @@ def _numbers(value: object, path: str) -> Floats:
             _refuse(path, value.tolist(), "finite and not negative")
         return value.astype(float)
     if not isinstance(value, (list, tuple)):
-        _check("float", value, path)
-        return np.array(float(value))
+        return np.array(_number(value, path))
     parts = [_numbers(part, path) for part in value]
     if len({part.shape for part in parts}) > 1:
         _refuse(path, value, "a table whose rows are equally long")

@@ -17,6 +17,7 @@ from rlinf_embodied.planning.probes import (
     collocated,
     disaggregated,
     fill,
+    fill_bytes,
     grid,
     probes,
     profile_of,
@@ -188,8 +189,10 @@ def test_cells_are_kept_and_the_others_filled() -> None:
 
 def test_what_has_one_point_grows_in_proportion_and_bytes_do_not() -> None:
     assert np.allclose(fill({(8, 1): 6.0, (4, 2): 3.3}, [4, 8], [1, 2]), [[3.0, 3.3], [6.0, 6.6]])
-    assert np.allclose(fill({(8, 1): 6.0}, [4, 8], [1, 2], constant=True), 6.0)
-    assert fill({}, [1, 2], [1]).tolist() == [[0.0], [0.0]]
+    assert np.allclose(fill_bytes({(8, 1): 6.0}, [4, 8], [1, 2]), 6.0)
+    assert fill_bytes({}, [1, 2], [1]).tolist() == [[0.0], [0.0]]
+    # next to nothing on one device and much on two is no ratio by which other cells grow
+    assert fill_bytes({(4, 1): 1e-3, (8, 1): 5.0, (4, 2): 100.0}, [4, 8], [1, 2]).tolist() == [[1e-3, 100], [5, 5]]
     assert grid({(3, 1): 1.0}) == ([3, 6], [1])  # a slope needs two points
 
 
