@@ -325,7 +325,7 @@ class _Profiling:
         """Counts what an item's data holds, on every edge whose data left its worker."""
         whole, found = self._workflow, self.measured.edge_bytes_per_item
         for edge in whole.edges:
-            loop = next(iter(whole.loops_of(edge.source)), None)
+            loop = whole.loop_of(edge.source)
             size = self._metered.bytes_per_block(edge.source, "close" if loop else "run")
             if size is not None:
                 longer = loop.chunk_steps / run.loops[loop.name].chunk_steps if loop else 1.0

@@ -33,7 +33,7 @@ from rlinf_embodied.cluster.hardware import WAITING, Cluster, Links
 from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Plan, Temporal
 from rlinf_embodied.planning.profile import Floats, Profile, StageProfile, WeightProfile, Workload
 from rlinf_embodied.telemetry.trace import Span
-from rlinf_embodied.workflow.graph import WHOLE, Loop, Workflow
+from rlinf_embodied.workflow.graph import WHOLE, Workflow
 
 Cell = tuple[int, int]  # items per device and call, devices
 Cells = Mapping[Cell, float]
@@ -146,29 +146,27 @@ def collocated(workflow: Workflow, num_devices: int, name: str = "collocated", c
 
 
 def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated", cores: Devices = ()) -> Plan:
-    """Returns the plan with each loop's opener on device 0 and its other sides on device 1, everything else on both.
+    """Returns the plan with each loop's opener on device 0 and its answerer on device 1, everything else on both.
 
     What runs on cores only is on the first of `cores`, and what else there is on device 0.
     """
     both = (0, 1) if workflow.num_blocks > 1 and not cores else (0,)
     places: dict[str, Devices] = dict.fromkeys(workflow.stages, both)
     for loop in workflow.loops.values():
-        places |= dict.fromkeys(loop.sides[1:], both[-1:])
-    places |= {loop.opener: (0,) for loop in workflow.loops.values()}
+        places |= {loop.opener: both[:1], loop.answerer: both[-1:]}
     places |= dict.fromkeys(workflow.of_cores(), cores[:1]) if cores else {}
     return _plan(name, workflow, places, shards)
 
 
 def _plan(name: str, workflow: Workflow, places: Mapping[str, Devices], shards: int = 1) -> Plan:
     """Returns the plan with the stages in the order of the edges, one after the other."""
-    loops = {s: group for group in workflow.loop_groups() for loop in group for s in loop.sides}
     parts: dict[str, Node] = {}  # a loop goes where the first of its sides would
     for stage in workflow.order():
-        for loop in loops.get(stage, ()):
-            sides = tuple(Leaf(side, places[side]) for side in loop.sides)
-            parts[loop.name] = LoopNode(loop.name, sides, shards if len(loops[stage]) == 1 else 1)
-        if stage not in loops:
+        loop = workflow.loop_of(stage)
+        if loop is None:
             parts[stage] = Leaf(stage, places[stage])
+        else:
+            parts[loop.name] = LoopNode(loop.name, tuple(Leaf(side, places[side]) for side in loop.sides), shards)
     tree = Temporal(tuple(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
     return Plan(name, 1 + max(device for place in places.values() for device in place), tree)
 
@@ -249,20 +247,18 @@ def sample(
     speeds = [probe.cluster.place_of(device).group.speed for device in range(probe.cluster.num_devices)]
     found = {}
     for stage in run.stages:
-        loops = run.loops_of(stage)
-        if not loops:
+        loop = run.loop_of(stage)
+        if loop is None:
             longer = max([_longer(run, whole, name) for name in _upstream_loops(run, stage)], default=1.0)
             paces = _in_step(stage, spans, speeds) if run.stages[stage].collective else speeds
             (found[stage],) = _critical(spans, {stage: {"run": longer / rounds.get(stage, 1)}}, paces)
             continue
-        shared = all(probe.plan.shares_workers(loop.name, probe.workflow.num_blocks) for loop in loops)
-        sides = tuple(dict.fromkeys(side for loop in loops for side in loop.sides)) if shared else (stage,)
-        longer = _longer(run, whole, loops[0].name)
-        opens = _opens(run.loops[loops[0].name].chunk_steps, whole.loops[loops[0].name])
-        weights = {side: {"open": opens, "step": longer, "close": 1.0} for side in sides}
-        seconds = dict(zip(sides, _critical(spans, weights, speeds), strict=True))[stage]
-        calls = sum(whole.loops[loop.name].num_calls(stage) for loop in loops)
-        found[stage] = seconds / (calls * probe.shards(stage) * rounds.get(loops[0].opener, 1))
+        shared = probe.plan.shares_workers(loop.name, probe.workflow.num_blocks)
+        weights = {"open": _opens(run, whole, loop.name), "step": _longer(run, whole, loop.name), "close": 1.0}
+        sides = loop.sides if shared else (stage,)
+        seconds = dict(zip(sides, _critical(spans, dict.fromkeys(sides, weights), speeds), strict=True))[stage]
+        calls = whole.loops[loop.name].chunk_steps * probe.shards(stage) * rounds.get(loop.opener, 1)
+        found[stage] = seconds / calls
     return found
 
 
@@ -270,12 +266,10 @@ def _longer(run: Workflow, whole: Workflow, loop: str) -> float:
     return whole.loops[loop].chunk_steps / run.loops[loop].chunk_steps
 
 
-def _opens(steps: int, whole: Loop) -> float:
+def _opens(run: Workflow, whole: Workflow, loop: str) -> float:
     """Returns how often a rollout resets all rows, beyond the resets inside the steps that were run."""
-    episode = whole.typical_steps
-    if not episode:
-        return 1.0
-    return max(1.0, whole.chunk_steps / episode - (steps // episode) * whole.chunk_steps / steps)
+    steps, most, episode = run.loops[loop].chunk_steps, whole.loops[loop].chunk_steps, whole.loops[loop].typical_steps
+    return max(1.0, most / episode - steps // episode * most / steps) if episode else 1.0
 
 
 def _critical(
@@ -331,7 +325,6 @@ def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint:
             expected_rounds=statistics.mean(measured.rounds) if measured.rounds else expected,
             max_rounds=repeated.max_rounds if repeated else 1,
             blocks_per_batch=max(spec.blocks_per_batch for spec in work.stages.values()),
-            every=loop.period if loop else 1,
         ),
         sources=measured.sources,
         disturbed=measured.disturbed,
@@ -352,7 +345,7 @@ def _stage(stage: str, measured: Measurements) -> StageProfile:
     spec = work.stages[stage]
     result = StageProfile(
         name=stage,
-        in_loop=bool(work.loops_of(stage)),
+        in_loop=work.loop_of(stage) is not None,
         items_per_device=np.array(items, float),
         devices=np.array(devices, float),
         seconds=seconds,

@@ -71,12 +71,6 @@ class _Worker:
         with activity.calling(f"{stage}.setup"), activity.meeting(stage, "rendezvous"):
             return _group(context, rendezvous, meeting, timeout_s)
 
-    def regroup(self, stage: str, context: StageContext, rendezvous: Rendezvous, timeout_s: float) -> None:
-        self._host.regroup(stage, self._meet(stage, context, rendezvous, timeout_s))
-
-    def holds_group(self, stage: str) -> bool:
-        return self._host.holds_group(stage)
-
     def clear(self) -> None:
         self._host.clear()
 
