@@ -173,9 +173,9 @@ def uses_accelerators(config: ClusterConfig) -> bool:
 
 
 def gpu_memory_bytes() -> list[int]:
-    """Returns the memory of each visible NVIDIA GPU, as its driver says."""
-    found = _asked_of_gpus("memory.total")  # "[N/A]" of a GPU that shares the host's memory
-    return [int(mebibytes) << 20 if mebibytes.isdigit() else host_memory_bytes() for mebibytes in found]
+    """Returns the memory of each visible NVIDIA GPU: the host's where its driver reports none, since they share it."""
+    reported = _asked_of_gpus("memory.total")  # in MiB, or "[N/A]"
+    return [int(text) << 20 if text.isdigit() else host_memory_bytes() for text in reported]
 
 
 def host_memory_bytes() -> int:
