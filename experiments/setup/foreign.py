@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlinf_embodied.words import exit_code
-
 from envs.foreign.adapter import folder_of
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.errors import ConfigError, RlinfError
@@ -143,4 +141,7 @@ def install_renderer() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except RlinfError as error:
+        sys.exit(f"error: {error}")

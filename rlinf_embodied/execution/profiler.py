@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-import rlinf_embodied
 from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster, Links, processor
 from rlinf_embodied.config import PlanConfig
@@ -79,7 +78,7 @@ def _targets(part: object) -> Iterator[str]:
 
 def code_digest(targets: Iterator[str]) -> str:
     """Returns a digest of this package's source and that of the modules, or whole packages, that targets lie in."""
-    folders = {Path(cast(str, rlinf_embodied.__file__)).parent}
+    folders = {Path(__file__).parents[1]}
     for target in targets:
         top = importlib.util.find_spec(target.partition(".")[0])
         if top is not None and top.origin is not None:
