@@ -294,15 +294,15 @@ class _Stepwise:
             added = [b - a for a, b in zip(last, now, strict=True)] if last else []
             left = loop.chunk_steps - step
             per_step = clocks.driver_s - driver_s
-            if added and left and max(added) - min(added) <= 1e-12 * max(now) and per_step <= added[0]:
-                if clocks.spans is None:
-                    clocks.skip(left, added[0], hosts, ends)
-                    clocks.submitted += left * (clocks.submitted - submitted)
-                    clocks.driver_s += left * per_step
-                    for side, own in self._layouts.items():
-                        for call, device in enumerate(own.devices):
-                            clocks.calls_s[side, device] += left * self._lengths[side][call]
-                    break
+            same = bool(added and left) and max(added) - min(added) <= 1e-12 * max(now) and per_step <= added[0]
+            if same and clocks.spans is None:
+                clocks.skip(left, added[0], hosts, ends)
+                clocks.submitted += left * (clocks.submitted - submitted)
+                clocks.driver_s += left * per_step
+                for side, own in self._layouts.items():
+                    for call, device in enumerate(own.devices):
+                        clocks.calls_s[side, device] += left * self._lengths[side][call]
+                break
             last = now
         self._close()
 

@@ -359,7 +359,7 @@ def test_memory_bounds_how_far_a_front_runs_ahead() -> None:
     pricer = Pricer(work, measured, planning.cluster(2, 10e9))
     for entry in rank(pricer, min_staleness=1, max_staleness=1).plans:
         assert entry.peak_bytes <= 10e9
-    with pytest.raises(PlanError, match="GB short: .* or a smaller staleness"):
+    with pytest.raises(PlanError, match=r"GB short: .* or a smaller staleness"):
         rank(pricer, min_staleness=3, max_staleness=3)
 
 
