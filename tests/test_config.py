@@ -420,7 +420,7 @@ def test_the_plan_json_of_a_run_is_a_plan_file(tmp_path: Path):
         ("name: x", ["neither `items` nor `variants`"]),
         ("- a\n- b", ["holds a list"]),
         ("a: [", ["no valid YAML"]),
-        ("trees: 3", ["trees is 3", "plan.yaml"]),
+        ("variants: 3", ["variants is 3", "plan.yaml"]),
     ],
 )
 def test_a_bad_plan_file_is_refused(tmp_path: Path, text, parts):

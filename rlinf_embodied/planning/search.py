@@ -111,7 +111,7 @@ class Search:
 
     # --------------------------------------------------------------------------------------------------------- memory
     def resident(self, items: Items, exclusive: Pairs = (), never: tuple[str, str] | None = None) -> State:
-        """Returns the items with more pairs of stages exclusive, until all devices have enough memory, if that helps."""
+        """Returns the items with more pairs of stages exclusive, until all devices have enough memory."""
         plan = Plan("", self.cluster.num_devices, items, exclusive, self.staleness)
         needs, memory = self.pricer.memory(plan), self.pricer.memory_bytes
         pairs = set(exclusive)
@@ -400,7 +400,7 @@ class Search:
             pool.append((self.score(state), state))
             if time.monotonic() > until and pool[0][0][0] < math.inf:
                 return True
-        pool = sorted(dict((state, (score, state)) for score, state in pool).values(), key=lambda entry: entry[0])[:12]
+        pool = sorted({state: (score, state) for score, state in pool}.values(), key=lambda entry: entry[0])[:12]
         most = MOVES / (len(self.stages) * self.cluster.num_devices)
         most = round(budget * min(MOST_MOVES, max(LEAST_MOVES, most)))
         patience = 30 + 15 * len(self.stages)
