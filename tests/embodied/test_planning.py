@@ -32,7 +32,7 @@ from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.trainer import Trainer
 
-APART = "auto: (rollout disaggregated > actor)"
+APART = "auto: env on 0 | policy on 1 in 2 shards > actor on 0"
 
 
 def profile_file(folder: Path, **stages: dict) -> Path:
@@ -179,7 +179,7 @@ def test_a_profile_without_a_stage_or_with_a_negative_number_is_refused(tmp_path
 def test_too_little_memory_for_any_plan_says_what_is_short_by_how_much_and_for_which_plan(tmp_path) -> None:
     loop = {"items_per_device": [2, 4], "devices": [1], "s_per_chunk_step": 0.002, "resident_bytes": 3e9}
     path = profile_file(tmp_path, env=loop, policy=loop)
-    with pytest.raises(PlanError, match=r"even \(.*rollout.*\) needs 3.00 GB for .* has 1.00 GB, 2.00 GB short"):
+    with pytest.raises(PlanError, match=r"even env on .* needs 3.00 GB for .* has 1.00 GB, 2.00 GB short"):
         refused(tmp_path, run(tmp_path, f"plan.profile={path}"), memory_bytes=2 * 10**9)
 
 

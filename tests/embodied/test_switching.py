@@ -28,7 +28,7 @@ def test_the_hybrid_preset_keeps_simulator_and_policy_apart_and_the_learner_ever
     env, policy, actor = (set(plan.places()[stage].devices) for stage in ("env", "policy", "actor"))
     assert not env & policy
     assert actor == env | policy == set(range(devices))
-    assert plan.loops()["rollout"].shards == 2
+    assert plan.item_of("env").shards == 2
 
 
 @pytest.mark.accelerator

@@ -219,16 +219,16 @@ def test_generated_problems_that_do_not_fit(tmp_path, nothing_starts, overrides,
         ),
         (
             ["plan=pipelined", "cluster.num_devices=2", "algorithm.epochs=2"],
-            ["plan pipelined calls actor for 1 blocks at a time", "accepts (0,)"],
+            ["plan pipelined streams", "actor accepts (0,) blocks per call"],
         ),
         (["plan=disaggregated"], ["plan disaggregated needs at least 2 devices", "use plan=collocated"]),
         (
             ["cluster.num_devices=3"],
-            ["gives generation 3 devices", "works on 2 blocks at a time", "2 sets", "algorithm.prompts_per_iteration"],
+            ["gives generation 3 devices", "2 batches of 2 blocks", "algorithm.prompts_per_iteration"],
         ),
         (
             ["cluster.num_devices=5", "generation.rows_per_batch=8"],
-            ["devices, but there are only 4 blocks", "generation.rows_per_block"],
+            ["devices, but there are only 4 blocks per call", "generation.rows_per_block"],
         ),
     ],
 )
