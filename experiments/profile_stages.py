@@ -22,7 +22,7 @@ REASONING, SIZES = "workflow=reasoning", "block_sizes="
 def profile(given: list[str]) -> Callable[[TrainConfig | MathConfig], None]:
     def work(config: TrainConfig | MathConfig) -> None:
         # it imports torch: only once the rest of the input is known to be right
-        from rlinf_embodied.stage_profiles import profile_stages, sizes_in
+        from rlinf_embodied.tools.stage_profiles import profile_stages, sizes_in
 
         profile_stages(config, sizes_in(given))
 
