@@ -13,12 +13,12 @@ goes to memory.md and memory.json.
 
 from pathlib import Path
 
-from rlinf_embodied.command_line import planning_main
+from rlinf_embodied.command_line import main
 from rlinf_embodied.config import MemoryConfig, PlanningConfig, Precision
 from rlinf_embodied.planning.explain import rank
-from rlinf_embodied.planning.measured import linked, workflow_for
 from rlinf_embodied.planning.memory import PolicyShape
 from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.profile import linked, workflow_for
 from rlinf_embodied.planning_inputs import find_cluster, find_model, find_profile
 from rlinf_embodied.planning_outputs import memory_tables, show_plans, write_plans, write_tables
 
@@ -69,4 +69,4 @@ def memory_shapes(path: Path, memory: MemoryConfig) -> dict[str, PolicyShape]:
 
 
 if __name__ == "__main__":
-    planning_main(plan)
+    main(plan, PlanningConfig)

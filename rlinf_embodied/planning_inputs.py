@@ -13,8 +13,7 @@ from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.plan import Plan, resolve_on
 from rlinf_embodied.planning.planner import Mode, find_plans
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import Profile
-from rlinf_embodied.planning.profile_file import load_profile
+from rlinf_embodied.planning.profile import Profile, load_profile
 
 
 def find_profile(config: ProfiledConfig) -> Profile:

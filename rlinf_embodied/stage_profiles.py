@@ -15,8 +15,8 @@ from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.planning.explain import Ranked, rank
-from rlinf_embodied.planning.measured import as_measured, linked
 from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.profile import as_measured, linked
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.sessions import open_session

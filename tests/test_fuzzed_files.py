@@ -20,7 +20,7 @@ from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.planning.plan import resolve
-from rlinf_embodied.planning.profile_file import load_profile, parse_profile
+from rlinf_embodied.planning.profile import load_profile, parse_profile
 
 FEW = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SCALARS = st.one_of(

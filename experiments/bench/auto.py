@@ -59,10 +59,9 @@ from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.drift import Prediction, predict
 from rlinf_embodied.planning.explain import rank, rows
-from rlinf_embodied.planning.measured import as_measured, linked
 from rlinf_embodied.planning.plan import Plan, resolve_on
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import DISTURBED
+from rlinf_embodied.planning.profile import DISTURBED, as_measured, linked
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.telemetry.tables import text_table

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rlinf_embodied.chaos.faults import MISSING, Chaos, schedule
 from rlinf_embodied.chaos.harm import two_nodes
-from rlinf_embodied.chaos.session import LEARNERS, ChaosSession
+from rlinf_embodied.chaos.session import ChaosSession
 from rlinf_embodied.chaos.settings import Options, configure
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
@@ -40,18 +39,15 @@ def report(chaos: Chaos, folder: Path) -> str:
     for number, fault in enumerate(chaos.come):
         until = chaos.come[number + 1].at if number + 1 < len(chaos.come) else float("inf")
         own = [record for record in records if fault.at <= record["at"] < until]
-        lost, mended = (sum(record[key] for record in own) for key in ("lost_s", "recovery_s"))
+        lost, restored = (sum(record[key] for record in own) for key in ("lost_s", "recovery_s"))
         seen = min((record["at"] for record in own), default=fault.at) - fault.at
-        costs.append(lost + mended)
-        kinds.setdefault(fault.kind, []).append((seen, lost + mended))
-        again = ", ".join(f"{record['work']}: {repeated(record)}" for record in own) or "nothing"
-        seconds = {"seen": seen, "work lost": lost, "recovery": mended}
+        costs.append(lost + restored)
+        kinds.setdefault(fault.kind, []).append((seen, lost + restored))
+        again = ", ".join(record["work"] for record in own) or "nothing"
+        seconds = {"seen": seen, "work lost": lost, "recovery": restored}
         row = {"fault": fault.kind, "phase": fault.phase, "met": fault.met, "done again": again}
         rows.append(row | {f"{key} s": f"{value:.1f}" for key, value in seconds.items()})
     last = f"{len(chaos.come)} of {len(chaos.faults)} faults came, {len(records)} recoveries"
-    inside = [record["repeated"] for record in records if record["repeated"] is not None]
-    if inside:
-        last += f"; {len(inside)} of them repeated only what was lost: {shares(records)}"
     if costs:
         last += f"; seconds lost per fault: median {statistics.median(costs):.1f}, worst {max(costs):.1f}"
     by_kind = [
@@ -60,26 +56,6 @@ def report(chaos: Chaos, folder: Path) -> str:
         for kind, several in sorted(kinds.items())
     ]
     return "\n".join([text_table(rows, "faults:"), text_table(by_kind, "by kind:"), last] if rows else [last])
-
-
-def repeated(record: Mapping[str, Any]) -> str:
-    """Returns what a recovery did again, for example "2 of 4 blocks, 1 update"."""
-    if record["repeated"] is None:
-        return "all of it"
-    blocks, updates = _blocks(record), int(any(stage in LEARNERS for stage in record["repeated"]))
-    told = [f"{blocks} of {record['num_blocks']} blocks"] * bool(blocks) + [f"{updates} update"] * bool(updates)
-    return ", ".join(told) or "nothing"
-
-
-def _blocks(record: Mapping[str, Any]) -> int:
-    """Returns the blocks that were sampled or scored again."""
-    return max((number for stage, number in record["repeated"].items() if stage not in LEARNERS), default=0)
-
-
-def shares(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns how much of an iteration's blocks its mended faults cost: the median and the worst."""
-    found = [_blocks(record) / max(1, record["num_blocks"]) for record in records if record["repeated"] is not None]
-    return f"blocks, median {100 * statistics.median(found):.0f} %, worst {100 * max(found):.0f} %"
 
 
 def _middle_and_worst(seconds: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""Which fault comes when: a schedule drawn from a seed, each fault when the one before is mended."""
+"""Which fault comes when: a schedule drawn from a seed, each fault when the run has recovered from the one before."""
 
 from __future__ import annotations
 

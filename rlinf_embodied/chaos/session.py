@@ -22,7 +22,6 @@ _METHODS = {
     "install_weights": "transfer",
     "export_snapshot": "snapshot",
     "import_snapshot": "restore",
-    "send_whole": "restore",
     "save": "checkpoint",
     "export_state": "checkpoint",
 }

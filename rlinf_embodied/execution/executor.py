@@ -3,7 +3,7 @@
 The plan tree becomes a list of steps (schedule.py), which are submitted in order.  One iteration, for
 `temporal: [loop(env, policy), leaf(actor)]`:
 
-    1. loop    every worker's blocks go round between opener and answerer, and stages in between when it is their turn
+    1. loop    every worker's blocks go round between opener and answerer
                (loops.py).
     2. leaf    gets, block by block, what the edges into it brought; all workers of a collective stage start at once.
     3. weights go to the workers of a weight edge's target that do not share a process with its source.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from rlinf_embodied.planning.probes import collocated
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.node_files import paths_in
-from rlinf_embodied.runtime.session import MendingSession, Ref, SerialSession, Session, of_type
+from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
 from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, WeightEdge, Workflow
 
 _LOG = logging.getLogger(__name__)
@@ -94,22 +94,6 @@ class Executor:
             self._session.provide(self.workers(name), path)
         return self._session.add_stage(spec, self._hosts.contexts(name))
 
-    def can_renew(self, session: MendingSession) -> bool:
-        """Returns whether `renew` is possible: no stage holds what is inside of its group."""
-        meeting = [spec for spec in self.workflow.stages.values() if spec.collective]
-        return all(session.can_renew(spec, self.workers(spec.name)) for spec in meeting)
-
-    def renew(self, session: MendingSession, anew: Collection[int]) -> None:
-        """Builds the stages of replaced workers again; stages that exchange data get other groups, whoever hosts them.
-
-        Raises:
-            RlinfError: what a worker raised, or that it was lost.
-        """
-        for name in self.workflow.order():
-            spec, contexts = self.workflow.stages[name], self._hosts.contexts(name)
-            if (spec.collective and len(contexts) > 1) or not set(self.workers(name)).isdisjoint(anew):
-                session.renew_stage(spec, contexts, anew)
-
     # ---------------------------------------------------------------------------------------------------- iteration
     def run(self, step_context: StepContext, follow: Follow = _FOLLOW) -> IterationResult:
         """Runs one iteration of the workflow and returns when its weights are installed.
@@ -145,13 +129,10 @@ class Executor:
         return step.node.stages[0].stage if isinstance(step.node, LoopNode) else step.node.stage
 
     def _finish(self, state: Iteration) -> None:
-        """Waits for the last stages, and sends weights on; both once more where a worker was lost in it."""
-
-        def send() -> None:
-            for edge in self.workflow.weight_edges:
-                self.sync_weights(edge.source, edge.target, state)
-
-        self.submitter.collect(state, before=send)
+        """Sends the new weights to the copies and waits for the last stages."""
+        for edge in self.workflow.weight_edges:
+            self.sync_weights(edge.source, edge.target, state)
+        self.submitter.collect(state)
 
     def _run_steps(self, steps: Sequence[Step], state: Iteration) -> None:
         for step in steps:
@@ -208,9 +189,8 @@ class Executor:
         loop, before = self.workflow.loops[node.loop], state.step_context
         self._enter(loop.sides, state)
         base = replace(before, message=state.message_for(self._repeats.get(loop.opener, ())))
-        first = self.workflow.first_round(loop.name)
         for number in range(loop.max_rounds):
-            state.step_context = replace(base, round=first + number)
+            state.step_context = replace(base, round=number)
             if loop.name in self._handover.fused:
                 self._loops.run_fused(loop, state)
             else:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
-from rlinf_embodied.errors import HangError, WorkerError
-from rlinf_embodied.execution.call_log import CallLog
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Ref, of_type
 from rlinf_embodied.telemetry.trace import Span
@@ -45,7 +43,6 @@ class Iteration:
     timings: list[Ref] = field(default_factory=list)
     decisions: dict[str, object] = field(default_factory=dict)  # what repeats tell the stages downstream of them
     result: IterationResult = field(default_factory=IterationResult)
-    calls: CallLog = field(default_factory=CallLog)  # what was submitted, where it may be mended
 
     def message_for(self, repeats: Sequence[str]) -> object:
         """Returns what a stage is told that the data of these repeats reaches: the message of the last one of them.
@@ -54,11 +51,3 @@ class Iteration:
         """
         reaching = [name for name in repeats if name in self.decisions]
         return self.decisions[reaching[-1]] if reaching else self.step_context.message
-
-
-class Mends(Protocol):
-    """What an executor asks when workers are lost; see mending.py."""
-
-    def mend(self, state: Iteration, error: WorkerError | HangError) -> None:
-        """Brings the iteration under way again, or raises the error."""
-        ...

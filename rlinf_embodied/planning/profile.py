@@ -1,18 +1,40 @@
-"""What the stages cost on real devices, as values that are read between measured points; files: profile_file.py."""
+"""What the stages of a workflow cost on real devices: the data, its JSON form, and the checks of both.
+
+One stage of a file (a loop's stage has s_per_chunk_step instead of s_per_call; a number stands for a constant table):
+
+    "actor": {"items_per_device": [32, 64], "devices": [1, 8],
+              "s_per_call": [[10.0, 10.8], [19.5, 20.4]],            by items (rows) and devices (columns)
+              "resident_bytes": [[5e10, 2e10], [5e10, 2e10]],        on each device while the stage is loaded
+              "shared_bytes": 1.4e10,                                the part it shares with a weight edge's other end
+              "working_bytes": [[1e10, 1e10], [1.5e10, 1.5e10]],     on top, while a call runs
+              "offloaded_bytes": 1e9, "offload_s": 2.0, "onload_s": 2.0, "cores_per_device": 2}
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import difflib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlinf_embodied.cluster.hardware import Links
+from rlinf_embodied.cluster.hardware import Cluster, Links
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.plug_ins import load_plug_in
+from rlinf_embodied.workflow.graph import Workflow
 
 Floats = NDArray[np.float64]
+Ends = tuple[str, str]  # of an edge
+Value = TypeVar("Value")
+FORMAT = "rlinf-profile/2"
 DISTURBED = 0.1  # share of measured seconds in which work waited for a core that others had: a quiet machine has less
+_LARGEST = 1e30  # beyond any seconds and bytes; sums of such numbers stay finite
+_TABLES = ("seconds", "resident_bytes", "working_bytes")
 
 
 def interpolate(x: ArrayLike, xs: Floats, ys: Floats) -> Floats:
@@ -27,8 +49,7 @@ def interpolate(x: ArrayLike, xs: Floats, ys: Floats) -> Floats:
     if len(xs) == 1:
         return np.broadcast_to(ys[0], (*x.shape, *ys.shape[1:])).astype(float)
     right = np.clip(np.searchsorted(xs, x, side="left"), 1, len(xs) - 1)
-    low, high = xs[right - 1], xs[right]
-    share = np.maximum((x - low) / (high - low), 0.0)
+    share = np.maximum((x - xs[right - 1]) / (xs[right] - xs[right - 1]), 0.0)
     share = share.reshape(share.shape + (1,) * (ys.ndim - 1))
     value = ys[right - 1] + share * (ys[right] - ys[right - 1])
     beyond = (x > xs[-1]).reshape(share.shape)
@@ -37,49 +58,82 @@ def interpolate(x: ArrayLike, xs: Floats, ys: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class StageProfile:
-    """Measurements of one stage; tables are [items_per_device, devices]."""
+    """Measurements of one stage; tables are [items_per_device, devices], and a number stands for a constant one.
+
+    Raises:
+        ConfigError: a number is not finite or is negative, or an axis or table has the wrong shape.
+    """
 
     name: str
+    in_loop: bool
+    seconds: Floats  # per call, or per chunk-step of a loop's stage
     items_per_device: Floats
     devices: Floats
-    seconds: Floats  # per call of a leaf, per chunk-step of a loop's stage
     resident_bytes: Floats
     working_bytes: Floats
-    in_loop: bool
-    stays: bool = False  # it cannot leave a device, so that no plan may switch it
-    offloaded_bytes: float = 0.0  # in files: parked_bytes, park_s, unpark_s
+    stays: bool = False  # it cannot be offloaded
+    shared_bytes: float = 0.0  # of them, those held once where a weight edge's other end is in its worker
+    offloaded_bytes: float = 0.0  # what stays on the device once offloaded
     offload_s: float = 0.0
     onload_s: float = 0.0
     cores_per_device: float = 0.0
     bootstrap_fraction: float = 0.0  # a loop's last call (values only), as a share of a chunk-step
-    kind_factors: Mapping[str, float] = field(default_factory=dict)  # how much longer it takes on other device kinds
+    spread_s: float = 0.0  # largest difference between repetitions of one measurement
+    kind_factors: Mapping[str, float] = field(default_factory=dict)  # time on other kinds of devices, relative to this
     finish_quantiles: tuple[tuple[float, float], ...] = ()  # (share of items done, share of the call's time), ascending
+
+    def __post_init__(self) -> None:
+        path = f"stages.{self.name}"
+        _check_fields(self, path)
+        for axis in ("items_per_device", "devices"):
+            numbers = _numbers(getattr(self, axis), f"{path}.{axis}")
+            if numbers.ndim != 1 or not numbers.size or numbers[0] <= 0 or (np.diff(numbers) <= 0).any():
+                _refuse(f"{path}.{axis}", getattr(self, axis), "an ascending list of positive numbers")
+            object.__setattr__(self, axis, numbers)
+        shape = (len(self.items_per_device), len(self.devices))
+        for name in _TABLES:
+            key = f"{path}.{self.time_key if name == 'seconds' else name}"
+            table = _numbers(getattr(self, name), key)
+            if table.ndim and table.shape != shape:
+                rule = f"a table of {shape[0]} rows (items_per_device) and {shape[1]} columns (devices)"
+                _refuse(key, getattr(self, name), rule)
+            object.__setattr__(self, name, np.broadcast_to(table, shape))
+        if shape[0] == 1 and not self.in_loop and self.seconds.any():
+            raise ConfigError(f"{path}.items_per_device is {self.items_per_device}, but a slope needs two points")
+        for kind, factor in _mapping(self.kind_factors, f"{path}.kind_factors").items():
+            _check("float", factor, f"{path}.kind_factors.{kind}")
+        pairs = _numbers(self.finish_quantiles, f"{path}.finish_quantiles")
+        if pairs.size and (pairs.shape[1:] != (2,) or (np.diff(pairs, axis=0) < 0).any() or (pairs[-1] != 1).any()):
+            rule = "a list of ascending pairs [share of items, share of time] that end at [1, 1]"
+            _refuse(f"{path}.finish_quantiles", self.finish_quantiles, rule)
+        object.__setattr__(self, "finish_quantiles", tuple(map(tuple, pairs.tolist())))
+
+    @property
+    def time_key(self) -> str:
+        """The name of its seconds in a file."""
+        return "s_per_chunk_step" if self.in_loop else "s_per_call"
 
     def _at(self, table: Floats, items: ArrayLike, devices: ArrayLike) -> Floats:
         items, devices = np.broadcast_arrays(np.asarray(items, float), np.asarray(devices, float))
-        flat_items, flat_devices = items.ravel(), devices.ravel()
-        by_device = interpolate(flat_items, self.items_per_device, table)  # [n, number of device counts]
+        by_device = interpolate(items.ravel(), self.items_per_device, table)  # [n, number of device counts]
         if len(self.devices) == 1:
             return by_device[:, 0].reshape(items.shape)
-        right = np.clip(np.searchsorted(self.devices, flat_devices), 1, len(self.devices) - 1)
-        rows = np.arange(len(flat_items))
+        at, rows = np.clip(devices.ravel(), self.devices[0], None), np.arange(items.size)
+        right = np.clip(np.searchsorted(self.devices, at), 1, len(self.devices) - 1)
         low, high = by_device[rows, right - 1], by_device[rows, right]
-        span = self.devices[right] - self.devices[right - 1]
-        share = np.maximum((flat_devices - self.devices[right - 1]) / span, 0.0)
-        value = low + share * (high - low)
-        beyond = flat_devices > self.devices[-1]
-        return np.where(beyond, np.maximum(value, 0.0), value).reshape(items.shape)
+        share = (at - self.devices[right - 1]) / (self.devices[right] - self.devices[right - 1])
+        return np.maximum(low + share * (high - low), 0.0).reshape(items.shape)
 
     def call_s(self, items: ArrayLike, devices: ArrayLike) -> Floats:
         """Returns the seconds of a call (or chunk-step) with `items` per device on `devices` devices."""
         return self._at(self.seconds, items, devices)
 
     def resident(self, items: ArrayLike, devices: ArrayLike) -> Floats:
-        """Returns the bytes on each device while the stage stays there and owns `items` per device."""
+        """Returns the bytes on each device while the stage is loaded and owns `items` per device."""
         return self._at(self.resident_bytes, items, devices)
 
     def working(self, items: ArrayLike, devices: ArrayLike) -> Floats:
-        """Returns the bytes on each device beside the resident ones while a call with `items` per device runs."""
+        """Returns the bytes on each device on top of the resident ones while a call with `items` per device runs."""
         return self._at(self.working_bytes, items, devices)
 
     def finish_share(self, share_of_items: ArrayLike) -> Floats:
@@ -89,28 +143,40 @@ class StageProfile:
         xs, ys = np.array(self.finish_quantiles, dtype=float).T
         return np.interp(np.asarray(share_of_items, float), xs, ys)
 
+    def to_dict(self) -> dict[str, object]:
+        """Returns the stage as in a file."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        plain = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in values.items()}
+        seconds, _, _ = plain.pop("seconds"), plain.pop("name"), plain.pop("in_loop")
+        return {**plain, "kind_factors": dict(self.kind_factors), self.time_key: seconds}
+
 
 @dataclass(frozen=True, slots=True)
 class WeightProfile:
-    """What sending weights along a weight edge costs beside the wire."""
+    """What sending one version along a weight edge takes; the wire's time follows from the bytes."""
 
     bytes: float
     export_s: float = 0.0
     install_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check_fields(self, "weights")
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The job that was measured: what a workflow is made for when only the profile is at hand."""
+    """The job that was measured: what a workflow is made of when only the profile is at hand."""
 
-    workflow: str
+    workflow: str  # dotted path of the function that makes it
     num_items: int
     items_per_block: int = 1
     chunk_steps: int = 1
     expected_rounds: float = 1.0
     max_rounds: int = 1
-    blocks_per_batch: int = 1  # of a stage with long tails; "together" in files
-    every: int = 1  # chunk-steps from one turn of a loop's stage in between to the next
+    blocks_per_batch: int = 1
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "workload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +186,8 @@ class Profile:
     name: str
     device_kind: str
     stages: Mapping[str, StageProfile]
-    edge_bytes_per_item: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    weights: Mapping[tuple[str, str], WeightProfile] = field(default_factory=dict)
+    edge_bytes_per_item: Mapping[Ends, float] = field(default_factory=dict)
+    weights: Mapping[Ends, WeightProfile] = field(default_factory=dict)
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     workload: Workload | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -145,6 +211,11 @@ class Profile:
             for j, devices in enumerate(stage.devices)
         ]
 
+    def unmeasured_kinds(self, cluster: Cluster) -> list[str]:
+        """Returns the kinds of devices of a cluster on which no stage was measured, so that no plan can use them."""
+        known = {self.device_kind, *itertools.chain.from_iterable(s.kind_factors for s in self.stages.values())}
+        return sorted({group.kind for group in cluster.node_groups()} - known)
+
     def require(self, stages: Iterable[str], loop_stages: Iterable[str] = ()) -> None:
         """Checks that every stage of a workflow was measured, in the way it is used.
 
@@ -159,21 +230,191 @@ class Profile:
                     f"{sorted(self.stages)}: profile this workflow again"
                 )
             if self.stages[stage].in_loop != (stage in inside):
-                has, needs = ("s_per_call", "s_per_chunk_step")[:: 1 if stage in inside else -1]
                 raise ConfigError(
-                    f"profile {self.name}: stage {stage!r} has {has}, but the workflow uses it "
-                    f"{'inside' if stage in inside else 'outside'} a loop, which needs {needs}: profile it again"
+                    f"profile {self.name}: stage {stage!r} has {self.stages[stage].time_key}, but the workflow uses it "
+                    f"{'inside' if stage in inside else 'outside'} a loop: profile it again"
                 )
 
-    def require_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
-        """Checks that the profile was measured under the same conditions.
+    def to_dict(self) -> dict[str, object]:
+        """Returns the profile as in a file."""
+        ends = lambda table, of: {f"{a}->{b}": of(value) for (a, b), value in table.items()}  # noqa: E731
+        return {
+            "format": FORMAT,
+            **{key: getattr(self, key) for key in ("name", "device_kind", "disturbed")},
+            **{key: dict(getattr(self, key)) for key in ("fingerprint", "sources")},
+            "stages": {name: stage.to_dict() for name, stage in self.stages.items()},
+            "edge_bytes_per_item": ends(self.edge_bytes_per_item, float),
+            "weights": ends(self.weights, _plain),
+            **({"workload": _plain(self.workload)} if self.workload else {}),
+            **({"links": _plain(self.links)} if self.links else {}),
+        }
 
-        Raises:
-            ConfigError: names the entry that differs.
-        """
-        for key, value in fingerprint.items():
-            if self.fingerprint.get(key) != value:
-                raise ConfigError(
-                    f"profile {self.name}: fingerprint.{key} is {self.fingerprint.get(key)!r}, but here it is "
-                    f"{value!r}: profile the stages again on this machine and config"
-                )
+
+def load_profile(path: Path) -> Profile:
+    """Returns the profile in a JSON file.
+
+    Raises:
+        ConfigError: the file cannot be read, or breaks a rule of the format.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): give the path of a profile") from error
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
+        raise ConfigError(f"{path} is no valid JSON ({error}): measure it again") from error
+    return parse_profile(data, str(path))
+
+
+def parse_profile(data: object, path: str = "profile") -> Profile:
+    """Returns the profile in plain data.
+
+    Raises:
+        ConfigError: names the key, its value and the rule.
+    """
+    try:
+        return _parsed(data, path)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _parsed(data: object, path: str) -> Profile:
+    body = _mapping(data, "it", ("format", *_keys(Profile)))
+    if body.get("format") != FORMAT:
+        raise ConfigError(f"format is {body.get('format')!r}, but this version reads {FORMAT!r}: measure it again")
+    stages = _mapping(body.get("stages"), "stages")
+    if not stages:
+        _refuse("stages", stages, "at least one stage by its name")
+    return Profile(
+        name=str(body.get("name", path)),
+        device_kind=str(body.get("device_kind", "cpu")),
+        stages={name: _stage(name, entry) for name, entry in stages.items()},
+        edge_bytes_per_item=_by_edge(body, "edge_bytes_per_item", _number),
+        weights=_by_edge(body, "weights", lambda value, at: _record(WeightProfile, value, at)),
+        workload=None if body.get("workload") is None else _record(Workload, body["workload"], "workload"),
+        disturbed=_number(body.get("disturbed", 0.0), "disturbed"),
+        links=None if body.get("links") is None else _record(Links, body["links"], "links"),
+        fingerprint={key: str(value) for key, value in _mapping(body.get("fingerprint", {}), "fingerprint").items()},
+        sources={key: str(value) for key, value in _mapping(body.get("sources", {}), "sources").items()},
+    )
+
+
+def _stage(name: str, data: object) -> StageProfile:
+    path, times = f"stages.{name}", ("s_per_call", "s_per_chunk_step")
+    body = dict(_mapping(data, path, ("note", *times, *_keys(StageProfile)[3:])))
+    body.pop("note", None)
+    timed = [key for key in times if key in body]
+    if len(timed) != 1:
+        raise ConfigError(f"{path} has {timed or 'no times'}, but it needs one of {', '.join(times)}: measure it again")
+    given = {"items_per_device": None, "devices": None, "resident_bytes": 0.0, "working_bytes": 0.0} | body
+    return StageProfile(name=name, seconds=given.pop(timed[0]), in_loop=timed[0] == times[1], **given)  # type: ignore
+
+
+def _by_edge(body: Mapping[str, object], key: str, read: Callable[[object, str], Value]) -> dict[Ends, Value]:
+    found = {}
+    for text, value in _mapping(body.get(key, {}), key).items():
+        source, arrow, target = (part.strip() for part in text.partition("->"))
+        if not (source and arrow and target):
+            raise ConfigError(f"{key}: the edge {text!r} has not the form 'source->target': correct it")
+        found[source, target] = read(value, f"{key}.{text}")
+    return found
+
+
+def _record(kind: type[Value], data: object, path: str) -> Value:
+    """Returns a dataclass of plain values."""
+    body = _mapping(data, path, _keys(kind))
+    for entry in fields(kind):  # type: ignore[arg-type]
+        if entry.name in body:
+            _check(str(entry.type), body[entry.name], f"{path}.{entry.name}")
+        elif entry.default is MISSING:
+            raise ConfigError(f"{path}.{entry.name} is missing: add it, or measure again")
+    return kind(**body)
+
+
+def _keys(kind: type) -> tuple[str, ...]:
+    return tuple(entry.name for entry in fields(kind))
+
+
+def _mapping(data: object, path: str, known: Sequence[str] = ()) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        _refuse(path, data, "keys with values")
+    for key in data if known else ():
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+            hint = f" did you mean {close[0]}?" if close else ""
+            raise ConfigError(
+                f"{path}.{key} is unknown:{hint} times are in seconds (_s, s_per_...) and sizes in bytes (_bytes), and "
+                f"the keys are {', '.join(known)}"
+            )
+    return data
+
+
+def _check(kind: str, value: Any, path: str) -> None:
+    """Checks a value by its declared type; types that are not plain are checked elsewhere."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind == "float" and not (is_number and 0 <= value <= _LARGEST):
+        _refuse(path, value, "a number that is finite and not negative")
+    if kind == "int" and not (is_number and isinstance(value, int) and 1 <= value <= _LARGEST):
+        _refuse(path, value, "a whole number from 1")
+    if kind in ("str", "bool") and not isinstance(value, str if kind == "str" else bool):
+        _refuse(path, value, "a text" if kind == "str" else "true or false")
+
+
+def _number(value: Any, path: str) -> float:
+    _check("float", value, path)
+    return float(value)
+
+
+def _check_fields(record: object, path: str) -> None:
+    for entry in fields(record):  # type: ignore[arg-type]
+        _check(str(entry.type), getattr(record, entry.name), f"{path}.{entry.name}")
+
+
+def _numbers(value: object, path: str) -> Floats:
+    """Returns a number, or nested lists of them, as an array."""
+    if isinstance(value, np.ndarray):
+        if not ((value >= 0) & (value <= _LARGEST)).all():
+            _refuse(path, value.tolist(), "finite and not negative")
+        return value.astype(float)
+    if not isinstance(value, (list, tuple)):
+        return np.array(_number(value, path))
+    parts = [_numbers(part, path) for part in value]
+    if len({part.shape for part in parts}) > 1:
+        _refuse(path, value, "a table whose rows are equally long")
+    return np.array(parts, dtype=float)
+
+
+def _refuse(path: str, value: object, rule: str) -> NoReturn:
+    raise ConfigError(f"{path} is {value!r}, but it is {rule}: correct the profile or measure it again")
+
+
+def _plain(record: object) -> dict[str, object]:
+    return {entry.name: getattr(record, entry.name) for entry in fields(record)}  # type: ignore[arg-type]
+
+
+def workflow_for(profile: Profile, name: str | None = None) -> Workflow:
+    """Returns the graph that was measured, without configs: `workload.workflow` called with workload and stage names.
+
+    Raises:
+        ConfigError: the profile names no workload, or nothing that can be called so, or another workflow than `name`.
+    """
+    work, where = profile.workload, f"profile {profile.name}: workload"
+    if work is None:
+        raise ConfigError(f"{where} is missing, but a plan is made for one: use a profile that was measured for one")
+    workflow = load_plug_in(work.workflow, f"{where}.workflow", "work", "stages")(work, tuple(profile.stages))
+    assert isinstance(workflow, Workflow), f"{work.workflow} makes a {type(workflow).__name__}"
+    if name not in (None, workflow.name):
+        raise ConfigError(
+            f"{where}.workflow is {work.workflow!r}, of {workflow.name}, but workflow={name} is asked for: use a "
+            "profile of that workflow"
+        )
+    return workflow
+
+
+def as_measured(workflow: Workflow, profile: Profile) -> Workflow:
+    """Returns the workflow with the rounds that its repeats took when it was measured."""
+    return workflow if profile.workload is None else workflow.with_rounds(profile.workload.expected_rounds)
+
+
+def linked(cluster: Cluster, profile: Profile) -> Cluster:
+    """Returns the cluster with the wire that was measured, where one was."""
+    return cluster if profile.links is None else replace(cluster, links=profile.links)

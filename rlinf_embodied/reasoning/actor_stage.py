@@ -282,10 +282,6 @@ class ActorStage(LanguageStage):
         """
         return export_weights(self._shared.policy.module, self._shared.version, whole=not self._updated)
 
-    def send_whole(self, step_context: StepContext) -> None:
-        """Lets the next export be of all weights."""
-        self._updated = False
-
     def weights_digest(self, step_context: StepContext) -> str:
         """Returns the SHA-256 of all weights."""
         return weights_sha256(self._shared.policy.module.state_dict())

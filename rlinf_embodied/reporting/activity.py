@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import stored_tree
 from rlinf_embodied.errors import RlinfError
-from rlinf_embodied.planning.measured import as_measured, linked, workflow_for
 from rlinf_embodied.planning.plan import resolve
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile_file import load_profile
+from rlinf_embodied.planning.profile import as_measured, linked, load_profile, workflow_for
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.reporting.runs import Run
 from rlinf_embodied.telemetry.trace import Span

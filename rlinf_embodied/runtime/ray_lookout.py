@@ -3,7 +3,6 @@
 note          a call is on its way
 get, secure   wait for answers, and meanwhile look after the workers: switchboard.py asks them, watch.py judges
               an error is raised as its cause: of all that is seen within a moment, what others are consequences of
-settle        the end of all calls, whatever it is, before lost workers are replaced
 """
 
 from __future__ import annotations
@@ -167,20 +166,6 @@ class Lookout:
         gone = {caller.worker for caller in self._switchboard.gone()}
         return {worker for worker in (*workers, *gone) if worker in self._actors}
 
-    def settle(self) -> set[int]:
-        """Returns when every call has ended; or before, with workers that die or hang meanwhile."""
-        while True:
-            self._look(list(self._waiting))
-            gone = self.at_fault(())
-            pending = [cast(ray.ObjectRef, ref) for ref in self._waiting if ref not in self._looked]
-            if gone or not pending:
-                return gone
-            if ray.wait(pending, num_returns=len(pending), timeout=_TICK_S)[1]:
-                try:
-                    self.diagnose("the calls under way, before lost workers are started anew")
-                except HangError as error:
-                    return self.at_fault(error.workers)
-
     def stuck(self) -> list[int]:
         """Returns the workers that run calls of the old attempt still, or are dead; those that only start are not."""
         up = [worker for worker in self._actors if worker in self._switchboard.callers]
@@ -194,16 +179,6 @@ class Lookout:
             except RayError:
                 stuck.append(waits[ref])
         return stuck
-
-    def deaf(self) -> set[int]:
-        """Returns workers that have not heard by now that groups are closed: they might close those that follow."""
-        deadline, deaf = time.monotonic() + _LET_GO_S, set(self._switchboard.callers)
-        while deaf and time.monotonic() < deadline:
-            callers = self._switchboard.ask(_ANSWER_S)
-            deaf = {worker for worker in deaf & callers.keys() if callers[worker].silent_since is not None}
-        for worker in deaf:
-            _LOG.warning("worker %d answers nothing: it is started anew, too", worker)
-        return self.at_fault(tuple(deaf))
 
     def _cause(self, waiting: str) -> RlinfError:
         """Returns the error that all others are consequences of; what has failed is forgotten with it."""

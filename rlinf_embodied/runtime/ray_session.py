@@ -16,14 +16,13 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
 from ray.experimental import get_object_locations
 
 from rlinf_embodied import portable
@@ -75,6 +74,7 @@ class RaySession:
 
     # --------------------------------------------------------------------------------------------------------- workers
     def start(self, workers: Sequence[WorkerSpec]) -> None:
+        """See Session."""
         new = [spec for spec in workers if spec.worker not in self._actors]
         self._placement.reserve(new)
         self._files.prepare({spec.node for spec in new if spec.node is not None}, portable.library_path())
@@ -87,27 +87,18 @@ class RaySession:
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """See Session; a collective stage gets a process group with a rendezvous of its own."""
-        return self._set_up(spec, contexts, {context.worker for context in contexts})
-
-    def _set_up(self, spec: StageSpec, contexts: Sequence[StageContext], anew: Collection[int]) -> list[object]:
-        """Builds a stage in the workers `anew`; in the others it is there, and gets another group."""
         rendezvous, limit_s = None, self._limits.call_timeout_s
         if spec.collective and len(contexts) > 1:
             rendezvous = self._actors[contexts[0].worker].meeting_place.remote()  # goes to the members unread
         refs = []
         for context in contexts:
             context.shared = {}
-            actor = self._actors[context.worker]
-            if context.worker in anew:
-                refs.append(actor.add_stage.remote(spec, context, rendezvous, limit_s))
-            elif rendezvous is not None:
-                refs.append(actor.regroup.remote(spec.name, context, rendezvous, limit_s))
-            else:
-                continue
+            refs.append(self._actors[context.worker].add_stage.remote(spec, context, rendezvous, limit_s))
             self._lookout.note(refs[-1], context.worker, f"{spec.name}.setup")
         return self.fetch(refs, f"{spec.name}.setup")
 
     def replace(self, workers: Sequence[int]) -> None:
+        """See Session."""
         self.attempt += 1
         self._lookout.forget()
         lost = self._lookout.at_fault(workers)
@@ -130,44 +121,6 @@ class RaySession:
         if gone:
             here = tuple(worker for worker, node in self._nodes.items() if node in gone)
             raise LostNodeError(f"the nodes {', '.join(gone.values())} are gone, with workers {here}", here)
-
-    # --------------------------------------------------------------------------------------------------------- mending
-    def can_renew(self, spec: StageSpec, workers: Sequence[int]) -> bool:
-        if len(workers) < 2:
-            return True
-        refs = [self._actors[worker].holds_group.remote(spec.name) for worker in workers]
-        for ref, worker in zip(refs, workers, strict=True):
-            self._lookout.note(ref, worker, f"{spec.name}.setup")
-        return not any(self.fetch(refs, f"{spec.name}.setup"))
-
-    def renew_stage(self, spec: StageSpec, contexts: Sequence[StageContext], anew: Collection[int]) -> None:
-        self._set_up(spec, contexts, anew)
-
-    def mend(self, workers: Sequence[int]) -> frozenset[int]:
-        self._require_nodes()
-        lost: set[int] = set()
-        self._switchboard.abandon(self.attempt)  # no attempt is older: only groups are closed, in which others may wait
-        ending = self._lookout.at_fault(workers)
-        while ending:
-            for worker in ending:
-                self._end(worker, at_once=True)
-            lost |= ending
-            ending = self._lookout.settle() or self._lookout.deaf()
-        self._require_nodes()
-        self._lookout.forget()
-        self.attempt += 1
-        self.start([self._specs[worker] for worker in sorted(lost)])
-        return frozenset(lost)
-
-    def failed(self, receipts: Sequence[Ref]) -> list[bool]:
-        return [self._is_error(cast(ray.ObjectRef, ref)) for ref in receipts]
-
-    def _is_error(self, ref: ray.ObjectRef) -> bool:
-        try:
-            ray.get(ref)
-        except RayError:
-            return True
-        return False
 
     def _end(self, worker: int, at_once: bool = False) -> None:
         """Ends a worker; one that is stopped, or that hangs (`at_once`), by the system: Ray would wait for it."""
@@ -220,10 +173,11 @@ class RaySession:
         return self._methods[key]
 
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
+        """See Session."""
         return [unpack_result(value) for value in self._lookout.get(refs, waiting)]
 
     def secure(self, refs: Sequence[Ref]) -> None:
-        """A copy of each comes to the store of the driver's node."""
+        """See Session: a copy of each comes to the store of the driver's node."""
         self._lookout.secure(refs, "a snapshot")
 
     def stored(self, refs: Sequence[Ref]) -> Stored | None:
@@ -232,20 +186,23 @@ class RaySession:
         return Stored(sum(int(value.get("object_size") or 0) for value in known.values()), store_room())
 
     def provide(self, workers: Sequence[int], path: Path) -> None:
+        """See Session."""
         self._files.provide(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
 
     def collect(self, workers: Sequence[int], path: Path) -> int:
+        """See Session."""
         return self._files.collect(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
 
     # ------------------------------------------------------------------------------------------------------------- end
     def clear(self) -> None:
+        """See Session."""
         refs = [actor.clear.remote() for actor in self._actors.values()]
         for worker, ref in zip(self._actors, refs, strict=True):
             self._lookout.note(ref, worker, "clear")
         self.fetch(refs, "clear")
 
     def close(self) -> None:
-        """Ends Ray too if this session started it."""
+        """See Session; ends Ray too if this session started it."""
         self._end_all()
         self._switchboard.close()
         self._folder.cleanup()

@@ -37,7 +37,7 @@ def launch(spec: WorkerSpec, placement: Mapping[str, object], line: Line) -> Act
         **placement,
         max_restarts=0,
         max_task_retries=0,
-        runtime_env={"env_vars": worker_variables(spec.threads)},
+        runtime_env={"env_vars": worker_variables(spec.threads, spec.device)},
         name=None,
     )
     return cast(ActorHandle, remote.remote(spec, os.getcwd(), line))
@@ -70,12 +70,6 @@ class _Worker:
         activity.join(stage, rank, len(set(context.owners)))
         with activity.calling(f"{stage}.setup"), activity.meeting(stage, "rendezvous"):
             return _group(context, rendezvous, meeting, timeout_s)
-
-    def regroup(self, stage: str, context: StageContext, rendezvous: Rendezvous, timeout_s: float) -> None:
-        self._host.regroup(stage, self._meet(stage, context, rendezvous, timeout_s))
-
-    def holds_group(self, stage: str) -> bool:
-        return self._host.holds_group(stage)
 
     def clear(self) -> None:
         self._host.clear()

@@ -7,10 +7,10 @@ driver itself needs a value.  A worker runs its calls in the order of submission
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Protocol, TypeVar, cast
 
 from rlinf_embodied.errors import HangError
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
@@ -125,34 +125,6 @@ class Session(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class MendingSession(Session, Protocol):
-    """A session that replaces workers while the others keep their stages; errors of calls come with `fetch` only."""
-
-    def can_renew(self, spec: StageSpec, workers: Sequence[int]) -> bool:
-        """Returns whether the group of a stage can be exchanged: nothing holds what is inside of it."""
-        ...
-
-    def mend(self, workers: Sequence[int]) -> frozenset[int]:
-        """Ends these workers, waits until every call has an answer or an error, and starts them anew, without stages.
-
-        Workers that die or hang meanwhile are among those that are returned.  The others keep stages and data; their
-        collectives are closed, see `renew_stage`.  Calls submitted from then on bear the token of another attempt.
-
-        Raises:
-            LostNodeError: a node is gone; `replace` is the way to go on.
-        """
-        ...
-
-    def failed(self, receipts: Sequence[Ref]) -> list[bool]:
-        """Returns which of these receipts, all of which have come, are errors."""
-        ...
-
-    def renew_stage(self, spec: StageSpec, contexts: Sequence[StageContext], anew: Collection[int]) -> None:
-        """Builds a stage again in the workers `anew`; all its workers (`contexts`) get another group if it has one."""
-        ...
 
 
 class _SerialPeers:

@@ -28,22 +28,11 @@ class WatchedGroup:
         self.rank, self.size = group.rank, group.size
         self._busy, self._lock = False, threading.Lock()
         self._closed = False
-        self.is_held = False  # something beside the protocol was taken: it would go on with a group that is exchanged
         activity.join(stage, self.rank, self.size)
 
     def __getattr__(self, name: str) -> object:
         """Returns what a kind of group has beside the protocol: its store, its limit."""
-        found = getattr(self._group, name)
-        self.is_held = True
-        return found
-
-    def renew(self, group: Group) -> None:
-        """Goes on with another group of the same members, after a call was given up or a member's process ended."""
-        assert (group.rank, group.size) == (self.rank, self.size), "a group is renewed for the same members"
-        assert not self.is_held, f"something holds the group of {self._stage}"
-        self.close()
-        self._group, self._closed = group, False
-        self._activity.join(self._stage, self.rank, self.size)
+        return getattr(self._group, name)
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
         return self._meet("exchange", lambda: self._group.exchange(tensors, counts))

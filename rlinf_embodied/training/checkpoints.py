@@ -7,13 +7,13 @@ room for is noted, and ends nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlinf_embodied.errors import CheckpointError, CheckpointWriteError
+from rlinf_embodied.errors import CheckpointWriteError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.learning.checkpoint import arrived, step_folder, verify
+from rlinf_embodied.learning.checkpoint import arrived, step_folder
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Job, Progress
@@ -91,16 +91,6 @@ class Checkpoints:
                 if executor.collect(self._job.learner, self.being_written, of_first=True):
                     arrived(self.being_written, self._job.config.checkpoint.keep)
                 self.being_written = None
-
-    def is_written(self, executor: Executor, lost: Collection[int]) -> bool:
-        """Returns whether these workers take no part of a checkpoint with them, which is of the iteration's start."""
-        if self.being_written is None or executor.workers(self._job.learner)[0] not in lost:
-            return True
-        try:
-            verify(self.being_written)
-        except CheckpointError:
-            return False
-        return True
 
     @contextmanager
     def _outliving_a_full_disk(self, target: Path | None) -> Iterator[None]:

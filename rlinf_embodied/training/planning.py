@@ -20,20 +20,17 @@ from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.profiler import (
     ShowProgress,
     cached_path,
-    cached_profile,
     fingerprint,
     measure,
     store_profile,
 )
 from rlinf_embodied.planning.drift import DriftWatch, Prediction, predict, replan
 from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, rank, rows
-from rlinf_embodied.planning.measured import as_measured, linked
 from rlinf_embodied.planning.plan import Plan, resolve_on
 from rlinf_embodied.planning.plan_check import require_staleness
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.probes import collocated
-from rlinf_embodied.planning.profile import DISTURBED, Profile
-from rlinf_embodied.planning.profile_file import load_profile
+from rlinf_embodied.planning.profile import DISTURBED, Profile, as_measured, linked, load_profile
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import described_table, terminal_width, text_table
@@ -82,8 +79,8 @@ def measured_profile(
     """
     path, key = _cache(job, cluster, spare)
     budget_s = job.config.plan.profile_budget_s
-    profile, data = measure(workflow, session, cluster, job.name, key, progress, budget_s)
-    store_profile(path, data)
+    profile = measure(workflow, session, cluster, job.name, key, progress, budget_s)
+    store_profile(path, profile)
     return profile, path
 
 
@@ -178,6 +175,10 @@ class Planning:
         title = f"plans of {workflow.name} on {self._cluster.name}, predicted:"
         lines = [described_table(rows(self._ranked), LONG_COLUMNS, title, terminal_width())]
         lines += [f"{entry.mode}: {entry.reason}" for entry in impossible]
+        lines += [
+            f"no plan uses the devices of kind {kind}, on which this profile measured nothing: profile this cluster"
+            for kind in self._pricer.profile.unmeasured_kinds(self._cluster)
+        ]
         lines += self._try_others()
         return _named(best), "\n".join(lines)
 
@@ -239,9 +240,8 @@ class Planning:
 
     def _known_profile(self, spare: Path) -> Profile | None:
         """Returns the profile that the config names, or the cached one, or None."""
-        if self._config.plan.profile is not None:
-            return load_profile(self._profile_path(spare))
-        return cached_profile(*_cache(self._job, self._cluster, spare))
+        path = self._profile_path(spare)
+        return load_profile(path) if self._config.plan.profile is not None or path.exists() else None
 
     def _price(self, profile: Profile, workflow: Workflow) -> None:
         self._pricer = Pricer(as_measured(workflow, profile), profile, linked(self._cluster, profile))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf_embodied.errors import HangError, WorkerError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.execution.mending import Mender, Repeated
 from rlinf_embodied.execution.recovery import Snapshot
 from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import MendingSession, Session
+from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.transport import Route
-from rlinf_embodied.training.checkpoints import Checkpoints
 from rlinf_embodied.training.job import Checking, Evaluating, Job
 from rlinf_embodied.training.store_room import shortage, store_need
 
@@ -30,33 +27,11 @@ class Running:
     folder: Path  # what every copy of the policy was loaded from
     checkpoint: Path | None  # what the other state was loaded from
     snapshot: Snapshot | None = None  # of the iteration that is to come; None: none are kept
-    mender: Mender | None = None  # of iterations that lose workers; None: they are done again as a whole
 
     def become(self, other: Running) -> None:
         """Takes over the stages of another."""
         self.executor, self.evaluation, self.checking = other.executor, other.evaluation, other.checking
         self.folder, self.checkpoint, self.snapshot = other.folder, other.checkpoint, other.snapshot
-        self.mender = other.mender
-
-    def let_mend(
-        self, around: Callable[[WorkerError | HangError, Callable[[], Repeated]], None], checkpoints: Checkpoints
-    ) -> None:
-        """Has iterations mended where the session can: only what is lost is done again.
-
-        Args:
-            around: admits a fault, and keeps account.
-            checkpoints: of the run; whose worker is lost while it writes one, that iteration is not mended.
-        """
-        session = self.session
-        ahead = self.executor.plan.staleness > 0  # data of several iterations is under way
-        if ahead or not isinstance(session, MendingSession):
-            return
-        self.mender = self.executor.submitter.mender = Mender(
-            *(session, self.executor, around),
-            beside=[self.evaluation.executor, *([] if self.checking is None else [self.checking.executor])],
-            allows=lambda lost: checkpoints.is_written(self.executor, lost),
-            refresh=lambda: self.refresh(checkpoints.progress.iteration),
-        )
 
     def store_shortage(self, routes: Sequence[Route], weights_bytes: Mapping[tuple[str, str], float]) -> str:
         """Returns what to tell where the object store is too small for what this run keeps there, "" where it is not.

@@ -3,8 +3,7 @@
 prepare   run folder, cluster, session                    nothing expensive has started
 start     starting policy or resume -> a policy folder; the plan (planning.py); workers with all stages (running.py)
 iterate   the job's iteration -> snapshot -> evaluation or check (evaluations.py) -> metrics -> checkpoint (saving.py)
-          whoever dies in it is replaced, and what was lost is done again: calls of others (mending.py), or all of it,
-          from the snapshot (recovery.py)
+          a worker that dies in it is replaced, and the iteration is run again from the snapshot (recovery.py)
           times that drift from the prediction -> another plan, from a checkpoint, at the iteration's border
 finish    evaluation after; summary, trace, curve (account.py)
 """
@@ -77,9 +76,6 @@ class Trainer:
         """
         self._job, self._config, self._sessions = job, job.config, sessions
         require_boards(self._config.run)
-        if self._config.run.exact is Exactness.portable:
-            portable.require()
-            portable.verify()
         self._account = Account(job, started or time.time())
         path = Path(self._config.run.dir or f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         require_unused(self._config)
@@ -90,6 +86,9 @@ class Trainer:
             self._resumed = None if self._resumption is None else self._resumption.path
             job.require_checkpoint(self._resumed)
             self._cluster: Cluster = find_cluster(self._config.cluster)
+            if self._config.run.exact is Exactness.portable and self._cluster.kind == "cpu":
+                portable.require()
+                portable.verify()
             self._planning = Planning(job, self._cluster, job.workflow(""))
             self._folder = folder or RunFolder(path, locked=True)
         except BaseException:
@@ -97,6 +96,11 @@ class Trainer:
                 folder.unlock()
             raise
         self._checkpoints = Checkpoints(job, self._folder)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self._folder.path
 
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
@@ -121,7 +125,9 @@ class Trainer:
             boards = start_boards(folder, config.run, config.wandb, config.trackio, asdict(config))
             writer = MetricsWriter(folder, boards)
             try:
-                with LiveView(config.run.num_iterations, self._job.title, self._job.columns) as view:
+                with LiveView(
+                    config.run.num_iterations, self._job.title, self._job.columns, log=folder / "console.log"
+                ) as view:
                     for line in self._job.launch_notes():
                         view.note(line)
                     if self._resumption is not None:
@@ -133,7 +139,7 @@ class Trainer:
             session.close()
 
     def _run(self, session: Session, writer: MetricsWriter, view: LiveView) -> int:
-        record = lambda mended: self._folder.append_json(_RECOVERIES, asdict(mended))  # noqa: E731
+        record = lambda restart: self._folder.append_json(_RECOVERIES, asdict(restart))  # noqa: E731
         regroup = lambda: self._regroup(view)  # noqa: E731
         self._recovery = Recovery(session, self._config.recovery, view.note, record, regroup)
         repeat = self._recovery.repeat
@@ -221,10 +227,8 @@ class Trainer:
         checking = None if job.goal is None else job.checking(session, self._cluster, folder)
         running = Running(job, session, executor, evaluation, checking, policy_folder, checkpoint, snapshot)
         running.refresh(self._checkpoints.progress.iteration)
-        if self._config.recovery.max_restarts > 0:
-            running.let_mend(self._recovery.mend, self._checkpoints)
-            if snapshot is None:
-                running.snapshot = snapshots.take(session, executor, self._checkpoints.progress.iteration)
+        if self._config.recovery.max_restarts > 0 and snapshot is None:
+            running.snapshot = snapshots.take(session, executor, self._checkpoints.progress.iteration)
         if snapshot is None and (said := running.store_shortage(routes, self._planning.weights_bytes)):
             view.note(said)
         self._account.startup.mark("evaluation stages")
@@ -259,8 +263,6 @@ class Trainer:
         """Runs an iteration; returns what came of it, and its seconds.  Until its end is kept it has not happened."""
         progress = copy.deepcopy(self._checkpoints.progress)
         start = time.time()
-        if running.mender is not None:
-            running.mender.snapshot = running.snapshot
         result, metrics = self._job.run_iteration(running.executor, progress)
         seconds = time.time() - start
         if running.snapshot is not None:

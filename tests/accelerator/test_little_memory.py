@@ -13,11 +13,11 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import NoRoomError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import measure
-from rlinf_embodied.planning.measured import as_measured, linked
 from rlinf_embodied.planning.plan import Plan, Temporal
 from rlinf_embodied.planning.planner import Mode, find_plans
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.probes import collocated
+from rlinf_embodied.planning.profile import as_measured, linked
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.session import SerialSession, Session
@@ -44,7 +44,7 @@ def test_of_two_stages_that_do_not_fit_together_each_has_the_device_in_its_turn(
     session, place = SerialSession(), replace(accelerators(1), memory_bytes=ROOM)
     workflow = workflow_on(place, session)
     sim.set_limit(ROOM, 0)
-    profile, _ = measure(workflow, session, place, "little", {}, lambda *progress: None, budget_s=0.1)
+    profile = measure(workflow, session, place, "little", {}, lambda *progress: None, budget_s=0.1)
     pricer = Pricer(as_measured(workflow, profile), profile, linked(place, profile))
     together = collocated(workflow, 1)
     assert pricer.memory(together.tree)[0] > ROOM

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scripts import call
 
-from rlinf_embodied.chaos.comparison import repeated, report, shares, train
+from rlinf_embodied.chaos.comparison import report, train
 from rlinf_embodied.chaos.faults import AGAIN, ENDURED, FIRST, KINDS, LAST, SPECIAL, Chaos, Fault, schedule
 from rlinf_embodied.chaos.session import phase_of
 from rlinf_embodied.chaos.settings import Options, configure, pinned
@@ -57,7 +57,7 @@ def test_calls_belong_to_phases(stage: str, method: str, phase: str) -> None:
     assert phase_of(stage, method) == phase
 
 
-def test_the_next_fault_waits_until_the_one_before_is_mended() -> None:
+def test_the_next_fault_waits_until_the_run_has_recovered_from_the_one_before() -> None:
     made = Chaos([Fault("rollout", "SIGKILL", 0.0, 0.0), Fault("rollout", "SIGSTOP", 0.0, 0.0)])
     assert made.due("update", 0) is None
     first = made.due("rollout", 0)
@@ -85,16 +85,6 @@ def test_wrong_input_is_one_line_and_exit_code_two(monkeypatch, capsys, tmp_path
     code, _, err = call(monkeypatch, capsys, "chaos", *(word.format(there=tmp_path) for word in words))
     assert (code, err.count("\n")) == (2, 1)
     assert says in err
-
-
-def test_what_was_done_again_is_told() -> None:
-    mended = {"repeated": {"env": 2, "policy": 2, "actor": 4}, "num_blocks": 4}
-    assert repeated(mended) == "2 of 4 blocks, 1 update"
-    assert repeated({"repeated": {"actor": 4}, "num_blocks": 4}) == "1 update"
-    assert repeated({"repeated": {}, "num_blocks": 4}) == "nothing"
-    whole = {"repeated": None, "num_blocks": 0}
-    assert repeated(whole) == "all of it"
-    assert shares([mended, whole, {"repeated": {}, "num_blocks": 0}]) == "blocks, median 25 %, worst 50 %"
 
 
 @pytest.mark.ray

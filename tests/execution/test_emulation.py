@@ -80,7 +80,7 @@ def test_a_long_tailed_stage_counts_its_own_items_only():
 
 
 def test_switches_come_before_the_next_call_and_free_memory():
-    entry = planning.stage(1.0, 0.0, resident=8e11, working=4e11, parked_bytes=1e11, park_s=2.0, unpark_s=3.0)
+    entry = planning.stage(1.0, 0.0, resident=8e11, working=4e11, offloaded_bytes=1e11, offload_s=2.0, onload_s=3.0)
     stage = one_stage(entry)
     with pytest.raises(AssertionError, match=r"device 0 has 1000.00 GB, but a call of s needs 1200.00"):
         stage.run(step_context(), {0: []})

@@ -7,7 +7,7 @@ from runs import tiny_overrides
 from scripts import call
 
 from rlinf_embodied.compose import compose_train
-from rlinf_embodied.planning.profile_file import load_profile
+from rlinf_embodied.planning.profile import load_profile
 
 
 def test_profile_stages_writes_a_profile_that_plans_can_be_made_with(monkeypatch, capsys, tmp_path) -> None:

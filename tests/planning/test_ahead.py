@@ -314,7 +314,7 @@ def test_on_the_same_devices_nothing_is_gained() -> None:
 
 def test_switches_are_made_in_every_iteration() -> None:
     """Rollout and actor take turns on two devices: 32 + 48 s, and out and in, 1 + 2 s, for either side of a switch."""
-    parked = {"park_s": 1.0, "unpark_s": 2.0}
+    parked = {"offload_s": 1.0, "onload_s": 2.0}
     work, measured = planning.embodied((0, 1), (0, 1), (0, 12), env=parked, policy=parked, actor=parked)
     loop = LoopNode("rollout", (Leaf("env", (0, 1)), Leaf("policy", (0, 1))), 1)
     tree = Temporal((loop, Leaf("actor", (0, 1))), resident=False)

@@ -13,7 +13,7 @@ from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan, Spatial, Temporal, leaves, nodes, resolve, resolve_on
 from rlinf_embodied.planning.planner import Mode, find_plans
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile_file import FORMAT, parse_profile
+from rlinf_embodied.planning.profile import FORMAT, parse_profile
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.workflow.graph import WHOLE, Edge, StageSpec, Workflow
 
@@ -57,7 +57,7 @@ def test_one_side_may_get_exactly_one_device() -> None:
 
 def test_a_policy_that_needs_a_device_of_its_own_gets_one() -> None:
     # 70 GB each on 80 GB: the loop's sides cannot share a device, so the split is the plan, with one shard or two
-    memory = {"resident_bytes": 70e9, "park_s": 1.0, "unpark_s": 1.0}
+    memory = {"resident_bytes": 70e9, "offload_s": 1.0, "onload_s": 1.0}
     work, measured = embodied((1, 0), (0, 1), (0, 1), blocks=12, env=memory, policy=memory, actor=memory)
     best = find_plans(Pricer(work, measured, cluster(4, 80e9)))[0]
     loop = next(node for node in nodes(best.tree) if isinstance(node, LoopNode))
@@ -113,8 +113,8 @@ def test_an_edge_that_needs_the_whole_does_not_stream() -> None:
 @pytest.mark.parametrize("stays", [False, True])
 def test_what_cannot_leave_a_device_is_never_switched(stays: bool) -> None:
     # 20 + 50 + 50 GB on 80 GB: b and c take turns; a may stay through both, or take turns as well if it can leave
-    stages = {name: stage(0, 1) | {"resident_bytes": 50e9, "park_s": 1.0, "unpark_s": 1.0} for name in "bc"}
-    stages["a"] = stage(0, 1) | {"resident_bytes": 20e9, "parked_bytes": 20e9 if stays else 0.0, "stays": stays}
+    stages = {name: stage(0, 1) | {"resident_bytes": 50e9, "offload_s": 1.0, "onload_s": 1.0} for name in "bc"}
+    stages["a"] = stage(0, 1) | {"resident_bytes": 20e9, "offloaded_bytes": 20e9 if stays else 0.0, "stays": stays}
     pricer = Pricer(graph("abc", (("a", "b"), ("b", "c")), whole=True), profile(stages), cluster(2, 80e9))
     plans = [Plan("p", 2, found.tree) for found in find_plans(pricer)]
     assert plans
@@ -124,7 +124,7 @@ def test_what_cannot_leave_a_device_is_never_switched(stays: bool) -> None:
 
 def test_what_does_not_fit_together_takes_turns_with_its_switches() -> None:
     # 60 + 60 GB on 80 GB: 4 + 4 s of work on 2 devices, and out and in once each way: 2 * (1 + 2) s
-    parked = {"resident_bytes": 60e9, "park_s": 1.0, "unpark_s": 2.0}
+    parked = {"resident_bytes": 60e9, "offload_s": 1.0, "onload_s": 2.0}
     stages = {name: stage(0, 1) | parked for name in "ab"}
     pricer = Pricer(graph("ab", (("a", "b"),), whole=True), profile(stages), cluster(2, 80e9))
     plans = {plan.shape: plan for plan in find_plans(pricer)}
@@ -134,7 +134,7 @@ def test_what_does_not_fit_together_takes_turns_with_its_switches() -> None:
 
 
 def test_devices_of_its_own_can_beat_switching() -> None:
-    parked = {"resident_bytes": 60e9, "park_s": 5.0, "unpark_s": 5.0}
+    parked = {"resident_bytes": 60e9, "offload_s": 5.0, "onload_s": 5.0}
     stages = {name: stage(0, 1) | parked for name in "ab"}
     pricer = Pricer(graph("ab", (("a", "b"),)), profile(stages), cluster(2, 80e9))
     best = find_plans(pricer)[0]
@@ -199,7 +199,7 @@ def test_the_report_ranks_and_says_why_the_others_lost() -> None:
 
 def test_a_written_plan_is_read_back_as_it_was() -> None:
     work = graph("abc", (("a", "b"), ("b", "c")), blocks=8)
-    parked = {"resident_bytes": 60e9, "park_s": 0.1, "unpark_s": 0.1}
+    parked = {"resident_bytes": 60e9, "offload_s": 0.1, "onload_s": 0.1}
     pricer = Pricer(work, profile({name: stage(0.5, 1) | parked for name in "abc"}), cluster(3, 80e9))
     for plan in find_plans(pricer):
         tree = plan.tree
@@ -227,7 +227,7 @@ def test_shares_are_single_devices_up_to_sixteen_and_whole_nodes_on_many() -> No
 
 def test_four_thousand_devices_are_planned() -> None:
     stages = {
-        name: stage(1, 0.5, 2e10, park_s=1.0, unpark_s=1.0)
+        name: stage(1, 0.5, 2e10, offload_s=1.0, onload_s=1.0)
         for name in ("generation", "reward", "logprob", "critic", "actor")
     }
     ends = [

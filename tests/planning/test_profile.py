@@ -1,6 +1,7 @@
 """Profiles: what is read between the points, and what a file may not say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,7 @@ from hypothesis import strategies as st
 from plan_cases import profile, stage
 
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.planning.measured import workflow_for
-from rlinf_embodied.planning.profile import interpolate
-from rlinf_embodied.planning.profile_file import FORMAT, load_profile, parse_profile
+from rlinf_embodied.planning.profile import FORMAT, interpolate, load_profile, parse_profile, workflow_for
 
 PROFILES = sorted((Path(__file__).resolve().parents[2] / "configs" / "profiles").glob("*.json"))
 
@@ -58,15 +57,37 @@ def test_times_of_a_rising_table_rise(seconds: list[float], items: float) -> Non
         ({"s_per_call": [[1.0], [2.0], [6.0]]}, r"a table of 3 rows \(items_per_device\) and 2 columns"),
         ({"ms_per_call": [[1.0]]}, r"a\.ms_per_call is unknown: did you mean s_per_call\? times are in seconds"),
         ({"resident_gb": 3.0}, r"a\.resident_gb is unknown: .*sizes in bytes"),
-        ({"park_s": float("nan")}, r"a\.park_s is nan"),
+        ({"offload_s": float("nan")}, r"a\.offload_s is nan"),
         ({"items_per_device": [2, 1, 4]}, r"an ascending list of positive numbers"),
-        ({"s_per_chunk_step": 1.0}, r"one of s_per_call, s_per_chunk_step is needed"),
+        ({"s_per_chunk_step": 1.0}, r"needs one of s_per_call, s_per_chunk_step"),
         ({"finish_quantiles": [[0.5, 0.2], [1.0, 0.9]]}, r"end at \[1, 1\]"),
     ],
 )
 def test_a_broken_stage_names_the_key_and_the_rule(changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_profile(data(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seconds": np.full((3, 2), np.nan)}, r"stages\.a\.s_per_call is .*nan.*, .* not negative"),
+        ({"seconds": np.full((2, 2), 1.0)}, r"a table of 3 rows"),
+        ({"resident_bytes": -1.0}, r"stages\.a\.resident_bytes is -1\.0"),
+        ({"offload_s": float("inf")}, r"stages\.a\.offload_s is inf"),
+        ({"kind_factors": {"h200": -0.5}}, r"kind_factors\.h200 is -0\.5"),
+        ({"stays": 1}, "true or false"),
+    ],
+)
+def test_a_stage_that_code_makes_is_checked_as_one_of_a_file(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(parse_profile(data()).stages["a"], **changes)
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_what_is_written_is_what_is_read(path: Path) -> None:
+    written = json.dumps(load_profile(path).to_dict())
+    assert json.dumps(parse_profile(json.loads(written)).to_dict()) == written
 
 
 def test_one_point_has_no_slope() -> None:
@@ -80,13 +101,6 @@ def test_a_missing_stage_and_one_measured_otherwise_are_named() -> None:
         measured.require(["env", "policy"], ["env", "policy"])
     with pytest.raises(ConfigError, match="'actor' has s_per_call, but the workflow uses it inside a loop"):
         measured.require(["actor"], ["actor"])
-
-
-def test_a_foreign_fingerprint_says_what_differs() -> None:
-    measured = profile({"a": stage(1, 1)}, fingerprint={"hardware": "2 cores"})
-    measured.require_fingerprint({"hardware": "2 cores"})
-    with pytest.raises(ConfigError, match=r"fingerprint\.hardware is '2 cores', but here it is '8 x H100'"):
-        measured.require_fingerprint({"hardware": "8 x H100"})
 
 
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:

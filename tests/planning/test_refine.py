@@ -62,7 +62,7 @@ def test_the_sides_of_a_loop_may_overlap_in_part() -> None:
 def test_more_than_64_chunks_are_tried() -> None:
     # a and b do not fit together, and switching costs 400 s: 128 blocks of 1 s go through both devices, one block at a
     # time in 128 + 1 s; in 64 chunks it would be 130
-    held = {"resident_bytes": 60e9, "park_s": 100.0, "unpark_s": 100.0}
+    held = {"resident_bytes": 60e9, "offload_s": 100.0, "onload_s": 100.0}
     measured = profile({name: stage(0, 1) | held for name in "ab"})
     best = find_plans(Pricer(graph("ab", (("a", "b"),), blocks=128), measured, cluster(2, 80e9)))[0]
     assert best.iteration_s == pytest.approx(129.0)
@@ -100,7 +100,7 @@ def test_turns_nest_in_every_way_once() -> None:
 
 def test_memory_makes_turns_switch_where_nothing_fits_without() -> None:
     # a stays with b or c, b and c do not fit together: a > (b >> c) or the like, each device with 80 of 80 GB
-    held = {"resident_bytes": 50e9, "park_s": 1.0, "unpark_s": 1.0}
+    held = {"resident_bytes": 50e9, "offload_s": 1.0, "onload_s": 1.0}
     stages = {"a": stage(0, 1, 20e9), "b": stage(0, 1) | held, "c": stage(0, 1) | held}
     pricer = Pricer(graph("abc", (("a", "b"), ("b", "c")), whole=True), profile(stages), cluster(2, 80e9))
     best = find_plans(pricer)[0]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from experiments.bench.harness import Benchmark, Report, Run, Table
 from experiments.bench.planner.published import WINNERS, frozen, h100, pricer_of
-from rlinf_embodied.planning.measured import workflow_for
 from rlinf_embodied.planning.planner import find_plans
+from rlinf_embodied.planning.profile import workflow_for
 from rlinf_embodied.planning.sensitivity import MODES, TurningPoint, times_by_mode, turning_points, winner
 
 ORDERING = ("profile", "GPUs", *(f"{mode} s" for mode in MODES), "wins", "published", "auto s", "worst / auto")

@@ -24,11 +24,10 @@ import numpy as np
 from experiments.bench.harness import Benchmark, Report, Run, Table
 from experiments.bench.planner.published import frozen, h100
 from rlinf_embodied.errors import ConfigError, PlanError
-from rlinf_embodied.planning.measured import workflow_for
 from rlinf_embodied.planning.plan import LoopNode, Node, nodes
 from rlinf_embodied.planning.planner import Mode, find_plans
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import Profile, StageProfile
+from rlinf_embodied.planning.profile import Profile, StageProfile, workflow_for
 from rlinf_embodied.planning.sensitivity import MODES
 
 PROFILE = "maniskill_openvla"

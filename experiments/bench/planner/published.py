@@ -4,12 +4,10 @@ from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import CONFIG_DIR
-from rlinf_embodied.planning.measured import workflow_for
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.planner import Mode, find_plans
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import Profile
-from rlinf_embodied.planning.profile_file import load_profile
+from rlinf_embodied.planning.profile import Profile, load_profile, workflow_for
 from rlinf_embodied.planning_inputs import find_cluster
 
 WINNERS = {  # by profile, in arXiv 2509.15965 and 2510.06710

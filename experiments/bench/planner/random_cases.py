@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import WeightProfile
-from rlinf_embodied.planning.profile_file import FORMAT, parse_profile
+from rlinf_embodied.planning.profile import FORMAT, WeightProfile, parse_profile
 from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 
 GB = 1e9
@@ -112,9 +111,9 @@ def _stage(draw: random.Random, kinds: tuple[str, ...], loop: bool = False) -> d
         "s_per_chunk_step" if loop else "s_per_call": [[base_s + item_s * n] for n in items],
         "resident_bytes": draw.choice([1, 5, 10, 15]) * GB,
         "working_bytes": draw.choice([0, 2, 6]) * GB,
-        "parked_bytes": draw.choice([0, 1]) * GB,
-        "park_s": draw.choice([0.0, 0.5]),
-        "unpark_s": draw.choice([0.0, 1.0]),
+        "offloaded_bytes": draw.choice([0, 1]) * GB,
+        "offload_s": draw.choice([0.0, 0.5]),
+        "onload_s": draw.choice([0.0, 1.0]),
     }
     if len(kinds) > 1 and draw.random() < 0.8:
         entry["kind_factors"] = {"gpu": 1.0, "other": draw.choice([0.5, 1.0, 2.0, 4.0])}

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from experiments.bench.harness import Benchmark, Report, Run, Table, names_of
 from experiments.bench.planner.published import WINNERS, frozen
-from rlinf_embodied.planning.measured import workflow_for
 from rlinf_embodied.planning.planner import Search, draft_tree, find_plans
 from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.profile import workflow_for
 from rlinf_embodied.planning.refine import Refiner
 from rlinf_embodied.planning.simulate import Simulator
 from rlinf_embodied.planning_inputs import find_cluster
