@@ -13,9 +13,9 @@ from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError, DataError
 from rlinf_embodied.interfaces.language import LanguagePolicy, PromptCodec
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.batch import Prompt, PromptSet
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
-from rlinf_embodied.targets import load_target
 
 Asked = tuple[Problem, Prompt]
 _FURTHER, _MOST_TRIES = 1 << 32, 100  # positions to the problem that replaces one that is too long
