@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rlinf_embodied.command_line import emulation_main
+from rlinf_embodied.command_line import main
 from rlinf_embodied.config import EmulationConfig
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
@@ -28,6 +28,7 @@ from rlinf_embodied.telemetry.tables import described_table, terminal_width, tex
 def launched(config: EmulationConfig, pricer: Pricer, session: Session) -> tuple[list[Plan], dict[str, object]]:
     """Returns the plans that a launch makes from what its probes measure, and what that took."""
     from rlinf_embodied.execution.emulated_profile import emulated_profile
+    from rlinf_embodied.execution.emulation import Emulator
 
     measured, probed = emulated_profile(pricer, session)
     start = time.perf_counter()
@@ -36,7 +37,10 @@ def launched(config: EmulationConfig, pricer: Pricer, session: Session) -> tuple
     plan_s, profile_s = time.perf_counter() - start, sum(probe.seconds for probe in probed)
     print(text_table([probe.row() for probe in probed], f"EMULATED probes of a launch on {pricer.cluster.name}:"))
     print(f"EMULATED training starts after {profile_s:.1f} s of probes and {plan_s:.1f} s of planning")
+    predicted = {plan.name: Emulator(planner, session).predicted_s(plan) for plan in plans}
+    print(*(f"{name}: {seconds:.2f} s by what the probes measured" for name, seconds in predicted.items()), sep="\n")
     launch = {"probes": [asdict(probe) for probe in probed], "profile_s": profile_s, "plan_s": plan_s}
+    launch["predicted_s"] = predicted
     return plans, {**launch, "profile": measured.to_dict()}
 
 
@@ -72,4 +76,4 @@ def emulate(config: EmulationConfig) -> None:
 
 
 if __name__ == "__main__":
-    emulation_main(emulate)
+    main(emulate, EmulationConfig)
