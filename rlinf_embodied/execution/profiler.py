@@ -233,6 +233,8 @@ class _Profiling:
         metered.reset_peaks()
         before, started = metered.readings(), time.perf_counter()
         found: list[Repetition] = []
+        whole = self._workflow
+        is_whole = (run.num_blocks, run.loops, run.repeat) == (whole.num_blocks, whole.loops, whole.repeat)
         watched = not probe.cluster.nodes  # of other machines the driver does not know what else they do
         share_s = self._budget_s * probe.most_blocks / sum(planned.most_blocks for planned in self._planned)
         while not _enough(found, (time.perf_counter() - started) / share_s):
@@ -241,7 +243,7 @@ class _Profiling:
             result = executor.run(_step_context(probe, len(found)))
             metered.recording = False
             rounds = run.rounds(result.reports)
-            if rounds and probe.workflow.num_blocks == self._workflow.num_blocks:
+            if rounds and is_whole:
                 measured.rounds.append(max(rounds.values()))
             for stage, spec in run.stages.items():
                 if spec.at_once:
