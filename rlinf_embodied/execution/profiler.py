@@ -159,7 +159,7 @@ class _Profiling:
         self._workflow, self._session, self._cluster, self._planned = workflow, session, cluster, planned
         self._metered = MeteredSession(session)
         self._budget_s, self._chunk_steps = budget_s, 0  # 0: not known before the first short iteration
-        self._is_slow = False  # an iteration that cannot be shortened takes longer than the budget
+        self._is_slow = False  # a short iteration takes longer than the budget: only the first probe warms up
         self._grown: list[_Grown] = []
         self._took: dict[tuple[str, str], tuple[int, int]] = {}  # workers that sent and got the weights of an edge
         self.measured = Measurements(workflow)
@@ -184,9 +184,10 @@ class _Profiling:
         self._metered.clear()
         executor = Executor(probe.workflow, probe.plan, cast(Session, self._metered), self._cluster)
         short_s = 0.0 if self._is_slow else self._short_s(executor, probe)
-        self._is_slow |= not probe.workflow.loops and short_s > self._budget_s
         if not self._chunk_steps:
-            short_s = self._short_s(executor, probe) if probe.workflow.loops else short_s  # now without what is lazy
+            self._is_slow = short_s > self._budget_s
+            if probe.workflow.loops and not self._is_slow:
+                short_s = self._short_s(executor, probe)  # now without what is lazy
             self._chunk_steps = affordable_steps(self._workflow, self._planned, short_s, self._budget_s)
         self._repeat(probe, executor)
         if not probe.kind:
