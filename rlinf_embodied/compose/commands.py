@@ -47,6 +47,7 @@ _RESOLVERS: dict[str, Callable[..., object]] = {
     "divide": lambda a, b: int(a) // int(b),
     "equal": lambda a, b: a == b,
     "if": lambda condition, then, otherwise: then if condition else otherwise,
+    "gymnasium_steps": lambda task: load_target("envs.gym.row.time_limit")(task),
 }
 
 _Config = TypeVar("_Config")
