@@ -53,9 +53,9 @@ CONFIGS = {
     ),
 }
 EXAMPLE = Path(__file__).resolve().parents[2] / "experiments/examples/own_env.yaml"
-PICTURE = EnvConfig(  # an image and nothing else, and no episode ends by itself
+DOT = EnvConfig(  # an image and nothing else, and no episode ends by itself
     _target_="envs.gym.env.make_env",
-    task="gym_envs:Picture-v0",
+    task="gym_envs:Dot-v0",
     num_envs=N,
     block_size=N,
     horizon=10,
@@ -64,13 +64,13 @@ PICTURE = EnvConfig(  # an image and nothing else, and no episode ends by itself
     hold_steps=0,
     options={"history_free": True},
 )
-CONFIGS["picture"] = PICTURE
+CONFIGS["dot"] = DOT
 HANDOVER = Path(__file__).with_name("handover.yaml")  # all that tells its starts apart is the picture
 SIM = pytest.mark.sim
 KINDS = [
     "point_reach",
     "gymnasium",
-    "picture",
+    "dot",
     pytest.param("batched", marks=SIM),
     pytest.param(str(EXAMPLE), id="own_env"),
     pytest.param(str(HANDOVER), id="handover"),
