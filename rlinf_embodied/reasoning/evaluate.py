@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rlinf_embodied.config import EvaluateAnswersConfig, RecoveryConfig
 from rlinf_embodied.data.sources import problem_source
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, AnswerStageConfig
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
 from rlinf_embodied.reasoning.policy_folder import FILE, trained_on
 from rlinf_embodied.reasoning.verifier import reward_function
@@ -19,8 +20,8 @@ from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.training.recovery import Recovery
 
 
-def evaluate_command(config: EvaluateAnswersConfig) -> int:
-    """Evaluates what the config names; prints the result and returns the exit code.
+def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
+    """Evaluates what the config names; prints the result and returns it as written to eval_info.json.
 
     Raises:
         CheckpointError: the checkpoint is missing, foreign or damaged.
@@ -34,9 +35,9 @@ def evaluate_command(config: EvaluateAnswersConfig) -> int:
     folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
     cluster = find_cluster(config.cluster)
     model = LanguageStageConfig(config.policy, str(folder_of_policy), config.run.seed)
-    sections = (config.data, config.generation, config.reward, config.eval)
+    evaluated = AnswerStageConfig(model, config.data, config.generation, config.reward, config.eval)
     with open_session(config.cluster) as session, LiveView(1, str(folder_of_policy)) as view:
-        made = lambda: AnswerEvaluation(model, *sections, session, cluster, last_step=0, progress=view.progress)  # noqa: E731
+        made = lambda: AnswerEvaluation(evaluated, session, cluster, last_step=0, progress=view.progress)  # noqa: E731
         recovery = Recovery(session, RecoveryConfig(), view.note)
         result = recovery.repeat("evaluation", lambda: made().run(0), session.clear)
     _write(folder, config, result)
@@ -44,7 +45,7 @@ def evaluate_command(config: EvaluateAnswersConfig) -> int:
     print(f"{source}: greedy {result}")
     print(result.table(), end="")
     print(f"written to {folder.path / 'eval_info.json'} and samples.md")
-    return 0
+    return folder.read_json("eval_info.json")
 
 
 def _write(folder: RunFolder, config: EvaluateAnswersConfig, result: AnswerResult) -> None:

@@ -23,14 +23,13 @@ from typing import Protocol, cast, runtime_checkable
 from rlinf_embodied import device as devices
 from rlinf_embodied.errors import NoRoomError, PlugInError, RlinfError, WorkerError
 from rlinf_embodied.learning.groups import Group, SoloGroup
+from rlinf_embodied.plug_ins import load_target, raised_by_user
 from rlinf_embodied.runtime import relay
 from rlinf_embodied.runtime.heartbeat import Activity
 from rlinf_embodied.runtime.residents import Residents
 from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.runtime.watched_group import WatchedGroup
-from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
-from rlinf_embodied.user_code import raised_by_user
 from rlinf_embodied.workflow.graph import StageSpec
 
 
@@ -62,6 +61,10 @@ class Output:
     report: object = None
 
 
+def _no_progress() -> None:
+    """Nobody watches."""
+
+
 @dataclass(slots=True)
 class StageContext:
     """What a stage learns about its place when it is set up."""
@@ -75,6 +78,7 @@ class StageContext:
     group: Group  # the workers of this stage, for collectives
     shared: dict[str, object]  # objects that several stages of one worker share
     exclusive: frozenset[str] = frozenset()  # stages of this worker that may not be in its memory together with this
+    progress: Callable[[], None] = _no_progress  # called by long methods now and then: they are slow, and do not hang
 
     def share(self, key: str, make: Callable[[], object]) -> object:
         """Returns the worker's one object of that name, made on first use."""
@@ -219,7 +223,7 @@ class WorkerHost:
 
     def add_stage(self, spec: StageSpec, context: StageContext) -> object:
         """Builds a stage and returns the facts that its `setup` reports."""
-        context.shared = self.shared
+        context.shared, context.progress = self.shared, self.activity.progress
         try:
             make = load_target(spec.target)
             self._pin_threads()
