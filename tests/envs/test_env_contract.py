@@ -292,6 +292,7 @@ def test_other_seeds_and_other_actions_give_other_episodes(name: str, env: Vecto
     env.reset([5, 6, 7])
     changed = env.step_chunk(random_actions(env, 2))
     assert not same_result(result, changed)
+    # of others only the picture may tell it, and rewards come late
     if name != "dot" and (
         name in CONFIGS or name == str(EXAMPLE)
     ):  # of others only the picture may tell it, and rewards come late
