@@ -226,8 +226,8 @@ def _range_of(text: str, num_devices: int, path: str) -> Devices:
     low, high = (Fraction(part) for part in match.groups()) if match else (Fraction(0), Fraction(2))
     if high > 1:
         raise PlanError(
-            f"{path} has the devices {text!r}, but they are `all`, `cores`, a range like '0:1/2' or numbers like '0-3,6': "
-            "correct the plan"
+            f"{path} has the devices {text!r}, but they are `all`, `cores`, a range like '0:1/2' or numbers like "
+            "'0-3,6': correct the plan"
         )
     return tuple(range(int(low * num_devices), int(high * num_devices)))
 

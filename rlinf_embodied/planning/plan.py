@@ -93,7 +93,7 @@ class Plan:
         return {stage: self.owners(stage, workflow) for stage in workflow.stages}
 
     def is_fused(self, loop: Loop, workflow: Workflow, cluster: Cluster) -> bool:
-        """Returns whether a loop is one call per worker: each block has both sides in one worker, and may stay there."""
+        """Returns whether a loop is one call per worker: both sides of each block are in one worker."""
         places = self.places()
         return not cluster.always_store and len({owners(places[s], workflow.num_blocks) for s in loop.sides}) == 1
 

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,35 @@ def test_profiles_are_found_again_until_something_that_matters_changes(tmp_path,
     others = [tiny("env.num_envs=32"), tiny("policy.hidden_size=64"), tiny("algorithm.epochs=3")]
     assert not any(path(other).exists() for other in others)
     assert not path(tiny(), devices=3).exists()
+
+
+def test_a_profile_is_measured_again_once_the_code_of_what_it_measured_has_changed(tmp_path, monkeypatch) -> None:
+    source = tmp_path / "own_reward_env.py"
+    source.write_text("class Env: ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    parts = {"env": {"_target_": "own_reward_env.Env"}, "policy": {"_target_": None}}
+    key = lambda parts=parts: profiler.fingerprint(cluster(2), parts)["code"]  # noqa: E731
+    before = key()
+    assert (key(), key({"env": {}})) == (before, key({}))
+    assert before != key({})
+    source.write_text("class Env: slow = True")
+    assert key() != before
+
+
+def test_a_worker_that_uses_more_cores_than_its_device_has_can_still_be_planned(measured) -> None:
+    _, profile, _ = measured
+    one_core = cluster(2).node_groups()[0].cores_per_device
+    assert all(0 < stage.cores_per_device <= one_core for stage in profile.stages.values())
+
+
+def test_kinds_of_devices_that_a_profile_did_not_measure_are_named(tmp_path) -> None:
+    config = run(tmp_path, f"plan.profile={profile_file(tmp_path)}")
+    workflow = training_workflow(config, "")
+    (core,) = cluster(2).node_groups()
+    groups = (replace(core, devices_per_node=1), replace(core, devices_per_node=1, kind="h200"))
+    planning = Planning(EmbodiedJob(config), replace(cluster(2), groups=groups), workflow)
+    _, told = planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
+    assert "no plan uses the devices of kind h200, on which this profile measured nothing" in told
 
 
 # ------------------------------------------------------------------------------------------------------- the launch
@@ -273,7 +303,7 @@ def test_rollouts_that_run_ahead_do_so_until_the_end(tmp_path) -> None:
     assert planning.predicted_s == pytest.approx(0.06, rel=0.1)
     assert json.loads((tmp_path / "run/plan.json").read_text())["staleness"] == 1
     far = {"env": 0.3, "policy": 0.03, "actor": 0.06}
-    told = [planning.observe(k, 0.4, far, {"env": 1, "policy": 1}, True) for k in range(8)]
+    told = [planning.observe(k, 0.4, far, {"env": 1, "policy": 1}, remaining=9, switch_s=0.0) for k in range(8)]
     assert told == [(None, "")] * 8  # a plan is not replaced where weights would show it
     left = planning.move(Cluster("left", "cpu", 1, 1, 10**12), 8)
     assert left is not None
