@@ -1,4 +1,4 @@
-"""Whether a plan can run a workflow: all stages placed once and in order, streaming and ahead only where they may be."""
+"""Whether a plan can run a workflow: stages placed once and in order, streaming and ahead only where they may be."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _check_streams(name: str, item: Item, workflow: Workflow) -> None:
     for stage in item.stages:
         if not workflow.stages[stage].accepts(size, workflow.num_blocks):
             raise PlanError(
-                f"{where}, but {stage} accepts {workflow.stages[stage].granularities} blocks per call (0: all): use one "
+                f"{where}, but {stage} accepts {workflow.stages[stage].granularities} blocks per call (0: all): use "
                 "of these, or make it a separate item"
             )
     blocking = workflow.blocking(item.stages, item.stages, size)
@@ -137,7 +137,7 @@ def _check_place(name: str, place: Place, chunks: int, workflow: Workflow) -> No
     if len(place.devices) > most:
         what = f"{most} blocks per call" if batch == 1 else f"{most} batches of {batch} blocks"
         raise PlanError(
-            f"plan {name} gives {stage} {len(place.devices)} devices, but there are only {what}, so that some get none: "
+            f"plan {name} gives {stage} {len(place.devices)} devices, but there are only {what}, so some get none: "
             f"{workflow.more_blocks}, fewer chunks or fewer devices"
         )
     if not place.blocks:
@@ -175,6 +175,6 @@ def _check_exclusive(plan: Plan) -> None:
         shared = set(plan.places()[a].devices) & set(plan.places()[b].devices)
         if shared and b in plan.item_of(a).stages:
             raise PlanError(
-                f"plan {plan.name} has {a} and {b} exclusive, but they alternate on the devices {sorted(shared)} in one "
+                f"plan {plan.name} has {a} and {b} exclusive, but they alternate on the devices {sorted(shared)} in an "
                 "item: make separate items of them, or leave out the exclusion"
             )

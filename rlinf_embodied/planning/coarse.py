@@ -6,6 +6,7 @@ asks for stays the same, but for the number of devices that a stage's times depe
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -66,7 +67,7 @@ def coarse(pricer: Pricer) -> Coarse | None:
     members = []
     for devices, number in zip(cluster.group_devices(), units, strict=True):
         ends = [devices.start + len(devices) * i // number for i in range(number + 1)]
-        members += [tuple(range(a, b)) for a, b in zip(ends, ends[1:], strict=False)]
+        members += [tuple(range(a, b)) for a, b in itertools.pairwise(ends)]
     scale = cluster.num_devices / len(members)
     blocks = max(round(scale), -(-work.num_blocks // MOST_BLOCKS))
     blocks = min(blocks, work.num_blocks)

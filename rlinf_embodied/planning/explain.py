@@ -106,7 +106,7 @@ def best_of(kind: Kind, pricer: Pricer) -> Ranked:
     found = next((entry for entry in ranking.plans if entry.kind is kind), None)
     if found is None:
         raise PlanError(
-            f"no {kind} plan of {pricer.workflow.name} on {pricer.cluster.name}: {ranking.impossible[kind]}: use plan=auto"
+            f"no {kind} plan of {pricer.workflow.name} on {pricer.cluster.name}, {ranking.impossible[kind]}: use auto"
         )
     return found
 

@@ -132,7 +132,7 @@ def from_dict(name: str, data: Mapping[str, object], num_devices: int, workflow:
         )
     if isinstance(staleness, bool) or not isinstance(staleness, int) or not 0 <= staleness <= MAX_STALENESS:
         raise PlanError(
-            f"plan.{name}.staleness is {staleness!r}, but it is a whole number of iterations from 0 to {MAX_STALENESS}: "
+            f"plan.{name}.staleness is {staleness!r}, but it is a whole number of iterations, 0 to {MAX_STALENESS}: "
             "correct the plan, or leave it out for 0"
         )
     items = [

@@ -4,7 +4,7 @@ python -m experiments.bench.planner.brute_force [cases=100] [seed=0] [stages=4] 
                                                [out=brute_force]
 
 Orders of the stages, items that stream, chunks, shards, any devices and any blocks per device, and every set of
-exclusive pairs where not everything fits: all of it, but for plans whose devices have more work than the best one takes.
+exclusive pairs where not everything fits: all but the plans whose devices have more work than the best one takes.
 The enumeration shares the simulation with the search, and nothing else.  A case that takes longer than limit_s is
 reported as incomplete.
 """
@@ -230,7 +230,7 @@ def measure(run: Run[Options]) -> Report:
             print(" ".join(case.row()), flush=True)
     regrets = sorted(case.regret for case in cases)
     summary = (
-        f"{len(cases)} cases, {sum(case.complete for case in cases)} of them complete: {sum(r > 0.01 for r in regrets)} "
+        f"{len(cases)} cases, {sum(case.complete for case in cases)} complete: {sum(r > 0.01 for r in regrets)} "
         f"over 1 %, {sum(r > 0.001 for r in regrets)} over 0.1 %, worst {regrets[-1]:.2%}"
     )
     print(summary)
