@@ -146,7 +146,7 @@ def ray_session(ray_cluster):
     """A session of its own on the shared Ray."""
     from rlinf_embodied.runtime.ray_session import RaySession
 
-    session = RaySession(timeout_s=60)
+    session = RaySession()
     yield session
     session.close()
 
@@ -156,6 +156,6 @@ def impatient_ray_session(ray_cluster):
     """A session that takes a call of twenty seconds for a hang."""
     from rlinf_embodied.runtime.ray_session import RaySession
 
-    session = RaySession(timeout_s=20)
+    session = RaySession()
     yield session
     session.close()

@@ -215,7 +215,7 @@ MACHINE: list[tuple[str, str, list[str]]] = [
     (VLA, "cluster.num_devices=0", ["cluster.num_devices is 0", "at least 1", "leave it out"]),
     (VLA, "cluster=local cluster.torch_device=tpu", ["cluster.torch_device is 'tpu'", "give cluster.num_devices"]),
     (VLA, "cluster.session=threads", ["cluster.session is 'threads'", "ray or serial"]),
-    (VLA, "cluster.call_timeout_s=0", ["cluster.call_timeout_s is 0.0", "positive", "use 600"]),
+    (VLA, "cluster.first_progress_s=0", ["cluster.first_progress_s is 0.0", "positive", "use 600"]),
     (VLA, "cluster.object_store_bytes=5", ["cluster.object_store_bytes is 5", "bytes or more", "leave it out"]),
     (
         VLA,

@@ -49,7 +49,7 @@ class ChaosSession(RaySession):
             chaos: what is to happen; it hears what did.
             end_node: ends all processes of the second node.
         """
-        super().__init__(config.call_timeout_s, config.object_store_bytes, config.hang_after_s)
+        super().__init__(config.object_store_bytes, config.hang_after_s, config.first_progress_s)
         self._chaos, self._end_node = chaos, end_node
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlinf_embodied.config import Schedule
 from rlinf_embodied.errors import CheckpointError, ObjectiveError
+from rlinf_embodied.telemetry.progress import report_progress
 
 
 class FlatOptimizer:
@@ -77,6 +78,7 @@ class FlatOptimizer:
         if norm > self._max_grad_norm:
             gradient.mul_(self._max_grad_norm / norm)
         self._apply(self._direction(gradient))
+        report_progress()
         return norm
 
     def _direction(self, gradient: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch, TokenLogProbs
 from rlinf_embodied.reasoning.batch import Group
+from rlinf_embodied.telemetry.progress import report_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ def all_log_probs(
         _put(log_probs, rows, found.log_probs)
         if found.entropy is not None:
             _put(entropy, rows, found.entropy)
+        report_progress()
     return TokenLogProbs(log_probs, entropy if with_entropy else None)
 
 

@@ -25,6 +25,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.answers import decide, solves
 from rlinf_embodied.reasoning.verifier_pool import VerifierPool
 from rlinf_embodied.targets import load_plug_in
+from rlinf_embodied.telemetry.progress import report_progress
 from rlinf_embodied.user_code import named_when_raised
 
 RewardFunction = Callable[[str, Problem], float]  # (completion without its ending token, problem) -> what it earns
@@ -129,7 +130,11 @@ class Verifier:
 
     def _earned(self, function: RewardFunction, asked: Sequence[tuple[str, Problem, bool]]) -> list[float]:
         one = lambda row: _earned(function, row[0], row[1]) if row[2] else 0.0  # noqa: E731
-        return list(map(one, asked) if self._threads is None else self._threads.map(one, asked))
+        earned = []
+        for value in map(one, asked) if self._threads is None else self._threads.map(one, asked):
+            earned.append(value)
+            report_progress()
+        return earned
 
     def _decide(self, completion: str, problem: Problem) -> bool | tuple[str, str]:
         answer = self._template.final_answer(completion)

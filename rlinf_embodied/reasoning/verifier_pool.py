@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from rlinf_embodied.errors import WorkerError
+from rlinf_embodied.telemetry.progress import report_progress
 
 _READY = b"ready"
 _LOG = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class VerifierPool:
                 self._hand_out(waiting)
                 for worker in self._heard_from():
                     self._receive(worker, waiting, results)
+                    report_progress()
         except BaseException:
             self.close()  # replies still under way would be taken for those of the next call
             raise

@@ -19,4 +19,4 @@ def find_cluster(config: ClusterConfig) -> Cluster:
     # ray takes half a second to import: only where it is used
     from rlinf_embodied.runtime.ray_nodes import ray_nodes
 
-    return cluster_of(ray_nodes(config.address, config.call_timeout_s), config)
+    return cluster_of(ray_nodes(config.address, config.first_progress_s), config)

@@ -24,10 +24,10 @@ from rlinf_embodied import device as devices
 from rlinf_embodied.errors import NoRoomError, PlugInError, RlinfError, WorkerError
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import relay
-from rlinf_embodied.runtime.heartbeat import Activity
 from rlinf_embodied.runtime.residents import Residents
+from rlinf_embodied.runtime.stage_group import StageGroup
 from rlinf_embodied.runtime.tensor_wire import to_device
-from rlinf_embodied.runtime.watched_group import WatchedGroup
+from rlinf_embodied.runtime.worker_state import WorkerState
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.user_code import raised_by_user
@@ -83,8 +83,8 @@ class StageContext:
     shards: tuple[tuple[int, ...], ...]  # the same blocks in the parts in which they arrive
     num_blocks: int  # over all workers
     owners: tuple[int, ...]  # rank, within the stage's group, that owns each block
-    group: Group  # the workers of this stage, for collectives
-    shared: dict[str, object]  # objects that several stages of one worker share
+    group: Group = field(default_factory=SoloGroup)  # the workers of this stage, for collectives; the host's to fill in
+    shared: dict[str, object] = field(default_factory=dict)  # by the stages of one worker; the host's to fill in
     exclusive: frozenset[str] = frozenset()  # stages of this worker that may not be in its memory together with this
 
     def share(self, key: str, make: Callable[[], object]) -> object:
@@ -210,8 +210,13 @@ class WorkerSpec:
 class WorkerHost:
     """Hosts stages in one process; see the diagram above."""
 
-    def __init__(self, spec: WorkerSpec, alone: bool = False) -> None:
-        """Starts without stages; `alone` says that nothing else is at work in this process.
+    def __init__(self, spec: WorkerSpec, state: WorkerState | None = None, alone: bool = False) -> None:
+        """Starts without stages.
+
+        Args:
+            spec: of the worker.
+            state: what its health checks read.
+            alone: nothing else is at work in this process.
 
         Raises:
             ConfigError: torch does not know the device.
@@ -221,8 +226,8 @@ class WorkerHost:
             devices.require(spec.device)
             devices.use(spec.device)
         self.spec = spec
-        self.activity = Activity()
-        self._groups: dict[str, WatchedGroup] = {}  # by stage
+        self.state = state or WorkerState()
+        self._groups: dict[str, StageGroup] = {}  # by stage
         self.stages: dict[str, Stage] = {}
         self.shared: dict[str, object] = {}
         self._store: dict[tuple[object, ...], object] = {}
@@ -231,19 +236,19 @@ class WorkerHost:
         self._alone = alone
         self._settled: set[int] = set()  # iterations at whose beginning `_settle` hid something, two at most
 
-    def add_stage(self, spec: StageSpec, context: StageContext) -> object:
+    def add_stage(self, spec: StageSpec, context: StageContext, group: Group | None = None) -> object:
         """Builds a stage and returns the facts that its `setup` reports."""
-        context.shared = self.shared
+        group = self._groups[spec.name] = StageGroup(group or context.group, spec.name, self.state)
+        context = replace(context, group=cast(Group, group), shared=self.shared)
         try:
             make = load_target(spec.target)
             self._pin_threads()
             stage = make(spec.config)
             assert isinstance(stage, Stage)
-            self.watch(spec.name, context)
             device, switch = self.spec.device, lambda n, m: self._switch(n, m, StepContext(0))
             self._residents.admit(spec.name, type(stage), device, context.exclusive, switch)
             self.stages[spec.name] = stage
-            with self.activity.calling(f"{spec.name}.setup"), self.activity.stepping(f"{spec.name}.setup"):
+            with self.state.calling(f"{spec.name}.setup"), self.state.stepping(f"{spec.name}.setup"):
                 return stage.setup(context)
         except RlinfError:
             self.leave_group(spec.name)
@@ -252,18 +257,13 @@ class WorkerHost:
             self.leave_group(spec.name)
             raise self._failure(f"{spec.name}.setup", error) from error
 
-    def watch(self, stage: str, context: StageContext) -> None:
-        """Has the waits of a stage's group noted."""
-        context.group = self._groups[stage] = WatchedGroup(context.group, stage, self.activity)
-
     def leave_group(self, stage: str) -> None:
         """Lets the others of a stage's group know that this member will not come."""
         if stage in self._groups:
             self._groups[stage].close()
 
-    def abandon(self, attempt: int) -> None:
-        """Ends the calls of attempts before this one as soon as they can be; called from another thread."""
-        self.activity.attempt = attempt
+    def close_groups(self) -> None:
+        """Ends this worker's part in all collectives; called from another thread."""
         for stage in tuple(self._groups):
             self.leave_group(stage)
 
@@ -284,7 +284,7 @@ class WorkerHost:
         self.leave()
         self.stages.clear()
         self._groups.clear()
-        self.activity.forget()
+        self.state.leave_groups()
         self._residents = Residents()
         self.shared = {}  # not cleared in place: contexts of the old stages hold it
         self._store.clear()
@@ -303,7 +303,7 @@ class WorkerHost:
             WorkerError: the stage raised something else than an RlinfError; says where.
             StaleCallError: the call is of an attempt that was given up.
         """
-        with self.activity.calling(str(call)):
+        with self.state.calling(str(call)):
             try:
                 return self._invoke(call, payloads, peers)
             except BaseException:
@@ -311,8 +311,7 @@ class WorkerHost:
                 raise
 
     def _invoke(self, call: Call, payloads: Sequence[object], peers: relay.Peers | None) -> list[object]:
-        self.activity.require_current(call.step_context.attempt)
-        self.activity.attempt = call.step_context.attempt  # what a peer that is gone asked for may come late
+        self.state.begin(call.step_context.attempt)
         self._forget_before(call.step_context)
         self._settle(call.step_context.iteration)
         self._spans = []
@@ -347,7 +346,8 @@ class WorkerHost:
         Consumers take data from anywhere, as it comes from other workers on the CPU too.
         """
         start = time.time()
-        getattr(self.stages[name], method)(step_context)
+        with self.state.stepping(f"{name}.{method}"):
+            getattr(self.stages[name], method)(step_context)
         if method == "offload" and devices.is_accelerator(self.spec.device):
             kept = [key for key in self._store if key[2] == name]
             self._store |= {key: to_device(self._store[key], "cpu") for key in kept}
@@ -429,7 +429,7 @@ class WorkerHost:
 
         def answer(step_context: StepContext, shown: dict[int, object]) -> Mapping[int, object]:
             step = replace(call, method="step", step_context=step_context, blocks=tuple(shown))
-            with self.activity.calling(str(step)):
+            with self.state.calling(str(step)):
                 told = self._told(call, shown, said, step_context)
                 found = self._timed(call, answerer, told, method="step", step_context=step_context)
             return found.blocks if isinstance(found, Output) else found
@@ -448,9 +448,9 @@ class WorkerHost:
         step_context: StepContext | None = None,
     ):
         method, step_context = method or call.method, step_context or call.step_context
-        self.activity.require_current(step_context.attempt)
+        self.state.require_current(step_context.attempt)
         start = time.time()
-        with self.activity.stepping(f"{stage_name or call.stage}.{method}"):
+        with self.state.stepping(f"{stage_name or call.stage}.{method}"):
             result = getattr(stage, method)(step_context, *arguments)
         self._note_span(stage_name or call.stage, method, step_context, start)
         return result
