@@ -17,7 +17,7 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
-from rlinf_embodied.runtime.host import Guided, Output, StageContext, StepContext
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.workflow.graph import (
     WHOLE,
@@ -26,7 +26,6 @@ from rlinf_embodied.workflow.graph import (
     Repeat,
     RepeatDecision,
     StageSpec,
-    Turn,
     WeightEdge,
     Workflow,
 )
@@ -50,7 +49,6 @@ class Fake:
     def __init__(self, config: Mapping[str, object]) -> None:
         self.name, self.number = str(config["name"]), int(str(config["number"]))
         self.collective, self.together = bool(config["collective"]), int(str(config.get("together", 1)))
-        self.every = int(str(config.get("every", 1)))
         self.ends = list(config["ends"])  # of the weight edge  # pyright: ignore[reportArgumentType]
 
     def setup(self, context: StageContext) -> None:
@@ -104,12 +102,10 @@ class Fake:
         }
         return {block: self.seen[block] for block in blocks}
 
-    def step(self, step_context: StepContext, messages: Mapping[int, int | Guided]) -> dict[int, int]:
-        assert step_context.chunk_step % self.every == 0, f"{self.name} has no turn in {step_context.chunk_step}"
+    def step(self, step_context: StepContext, messages: Mapping[int, int]) -> dict[int, int]:
         for block, message in messages.items():
-            parts = (message.shown, *message.said) if isinstance(message, Guided) else (message,)
-            told = [part for part in parts if isinstance(part, int)]
-            self.seen[block] = self._value(step_context, block, self.seen.get(block, 0), step_context.chunk_step, *told)
+            seen = self.seen.get(block, 0)
+            self.seen[block] = self._value(step_context, block, seen, step_context.chunk_step, message)
         return {block: self.seen[block] for block in messages}
 
     def close(self, step_context: StepContext, messages: Mapping[int, int | None]) -> Output:
@@ -164,18 +160,6 @@ def random_workflow(seed: int) -> Workflow:
     weights = (WeightEdge(*learns),) if learns else ()
     workflow = Workflow(f"random {seed}", blocks, stages, edges, weights, loops)
     return _repeated(draw, _in_sets(draw, workflow))
-
-
-def three_sided(seed: int) -> Workflow:
-    """A random workflow with a loop in which one stage more takes part in every so many chunk-steps."""
-    draw, work = random.Random(seed), random_workflow(2 * seed)
-    loop, every = work.loops["l"], draw.randint(1, 3)
-    config = {"name": "high", "number": 77, "collective": False, "ends": (), "every": every}
-    stages = {**work.stages, "high": StageSpec("high", "any_plan.Fake", config)}
-    behind = [name for name in work.stages if name not in loop.sides]
-    edges = (*work.edges, *(Edge("high", name) for name in behind[:1] if draw.random() < 0.7))
-    loop = replace(loop, chunk_steps=draw.randint(1, 4), between=(Turn("high", every),))
-    return replace(work, stages=stages, edges=edges, loops={"l": loop})
 
 
 def _in_sets(draw: random.Random, workflow: Workflow) -> Workflow:
@@ -239,13 +223,8 @@ def _trees(workflow: Workflow, stages: tuple[str, ...], devices: Devices, chunk:
 def _loops(loop: Loop, devices: Devices) -> Iterator[Node]:
     yield LoopNode(loop.name, tuple(Leaf(side, devices) for side in loop.sides), 1)
     for at in range(1, len(devices)):
-        for shards, halves in itertools.product((1, 2), itertools.product((0, 1), repeat=len(loop.between))):
-            parts = devices[:at], devices[at:]
-            places = (parts[0], *(parts[half] for half in halves), parts[1])
-            sides = (Leaf(side, place) for side, place in zip(loop.sides, places, strict=True))
-            yield LoopNode(loop.name, tuple(sides), shards)
-    for mine in itertools.permutations(devices, len(loop.sides)) if loop.between else ():  # each in a place of its own
-        yield LoopNode(loop.name, tuple(Leaf(s, (d,)) for s, d in zip(loop.sides, mine, strict=True)), 2)
+        for shards in (1, 2):
+            yield LoopNode(loop.name, (Leaf(loop.opener, devices[:at]), Leaf(loop.answerer, devices[at:])), shards)
 
 
 def _cuts(workflow: Workflow, stages: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -17,7 +17,7 @@ from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Spatial,
 from rlinf_embodied.planning.plan_check import require_runnable
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import FORMAT, Profile, Workload, parse_profile
-from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, StageSpec, Turn, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 
 
 def cluster(devices: int = 4, memory_bytes: float = 1e12, node: int | None = None, cores: int = 64) -> Cluster:
@@ -103,25 +103,6 @@ def random_case(seed: int, max_stages: int = 5, max_devices: int = 6, chain: boo
         weights={f"{w.source}->{w.target}": {"bytes": 1e9, "install_s": 0.5} for w in weights},
     )
     return Pricer(work, measured, cluster(draw.randint(1, max_devices), draw.choice([25.0, 45.0, 1000.0])))
-
-
-def three_sided(seed: int, max_devices: int = 4) -> Pricer:
-    """A random case with a loop in front, in which one stage more takes part in every so many chunk-steps."""
-    for number in itertools.count(1000 * seed):
-        pricer = random_case(number, max_stages=4, max_devices=max_devices)
-        if pricer.workflow.loops and pricer.cluster.num_devices > 1:
-            break
-    draw, work = random.Random(seed), pricer.workflow
-    loop = dataclasses.replace(work.loops["rollout"], between=(Turn("high", draw.randint(1, 3)),))
-    stages = {**work.stages, "high": StageSpec("high", "fakes.high", None)}
-    entry = profile({"high": _random_stage(draw, True)}).stages["high"]
-    sizes = {("env", "high"): draw.choice([0.0, 3e8]), ("high", "policy"): draw.choice([0.0, 1e7])}
-    measured = dataclasses.replace(
-        pricer.profile,
-        stages={**pricer.profile.stages, "high": entry},
-        edge_bytes_per_item={**pricer.profile.edge_bytes_per_item, **sizes},
-    )
-    return Pricer(dataclasses.replace(work, stages=stages, loops={"rollout": loop}), measured, pricer.cluster)
 
 
 def _random_stage(draw: random.Random, loop: bool) -> dict:

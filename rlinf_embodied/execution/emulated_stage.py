@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.profile import StageProfile, WeightProfile
-from rlinf_embodied.runtime.host import Guided, Output, StageContext, StepContext
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 NO_WEIGHTS = WeightProfile(0.0)
 
@@ -182,12 +182,11 @@ class EmulatedStage:
         self._device.at(step_context)
         return dict(self._done(blocks, self._device.free_s, 0.0).blocks)  # pyright: ignore[reportReturnType]
 
-    def step(self, step_context: StepContext, messages: Mapping[int, Parcel | Guided]) -> dict[int, Parcel]:
+    def step(self, step_context: StepContext, messages: Mapping[int, Parcel]) -> dict[int, Parcel]:
         """Takes one turn for a shard."""
         self._device.at(step_context)
         seconds = self._seconds(len(messages))
-        parcels = [parcel for message in messages.values() for parcel in _parcels(message)]
-        return dict(self._done(messages, self._arrival_s(parcels), seconds).blocks)  # pyright: ignore[reportReturnType]
+        return dict(self._done(messages, self._arrival_s(messages.values()), seconds).blocks)  # pyright: ignore[reportReturnType]
 
     def close(self, step_context: StepContext, messages: Mapping[int, Parcel | None]) -> Output:
         """Ends the loop; the answering side values what it is shown last."""
@@ -254,10 +253,3 @@ class EmulatedStage:
         cluster = self._config.cluster
         same = cluster.place_of(source).node == cluster.place_of(self._device.number).node
         return cluster.links.within_node_bytes_per_s if same else cluster.links.across_nodes_bytes_per_s
-
-
-def _parcels(message: Parcel | Guided) -> list[Parcel]:
-    """Returns all that a side of a loop gets for a block."""
-    if isinstance(message, Parcel):
-        return [message]
-    return [parcel for parcel in (message.shown, *message.said) if isinstance(parcel, Parcel)]

@@ -154,8 +154,7 @@ def _calls_below(node: Node, chunks: int, plan: Plan, workflow: Workflow, cluste
         workers = {leaf.stage: len(set(plan.owners(leaf.stage, workflow.num_blocks))) for leaf in node.stages}
         if plan.is_fused(node.loop, workflow.num_blocks, cluster):
             return sum(workers.values()) * loop.expected_rounds
-        calls = sum(number * (loop.num_calls(side) + 2) for side, number in workers.items())
-        return calls * node.shards * loop.expected_rounds
+        return sum(workers.values()) * (loop.chunk_steps + 2) * node.shards * loop.expected_rounds
     if isinstance(node, Leaf):
         return len(node.devices) * chunks * workflow.expected_rounds().get(node.stage, 1.0)
     if isinstance(node, Spatial) and node.granularity:

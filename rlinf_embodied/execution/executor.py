@@ -3,7 +3,7 @@
 The plan tree becomes a list of steps (schedule.py), which are submitted in order.  One iteration, for
 `temporal: [loop(env, policy), leaf(actor)]`:
 
-    1. loop    every worker's blocks go round between opener and answerer, and stages in between when it is their turn
+    1. loop    every worker's blocks go round between opener and answerer
                (loops.py).
     2. leaf    gets, block by block, what the edges into it brought; all workers of a collective stage start at once.
     3. weights go to the workers of a weight edge's target that do not share a process with its source.
@@ -189,9 +189,8 @@ class Executor:
         loop, before = self.workflow.loops[node.loop], state.step_context
         self._enter(loop.sides, state)
         base = replace(before, message=state.message_for(self._repeats.get(loop.opener, ())))
-        first = self.workflow.first_round(loop.name)
         for number in range(loop.max_rounds):
-            state.step_context = replace(base, round=first + number)
+            state.step_context = replace(base, round=number)
             if loop.name in self._handover.fused:
                 self._loops.run_fused(loop, state)
             else:

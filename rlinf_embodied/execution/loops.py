@@ -1,8 +1,8 @@
-"""Has the calls of a loop submitted: blocks go round between opener and answerer, and stages in between at their turn.
+"""Has the calls of a loop submitted: blocks go round between opener and answerer.
 
-    run_fused      all live in the same workers                     one call per worker
-    run_stepwise   each opener's worker has one that answers it,    one call per answerer's worker, which calls the
-                   and those in between are there as well           opener's (runtime/relay.py)
+    run_fused      both live in the same workers                    one call per worker
+    run_stepwise   each opener's worker has one that answers it     one call per answerer's worker, which calls the
+                                                                    opener's (runtime/relay.py)
                    otherwise                                        a call per chunk-step, shard and worker, submitted
                                                                     all at once
 
@@ -53,7 +53,6 @@ class Loops:
                 *(loop.opener, "loop", state.step_context, blocks, len(inputs) // len(blocks), keep),
                 partner=loop.answerer,
                 chunk_steps=loop.chunk_steps,
-                between=loop.between,
             )
             calls.append((worker, call, inputs))
         answers = self._submitter.submit(calls, state)
@@ -77,24 +76,16 @@ class Loops:
             messages |= self._exchange(loop.opener, "open", shard, given, state)
         ends: dict[int, list[Ref]] = {}
         owners = self._hosts.owners[loop.opener], self._hosts.owners[loop.answerer]
-        beside = all(self._hosts.owners[turn.stage] == owners[1] for turn in loop.between)
-        relayed = relay.shards_of(*owners, shards) if self._submitter.relays and beside else {}
+        relayed = relay.shards_of(*owners, shards) if self._submitter.relays else {}
         if relayed:
             messages, ends = self._relay(loop, relayed, messages, state)
-        said: dict[str, dict[int, list[Ref]]] = {turn.stage: {} for turn in loop.between}
         for step in range(0 if relayed else loop.chunk_steps):
             step_context = replace(state.step_context, chunk_step=step)
             for shard in shards:
-                told = {block: list(messages[block]) for block in shard}
-                for turn in loop.between:
-                    if step % turn.every == 0:
-                        said[turn.stage] |= self._exchange(turn.stage, "step", shard, told, state, step_context)
-                    told = {block: [*refs, *said[turn.stage][block]] for block, refs in told.items()}
-                answers = self._exchange(loop.answerer, "step", shard, told, state, step_context)
+                answers = self._exchange(loop.answerer, "step", shard, messages, state, step_context)
                 messages |= self._exchange(loop.opener, "step", shard, answers, state, step_context)
         for shard in shards:
-            for side in loop.sides[1:]:
-                self._exchange(side, "close", shard, messages, state, final=True)
+            self._exchange(loop.answerer, "close", shard, messages, state, final=True)
             self._exchange(loop.opener, "close", shard, ends, state, final=True)
 
     def _relay(
@@ -118,7 +109,6 @@ class Loops:
                 partner=loop.opener,
                 chunk_steps=loop.chunk_steps,
                 relay=shards,
-                between=loop.between,
             )
             calls.append((worker, call, [ref for block in blocks for ref in messages[block]]))
         answers = self._submitter.submit(calls, state)

@@ -28,7 +28,7 @@ from rlinf_embodied.execution.disturbance import Moment, Repetition, busy_s, cho
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.iteration import Finishes
 from rlinf_embodied.execution.meter import METER, MeteredSession, Reading, measure_links
-from rlinf_embodied.planning.measurement import Measurements, Memory, cell_of, loop_of, profile_dict, samples
+from rlinf_embodied.planning.measurement import Measurements, Memory, cell_of, profile_dict, samples
 from rlinf_embodied.planning.probes import Probe, probes, shortened, switching, warm_up
 from rlinf_embodied.planning.profile import DISTURBED, Profile, parse_profile
 from rlinf_embodied.runtime.host import StepContext
@@ -294,7 +294,7 @@ def _count_bytes(probe: Probe, metered: MeteredSession, measured: Measurements, 
     whole = probe.workflow
     ends = [(edge.source, edge.target) for edge in whole.edges]
     for source, target in ends:
-        loop = loop_of(whole, source)
+        loop = whole.loop_of(source)
         found = metered.bytes_per_block(source, "close" if loop else "run")
         if found is not None:
             longer = whole.loops[loop.name].chunk_steps / run.loops[loop.name].chunk_steps if loop else 1.0

@@ -80,11 +80,11 @@ class CallTimes:
     def busy_s(self, leaf: Leaf, chunks: int) -> dict[int, float]:
         """Returns how long a stage in so many chunks, or a side of a loop, works on each of its devices at least."""
         stage = leaf.stage
-        loops = self.work.loops_of(stage)
+        loop = self.work.loop_of(stage)
         streams = bool(self.pricer.profile.stages[stage].finish_quantiles)
-        layout = self.layout(leaf, 1 if streams or loops else chunks, shards=bool(loops))
-        times = sum(loop.num_calls(stage) * loop.expected_rounds for loop in loops) if loops else 1.0
-        if self.pricer.overlap_in_worker and loops:
+        layout = self.layout(leaf, 1 if streams or loop else chunks, shards=loop is not None)
+        times = loop.chunk_steps * loop.expected_rounds if loop else 1.0
+        if self.pricer.overlap_in_worker and loop:
             return dict.fromkeys(layout.hosts, 0.0)
         found: dict[int, float] = {}
         for size, device in zip(layout.sizes, layout.devices, strict=True):
@@ -189,17 +189,13 @@ class CallTimes:
         for call, device in enumerate(layout.devices):
             blocks = -(-layout.sizes[call] // shards) if overlaps else layout.sizes[call]
             e, p = (self.seconds(stage, blocks, hosts, device) for stage in (loop.opener, loop.answerer))
-            amid = {turn.stage: self.seconds(turn.stage, blocks, hosts, device) for turn in loop.between}
             steps = loop.chunk_steps
             if overlaps:
-                both = p + sum(seconds * loop.num_calls(stage) / steps for stage, seconds in amid.items())
-                whole = float(cost.loop_disaggregated_s(steps, shards, e, both, 0.0, 0.0, p * fraction))
+                whole = float(cost.loop_disaggregated_s(steps, shards, e, p, 0.0, 0.0, p * fraction))
                 clocks.free_s[device] = end = clocks.free_s[device] + whole
-                for stage, seconds in ((loop.opener, e), *amid.items(), (loop.answerer, p)):
-                    clocks.note(stage, device, end - seconds * loop.num_calls(stage) * shards, end, 0)
+                for stage, seconds in ((loop.opener, e), (loop.answerer, p)):
+                    clocks.note(stage, device, end - seconds * steps * shards, end, 0)
             else:
-                for stage, seconds in amid.items():
-                    clocks.work(stage, device, clocks.free_s[device], seconds * loop.num_calls(stage), 0)
                 clocks.work(loop.answerer, device, clocks.free_s[device], p * (steps + fraction), 0)
                 end = clocks.work(loop.opener, device, clocks.free_s[device], e * steps, 0)
             for side in loop.sides:
@@ -270,7 +266,7 @@ class _Stepwise:
         self._parts = {(a, b): times.parts(self._layouts[a], self._layouts[b], (a, b)) for a, b in loop.hops()}
 
     def run(self, hosts: Sequence[int]) -> None:
-        """Goes through all steps; once every period of them adds the same, the rest is added at once."""
+        """Goes through all steps; once each of them adds the same, the rest is added at once."""
         loop, clocks = self._loop, self._clocks
         ends = [clocks.ends[side] for side in loop.sides]
         last: list[float] = []
@@ -278,36 +274,24 @@ class _Stepwise:
         while step < loop.chunk_steps:
             self._step(step)
             step += 1
-            if step % loop.period:
-                continue
             now = [*(clocks.free_s[d] for d in hosts), *clocks.ends[loop.opener]]
             added = [b - a for a, b in zip(last, now, strict=True)] if last else []
-            left = (loop.chunk_steps - step) // loop.period
+            left = loop.chunk_steps - step
             if added and left and max(added) - min(added) <= 1e-12 * max(now) and clocks.spans is None:
                 clocks.skip(left, added[0], hosts, ends)
                 for side, own in self._layouts.items():
-                    turns = self._turns(side)
                     for call, device in enumerate(own.devices):
-                        clocks.calls_s[side, device] += left * turns * self._lengths[side][call]
-                step += left * loop.period
+                        clocks.calls_s[side, device] += left * self._lengths[side][call]
+                step += left
                 last = []
             else:
                 last = now
         self._close()
 
-    def _turns(self, side: str) -> int:
-        """Returns in how many chunk-steps of a period a side takes part."""
-        return self._loop.period // next((turn.every for turn in self._loop.between if turn.stage == side), 1)
-
     def _step(self, step: int) -> None:
         loop = self._loop
         for shard in range(len(self._layouts[loop.opener].groups)):
-            told = [loop.opener]
-            for turn in loop.between:
-                if step % turn.every == 0:
-                    self._exchange(turn.stage, shard, told, self._lengths[turn.stage], step)
-                told.append(turn.stage)
-            self._exchange(loop.answerer, shard, told, self._lengths[loop.answerer], step)
+            self._exchange(loop.answerer, shard, [loop.opener], self._lengths[loop.answerer], step)
             self._exchange(loop.opener, shard, [loop.answerer], self._lengths[loop.opener], step)
 
     def _close(self) -> None:
@@ -317,9 +301,6 @@ class _Stepwise:
         valued = [seconds * fraction for seconds in self._lengths[loop.answerer]]
         opener = self._layouts[loop.opener]
         for shard in range(len(opener.groups)):
-            for turn in loop.between:
-                none = [0.0] * len(self._lengths[turn.stage])
-                self._exchange(turn.stage, shard, [loop.opener], none, loop.chunk_steps)
             self._exchange(loop.answerer, shard, [loop.opener], valued, loop.chunk_steps)
             for call in opener.groups[shard]:
                 clocks.ends[loop.opener][call] = clocks.free_s[opener.devices[call]]

@@ -65,7 +65,7 @@ def price(draft: Draft, pricer: Pricer, chunks: int = 1) -> tuple[Price, int]:
             leaf = replace(leaf, everywhere=np.zeros_like(leaf.everywhere))
         return leaf, pricer.bits[draft.name]
     if draft.kind == "loop":
-        loops = pricer.workflow.group_of(draft.name)
+        loops = (pricer.workflow.loops[draft.name],)
         mask = pricer.mask_of(loops)
         if draft.split:
             return pricer.loop_disaggregated(loops, counts(draft.split[0]), counts(draft.split[1]), draft.shards), mask
@@ -151,7 +151,7 @@ def realize(draft: Draft, pools: tuple[Devices, ...], pricer: Pricer, chunks: in
         most = pricer.workflow.most_devices(draft.name, num_blocks // chunks)
         return Leaf(draft.name, _first([pools[i] for i in draft.classes], most))
     if draft.kind == "loop":
-        loops = pricer.workflow.group_of(draft.name)
+        loops = (pricer.workflow.loops[draft.name],)
         sides = _divide(pools, draft.split) if draft.split else [pools, pools]
         halves = zip(pricer.halves(loops), sides, strict=True)
         places = {stage: Leaf(stage, _first(side, num_blocks)) for half, side in halves for stage in half}

@@ -15,7 +15,7 @@ from rlinf_embodied.cluster.hardware import WAITING
 from rlinf_embodied.planning.probes import Probe
 from rlinf_embodied.planning.profile import FORMAT
 from rlinf_embodied.telemetry.trace import Span
-from rlinf_embodied.workflow.graph import Loop, Workflow
+from rlinf_embodied.workflow.graph import Workflow
 
 Cell = tuple[int, int]  # items per device and call, devices
 
@@ -63,11 +63,6 @@ def cell_of(probe: Probe, stage: str) -> Cell:
     return probe.blocks_per_call(stage) * probe.workflow.items_per_block, probe.devices(stage)
 
 
-def loop_of(workflow: Workflow, stage: str) -> Loop | None:
-    """Returns the loop that a stage is a side of, the first of them."""
-    return next(iter(workflow.loops_of(stage)), None)
-
-
 def samples(
     probe: Probe, run: Workflow, whole: Workflow, spans: Sequence[Span], rounds: Mapping[str, int]
 ) -> list[Sample]:
@@ -86,28 +81,21 @@ def samples(
     stretch = {name: whole.loops[name].chunk_steps / loop.chunk_steps for name, loop in run.loops.items()}
     found = []
     for stage in run.stages:
-        loop = loop_of(run, stage)
+        loop = run.loop_of(stage)
         if loop is None:
             factor = max([stretch[name] for name in _upstream_loops(run, stage)], default=1.0)
             paces = _in_step(stage, spans, speeds) if run.stages[stage].collective else speeds
             (seconds,) = _critical(spans, {stage: {"run": factor / rounds.get(stage, 1)}}, paces)
             found.append(Sample(stage, *cell_of(probe, stage), seconds))
             continue
-        mine = run.loops_of(stage)
-        shared = all(probe.plan.shares_workers(one.name, probe.workflow.num_blocks) for one in mine)
-        sides = tuple(dict.fromkeys(side for one in mine for side in one.sides)) if shared else (stage,)
+        shared = probe.plan.shares_workers(loop.name, probe.workflow.num_blocks)
+        sides = loop.sides if shared else (stage,)
         # a shortened rollout is opened and closed as often as a whole one
-        longer = {side: _num_calls(whole, side) / _num_calls(run, side) for side in sides}
-        weights = {side: {"open": 1.0, "step": longer[side], "close": 1.0} for side in sides}
+        weights = {side: {"open": 1.0, "step": stretch[loop.name], "close": 1.0} for side in sides}
         seconds = dict(zip(sides, _critical(spans, weights, speeds), strict=True))[stage]
-        calls = _num_calls(whole, stage) * probe.shards(stage) * rounds.get(loop.opener, 1)
+        calls = whole.loops[loop.name].chunk_steps * probe.shards(stage) * rounds.get(loop.opener, 1)
         found.append(Sample(stage, *cell_of(probe, stage), seconds / calls))
     return found
-
-
-def _num_calls(workflow: Workflow, stage: str) -> int:
-    """Returns in how many chunk-steps of its loops a stage takes part."""
-    return sum(loop.num_calls(stage) for loop in workflow.loops_of(stage))
 
 
 def _critical(
@@ -139,7 +127,7 @@ def _upstream_loops(workflow: Workflow, stage: str) -> set[str]:
     """Returns the loops that a stage's data comes from, over any number of edges."""
     found: set[str] = set()
     for source in workflow.sources(stage):
-        loop = loop_of(workflow, source)
+        loop = workflow.loop_of(source)
         found |= {loop.name} if loop else _upstream_loops(workflow, source)
     return found
 
@@ -159,7 +147,6 @@ def profile_dict(
     rounds = statistics.mean(measured.rounds) if measured.rounds else 1.0
     if loops:
         work |= {"chunk_steps": loops[0].chunk_steps, "expected_rounds": rounds, "max_rounds": loops[0].max_rounds}
-        work |= {"every": loops[0].period} if loops[0].between else {}
     elif workflow.repeat is not None:
         work |= {"expected_rounds": rounds, "max_rounds": workflow.repeat.max_rounds}
     blocks_per_batch = max(spec.blocks_per_batch for spec in workflow.stages.values())
@@ -187,7 +174,7 @@ def _stage_dict(workflow: Workflow, stage: str, measured: Measurements) -> dict[
     medians = {cell: statistics.median(values) for cell, values in cells.items()}
     items, devices = grid(medians)
     memory = measured.memory.get(stage, Memory())
-    key = "s_per_chunk_step" if loop_of(workflow, stage) else "s_per_call"
+    key = "s_per_chunk_step" if workflow.loop_of(stage) else "s_per_call"
     entry: dict[str, object] = {
         "items_per_device": items,
         "devices": devices,

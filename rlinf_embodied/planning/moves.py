@@ -31,8 +31,7 @@ class Moves:
         blocks = workflow.num_blocks
         self.chunks = [k for k in range(2, blocks + 1) if blocks % k == 0]
         self.number = {stage: i for i, stage in enumerate(workflow.stages)}
-        groups = [(group[0].opener, [s for loop in group for s in loop.sides]) for group in workflow.loop_groups()]
-        self.loops = {unit: tuple(dict.fromkeys(sides)) for unit, sides in groups}
+        self.loops = {loop.opener: loop.sides for loop in workflow.loops.values()}
         self.shards = [loop.shards for loop in workflow.loops.values()]
 
     def around(self, sketch: Sketch) -> Iterator[Sketch]:

@@ -216,7 +216,7 @@ class PartPrices:
         turns = {side: self._turn(side, counts, shards) for half in self.halves(loops) for side in half}
         seconds, possible = np.zeros(len(counts)), np.full(len(counts), True)
         for loop in loops:
-            e, p, both = _finite(turns[loop.opener][0], self._answer_s(loop, turns))
+            e, p, both = _finite(turns[loop.opener][0], turns[loop.answerer][0])
             bootstrap = _share(_finite(e, turns[loop.answerer][0])[1], self._bootstrap(loop))
             if self.overlap_in_worker and shards > 1:
                 one = cost.loop_disaggregated_s(loop.chunk_steps, shards, e, p, 0.0, 0.0, bootstrap)
@@ -247,7 +247,7 @@ class PartPrices:
         region = opener_counts.sum(axis=-1) + answerer_counts.sum(axis=-1)
         seconds, possible = np.zeros(len(region)), np.full(len(region), bool(turns[1]))
         for loop in loops:
-            e, p, both = _finite(together[loop.opener][0], self._answer_s(loop, together))
+            e, p, both = _finite(together[loop.opener][0], together[loop.answerer][0])
             up, down = self._wires(loop, opener_counts, answerer_counts, shards)
             bootstrap = _share(_finite(e, together[loop.answerer][0])[1], self._bootstrap(loop))
             one = cost.loop_disaggregated_s(loop.chunk_steps, shards, e, p, up, down, bootstrap)
@@ -270,22 +270,12 @@ class PartPrices:
     def _bootstrap(self, loop: Loop) -> float:
         return self.profile.stages[loop.answerer].bootstrap_fraction
 
-    def _answer_s(self, loop: Loop, turns: Turns) -> Floats:
-        """Returns the seconds of a chunk-step's answer: stages in between take part in their share of them."""
-        seconds = turns[loop.answerer][0]
-        for turn in loop.between:
-            seconds = seconds + turns[turn.stage][0] * (loop.num_calls(turn.stage) / loop.chunk_steps)
-        return seconds
-
     def _wires(self, loop: Loop, opener: Counts, answerer: Counts, shards: int) -> tuple[cost.Array, cost.Array]:
         """Returns the seconds that a shard's message needs to the answerer, and back."""
         a, b = opener.sum(axis=-1), answerer.sum(axis=-1)
         lanes = np.minimum(np.minimum(a, b), self.workflow.num_blocks)
         blocks, items = -(-self.workflow.num_blocks // shards), self.workflow.items_per_block
         shown = self.edge_bytes(loop.opener, loop.answerer)
-        for turn in loop.between:
-            part = loop.num_calls(turn.stage) / loop.chunk_steps
-            shown = shown + self.edge_bytes(loop.opener, turn.stage) * part
         told = self.edge_bytes(loop.answerer, loop.opener)
         up, down = (self._send_s(size * items, blocks, lanes, a + b) for size in (shown, told))
         return up, down

@@ -13,7 +13,7 @@ def require_runnable(name: str, tree: Node, workflow: Workflow) -> None:
     Raises:
         PlanError: names the stage, loop, edge or node, the rule that it breaks, and what to do.
     """
-    placed = _placed(tree, workflow)
+    placed = [leaf.stage for leaf in leaves(tree)]
     if sorted(placed) != sorted(workflow.stages):
         raise PlanError(
             f"plan {name} places the stages {sorted(placed)}, but the workflow {workflow.name} has "
@@ -36,7 +36,10 @@ def require_runnable(name: str, tree: Node, workflow: Workflow) -> None:
     for node in nodes(tree):
         if isinstance(node, LoopNode):
             _check_loop(name, node, workflow)
-    _check_groups(name, tree, workflow)
+    if missing := set(workflow.loops) - {node.loop for node in nodes(tree) if isinstance(node, LoopNode)}:
+        raise PlanError(
+            f"plan {name} places the stages of {sorted(missing)}, but not as a loop: give each loop a loop node"
+        )
     _check_spatial(name, tree, workflow, WHOLE)
     _check_order(name, tree, workflow)
 
@@ -65,53 +68,6 @@ def require_staleness(name: str, staleness: int, workflow: Workflow) -> None:
             f"{where}, but the workflow {workflow.name} does {sorted(again)} again until there is enough, of which "
             f"{sorted(again & workflow.back())} are of the part that cannot run ahead: use 0"
         )
-
-
-def _placed(tree: Node, workflow: Workflow) -> list[str]:
-    """Returns the stages in the order of a tree; one that several loops share counts once for all of these."""
-    found: list[str] = []
-    seen: set[tuple[str, str]] = set()
-    for node in nodes(tree):
-        if isinstance(node, Leaf):
-            found.append(node.stage)
-        if not isinstance(node, LoopNode):
-            continue
-        for leaf in node.stages:
-            shared = len(workflow.loops_of(leaf.stage)) > 1
-            again = shared and leaf.stage in found and (leaf.stage, node.loop) not in seen
-            seen.add((leaf.stage, node.loop))
-            found += [] if again else [leaf.stage]
-    return found
-
-
-def _check_groups(name: str, tree: Node, workflow: Workflow) -> None:
-    """Checks that a stage of several loops is in one place in all of them, and that these come in their order."""
-    order = [node for node in nodes(tree) if isinstance(node, LoopNode)]
-    for group in workflow.loop_groups():
-        mine = [node for node in order if any(loop.name == node.loop for loop in group)]
-        if sorted(node.loop for node in mine) != sorted(loop.name for loop in group):
-            raise PlanError(
-                f"plan {name} has the loops {[node.loop for node in mine]}, but those of {workflow.name} that belong "
-                f"together are {[loop.name for loop in group]}: place each of them once"
-            )
-        if [node.loop for node in mine] != [loop.name for loop in group]:
-            raise PlanError(
-                f"plan {name} has {' before '.join(node.loop for node in mine)}, but they share a stage, which takes "
-                f"part in the order {[loop.name for loop in group]}: swap the parts of the tree"
-            )
-        places: dict[str, Leaf] = {}
-        for leaf in (leaf for node in mine for leaf in node.stages):
-            other = places.setdefault(leaf.stage, leaf)
-            if other != leaf:
-                raise PlanError(
-                    f"plan {name} puts {leaf.stage} on the devices {list(other.devices)} in one loop and on "
-                    f"{list(leaf.devices)} in another, but it is one stage: give it the same devices and shares"
-                )
-        if len(group) > 1 and any(node.shards != 1 for node in mine):
-            raise PlanError(
-                f"plan {name} has {[node.shards for node in mine]} shards for the loops {[n.loop for n in mine]}, but "
-                "they share a stage, which has its blocks in the same parts in all of them: use shards: 1"
-            )
 
 
 def _what_differs(placed: list[str], workflow: Workflow) -> str:
@@ -205,8 +161,7 @@ def _check_loop(name: str, node: LoopNode, workflow: Workflow) -> None:
         raise PlanError(f"plan {name} has a loop {node.loop!r}, but the workflow has {sorted(workflow.loops)}")
     loop = workflow.loops[node.loop]
     if sorted(leaf.stage for leaf in node.stages) != sorted(loop.sides):
-        made_of = f"{', '.join(loop.sides[:-1])} and {loop.answerer}: place {'all' if loop.between else 'both'}"
-        raise PlanError(f"plan {name}: loop {node.loop} is made of {made_of}")
+        raise PlanError(f"plan {name}: loop {node.loop} is made of {loop.opener} and {loop.answerer}: place both")
     if not 1 <= node.shards <= workflow.num_blocks:
         raise PlanError(
             f"plan {name}: loop {node.loop} has {node.shards} shards, but each has a block at least, of which there "

@@ -74,14 +74,13 @@ def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated", 
 
 def _tree(workflow: Workflow, places: Mapping[str, Devices], shards: int) -> Node:
     """Returns the stages in the order of the edges, one after the other."""
-    loops = {s: group for group in workflow.loop_groups() for loop in group for s in loop.sides}
     parts: dict[str, Node] = {}  # a loop goes where the first of its sides would
     for stage in workflow.order():
-        for loop in loops.get(stage, ()):
-            sides = tuple(Leaf(side, places[side]) for side in loop.sides)
-            parts[loop.name] = LoopNode(loop.name, sides, shards if len(loops[stage]) == 1 else 1)
-        if stage not in loops:
+        loop = workflow.loop_of(stage)
+        if loop is None:
             parts[stage] = Leaf(stage, places[stage])
+        else:
+            parts[loop.name] = LoopNode(loop.name, tuple(Leaf(side, places[side]) for side in loop.sides), shards)
     return Temporal(tuple(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
 
 

@@ -174,7 +174,6 @@ class Workload:
     expected_rounds: float = 1.0
     max_rounds: int = 1
     blocks_per_batch: int = 1
-    every: int = 1  # chunk-steps from one turn of a loop's stage in between to the next
 
     def __post_init__(self) -> None:
         _check_fields(self, "workload")

@@ -91,9 +91,7 @@ def _items(node: Node, workflow: Workflow) -> Iterator[Item]:
     if isinstance(node, Leaf):
         yield single(node.stage)
     elif isinstance(node, LoopNode):
-        first = workflow.group_of(node.loop)[0]
-        if first.name == node.loop:
-            yield single(first.opener)
+        yield single(workflow.loops[node.loop].opener)
     elif isinstance(node, Spatial) and node.granularity not in (0, workflow.num_blocks):
         yield Item(workflow.num_blocks // node.granularity, tuple(_parts(node)))
     else:
@@ -128,10 +126,10 @@ def item_node(item: Item, sketch: Sketch, workflow: Workflow, resident: bool = T
         return Spatial(tuple(parts), workflow.num_blocks // item.chunks)
     ((unit,),) = item.parts
     shards = dict(zip(workflow.loops, sketch.shards, strict=True))
-    for loops in workflow.loop_groups():
-        if loops[0].opener == unit:
-            places = {side: Leaf(side, *placed[side]) for loop in loops for side in loop.sides}
-            return loop_node(loops, places, [shards[loop.name] for loop in loops])
+    for loop in workflow.loops.values():
+        if loop.opener == unit:
+            places = {side: Leaf(side, *placed[side]) for side in loop.sides}
+            return loop_node((loop,), places, [shards[loop.name]])
     return Leaf(unit, *placed[unit])
 
 

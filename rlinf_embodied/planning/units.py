@@ -16,7 +16,7 @@ def find_units(pricer: Pricer) -> dict[int, str | Loops]:
 
     A loop counts as one unit, and so do those that share a stage.
     """
-    loops = {stage: group for group in pricer.workflow.loop_groups() for loop in group for stage in loop.sides}
+    loops = {stage: (loop,) for loop in pricer.workflow.loops.values() for stage in loop.sides}
     units: dict[int, str | Loops] = {}
     for stage in pricer.workflow.order():
         if stage in loops:

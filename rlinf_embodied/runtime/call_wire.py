@@ -8,7 +8,6 @@ from typing import Any
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StepContext
 from rlinf_embodied.runtime.relay import Part
-from rlinf_embodied.workflow.loops import Turn
 
 Wire = list[Any]
 
@@ -27,13 +26,12 @@ def to_wire(call: Call, attempt: int) -> Wire:
         call.chunk_steps,
         call.publishes,
         [[[part.worker, list(part.blocks)] for part in shard] for shard in call.relay],
-        [[turn.stage, turn.every] for turn in call.between],
     ]
 
 
 def from_wire(wire: Wire, argument: object = None) -> Call:
     """Returns the call of `to_wire`, with its argument."""
-    stage, method, at, blocks, count, keep, partner, chunk_steps, publishes, relay, between = wire
+    stage, method, at, blocks, count, keep, partner, chunk_steps, publishes, relay = wire
     return Call(
         stage,
         method,
@@ -46,7 +44,6 @@ def from_wire(wire: Wire, argument: object = None) -> Call:
         argument,
         publishes,
         tuple(tuple(Part(worker, tuple(own)) for worker, own in shard) for shard in relay),
-        tuple(Turn(*turn) for turn in between),
     )
 
 

@@ -31,7 +31,7 @@ from rlinf_embodied.runtime.worker_state import WorkerState
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.user_code import raised_by_user
-from rlinf_embodied.workflow.graph import StageSpec, Turn
+from rlinf_embodied.workflow.graph import StageSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,6 @@ class Output:
 
     blocks: Mapping[int, object] = field(default_factory=dict)
     report: object = None
-
-
-@dataclass(frozen=True, slots=True)
-class Guided:
-    """What a side of a loop of three and more stages gets for a block: what the opener shows, and what was said of it.
-
-    `said` is the last word of each stage in between that comes before; the opener may have shown something else then.
-    """
-
-    shown: object
-    said: tuple[object, ...]
 
 
 @dataclass(slots=True)
@@ -106,7 +95,6 @@ class Stage(Protocol):
     the loop; `step(step_context, {block: message}) -> {block: message}`;
     `close(step_context, {block: None}) -> Output`.
     Loop answerer: `step` as the opener's, `close(step_context, {block: last message}) -> Output`.
-    Between the two: as the answerer; a side behind one is given a `Guided` by `step`.
     Weight edge: `export_weights(step_context) -> object`, `install_weights(step_context, object)`.
     State: `export_snapshot(step_context) -> object` (None: it has none, or it is part of another worker's), and
     `import_snapshot(step_context, [what each worker gave])`, also in the midst of an iteration that is given up; a
@@ -143,11 +131,10 @@ class Call:
     """One call of a stage's method for some blocks.
 
     `payloads_per_block` payloads follow for each block.  Results of the blocks in `keep` stay in the worker.  `method`
-    "loop" runs a whole loop between stages of this worker (`partner` answers, some are `between`) for `chunk_steps`
-    turns; "relay" runs its chunk-steps between an answerer's worker (which has those `between`, too) and those of the
-    opener (`partner`) that `relay` names; "enter" only brings the stage into the device's memory.  A call without
-    blocks hands its `argument`, if there is one, and then its payloads to the method; what it `publishes` is a result
-    for other workers, not a report for the driver.
+    "loop" runs a whole loop between stages of this worker (`partner` answers) for `chunk_steps` turns; "relay" runs its
+    chunk-steps between an answerer's worker and those of the opener (`partner`) that `relay` names; "enter" only brings
+    the stage into the device's memory.  A call without blocks hands its `argument`, if there is one, and then its
+    payloads to the method; what it `publishes` is a result for other workers, not a report for the driver.
     """
 
     stage: str
@@ -161,7 +148,6 @@ class Call:
     argument: object = None
     publishes: bool = False
     relay: tuple[relay.Shard, ...] = ()
-    between: tuple[Turn, ...] = ()
 
     def __str__(self) -> str:
         """Returns a short name for messages, for example "env.step (iteration 3, blocks 0-1)"."""
@@ -177,15 +163,15 @@ class Call:
 
     @property
     def makers(self) -> tuple[str, ...]:
-        """Whose results for all blocks come one after the other: of a loop opener, partner, those between."""
+        """Whose results for all blocks come one after the other: of a loop opener, partner."""
         if self.method != "loop" or self.partner is None:
             return (self.stage,)
-        return (self.stage, self.partner, *(turn.stage for turn in self.between))
+        return (self.stage, self.partner)
 
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages that are at work in it, wherever they are."""
-        return (self.stage, *((self.partner,) if self.partner else ()), *(turn.stage for turn in self.between))
+        return (self.stage, self.partner) if self.partner else (self.stage,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +302,7 @@ class WorkerHost:
         self._settle(call.step_context.iteration)
         self._spans = []
         try:
-            for name in (*call.makers, *((turn.stage for turn in call.between) if call.method == "relay" else ())):
+            for name in call.makers:
                 if call.method != "export_snapshot":  # copies from wherever it is
                     self._residents.enter(name, lambda n, m: self._switch(n, m, call.step_context))
             values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
@@ -363,7 +349,7 @@ class WorkerHost:
         if call.method == "open":
             output = self._timed(call, stage, inputs if call.payloads_per_block else call.blocks)
         elif call.method in ("step", "close"):
-            output = self._timed(call, stage, {block: _message(parts) for block, parts in inputs.items()})
+            output = self._timed(call, stage, {block: parts[0] if parts else None for block, parts in inputs.items()})
         else:
             output = self._timed(call, stage, inputs)
         if isinstance(output, Output):
@@ -389,49 +375,26 @@ class WorkerHost:
         assert call.partner is not None
         opener, answerer = self.stages[call.stage], self.stages[call.partner]
         shown = self._timed(call, opener, inputs if call.payloads_per_block else call.blocks, method="open")
-        said: dict[str, Mapping[int, object]] = {}
         for step in range(call.chunk_steps):
             step_context = replace(call.step_context, chunk_step=step)
-            told = self._told(call, shown, said, step_context)
             answers = self._timed(
-                call, answerer, told, method="step", stage_name=call.partner, step_context=step_context
+                call, answerer, shown, method="step", stage_name=call.partner, step_context=step_context
             )
             shown = self._timed(call, opener, answers, method="step", step_context=step_context)
             if all(message is None for message in shown.values()):
                 break
-        amid = [
-            self._timed(call, self.stages[turn.stage], shown, method="close", stage_name=turn.stage)
-            for turn in call.between
-        ]
         theirs = self._timed(call, answerer, shown, method="close", stage_name=call.partner)
         ours = self._timed(call, opener, dict.fromkeys(call.blocks), method="close")
-        return [output.blocks[block] for output in (ours, theirs, *amid) for block in call.blocks], ours.report
-
-    def _told(
-        self, call: Call, shown: Mapping[int, object], said: dict[str, Mapping[int, object]], step_context: StepContext
-    ) -> Mapping[int, object]:
-        """Returns what a loop's answerer gets in a chunk-step; stages in between say what they have to before."""
-        told = shown
-        for place, turn in enumerate(call.between):
-            if step_context.chunk_step % turn.every == 0:
-                stage = self.stages[turn.stage]
-                new = self._timed(call, stage, told, method="step", stage_name=turn.stage, step_context=step_context)
-                said[turn.stage] = {**said.get(turn.stage, {}), **new}
-            before = [said[other.stage] for other in call.between[: place + 1]]
-            told = {block: Guided(message, tuple(words[block] for words in before)) for block, message in shown.items()}
-        return told
+        return [output.blocks[block] for output in (ours, theirs) for block in call.blocks], ours.report
 
     def _relay(self, call: Call, opened: Sequence[object], peers: relay.Peers) -> list[object]:
         """Runs a loop's chunk-steps with openers in other workers; returns what they show last."""
         answerer = self.stages[call.stage]
 
-        said: dict[str, Mapping[int, object]] = {}
-
         def answer(step_context: StepContext, shown: dict[int, object]) -> Mapping[int, object]:
             step = replace(call, method="step", step_context=step_context, blocks=tuple(shown))
             with self.state.calling(str(step)):
-                told = self._told(call, shown, said, step_context)
-                found = self._timed(call, answerer, told, method="step", step_context=step_context)
+                found = self._timed(call, answerer, shown, method="step", step_context=step_context)
             return found.blocks if isinstance(found, Output) else found
 
         last, receipts = relay.run(call, opened, peers, answer)
@@ -504,13 +467,6 @@ class WorkerHost:
                 own,
             )
         return WorkerError(f"{failed}{type(error).__name__}: {error} (at {path})", own)
-
-
-def _message(payloads: Sequence[object]) -> object:
-    """Returns what a side of a loop is given for a block."""
-    if len(payloads) > 1:
-        return Guided(payloads[0], tuple(payloads[1:]))
-    return payloads[0] if payloads else None
 
 
 def solo_context(blocks: Sequence[int], device: str = "cpu", shared: dict[str, object] | None = None) -> StageContext:

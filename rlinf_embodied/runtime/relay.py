@@ -89,7 +89,7 @@ def run(call: Call, opened: Sequence[Ref], peers: Peers, answer: Answer) -> tupl
     A shard is over when none of its blocks is shown anything any more.
 
     Args:
-        call: of the answerer; `partner` is the opener, stages in between are in the answerer's worker.
+        call: of the answerer; `partner` is the opener.
         opened: references to what `open` showed, in the order of call.blocks.
         peers: the openers' workers.
         answer: the answerer's `step`, in this worker.
@@ -101,7 +101,7 @@ def run(call: Call, opened: Sequence[Ref], peers: Peers, answer: Answer) -> tupl
     receipts: list[Ref] = []
     going = list(call.relay)
     assert call.partner is not None
-    step = replace(call, stage=call.partner, method="step", keep=frozenset(), partner=None, relay=(), between=())
+    step = replace(call, stage=call.partner, method="step", keep=frozenset(), partner=None, relay=())
     for number in range(call.chunk_steps):
         step_context = replace(call.step_context, chunk_step=number)
         for shard in tuple(going):

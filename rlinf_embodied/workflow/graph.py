@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.workflow.loops import Loop, Repeat, RepeatDecision, Turn, groups_of
+from rlinf_embodied.workflow.loops import Loop, Repeat, RepeatDecision
 
 __all__ = [
     "CORES",
@@ -23,7 +23,6 @@ __all__ = [
     "Repeat",
     "RepeatDecision",
     "StageSpec",
-    "Turn",
     "WeightEdge",
     "Workflow",
 ]
@@ -111,8 +110,6 @@ class Workflow:
         for loop in self.loops.values():
             self._check_loop(loop)
         self.order()
-        for group in self.loop_groups():
-            self._check_group(group)
         self._check_batches()
         if self.repeat is not None:
             self._check_repeat(self.repeat)
@@ -141,57 +138,26 @@ class Workflow:
                 raise PlanError(f"{where} names the stage {end!r}: declare it")
         if loop.opener == loop.answerer:
             raise PlanError(f"{where} has {loop.opener!r} on both sides, but a loop is made of two stages: name both")
-        if len(set(loop.sides)) < len(loop.sides):
-            raise PlanError(
-                f"{where} has the stages {list(loop.sides)}, but each has one turn in a cycle: name each of them once"
-            )
+        for other in self.loops.values():
+            if other.name != loop.name and (shared := set(loop.sides) & set(other.sides)):
+                raise PlanError(f"{where} shares {sorted(shared)} with {other.name}: give each loop its own stages")
         if loop.chunk_steps < 1 or loop.max_rounds < 1:
             raise PlanError(
                 f"{where} has chunk_steps={loop.chunk_steps} and max_rounds={loop.max_rounds}, but a loop is bounded "
                 "by positive numbers: set both"
             )
-        for turn in loop.between:
-            if not isinstance(turn.every, int) or turn.every < 1:
-                raise PlanError(
-                    f"{where} has {turn.stage} take part in every {turn.every!r}th chunk-step, but that is a whole "
-                    "number of at least 1: mend `every`"
-                )
         if not 1 <= loop.expected_rounds <= loop.max_rounds:
             raise PlanError(
                 f"{where} has expected_rounds={loop.expected_rounds}, but a repeat takes between 1 and "
                 f"max_rounds={loop.max_rounds} rounds: mend one of the two"
             )
-        for side in loop.sides[1:]:
-            if late := [e.source for e in self.edges if e.target == side and e.source not in loop.sides]:
-                raise PlanError(
-                    f"{where}: {side} takes data of {late}, but only the opener of a loop is given what comes "
-                    f"before it: lead the edge to {loop.opener}, which shows it on"
-                )
+        if late := [e.source for e in self.edges if e.target == loop.answerer and e.source != loop.opener]:
+            raise PlanError(
+                f"{where}: {loop.answerer} takes data of {late}, but only the opener of a loop is given what comes "
+                f"before it: lead the edge to {loop.opener}, which shows it on"
+            )
         if not loop.shards or min(loop.shards) < 1:
             raise PlanError(f"{where} has shards={loop.shards}, but at least one is in flight: use (1, 2)")
-
-    def _check_group(self, group: Sequence[Loop]) -> None:
-        """Checks loops that share stages: what the shared ones hold is divided alike in all of them."""
-        if len(group) == 1:
-            return
-        where = f"workflow {self.name}: the loops {[loop.name for loop in group]} share a stage"
-        for loop in group:
-            if loop.max_rounds > 1 or loop.decide is not None:
-                raise PlanError(
-                    f"{where}, but {loop.name} may be done again (max_rounds={loop.max_rounds}), and whose reports its "
-                    "decision sees would be open: let such a loop have stages of its own"
-                )
-            if loop.shards != (1,):
-                raise PlanError(
-                    f"{where}, but {loop.name} may have {loop.shards} shards in flight, and a stage has its blocks in "
-                    "the same parts in all of its loops: give each of them shards=(1,)"
-                )
-        sides = {side for loop in group for side in loop.sides}
-        if amid := {s for s in self.downstream(*sides) if self.downstream(s) & sides}:
-            raise PlanError(
-                f"{where}, but {sorted(amid)} would have to run between them, and they follow on each other: lead the "
-                "edges to what is behind all of these loops"
-            )
 
     def _check_batches(self) -> None:
         for stage, spec in self.stages.items():
@@ -233,21 +199,9 @@ class Workflow:
                 "takes between 1 and max_rounds rounds: mend one of the two"
             )
 
-    def loop_groups(self) -> list[tuple[Loop, ...]]:
-        """Returns the loops, those that share a stage (if only through others) together; all in their order."""
-        return groups_of(tuple(self.loops.values()))
-
-    def group_of(self, name: str) -> tuple[Loop, ...]:
-        """Returns a loop with those that it shares a stage with."""
-        return next(group for group in self.loop_groups() if any(loop.name == name for loop in group))
-
-    def loops_of(self, stage: str) -> tuple[Loop, ...]:
-        """Returns the loops that a stage is a side of."""
-        return tuple(loop for loop in self.loops.values() if stage in loop.sides)
-
-    def first_round(self, name: str) -> int:
-        """Returns the number of a loop's first round: rounds of a stage that several loops share are all different."""
-        return [loop.name for loop in self.group_of(name)].index(name)
+    def loop_of(self, stage: str) -> Loop | None:
+        """Returns the loop that a stage is a side of."""
+        return next((loop for loop in self.loops.values() if stage in loop.sides), None)
 
     def of_cores(self) -> tuple[str, ...]:
         """Returns the stages that run on cores only, also where there are accelerators."""

@@ -16,7 +16,7 @@ from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.relay import Part, shards_of
 from rlinf_embodied.runtime.session import Ref, SerialSession
-from rlinf_embodied.workflow.graph import StageSpec, Turn, Workflow
+from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 EVEN, ODD = {0, 2}, {1, 3}
 
@@ -52,7 +52,6 @@ def test_a_call_arrives_as_it_was_sent() -> None:
     at = StepContext(3, 0, 1, 2, 4, 5, {"message": (1, 2)})
     call = Call(
         *("p", "relay", at, (1, 3), 1, frozenset({3}), "e", 7, {"a": 1}, True, ((Part(0, (1,)),), (Part(2, (3,)),))),
-        between=(Turn("h", 3),),
     )
     sent = from_wire(to_wire(call, attempt=6), {"a": 1})
     assert sent.step_context.attempt == 6

@@ -1,4 +1,4 @@
-"""Health checks reach a worker during its calls, long calls that report progress go on, and no stranger ends anything."""
+"""Health checks reach a worker during its calls, progress keeps long calls alive, and no stranger ends anything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlinf_embodied.workflow.graph import StageSpec
 GARBAGE = (b"GET / HTTP/1.0\r\n\r\n", b"5\n{]\n", b"\x00" * 64, os.urandom(4096))
 
 
-# --------------------------------------------------------------------------------------------------------- worker's side
+# ------------------------------------------------------------------------------------------------------- worker's side
 def test_progress_within_a_call_is_what_counts() -> None:
     state = WorkerState()
     with state.calling("actor.run (iteration 1)"), state.stepping("actor.run"):
