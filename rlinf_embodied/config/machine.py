@@ -74,11 +74,13 @@ class RecoveryConfig:
 
     max_restarts: int = 5  # within the window; 0: the first fault ends the run, and no snapshots are kept
     window_s: float = 3600.0
+    snapshot_share: float = 0.05  # of the time of training that snapshots may take; a restart begins at the newest one
 
     def __post_init__(self) -> None:
-        number, window_s = self.max_restarts, self.window_s
+        number, window_s, share = self.max_restarts, self.window_s, self.snapshot_share
         require(number >= 0, "recovery.max_restarts", number, "it counts restarts", "use 0 to go without")
         require(window_s > 0, "recovery.window_s", window_s, "it must be positive", "use 3600")
+        require(share > 0, "recovery.snapshot_share", share, "it must be positive", "use 0.05")
 
 
 @dataclass(kw_only=True, slots=True)

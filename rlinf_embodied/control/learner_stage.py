@@ -165,7 +165,7 @@ class LearnerStage:
         """Returns when the checkpoint that was begun last is on the disk."""
         self._training.wait()
 
-    def leave(self) -> None:
+    def teardown(self) -> None:
         """Returns when nothing is being written."""
         self._training.leave()
 

@@ -81,6 +81,7 @@ class EnvStage:
     def __init__(self, config: EnvStageConfig) -> None:
         self._config = config
         self._size = config.env.block_size
+        self._shards: dict[Blocks, _Shard] = {}
 
     def setup(self, context: StageContext) -> EnvSpec:
         """Builds one env object per shard and returns the facts about it."""
@@ -91,6 +92,11 @@ class EnvStage:
             idle = np.zeros(len(ids), dtype=bool)
             self._shards[blocks] = _Shard(blocks, env, ids, idle, np.zeros_like(ids), np.zeros_like(ids))
         return next(iter(self._shards.values())).env.spec
+
+    def teardown(self) -> None:
+        """Closes the simulators."""
+        for shard in self._shards.values():
+            shard.env.close()
 
     # ------------------------------------------------------------------------------------------------ rollout loop
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:

@@ -224,7 +224,7 @@ class ImitationStage:
         """Returns when the checkpoint that was begun last is on the disk."""
         self._writer.wait()
 
-    def leave(self) -> None:
+    def teardown(self) -> None:
         """Returns when nothing is being written."""
         self._writer.leave()
 

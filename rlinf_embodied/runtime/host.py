@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from rlinf_embodied import device as devices
-from rlinf_embodied.errors import NoRoomError, PlugInError, RlinfError, WorkerError
+from rlinf_embodied.errors import NoRoomError, PlugInError, RlinfError, SimulatorError, WorkerError
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import relay
 from rlinf_embodied.runtime.residents import Residents
@@ -99,22 +99,13 @@ class Stage(Protocol):
     State: `export_snapshot(step_context) -> object` (None: it has none, or it is part of another worker's), and
     `import_snapshot(step_context, [what each worker gave])`, also in the midst of an iteration that is given up; a
     stage without them has none between iterations.
-    End: `leave()` returns when the stage does nothing behind its calls any more.
+    End: `teardown()` returns when the stage does nothing after its calls any more and has given back what it holds.
     Context switch: `offload(step_context)` leaves the device's memory and `onload(step_context)` comes back; a stage
     without them is always resident, and so is one on an accelerator whose class has `stays_on_accelerators`.
     """
 
     def setup(self, context: StageContext) -> object:
         """Builds what the stage needs and returns plain facts about it for the driver."""
-        ...
-
-
-@runtime_checkable
-class Leaving(Protocol):
-    """A stage that may be at work when its worker forgets it."""
-
-    def leave(self) -> None:
-        """Returns when it is not."""
         ...
 
 
@@ -259,15 +250,14 @@ class WorkerHost:
         if torch is not None:
             torch.set_num_threads(self.spec.threads)
 
-    def leave(self) -> None:
-        """Returns when no stage does anything behind its calls any more."""
+    def tear_down(self) -> None:
+        """Has every stage end what it does after its calls and give back what it holds, such as simulators."""
         for stage in self.stages.values():
-            if isinstance(stage, Leaving):
-                stage.leave()
+            getattr(stage, "teardown", lambda: None)()
 
     def clear(self) -> None:
         """Forgets all stages, what they share and what they stored: the worker is as it was started."""
-        self.leave()
+        self.tear_down()
         self.stages.clear()
         self._groups.clear()
         self.state.leave_groups()
@@ -317,6 +307,8 @@ class WorkerHost:
                 results, report = self._plain(call, inputs)
             else:
                 results, report = self._whole(call, values)
+        except SimulatorError as error:  # it was built, so the configuration is right
+            raise self._failure(str(call), error) from error
         except RlinfError:
             raise
         except Exception as error:
@@ -449,6 +441,7 @@ class WorkerHost:
         """
         if self._alone and iteration not in self._settled and len(self._settled) < 2:
             self._settled.add(iteration)
+            gc.collect()  # garbage that is frozen stays for good
             gc.freeze()
 
     def _failure(self, where: str, error: Exception) -> WorkerError:

@@ -219,7 +219,7 @@ class SerialSession:
             host.state.abandon(self.attempt)
             host.close_groups()
             if worker in workers:
-                host.leave()  # its threads would not end with it, as those of a process do
+                host.tear_down()  # its threads would not end with it, as those of a process do
                 self._hosts[worker] = WorkerHost(host.spec)
 
     def clear(self) -> None:
@@ -228,4 +228,6 @@ class SerialSession:
             host.clear()
 
     def close(self) -> None:
+        for host in self._hosts.values():
+            host.tear_down()
         self._hosts.clear()
