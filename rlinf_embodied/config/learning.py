@@ -158,13 +158,13 @@ class AlgorithmConfig:
     gamma: float = 0.99  # per env step; with less, haste is worth more than a lasting success
     gae_lambda: float = 0.97  # per env step
     bootstrap_at_timeout: bool = False  # false: a time-out counts as terminal (right for a critic that sees the time)
-    value_lr: float = 1e-3
-    value_epochs: int = 8
+    value_lr: float = 1e-3  # of what only the critic has
+    value_epochs: int = 8  # where critic and policy share parameters at least `epochs`, as one pass trains both
     value_clip: float | None = None  # how far a value may move per iteration; None: unclipped
     value_max_grad_norm: float = 1.0
-    one_optimizer: bool = False  # of policy and critic, on the sum of both losses: epochs, lr and max_grad_norm hold
+    one_optimizer: bool = False  # of policy and critic, on the sum of both losses, with epochs, lr and max_grad_norm
     value_coef: float = 0.5  # of the value loss in that sum; it is made as well where the two share parameters
-    critic_warmup_iterations: int = 1  # iterations that train the critic only
+    critic_warmup_iterations: int = 1  # iterations that train only what the policy does not use
     # GRPO
     group_size: int = 8  # episodes from one initial state
     success_only: bool = True  # the return of an episode is its success, not its shaped reward

@@ -21,7 +21,7 @@ _TARGETS = {
     ENV: "env_stage.TransitionEnvStage",
     POLICY: "acting_stage.ActingStage",
     REPLAY: "replay_stage.ReplayStage",
-    LEARNER: "learner_stage.LearnerStage",
+    LEARNER: "learner_stage.ControlLearnerStage",
 }
 _NO_CONFIGS: Mapping[str, object] = {}
 

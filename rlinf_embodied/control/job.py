@@ -10,9 +10,9 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import ControlConfig, ControlName, WarmStartConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.control.graph import ENV, LEARNER, REPLAY
-from rlinf_embodied.control.recorded import REPLAY as REPLAY_FILE
 from rlinf_embodied.control.recorded import digests, require_recorded
 from rlinf_embodied.control.workflow import control_workflow, run_iteration
+from rlinf_embodied.embodied.carry_over import driver_part
 from rlinf_embodied.embodied.job import SimulatorJob
 from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after
 from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
@@ -28,7 +28,7 @@ from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.training.job import Evaluated, Progress
@@ -148,11 +148,11 @@ class ControlJob(SimulatorJob[ControlConfig]):
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Has the learner write all state; transitions and running episodes go to it from their own workers."""
         step_context = StepContext(progress.iteration)
-        holding = [stage for stage in (ENV, REPLAY) if stage in executor.workflow.stages]
-        parts = [ref for stage in holding for ref in executor.publish(stage, "export_state", step_context)]
+        acts = ENV in executor.workflow.stages
+        carried = of_type(executor.call(ENV, "export_state", step_context), dict) if acts else []
         state = {"progress": asdict(progress), "config": to_yaml(self.config), _DATA: digests(self.config.files)}
-        argument = (str(root), progress.iteration, self.config.checkpoint.keep, state, REPLAY_FILE)
-        executor.call(LEARNER, "save", step_context, argument, parts)
+        argument = (str(root), progress.iteration, self.config.checkpoint.keep, driver_part(state, carried))
+        executor.call(LEARNER, "save", step_context, argument, executor.publish(REPLAY, "state_part", step_context))
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         progress = saved_progress(checkpoint)

@@ -22,6 +22,7 @@ from rlinf_embodied.control.replay_buffer import ReplayBuffer
 from rlinf_embodied.control.transitions import Columns
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.learning.checkpoint import load_tensors
+from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 DEMONSTRATIONS = "demonstrations"
@@ -123,6 +124,11 @@ class ReplayStage:
             if not (name == DEMONSTRATIONS and self._config.data)
             for column, tensor in buffer.export_state().items()
         }
+
+    def state_part(self, step_context: StepContext) -> StagePart:
+        """Returns what a checkpoint holds of the worker's blocks."""
+        held = self.export_state(step_context)
+        return StagePart({REPLAY: held} if held else {})
 
     def load(self, step_context: StepContext, folder: str) -> None:
         """Restores the worker's blocks from a checkpoint."""

@@ -10,8 +10,8 @@ With algorithm.tis_cap the ratio's denominator is training's own: all that was s
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -31,9 +31,9 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import is_accelerator, require_autocast
 from rlinf_embodied.embodied.advantages import Rollouts, grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock, TwoLevelColumns
-from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
-from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, Files, LowLevelFiles, read_files
-from rlinf_embodied.embodied.learners import POLICY, VALUE, VALUE_LOSS, Learners, Scored
+from rlinf_embodied.embodied.carry_over import CARRY_OVER, unflatten_carry_over
+from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, LowLevelFiles, read_files
+from rlinf_embodied.embodied.learners import POLICY, VALUE, VALUE_GROUP, VALUE_LOSS, Learners, Scored
 from rlinf_embodied.embodied.objective import Objective
 from rlinf_embodied.embodied.old_log_probs import (
     capped,
@@ -47,13 +47,12 @@ from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import RunningEpisode
 from rlinf_embodied.interfaces.policies import Features, HasRunningStatistics, Policy, Record
-from rlinf_embodied.learning import earlier_weights
-from rlinf_embodied.learning.checkpoint import copied, load_tensors, weights_sha256
+from rlinf_embodied.learning.checkpoint import load_tensors
+from rlinf_embodied.learning.learner import Learner
+from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.learning.snapshot import StageState
-from rlinf_embodied.learning.training_state import Groups, TrainingState
 from rlinf_embodied.learning.update import (
     Fitted,
     Shuffle,
@@ -63,7 +62,7 @@ from rlinf_embodied.learning.update import (
     policy_metrics,
     value_metrics,
 )
-from rlinf_embodied.learning.weights import WeightsMessage, export_weights, require_version
+from rlinf_embodied.learning.weights import require_version
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
@@ -93,8 +92,10 @@ class ActorReport:
     version: int
 
 
-class ActorStage:
+class ActorStage(LearnerStage):
     """Updates the policy by PPO or GRPO; data-parallel over the workers that host it."""
+
+    user = "actor"
 
     def __init__(self, config: ActorConfig) -> None:
         self._config = config
@@ -111,11 +112,11 @@ class ActorStage:
         model, algorithm = self._config.model, self._algorithm
         if algorithm.precision is Precision.bfloat16:
             require_autocast(context.device)
-        shared = context.share(model.name, lambda: load_policy(model.policy, model.folder, context.device))
-        self._shared = cast(SharedPolicy[Policy], shared)
-        self._shared.enter("actor")
-        self._policy = computed_in(algorithm.precision, self._shared.policy, model.policy, context.device)
-        self._rank, self._device = context.group.rank, context.device
+        found = context.share(model.name, lambda: load_policy(model.policy, model.folder, context.device))
+        shared = cast(SharedPolicy[Policy], found)
+        shared.enter(self.user)
+        self.device = context.device
+        self._policy = computed_in(algorithm.precision, shared.policy, model.policy, context.device)
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         whole, rule = algorithm.sharding is Sharding.none, "the policy's running statistics would miss the sliced copy"
         keeps = isinstance(self._policy, HasRunningStatistics)
@@ -128,14 +129,14 @@ class ActorStage:
         self._learners, self._joint = learners.by_name, learners.joint
         prefix = "" if self._config.low is None else "high_"  # one checkpoint holds both levels' optimizers
         named = {prefix + name: learner for name, learner in self._learners.items()}
-        self._training = TrainingState(self._shared, self._rank, named)
+        self.hold(shared, context.group.rank, context.device, named, policy=model.name)
         temperature = model.policy.temperature
         self._objective = Objective(algorithm, temperature, learners.evaluate, self._policy.value, learners.joint)
 
     def _copy(self) -> Policy:
         model = self._config.model
         policy = load_policy(model.policy, model.folder, "cpu").policy
-        return computed_in(self._algorithm.precision, policy, model.policy, self._device)
+        return computed_in(self._algorithm.precision, policy, model.policy, self.device)
 
     def _zero_loss(self, scored: Scored) -> Tensor:
         """Returns 0 from a forward pass over a row of this rollout."""
@@ -152,7 +153,7 @@ class ActorStage:
             ObjectiveError: the ratio is not 1 at the start, or samples come from another version of the weights.
         """
         rollouts: dict[int, Rollouts] = {
-            block: _pair([to_device(payload, self._device) for payload in payloads])
+            block: _pair([to_device(payload, self.device) for payload in payloads])
             for block, payloads in inputs.items()
         }
         if (view := self._config.view) is not None:
@@ -180,8 +181,8 @@ class ActorStage:
             learner.publish()
         self._update_statistics(blocks)
         self._any_row = None
-        self._shared.version = step_context.iteration + 1
-        return Output(dict.fromkeys(inputs), ActorReport(metrics, self._shared.version))
+        self.shared.version = step_context.iteration + 1
+        return Output(dict.fromkeys(inputs), ActorReport(metrics, self.shared.version))
 
     def _update_statistics(self, blocks: Mapping[int, TrainingBlock]) -> None:
         """Lets the policy's running statistics take in what this iteration's samples show."""
@@ -193,7 +194,7 @@ class ActorStage:
 
     def _require_version(self, step_context: StepContext, rollouts: Mapping[int, Rollouts]) -> None:
         versions = {columns.version for parts in rollouts.values() for columns, _ in parts}
-        require_version(versions, self._shared.version, step_context.staleness)
+        require_version(versions, self.shared.version, step_context.staleness)
 
     def _minibatches(
         self, step_context: StepContext, blocks: Mapping[int, TrainingBlock], purpose: str, epochs: int
@@ -229,18 +230,41 @@ class ActorStage:
         blocks: Mapping[int, TrainingBlock],
         padded: Mapping[int, TrainingBlock],
     ) -> dict[str, float]:
-        """Runs the policy's epochs until they are over or a minibatch exceeds the target KL."""
+        """Runs the policy's epochs until they are over or a minibatch exceeds the target KL.
+
+        Where one optimizer trains the critic as well, warm-up and the critic's further epochs step its own parameters.
+        """
         algorithm, learner = self._algorithm, self._learners[POLICY]
         warming_up = algorithm.name is AlgorithmName.ppo and step_context.iteration < algorithm.critic_warmup_iterations
-        if warming_up and not self._joint:
+        if warming_up and not (self._joint and VALUE_GROUP in learner.rates):
             return {}
         learner.lr = linear_decay(
             step_context.iteration, self._config.num_iterations, algorithm.lr, algorithm.lr_end_fraction
         )
-        batches = self._minibatches(step_context, blocks, "policy", algorithm.epochs)
-        passes = lambda block, index: self._objective.policy_passes(padded[block], index, warming_up)  # noqa: E731
-        fitted = fit(learner, batches, passes, exceeds_kl(algorithm.target_kl))
+        if self._joint and algorithm.one_optimizer and VALUE_GROUP in learner.rates:
+            learner.rates[VALUE_GROUP] = learner.lr
+        fitted = self._steps(learner, blocks, padded, step_context, algorithm.epochs, critic_only=warming_up)
+        further = 0 if not self._joint or algorithm.one_optimizer else algorithm.value_epochs - algorithm.epochs
+        if further > 0 and VALUE_GROUP in learner.rates:
+            self._steps(learner, blocks, padded, step_context, further, critic_only=True)
         return self._policy_metrics(fitted) | (self._joint_metrics(fitted, blocks) if self._joint else {})
+
+    def _steps(
+        self,
+        learner: Learner,
+        blocks: Mapping[int, TrainingBlock],
+        padded: Mapping[int, TrainingBlock],
+        step_context: StepContext,
+        epochs: int,
+        *,
+        critic_only: bool,
+    ) -> Fitted:
+        """Steps the policy, and a critic that shares its optimizer; or that critic's own parameters alone."""
+        purpose = "value" if critic_only else "policy"
+        batches = self._minibatches(step_context, blocks, purpose, epochs)
+        passes = lambda block, index: self._objective.policy_passes(padded[block], index, critic_only)  # noqa: E731
+        stop = exceeds_kl(None if critic_only else self._algorithm.target_kl)
+        return fit(learner, batches, passes, stop, (VALUE_GROUP,) if critic_only else None)
 
     def _joint_metrics(self, fitted: Fitted, blocks: Mapping[int, TrainingBlock]) -> dict[str, float]:
         explained = self._reducer.sum_blocks({b: _explained_sums(t) for b, t in blocks.items()})
@@ -254,7 +278,7 @@ class ActorStage:
         if found.entropy is None and self._algorithm.entropy_coef:
             raise ConfigError(
                 f"algorithm.entropy_coef is {self._algorithm.entropy_coef:g}, but "
-                f"{type(self._shared.policy).__name__} has no entropy in closed form: use 0"
+                f"{type(self.shared.policy).__name__} has no entropy in closed form: use 0"
             )
         return found.log_probs
 
@@ -277,7 +301,7 @@ class ActorStage:
         stacked = self._reducer.gather_blocks({b: apart.stacked() for b, apart in found.items()})
         apart = reduce(add, (Mismatch.of(part) for part in stacked.values()))
         largest, tolerance = float(apart.abs_max), self._algorithm.ratio_tolerance
-        exact = self._algorithm.precision is Precision.float32 and not is_accelerator(self._device)
+        exact = self._algorithm.precision is Precision.float32 and not is_accelerator(self.device)
         if step_context.staleness == 0 and (tolerance is not None or exact):
             require_unit_ratio(largest, _RATIO_TOLERANCE if tolerance is None else tolerance)
         metrics = {"losses/initial_log_ratio": largest}
@@ -299,95 +323,27 @@ class ActorStage:
             "charts/learning_rate": self._learners[POLICY].lr,
         }
 
-    # ------------------------------------------------------------------------------------------------ context switch
-    def offload(self, step_context: StepContext) -> None:
-        """Leaves the device's memory with the learners' state; the weights stay if the rollout uses them."""
-        self._shared.leave("actor")
-        self._training.move("cpu")
+    # ---------------------------------------------------------------------------------------------------- checkpoints
+    def write_policy(self, folder: Path) -> None:
+        model, env, low = self._config.model, self._config.env, self._config.low
+        own = folder if low is None else folder / HIGH_FOLDER
+        save_policy(self.shared.policy, own, env, model.policy, self.device)
+        if low is not None:
+            low.write(folder)
+            save_conditions(folder, env, low.policy, self.device)
 
-    def onload(self, step_context: StepContext) -> None:
-        self._shared.enter("actor")
-        self._training.move(self._device)
-
-    # --------------------------------------------------------------------------------------------- weights and state
-    def export_weights(self, step_context: StepContext) -> WeightsMessage:
-        """Returns the weights that training may change with their version and checksum."""
-        policy = self._config.model.name
-        return export_weights(self._policy.module, self._shared.version, whole=False, policy=policy)
-
-    def weights_digest(self, step_context: StepContext) -> str:
-        """Returns the SHA-256 of all weights."""
-        return weights_sha256(self._policy.module.state_dict())
-
-    def save(
-        self,
-        step_context: StepContext,
-        argument: tuple[str, int, int, dict[str, object], dict[int, list]],
-        *more: WeightsMessage | tuple[Groups, Files],
-    ) -> None:
-        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state, what the env carries over).
-
-        `more` are the weights that rollouts under way were begun with, or the low level's `export_learner`.
-        """
-        tensors = self._training.export()  # all take part
-        if self._rank != 0:
-            return
-        root, step, keep, state, carry_over = argument
-        if carry_over:
-            tensors["carry_over"] = flatten_carry_over(carry_over)
-        earlier, values = earlier_weights.to_save([message for message in more if isinstance(message, WeightsMessage)])
-        low = self._config.low
-        groups, files = next((message for message in more if isinstance(message, tuple)), ({}, None))
-
-        def write_policy(folder: Path) -> None:
-            self._write_policy(folder if low is None else folder / HIGH_FOLDER)
-            if low is not None:
-                low.write(folder, files)
-                save_conditions(folder, self._config.env, low.policy, self._device)
-
-        state = state | {"blocks": sorted(carry_over)} | values
-        self._training.write((root, step, keep), write_policy, tensors | groups | earlier, state)
-
-    def _write_policy(self, folder: Path) -> None:
-        config = self._config
-        save_policy(self._shared.policy, folder, config.env, config.model.policy, self._device)
-
-    def export_learner(self, step_context: StepContext) -> tuple[Groups, Files] | None:
-        """Returns the low level's part of a checkpoint that the high level's learner writes (the first worker does)."""
-        groups = self._training.export()  # all take part
-        if self._rank != 0:
+    def state_part(self, step_context: StepContext) -> StagePart | None:
+        """Returns the low level's part of a checkpoint that the high level writes, with the policy's files."""
+        part = super().state_part(step_context)
+        if part is None:
             return None
         with tempfile.TemporaryDirectory(prefix="rlinf_embodied-") as folder:
-            self._write_policy(Path(folder))
-            return {name: copied(group) for name, group in groups.items()}, read_files(Path(folder))
-
-    def wait_saved(self, step_context: StepContext) -> None:
-        """Returns when the checkpoint that was begun last is on the disk."""
-        self._training.wait()
-
-    def teardown(self) -> None:
-        """Returns when nothing is being written."""
-        self._training.leave()
-
-    def load(self, step_context: StepContext, folder: str) -> None:
-        """Restores learners and version; the weights were loaded with the policy."""
-        self._training.load(folder, step_context.iteration)
-
-    def export_snapshot(self, step_context: StepContext) -> StageState | None:
-        """Returns weights and moments of all learners (the first worker does)."""
-        return self._training.snapshot()
-
-    def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
-        self._training.go_on_from(parts)
-
-    def earlier_weights(self, step_context: StepContext, asked: tuple[str, int, int]) -> WeightsMessage | None:
-        """Returns what a checkpoint keeps beside the learner's (the first worker does): folder, place, version."""
-        folder, number, version = asked
-        return earlier_weights.read(Path(folder), number, version) if self._rank == 0 else None
+            self.write_policy(Path(folder))
+            return replace(part, files=read_files(Path(folder)))
 
     def load_carry_over(self, step_context: StepContext, folder: str) -> dict[int, list[RunningEpisode | None]]:
         """Returns what the env carried over, {} if nothing."""
-        return unflatten_carry_over(load_tensors(Path(folder), "carry_over"), self._config.env.block_size)
+        return unflatten_carry_over(load_tensors(Path(folder), CARRY_OVER), self._config.env.block_size)
 
 
 def _explained_sums(block: TrainingBlock) -> Tensor:

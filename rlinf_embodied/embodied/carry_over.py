@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from rlinf_embodied.interfaces.envs import RunningEpisode
+from rlinf_embodied.learning.learner_stage import StagePart
+
+CARRY_OVER = "carry_over"  # in a checkpoint
 
 
 def flatten_carry_over(state: Mapping[int, list[RunningEpisode | None]]) -> dict[str, Tensor]:
@@ -19,6 +22,13 @@ def flatten_carry_over(state: Mapping[int, list[RunningEpisode | None]]) -> dict
                 tensors[f"{block}.{row}.seed"] = torch.tensor([episode.seed])
                 tensors[f"{block}.{row}.actions"] = episode.actions.cpu().contiguous()
     return tensors
+
+
+def driver_part(state: Mapping[str, object], parts: Sequence[Mapping[int, list[RunningEpisode | None]]]) -> StagePart:
+    """Returns what the driver adds to a checkpoint: its JSON state, and running episodes as the env's workers gave."""
+    carried = {block: episodes for part in parts for block, episodes in part.items()}
+    tensors = {CARRY_OVER: flatten_carry_over(carried)} if carried else {}
+    return StagePart(tensors, {**state, "blocks": sorted(carried)})
 
 
 def unflatten_carry_over(tensors: Mapping[str, Tensor], block_size: int) -> dict[int, list[RunningEpisode | None]]:

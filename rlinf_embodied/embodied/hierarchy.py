@@ -162,10 +162,9 @@ class LowLevelFiles:
     policy: PolicyConfig
     hierarchy: HierarchyConfig
 
-    def write(self, folder: Path, trained: Files | None) -> None:
-        """Writes the files, `trained` in the place of those of the policy that nobody trains, and hierarchy.json."""
-        files = read_files(Path(self.folder)) if trained is None else trained
-        for name, content in files.items():
+    def write(self, folder: Path) -> None:
+        """Writes the files of the policy as it is while nobody trains it, and hierarchy.json."""
+        for name, content in read_files(Path(self.folder)).items():
             if name not in _CHECKPOINT:
                 (folder / name).write_bytes(content)
         acting = {name: getattr(self.hierarchy, name) for name in _ACTING}

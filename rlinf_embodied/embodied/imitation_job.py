@@ -33,6 +33,7 @@ from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
@@ -237,8 +238,8 @@ class ImitationJob:
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights, optimizer and what the files hold."""
         state = {"progress": asdict(progress), "config": to_yaml(self.config), _DATA: self._digests()}
-        keep = self.config.checkpoint.keep
-        executor.call(_STAGE, "save", StepContext(progress.iteration), (str(root), progress.iteration, keep, state))
+        argument = (str(root), progress.iteration, self.config.checkpoint.keep, StagePart(state=state))
+        executor.call(_STAGE, "save", StepContext(progress.iteration), argument)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         progress = saved_progress(checkpoint)

@@ -27,12 +27,12 @@ from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, ROWS, for_
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.interfaces.policies import ImitationPolicy
-from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
-from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
+from rlinf_embodied.learning.checkpoint import load_tensors
+from rlinf_embodied.learning.learner import Learner
+from rlinf_embodied.learning.learner_stage import LearnerStage
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.snapshot import StageState, kept
-from rlinf_embodied.learning.weights import WeightsMessage, export_weights
 from rlinf_embodied.randomness import permutation
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
@@ -70,24 +70,28 @@ class EpochReport:
     num_chunks: int
 
 
-class ImitationStage:
+class ImitationStage(LearnerStage):
     """Learns from files; every worker holds the whole policy and some of the data blocks."""
+
+    user = "sft"
+    sends_frozen = True
 
     def __init__(self, config: ImitationStageConfig) -> None:
         self._config = config
         self._shown: dict[tuple[int, bool], list[Demonstrations]] = {}
-        self._optimizer: dict[str, Tensor] = {}  # of a checkpoint or snapshot, to be taken up
+        self._optimizer: dict[str, Tensor] = {}  # of a checkpoint or snapshot, for the phase that is to come
+        self._learning: dict[str, Learner] = {}  # of the phase that is under way
         self._whole: bool | None = None  # the phase that is under way
 
     def setup(self, context: StageContext) -> None:
         """Loads the policy, or takes its worker's copy."""
         config = self._config
-        shared = context.share("policy", lambda: load_policy(config.policy, config.folder, context.device))
-        self._shared = cast(SharedPolicy[ImitationPolicy], shared)
-        self._shared.enter("sft")
-        self._policy, self._device = self._shared.policy, context.device
-        self._rank, self._blocks = context.group.rank, context.blocks
-        self._writer = CheckpointWriter()
+        shared = cast(
+            SharedPolicy[ImitationPolicy],
+            context.share("policy", lambda: load_policy(config.policy, config.folder, context.device)),
+        )
+        self.hold(shared, context.group.rank, context.device, self._learning)
+        self._policy, self._blocks = shared.policy, context.blocks
         self._reducer = ExactReducer(context.group, context.owners)
         self._cloning = Cloning(self._policy, config.seed, self._reducer, context.device)
 
@@ -102,7 +106,7 @@ class ImitationStage:
         sources = self._config.sources
         self._recorded: list[Recorded] = [open_recorded(source) for source in sources]
         rows = ROWS if any(source.kind is Kind.maniskill for source in sources) else 1
-        self._env: VectorEnv = make_env(for_demonstrations(self._config.env), rows, self._device)
+        self._env: VectorEnv = make_env(for_demonstrations(self._config.env), rows, self.device)
         for recorded in self._recorded:
             recorded.require(self._env)
         episodes = [(k, n, b, out) for b in self._blocks for k, n, out in self._config.episodes(b)]
@@ -167,7 +171,7 @@ class ImitationStage:
         epoch, _ = self._epoch(step_context.iteration)
         self._enter(step_context.iteration)
         loss = self._cloning.fit(epoch, epoch + 1)
-        self._shared.version = step_context.iteration + 1
+        self.shared.version = step_context.iteration + 1
         return Output(dict.fromkeys(inputs), EpochReport(loss, self._cloning.learner.lr, self._num_chunks))
 
     def _epoch(self, iteration: int) -> tuple[int, bool]:
@@ -187,6 +191,7 @@ class ImitationStage:
         first = epoch == 0 and sft.checkpoint is None  # later on pooling has learned, and its scale stays
         self._cloning.begin(whole, Phase(epochs, size, lr, sft.schedule, sft.warmup), measure=first)
         self._whole = whole
+        self._learning[_OPTIMIZER] = self._cloning.learner
         if self._optimizer and epoch > 0:
             self._cloning.learner.import_state(self._optimizer)
         self._optimizer = {}
@@ -196,52 +201,24 @@ class ImitationStage:
         return self._cloning.held_out(self._held_out)
 
     # ----------------------------------------------------------------------------------------------- weights and state
-    def export_weights(self, step_context: StepContext) -> WeightsMessage:
-        """Returns all weights with their version and checksum."""
-        return export_weights(self._policy.module, self._shared.version)
-
-    def weights_digest(self, step_context: StepContext) -> str:
-        """Returns the SHA-256 of all weights."""
-        return weights_sha256(self._policy.module.state_dict())
-
-    def save(self, step_context: StepContext, argument: tuple[str, int, int, dict[str, object]]) -> None:
-        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state)."""
-        optimizer = {} if self._whole is None else self._cloning.learner.export_state()  # all take part
-        if self._rank != 0:
-            return
-        root, step, keep, state = argument
-        env, policy = self._config.env, self._config.policy
-        self._writer.save(
-            Path(root),
-            step,
-            policy_writer=lambda folder: save_policy(self._policy, folder, env, policy, self._device),
-            tensors={_OPTIMIZER: optimizer},
-            state=state | {"version": self._shared.version},
-            keep=keep,
-        )
-
-    def wait_saved(self, step_context: StepContext) -> None:
-        """Returns when the checkpoint that was begun last is on the disk."""
-        self._writer.wait()
-
-    def teardown(self) -> None:
-        """Returns when nothing is being written."""
-        self._writer.leave()
+    def write_policy(self, folder: Path) -> None:
+        save_policy(self.shared.policy, folder, self._config.env, self._config.policy, self.device)
 
     def load(self, step_context: StepContext, folder: str) -> None:
         """Reads the optimizer's state; the weights were loaded with the policy."""
-        self._optimizer, self._shared.version = load_tensors(Path(folder), _OPTIMIZER), step_context.iteration
+        self._resume_from(load_tensors(Path(folder), _OPTIMIZER), step_context.iteration)
 
     def export_snapshot(self, step_context: StepContext) -> StageState | None:
         """Returns weights and moments (the first worker does)."""
-        moments = self._optimizer if self._whole is None else self._cloning.learner.export_state()  # all take part
-        if self._rank != 0:
-            return None
+        groups = self.training.export() or {_OPTIMIZER: self._optimizer}  # all take part
         # all weights: what is frozen in one phase has been trained in the other
-        return StageState.of(self._policy.module, self._shared.version, {_OPTIMIZER: moments}, whole=True)
+        return StageState.of(self._policy.module, self.shared.version, groups, whole=True) if self.rank == 0 else None
 
     def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
-        """Goes on from there, with the phase that it is in."""
+        """Restores weights and moments, with the phase that they are of."""
         state = kept(parts)
-        self._optimizer, self._whole = state.install(self._policy.module)[_OPTIMIZER], None
-        self._shared.version = state.weights.version
+        self._resume_from(state.install(self._policy.module).get(_OPTIMIZER, {}), state.weights.version)
+
+    def _resume_from(self, optimizer: Mapping[str, Tensor], version: int) -> None:
+        self._optimizer, self._whole, self.shared.version = dict(optimizer), None, version
+        self._learning.clear()

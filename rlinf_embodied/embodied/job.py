@@ -13,6 +13,7 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import EnvConfig, EvalConfig, PolicyConfig, Reward, TrainConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.learning import require_correction
+from rlinf_embodied.embodied.carry_over import driver_part
 from rlinf_embodied.embodied.evaluation import (
     Evaluation,
     EvaluationEnvConfig,
@@ -292,15 +293,12 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
         parts = None if executor.ahead is None else executor.ahead.state_before(ENV)
         if parts is None:
             parts = executor.call(ENV, "export_state", step_context)
-        carry_over: dict[int, object] = {}
-        for part in of_type(parts, dict):
-            carry_over |= part
         state = {"progress": asdict(progress), "config": to_yaml(self.config)}
         keep = self.config.checkpoint.keep
-        argument = (str(root), progress.iteration, keep, state, carry_over)
+        argument = (str(root), progress.iteration, keep, driver_part(state, of_type(parts, dict)))
         more = [] if executor.ahead is None else executor.ahead.messages(self.learner)
         for other in self.learners[1:]:
-            more += executor.publish(other, "export_learner", step_context)
+            more += executor.publish(other, "state_part", step_context)
         executor.call(self.learner, "save", step_context, argument, more)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:

@@ -19,12 +19,14 @@ from rlinf_embodied.config import AlgorithmConfig, AlgorithmName
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, Record
-from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner
+from rlinf_embodied.learning.learner import Learner, ReplicatedLearner
+from rlinf_embodied.learning.optimizer import AdamSettings, ParameterGroup
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.update import POLICY_STATISTICS, VALUE_STATISTICS
 from rlinf_embodied.runtime.host import StageContext
 
 POLICY, VALUE = "policy_optimizer", "value_optimizer"  # in a checkpoint
+VALUE_GROUP = "value"  # of the parameters that only the critic has, in an optimizer that trains both
 VALUE_LOSS = "value_loss"  # a statistic of passes that train both
 
 
@@ -60,9 +62,9 @@ class Learners:
         joint = _shared(actor, critic) or algorithm.one_optimizer
         made: dict[str, Learner] = {}
         compile = algorithm.compile
-        trained = list({id(p): p for p in (*actor, *critic)}.values()) if joint else actor
         statistics = (*POLICY_STATISTICS, VALUE_LOSS) if joint else POLICY_STATISTICS
-        made[POLICY] = ReplicatedLearner(trained, _settings(algorithm), statistics, reducer, compile)
+        head = _head(actor, critic, algorithm) if joint else {}
+        made[POLICY] = ReplicatedLearner(actor, _settings(algorithm), statistics, reducer, compile, more=head)
         if critic and not joint:
             settings = _value_settings(algorithm)
             made[VALUE] = ReplicatedLearner(critic, settings, VALUE_STATISTICS, reducer, compile)
@@ -141,6 +143,16 @@ def _critic(policy: Policy, algorithm: AlgorithmConfig) -> list[nn.Parameter]:
 
 def _shared(actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter]) -> bool:
     return bool({id(p) for p in actor} & {id(p) for p in critic})
+
+
+def _head(
+    actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], algorithm: AlgorithmConfig
+) -> dict[str, ParameterGroup]:
+    """Returns the group of what only the critic has, where the two are trained by one optimizer."""
+    shared = {id(p) for p in actor}
+    own = [p for p in critic if id(p) not in shared]
+    settings = _settings(algorithm) if algorithm.one_optimizer else _value_settings(algorithm)
+    return {VALUE_GROUP: ParameterGroup(own, settings)} if own else {}
 
 
 def _settings(algorithm: AlgorithmConfig) -> AdamSettings:

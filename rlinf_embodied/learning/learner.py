@@ -11,27 +11,17 @@ All workers of a group make the same calls in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from rlinf_embodied.learning.compiled import compiled
 from rlinf_embodied.learning.gradients import Passes, block_sums, differentiated
-from rlinf_embodied.learning.optimizer import FlatOptimizer
+from rlinf_embodied.learning.optimizer import AdamSettings, FlatOptimizer, ParameterGroup
 from rlinf_embodied.learning.reduce import BlockSum, Reducer
-
-
-@dataclass(frozen=True, slots=True)
-class AdamSettings:
-    """Adam's constants, as AdamSettings(1e-4, (0.9, 0.99), 1.0); see FlatOptimizer."""
-
-    lr: float
-    betas: tuple[float, float]
-    max_grad_norm: float
-    eps: float = 1e-8
-    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +43,11 @@ class Learner(Protocol):
     lr: float
 
     @property
+    def rates(self) -> dict[str, float]:
+        """The rate of every group of parameters, which may be changed; `lr` is the first one's."""
+        ...
+
+    @property
     def statistics(self) -> tuple[str, ...]:
         """Names of what passes add up beside the loss, in their order."""
         ...
@@ -65,11 +60,19 @@ class Learner(Protocol):
         """Takes note of a block of the next step as soon as it is there; a learner may compute its part right now."""
         ...
 
-    def step(self, rows: Mapping[int, Tensor], passes: Passes, early_stop: EarlyStop | None = None) -> Step:
+    def step(
+        self,
+        rows: Mapping[int, Tensor],
+        passes: Passes,
+        early_stop: EarlyStop | None = None,
+        only: Collection[str] | None = None,
+    ) -> Step:
         """Makes one step over rows of the worker's own blocks.
 
         None is made where the minibatch is empty, the gradient is zero (moments would decay, and momentum would move
         the weights), or `early_stop` says so.
+
+        `only`: the groups of parameters that make it; None: all.
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
@@ -111,26 +114,43 @@ class ReplicatedLearner:
         statistics: Sequence[str],
         reducer: Reducer,
         compile: bool = False,
+        *,
+        group: str = "policy",
+        more: Mapping[str, ParameterGroup] = MappingProxyType({}),
     ) -> None:
-        """Starts with moments of zero; see `compiled` for what `compile` asks of passes.
+        """Starts with moments of zero.
+
+        Args:
+            parameters: of the first group.
+            settings: of the first group.
+            statistics: names of what passes add up beyond the loss.
+            reducer: sums over the blocks of all workers.
+            compile: see `compiled` for what this asks of passes.
+            group: the name of the first group.
+            more: further groups by name, in the order of the gradient.
 
         Raises:
             ObjectiveError: see FlatOptimizer.
             ConfigError: passes are to be compiled, and cannot be.
         """
-        self._optimizer = FlatOptimizer(
-            parameters,
-            settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            max_grad_norm=settings.max_grad_norm,
-        )
-        self.lr, self.reducer = settings.lr, reducer
+        self._optimizer = FlatOptimizer({group: ParameterGroup(parameters, settings), **more})
+        self._first, self.reducer = group, reducer
         self.statistics = tuple(statistics)
         self._size = sum(p.numel() for p in self._optimizer.parameters)
         self._differentiate = compiled(str(self._optimizer.parameters[0].device)) if compile else differentiated
         self.start()
+
+    @property
+    def lr(self) -> float:
+        return self._optimizer.rates[self._first]
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._optimizer.rates[self._first] = value
+
+    @property
+    def rates(self) -> dict[str, float]:
+        return self._optimizer.rates
 
     def start(self) -> None:
         self._sum: BlockSum | None = None
@@ -144,7 +164,13 @@ class ReplicatedLearner:
         self._sum.add(block, block_sums(made, self._optimizer.parameters, len(self.statistics), self._differentiate))
         self._added.add(block)
 
-    def step(self, rows: Mapping[int, Tensor], passes: Passes, early_stop: EarlyStop | None = None) -> Step:
+    def step(
+        self,
+        rows: Mapping[int, Tensor],
+        passes: Passes,
+        early_stop: EarlyStop | None = None,
+        only: Collection[str] | None = None,
+    ) -> Step:
         for block in sorted(set(rows) - self._added):  # in the order in which the fewest gradients are kept
             self.add(block, rows[block], passes)
         assert self._sum is not None, "a worker owns a block"
@@ -159,8 +185,7 @@ class ReplicatedLearner:
         gradient = total[: self._size].div_(weight)  # no second vector
         if not gradient.any():
             return found
-        self._optimizer.lr = self.lr
-        return replace(found, norm=self._optimizer.step(gradient))
+        return replace(found, norm=self._optimizer.step(gradient, only))
 
     def publish(self) -> None:
         """See Learner: they are."""

@@ -7,7 +7,8 @@ is, so that a step is a handful of large tensor operations however many paramete
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,94 +18,119 @@ from rlinf_embodied.errors import CheckpointError, ObjectiveError
 from rlinf_embodied.telemetry.progress import report_progress
 
 
+@dataclass(frozen=True, slots=True)
+class AdamSettings:
+    """Adam's constants, as AdamSettings(1e-4, (0.9, 0.99), 1.0); see FlatOptimizer."""
+
+    lr: float
+    betas: tuple[float, float]
+    max_grad_norm: float  # gradients with a larger norm are scaled down to it; infinity: never
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Parameters that are trained alike: float32, on one device, in the order of the flat gradient."""
+
+    parameters: Sequence[nn.Parameter]
+    settings: AdamSettings
+
+
+@dataclass(slots=True)
+class _Group:
+    """A group's place in the flat gradient, and how many steps it has made."""
+
+    name: str
+    group: ParameterGroup
+    span: slice
+    steps: int = 0
+
+
 class FlatOptimizer:
     """Adam with decoupled weight decay (arXiv 1412.6980 and 1711.05101) and clipping by the global norm.
 
         m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
         w = w - lr weight_decay w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-    `lr` may be set at any time and counts from the next step on.
+    Every group of parameters has its own constants and its own t.  Groups with the same max_grad_norm are clipped by
+    their common norm.  `rates` (lr by group) may be changed at any time and count from the next step on.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        max_grad_norm: float | None = None,
-    ) -> None:
+    def __init__(self, groups: Mapping[str, ParameterGroup]) -> None:
         """Starts with moments of zero.
 
-        Args:
-            parameters: float32, on one device; their order is that of the flat gradient.
-            lr: learning rate.
-            betas: decay of the two moments per step.
-            eps: added to the root of the second moment.
-            weight_decay: per unit of lr.
-            max_grad_norm: gradients with a larger norm are scaled down to it; None: never.
-
         Raises:
-            ObjectiveError: there is nothing to train, or a parameter is of low precision or listed twice.
+            ObjectiveError: a group is empty, or a parameter is of low precision or listed twice.
         """
-        self.parameters = list(parameters)
-        self.lr = lr
+        self.parameters = [parameter for group in groups.values() for parameter in group.parameters]
+        for group in groups.values():
+            _require_trainable(group.parameters)
         _require_trainable(self.parameters)
-        self._betas, self._eps, self._weight_decay = betas, eps, weight_decay
-        self._max_grad_norm = math.inf if max_grad_norm is None else max_grad_norm
-        self._sizes = [parameter.numel() for parameter in self.parameters]
-        self._steps = 0
-        self._mean = torch.zeros(sum(self._sizes), device=self.parameters[0].device)
+        self.rates = {name: group.settings.lr for name, group in groups.items()}
+        self._groups, start = list[_Group](), 0
+        for name, group in groups.items():
+            end = start + sum(parameter.numel() for parameter in group.parameters)
+            self._groups.append(_Group(name, group, slice(start, end)))
+            start = end
+        self._mean = torch.zeros(start, device=self.parameters[0].device)
         self._square = torch.zeros_like(self._mean)
 
     @torch.no_grad()
-    def step(self, gradient: Tensor) -> float:
+    def step(self, gradient: Tensor, only: Collection[str] | None = None) -> float:
         """Makes one step and returns the gradient's norm before clipping.
 
         Args:
-            gradient: float32 [D], in the order of the parameters; it is clipped where it lies.
+            gradient: float32 [D], in the order of the parameters; it is clipped in place.
+            only: the groups that make the step; None: all.
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
         """
         assert gradient.shape == self._mean.shape, f"the gradient has {len(gradient)} entries, not {len(self._mean)}"
-        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+        groups = [one for one in self._groups if only is None or one.name in only]
+        norms = {bound: _norm(gradient, spans) for bound, spans in _by_bound(groups).items()}
+        norm = math.hypot(*norms.values())
         if not math.isfinite(norm):
             raise ObjectiveError(
-                f"the gradient's norm is {norm} in step {self._steps + 1}, so the weights would be lost: go back to a "
-                "checkpoint and use a smaller learning rate (nothing was changed)"
+                f"the gradient's norm is {norm} in step {groups[0].steps + 1}, so the weights would be lost: go back "
+                "to a checkpoint and use a smaller learning rate (nothing was changed)"
             )
-        if norm > self._max_grad_norm:
-            gradient.mul_(self._max_grad_norm / norm)
-        self._apply(self._direction(gradient))
+        for one in groups:
+            part, bound = gradient[one.span], one.group.settings.max_grad_norm
+            if norms[bound] > bound:
+                part.mul_(bound / norms[bound])
+            self._apply(one, self._direction(one, part))
         report_progress()
         return norm
 
-    def _direction(self, gradient: Tensor) -> Tensor:
-        """Updates the moments and returns what lr is multiplied with, [D]."""
-        self._steps += 1
-        first, second = self._betas
-        self._mean.mul_(first).add_(gradient, alpha=1 - first)
-        self._square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        scale = (self._square / (1 - second**self._steps)).sqrt_().add_(self._eps)
-        return (self._mean / (1 - first**self._steps)).div_(scale)
+    def _direction(self, one: _Group, gradient: Tensor) -> Tensor:
+        """Updates the moments of a group and returns what lr is multiplied with."""
+        one.steps += 1
+        settings, mean, square = one.group.settings, self._mean[one.span], self._square[one.span]
+        first, second = settings.betas
+        mean.mul_(first).add_(gradient, alpha=1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        scale = (square / (1 - second**one.steps)).sqrt_().add_(settings.eps)
+        return (mean / (1 - first**one.steps)).div_(scale)
 
-    def _apply(self, direction: Tensor) -> None:
-        weights: list[Tensor] = [*self.parameters]
-        parts = [part.view_as(w) for w, part in zip(weights, direction.split(self._sizes), strict=True)]
-        if self._weight_decay:
-            torch._foreach_mul_(weights, 1 - self.lr * self._weight_decay)  # pyright: ignore[reportPrivateImportUsage]
-        torch._foreach_sub_(weights, parts, alpha=self.lr)  # pyright: ignore[reportPrivateImportUsage]
+    def _apply(self, one: _Group, direction: Tensor) -> None:
+        weights: list[Tensor] = [*one.group.parameters]
+        cut = direction.split([weight.numel() for weight in weights])
+        parts = [part.view_as(w) for w, part in zip(weights, cut, strict=True)]
+        lr, decay = self.rates[one.name], one.group.settings.weight_decay
+        if decay:
+            torch._foreach_mul_(weights, 1 - lr * decay)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_sub_(weights, parts, alpha=lr)  # pyright: ignore[reportPrivateImportUsage]
 
     def move_state(self, device: str) -> None:
         """Moves the moments to a device; steps need them where the parameters are."""
         self._mean, self._square = self._mean.to(device), self._square.to(device)
 
     def export_state(self) -> dict[str, Tensor]:
-        """Returns a copy of all state beside lr: "steps" int64 [1], "mean" and "square" float32 [D], on CPU."""
+        """Returns a copy of the state: "steps" int64 [G] by group, "mean" and "square" float32 [D], on the CPU."""
         return {
-            "steps": torch.tensor([self._steps]),
+            "steps": torch.tensor([one.steps for one in self._groups]),
             "mean": self._mean.to("cpu", copy=True),
             "square": self._square.to("cpu", copy=True),
         }
@@ -115,20 +141,37 @@ class FlatOptimizer:
         Raises:
             CheckpointError: the state is missing or that of other parameters; nothing was changed.
         """
-        require_state(state, len(self._mean))
-        self._steps = int(state["steps"][0])
+        require_state(state, len(self._mean), len(self._groups))
+        for one, steps in zip(self._groups, state["steps"].tolist(), strict=True):
+            one.steps = steps
         self._mean.copy_(state["mean"])
         self._square.copy_(state["square"])
 
 
-def require_state(state: Mapping[str, Tensor], size: int) -> None:
-    """Checks that a state is that of parameters with `size` entries in all.
+def _by_bound(groups: Sequence[_Group]) -> dict[float, list[slice]]:
+    """Returns the places of groups by their largest norm; neighbours become one."""
+    spans: dict[float, list[slice]] = {}
+    for one in groups:
+        known = spans.setdefault(one.group.settings.max_grad_norm, [])
+        if known and known[-1].stop == one.span.start:
+            known[-1] = slice(known[-1].start, one.span.stop)
+        else:
+            known.append(one.span)
+    return spans
+
+
+def _norm(gradient: Tensor, spans: Sequence[slice]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(gradient[span], dtype=torch.float64)) for span in spans))
+
+
+def require_state(state: Mapping[str, Tensor], size: int, groups: int = 1) -> None:
+    """Checks that a state is that of so many groups of parameters with `size` entries in all.
 
     Raises:
         CheckpointError: it is missing or that of other parameters.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    expected = {"steps": (1,), "mean": (size,), "square": (size,)}
+    expected = {"steps": (groups,), "mean": (size,), "square": (size,)}
     if shapes != expected:
         raise CheckpointError(
             f"the optimizer state has {shapes or 'no tensors'}, but these parameters need {expected}: the "

@@ -161,6 +161,10 @@ class ShardedLearner:
             zeros = {key: torch.zeros_like(parameter) for key in _MOMENTS.values()}
             self._optimizer.state[parameter] = {"step": torch.tensor(0.0), **zeros}
 
+    @property
+    def rates(self) -> dict[str, float]:
+        return {"policy": self.lr}
+
     # --------------------------------------------------------------------------------------------------------- a step
     def start(self) -> None:
         self._optimizer.zero_grad()

@@ -13,7 +13,7 @@ not depend on who holds the block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -86,12 +86,19 @@ class Fitted:
 
 
 def fit(
-    learner: Learner, batches: Iterable[Mapping[int, Tensor]], passes: Passes, early_stop: EarlyStop | None = None
+    learner: Learner,
+    batches: Iterable[Mapping[int, Tensor]],
+    passes: Passes,
+    early_stop: EarlyStop | None = None,
+    only: Collection[str] | None = None,
 ) -> Fitted:
-    """Makes a step per minibatch until they are over or one stops it early, which then counts in no sum."""
+    """Makes a step of all groups of parameters, or of `only` some, per minibatch.
+
+    A minibatch that stops the update early counts in no sum.
+    """
     fitted = Fitted(dict.fromkeys(learner.statistics, 0.0))
     for rows in batches:
-        step = learner.step(rows, passes, early_stop)
+        step = learner.step(rows, passes, early_stop, only)
         if step.stopped:
             fitted.stopped = True
             break

@@ -39,7 +39,7 @@ def weights(folder: Path) -> dict[str, dict]:
     [
         pytest.param(RolloutStage, "step", 11, False, id="the rollout", marks=pytest.mark.slow),
         pytest.param(ActorStage, "run", 3, False, id="the lower level's update"),
-        pytest.param(ActorStage, "export_learner", 0, True, id="the checkpoint", marks=pytest.mark.slow),
+        pytest.param(ActorStage, "state_part", 0, True, id="the checkpoint", marks=pytest.mark.slow),
     ],
 )
 def test_a_whole_iteration_is_made_again(tmp_path, monkeypatch, straight, kind, method, call, after) -> None:

@@ -17,7 +17,7 @@ from policies.actor_critic import ActorCritic
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.batch import TrainingBlock
-from rlinf_embodied.embodied.learners import POLICY, VALUE, Learners
+from rlinf_embodied.embodied.learners import POLICY, VALUE, VALUE_GROUP, Learners
 from rlinf_embodied.embodied.objective import Objective
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
@@ -64,14 +64,9 @@ def batch() -> dict[str, Tensor]:
     }
 
 
-def ours(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor], num_blocks: int) -> ActorCritic:
-    """Returns the policy after full-batch epochs."""
-    policy = ActorCritic(config.policy, spec, seed=1)
-    reducer = ExactReducer(SoloGroup(), (0,) * num_blocks)
-    learners = Learners.replicated(policy, config.algorithm, reducer)
-    assert set(learners.by_name) == {POLICY}
-    size, ones = ROWS // num_blocks, torch.ones(ROWS, 1)
-    whole = TrainingBlock(
+def samples(batch: dict[str, Tensor]) -> TrainingBlock:
+    ones = torch.ones(ROWS, 1)
+    return TrainingBlock(
         features={"state": batch["state"], "raw_state": batch["state"], "images": batch["images"]},
         record={"drawn": batch["action"][:, None]},
         old_log_probs=batch["log_prob"][:, None],
@@ -82,6 +77,15 @@ def ours(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor], num_block
         values=torch.zeros(ROWS, 1),
         returns=batch["return"][:, None],
     )
+
+
+def ours(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor], num_blocks: int) -> ActorCritic:
+    """Returns the policy after full-batch epochs."""
+    policy = ActorCritic(config.policy, spec, seed=1)
+    reducer = ExactReducer(SoloGroup(), (0,) * num_blocks)
+    learners = Learners.replicated(policy, config.algorithm, reducer)
+    assert set(learners.by_name) == {POLICY}
+    size, whole = ROWS // num_blocks, samples(batch)
     objective = Objective(config.algorithm, 1.0, learners.evaluate, policy.value, learners.joint)
     passes = lambda block, index: objective.policy_passes(whole, index, critic_only=False)  # noqa: E731
     rows = {block: torch.arange(block * size, (block + 1) * size) for block in range(num_blocks)}
@@ -152,6 +156,22 @@ def test_an_update_is_that_of_stable_baselines3(config, spec: EnvSpec, batch, nu
     for before, one, other in zip(start, found, expected, strict=True):
         torch.testing.assert_close(one, other.reshape(one.shape), rtol=1e-4, atol=2e-6)
         assert float((one - before).detach().abs().max()) > 1e-3, "nothing was learned"
+
+
+def test_a_value_head_on_the_policys_trunk_has_its_own_rate_and_is_trained_alone_in_warm_up(config, batch) -> None:
+    algorithm = replace(config.algorithm, one_optimizer=False, lr=1e-4, value_lr=3e-3)
+    policy = ActorCritic(config.policy, SEEN, seed=1)
+    learners = Learners.replicated(policy, algorithm, ExactReducer(SoloGroup(), (0,)))
+    learner = learners.by_name[POLICY]
+    assert set(learners.by_name) == {POLICY}
+    assert learner.rates == {"policy": 1e-4, VALUE_GROUP: 3e-3}
+    objective = Objective(algorithm, 1.0, learners.evaluate, policy.value, learners.joint)
+    block, start = samples(batch), {name: p.detach().clone() for name, p in policy.module.named_parameters()}
+    passes = lambda _, index: objective.policy_passes(block, index, critic_only=True)  # noqa: E731
+    learner.step({0: torch.arange(ROWS)}, passes, only=(VALUE_GROUP,))
+    actor = {id(p) for p in policy.policy_parameters()}
+    moved = {(id(p) in actor) for name, p in policy.module.named_parameters() if not torch.equal(p, start[name])}
+    assert moved == {False}, "the trunk and the policy stay as they are"
 
 
 def test_it_is_trained_with_and_leaves_the_other_optimizer_out(tmp_path) -> None:

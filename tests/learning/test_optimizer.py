@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +10,16 @@ from torch import Tensor, nn
 
 from rlinf_embodied.config import Schedule
 from rlinf_embodied.errors import CheckpointError, ObjectiveError
-from rlinf_embodied.learning.optimizer import FlatOptimizer, linear_decay, one_cycle, scheduled
+from rlinf_embodied.learning.optimizer import (
+    AdamSettings,
+    FlatOptimizer,
+    ParameterGroup,
+    linear_decay,
+    one_cycle,
+    scheduled,
+)
+
+SETTINGS = AdamSettings(1e-2, (0.9, 0.999), math.inf)
 
 
 def make_net(seed: int = 0) -> nn.Module:
@@ -17,6 +28,10 @@ def make_net(seed: int = 0) -> nn.Module:
     for parameter in net.parameters():
         parameter.data = torch.randn(parameter.shape, generator=draw)
     return net
+
+
+def optimizer_of(parameters: Iterable[nn.Parameter], settings: AdamSettings = SETTINGS) -> FlatOptimizer:
+    return FlatOptimizer({"all": ParameterGroup(list(parameters), settings)})
 
 
 def gradient_of(net: nn.Module, step: int) -> Tensor:
@@ -31,15 +46,15 @@ def gradient_of(net: nn.Module, step: int) -> Tensor:
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 def test_steps_equal_those_of_torch(weight_decay, max_norm):
     ours, theirs = make_net(), make_net()
-    optimizer = FlatOptimizer(
-        list(ours.parameters()), 1e-2, eps=1e-5, weight_decay=weight_decay, max_grad_norm=max_norm
-    )
+    bound = math.inf if max_norm is None else max_norm
+    settings = AdamSettings(1e-2, (0.9, 0.999), bound, eps=1e-5, weight_decay=weight_decay)
+    optimizer = optimizer_of(ours.parameters(), settings)
     reference = torch.optim.AdamW(theirs.parameters(), 1e-2, eps=1e-5, weight_decay=weight_decay)
     for step in range(20):
-        optimizer.lr = reference.param_groups[0]["lr"] = 1e-2 / (step + 1)
+        optimizer.rates["all"] = reference.param_groups[0]["lr"] = 1e-2 / (step + 1)
         norm = optimizer.step(gradient_of(ours, step))
         gradient_of(theirs, step)
-        expected = nn.utils.clip_grad_norm_(theirs.parameters(), math.inf if max_norm is None else max_norm)
+        expected = nn.utils.clip_grad_norm_(theirs.parameters(), bound)
         reference.step()
         assert norm == pytest.approx(float(expected), rel=1e-4)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -48,7 +63,7 @@ def test_steps_equal_those_of_torch(weight_decay, max_norm):
 
 def test_clipping_keeps_the_direction_and_needs_no_second_gradient():
     weights = nn.Parameter(torch.zeros(2))
-    optimizer = FlatOptimizer([weights], 1.0, betas=(0.0, 0.0), eps=1.0, max_grad_norm=1.0)
+    optimizer = optimizer_of([weights], AdamSettings(1.0, (0.0, 0.0), 1.0, eps=1.0))
     gradient = torch.tensor([3.0, 4.0])
     assert optimizer.step(gradient) == 5.0
     torch.testing.assert_close(gradient, torch.tensor([0.6, 0.8]))
@@ -56,17 +71,60 @@ def test_clipping_keeps_the_direction_and_needs_no_second_gradient():
     torch.testing.assert_close(weights.data, torch.tensor([-0.6 / 1.6, -0.8 / 1.8]))
 
 
+def grouped(net: nn.Module, first: AdamSettings, second: AdamSettings) -> FlatOptimizer:
+    parameters = list(net.parameters())
+    groups = {"trunk": ParameterGroup(parameters[:2], first), "head": ParameterGroup(parameters[2:], second)}
+    return FlatOptimizer(groups)
+
+
+@pytest.mark.parametrize("max_norm", [math.inf, 0.5])
+def test_groups_with_equal_settings_are_one_group(max_norm):
+    one, two = make_net(), make_net()
+    settings = replace(SETTINGS, max_grad_norm=max_norm)
+    single, several = optimizer_of(one.parameters(), settings), grouped(two, settings, settings)
+    for step in range(5):
+        assert single.step(gradient_of(one, step)) == several.step(gradient_of(two, step))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_each_group_has_its_own_rate_and_bound():
+    nets = make_net(), make_net(), make_net()
+    trunk, head = replace(SETTINGS, max_grad_norm=0.1), replace(SETTINGS, lr=1e-1, max_grad_norm=2.0)
+    grouped(nets[0], trunk, head).step(gradient_of(nets[0], 0))
+    for net, settings, kept in ((nets[1], trunk, slice(0, 2)), (nets[2], head, slice(2, 4))):
+        gradient = gradient_of(net, 0)
+        sizes = [p.numel() for p in net.parameters()]
+        other = slice(sum(sizes[:2]), None) if kept.start == 0 else slice(0, sum(sizes[:2]))
+        gradient[other] = 0  # so that the norm is the group's own
+        optimizer_of(net.parameters(), settings).step(gradient)
+        for a, b in zip(list(nets[0].parameters())[kept], list(net.parameters())[kept], strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_group_that_makes_no_step_keeps_weights_and_moments():
+    net = make_net()
+    optimizer = grouped(net, SETTINGS, SETTINGS)
+    before = [p.detach().clone() for p in net.parameters()]
+    optimizer.step(gradient_of(net, 0), only=("head",))
+    same = [torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True)]
+    assert same == [True, True, False, False]
+    state = optimizer.export_state()
+    assert state["steps"].tolist() == [0, 1]
+    assert not state["mean"][: sum(p.numel() for p in before[:2])].any()
+    assert state["mean"][sum(p.numel() for p in before[:2]) :].any()
+
+
 def test_a_restored_optimizer_goes_on_bit_for_bit():
     straight, resumed = make_net(), make_net()
-    first = FlatOptimizer(list(straight.parameters()), 1e-2)
-    other = FlatOptimizer(list(resumed.parameters()), 1e-2)
+    first = optimizer_of(straight.parameters())
+    other = optimizer_of(resumed.parameters())
     for step in range(3):
         first.step(gradient_of(straight, step))
         other.step(gradient_of(resumed, step))
     state = other.export_state()
     other.step(gradient_of(resumed, 99))  # what is exported is a copy
     resumed.load_state_dict(straight.state_dict())
-    other = FlatOptimizer(list(resumed.parameters()), 1e-2)
+    other = optimizer_of(resumed.parameters())
     other.import_state(state)
     for step in range(3, 6):
         first.step(gradient_of(straight, step))
@@ -78,7 +136,7 @@ def test_a_restored_optimizer_goes_on_bit_for_bit():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     net = make_net()
-    optimizer = FlatOptimizer(list(net.parameters()), 1e-2)
+    optimizer = optimizer_of(net.parameters())
     optimizer.step(gradient_of(net, 0))
     weights, state = [p.clone() for p in net.parameters()], optimizer.export_state()
     gradient = gradient_of(net, 1)
@@ -90,8 +148,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
 
 
 def test_state_of_other_parameters_is_refused():
-    optimizer = FlatOptimizer([nn.Parameter(torch.zeros(3))], 1e-2)
-    for state in ({}, FlatOptimizer([nn.Parameter(torch.zeros(4))], 1e-2).export_state()):
+    optimizer = optimizer_of([nn.Parameter(torch.zeros(3))])
+    for state in ({}, optimizer_of([nn.Parameter(torch.zeros(4))]).export_state()):
         with pytest.raises(CheckpointError, match="another policy or algorithm"):
             optimizer.import_state(state)
 
@@ -104,7 +162,7 @@ def test_what_cannot_be_trained_is_refused():
         ([weights, weights], "twice"),
     ):
         with pytest.raises(ObjectiveError, match=reason):
-            FlatOptimizer(parameters, 1e-2)
+            optimizer_of(parameters)
 
 
 def test_linear_decay_goes_from_lr_to_its_fraction_at_the_last_iteration():

@@ -1,0 +1,178 @@
+"""A stage that trains weights: everything that it does beyond its losses, written once for all workflows.
+
+    setup          a subclass loads its model and calls `hold` with the optimizers and networks that it trains
+    run            a subclass's own: losses, and steps of the learners
+    save           state of this stage, and what other stages add to the checkpoint (`StagePart`)
+    load           the same, in a stage whose model was loaded from that checkpoint
+    *_snapshot     the same, kept in memory from the start of an iteration
+    export_weights, weights_digest, offload, onload, wait_saved, leave, earlier_weights
+
+All workers of a group make the same calls; the first one writes and answers for them.
+
+    class MyLearner(LearnerStage):
+        user = "my learner"                        # of the worker's copy of the model
+
+        def setup(self, context):
+            shared = context.share("policy", ...)  # a SharedPolicy
+            learner = ReplicatedLearner(shared.policy.parameters(), settings, ("loss",), reducer)
+            self.hold(shared, context.group.rank, context.device, {"policy_optimizer": learner})
+
+        def write_policy(self, folder): ...        # the model's own files
+
+        def run(self, step_context, inputs): ...   # ends with self.shared.version = step_context.iteration + 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from rlinf_embodied.learning import earlier_weights
+from rlinf_embodied.learning.checkpoint import copied, weights_sha256
+from rlinf_embodied.learning.learner import Learner
+from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.learning.snapshot import StageState
+from rlinf_embodied.learning.training_state import TrainingState
+from rlinf_embodied.learning.weights import WeightsMessage, export_weights
+
+
+class Moment(Protocol):
+    """What of a StepContext counts here."""
+
+    @property
+    def iteration(self) -> int:
+        """The iteration that is under way, or to come."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """What another stage adds to a checkpoint: groups of tensors, plain values, files beside the policy's."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    state: Mapping[str, object] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class LearnerStage:
+    """Holds a model, its optimizers and the networks that only training uses; see the module."""
+
+    user = "learner"  # of the worker's copy of the model
+    sends_frozen = False  # whether messages hold weights that are frozen now, since they are trained at other times
+
+    def hold(
+        self,
+        shared: SharedPolicy[Any],
+        rank: int,
+        device: str,
+        learners: Mapping[str, Learner],
+        modules: Mapping[str, nn.Module] | None = None,
+        policy: str = "policy",
+    ) -> None:
+        """Takes what is trained.
+
+        Args:
+            shared: the worker's copy of the model, which stays on the device while this stage works.
+            rank: the worker's number in its group.
+            device: torch's name.
+            learners: optimizers by their names in a checkpoint; the mapping may change between calls.
+            modules: networks apart from the model, by their names in a checkpoint.
+            policy: whose weights they are, where those who receive them hold several.
+        """
+        self.shared, self.rank, self.device, self.policy_name = shared, rank, device, policy
+        self.learners, self.modules = learners, modules or {}
+        self.training = TrainingState(shared, rank, self.learners, self.modules)
+        shared.enter(self.user)
+
+    def write_policy(self, folder: Path) -> None:
+        """Writes the model's own files; a subclass's."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------------ context switch
+    def offload(self, step_context: Moment) -> None:
+        """Leaves the device's memory; the weights stay if another stage of the worker uses them."""
+        self.shared.leave(self.user)
+        self.training.move("cpu")
+
+    def onload(self, step_context: Moment) -> None:
+        self.shared.enter(self.user)
+        self.training.move(self.device)
+
+    # -------------------------------------------------------------------------------------------------------- weights
+    def export_weights(self, step_context: Moment) -> WeightsMessage:
+        """Returns the weights that training may change, or all, with their version and checksum."""
+        shared, whole = self.shared, self.sends_frozen
+        return export_weights(shared.policy.module, shared.version, whole=whole, policy=self.policy_name)
+
+    def weights_digest(self, step_context: Moment) -> str:
+        """Returns the SHA-256 of all weights: the model's, and those of networks that only training uses."""
+        own = {f"{n}/{key}": t for n, module in self.modules.items() for key, t in module.state_dict().items()}
+        return weights_sha256({**self.shared.policy.module.state_dict(), **own})
+
+    def earlier_weights(self, step_context: Moment, asked: tuple[str, int, int]) -> WeightsMessage | None:
+        """Returns weights that a checkpoint holds apart from the learner's: (folder, place, version)."""
+        folder, number, version = asked
+        return earlier_weights.read(Path(folder), number, version) if self.rank == 0 else None
+
+    # ---------------------------------------------------------------------------------------------------- checkpoints
+    def save(
+        self,
+        step_context: Moment,
+        argument: tuple[str, int, int, StagePart],
+        *parts: StagePart | WeightsMessage | None,
+    ) -> None:
+        """Begins a checkpoint.
+
+        Args:
+            step_context: of the iteration that is to come.
+            argument: (root, step, how many are kept, what the driver adds: JSON state, and tensors).
+            parts: what other stages add, and the weights that rollouts under way were begun with.
+        """
+        tensors = self.training.export()  # all take part
+        if self.rank != 0:
+            return
+        root, step, keep, first = argument
+        added = [first, *(part for part in parts if isinstance(part, StagePart))]
+        messages = [part for part in parts if isinstance(part, WeightsMessage)]
+        earlier, values = earlier_weights.to_save(messages)
+        state: dict[str, object] = {}
+        for part in (*added, StagePart(earlier, values)):
+            state = {**state, **part.state}
+            for name, group in part.tensors.items():
+                tensors[name] = {**tensors.get(name, {}), **group}
+
+        def write(folder: Path) -> None:
+            self.write_policy(folder)
+            for part in added:
+                for name, content in part.files.items():
+                    (folder / name).write_bytes(content)
+
+        self.training.write((root, step, keep), write, tensors, state)
+
+    def state_part(self, step_context: Moment) -> StagePart | None:
+        """Returns this stage's state for a checkpoint that another learner writes; the first worker does."""
+        groups = self.training.export()  # all take part
+        return StagePart({name: copied(group) for name, group in groups.items()}) if self.rank == 0 else None
+
+    def wait_saved(self, step_context: Moment) -> None:
+        """Returns when the checkpoint that was begun last is on the disk."""
+        self.training.wait()
+
+    def teardown(self) -> None:
+        """Returns when nothing is being written."""
+        self.training.leave()
+
+    def load(self, step_context: Moment, folder: str) -> None:
+        """Restores learners, networks and version; the model's weights were loaded with it."""
+        self.training.load(folder, step_context.iteration)
+
+    # ------------------------------------------------------------------------------------------------------ snapshots
+    def export_snapshot(self, step_context: Moment) -> StageState | None:
+        return self.training.snapshot()
+
+    def import_snapshot(self, step_context: Moment, parts: Sequence[StageState | None]) -> None:
+        self.training.go_on_from(parts)
