@@ -153,9 +153,9 @@ def ray_session(ray_cluster):
 
 @pytest.fixture
 def impatient_ray_session(ray_cluster):
-    """A session that takes a call of twenty seconds for a hang."""
+    """A session in which a worker hangs after twenty seconds without progress."""
     from rlinf_embodied.runtime.ray_session import RaySession
 
-    session = RaySession()
+    session = RaySession(hang_after_s=20, first_progress_s=20)
     yield session
     session.close()

@@ -86,13 +86,13 @@ class ChaosSession(RaySession):
 
     def _strike(self, fault: Fault, workers: Sequence[int], call: str) -> None:
         """Sends the signal a little later to one of these workers."""
-        known = [caller for caller in self._switchboard.ask(0.5).values() if caller.worker in workers]
+        known = [(worker, pid) for worker, pid in self.processes().items() if worker in workers]
         if not known:
             return
-        caller = known[int(fault.draw * len(known))]
-        self._chaos.happens(fault, self.attempt, f"{caller}, {call}")
+        worker, pid = known[int(fault.draw * len(known))]
+        self._chaos.happens(fault, self.attempt, f"worker {worker} (pid {pid}), {call}")
         if fault.kind == "full disk":
-            allow_files(caller.pid, 0)
-            later(FULL_S, lambda: allow_files(caller.pid, None))
+            allow_files(pid, 0)
+            later(FULL_S, lambda: allow_files(pid, None))
         else:
-            later(fault.delay_s, lambda: send(caller.pid, getattr(signal, fault.kind)))
+            later(fault.delay_s, lambda: send(pid, getattr(signal, fault.kind)))

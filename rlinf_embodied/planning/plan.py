@@ -12,7 +12,6 @@ from fractions import Fraction
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import MAX_STALENESS
-from rlinf_embodied.config.renamed import with_current_stages
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.calls import owners
 from rlinf_embodied.planning.plan_check import require_runnable, require_staleness
@@ -327,7 +326,7 @@ def resolve(
             "use plan=collocated or a larger cluster"
         )
     _, variant = max(fitting, key=lambda entry: entry[0])
-    tree = without_absent(with_current_stages(variant["tree"], workflow.stages), workflow)
+    tree = without_absent(variant["tree"], workflow)
     parsed = _parse(tree, (num_devices, cores), f"plan.{name}")
     plan = Plan(name, num_devices + len(cores), parsed, _staleness(variant, name))
     require_runnable(name, plan.tree, workflow)

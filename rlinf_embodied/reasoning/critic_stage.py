@@ -30,12 +30,12 @@ from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import move
 from rlinf_embodied.learning.snapshot import StageState, kept
 from rlinf_embodied.learning.update import VALUE_STATISTICS, Shuffle, fit, minibatches, value_metrics
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.batch import Completions, Rewards, TokenAdvantages
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, dynamic_batches, microbatches
 from rlinf_embodied.reasoning.policy_folder import load_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
-from rlinf_embodied.targets import load_target
 
 OPTIMIZER, MODULE = "critic_optimizer", "critic_module"  # in a checkpoint
 

@@ -12,7 +12,7 @@ from runs import iterate, metric_rows, train, trainer_of
 from torch import Tensor
 
 from policies.actor_critic import ActorCritic
-from rlinf_embodied.compose.evaluation import compose_evaluate
+from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import HierarchyConfig
 from rlinf_embodied.embodied.actor_stage import ActorStage
 from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TwoLevelColumns
