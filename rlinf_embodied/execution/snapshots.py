@@ -56,8 +56,8 @@ def take(session: Session, executor: Executor, iteration: int, stages: Collectio
     states = executor.states_of({name: executor.export_states(name, StepContext(iteration)) for name in names})
     earlier = executor.ahead.earlier() if executor.ahead is not None else ()
     states |= before or {}
-    session.secure([ref for refs in states.values() for ref in refs])
-    session.secure([ref for weights in earlier for ref in weights.messages.values()])
+    held = [ref for refs in states.values() for ref in refs]
+    session.secure([*held, *(ref for weights in earlier for ref in weights.messages.values())])
     return Snapshot(iteration, states, earlier)
 
 

@@ -137,11 +137,11 @@ class Health:
             self._answered(ref)
         return values
 
-    def wait(self, refs: Iterable[Ref], waiting: str) -> None:
-        """Returns when values are in the store of the driver's node; raises as `get`."""
+    def wait(self, refs: Iterable[Ref], waiting: str, local: bool = True) -> None:
+        """Returns when values are in the store of the driver's node, or (not `local`) of any; raises as `get`."""
         given = cast("list[ray.ObjectRef]", list(dict.fromkeys(refs)))
         start = time.monotonic()
-        while given and ray.wait(given, num_returns=len(given), timeout=_TICK_S)[1]:
+        while given and ray.wait(given, num_returns=len(given), timeout=_TICK_S, fetch_local=local)[1]:
             self._look()
             if self._failed:
                 raise self._cause(waiting)

@@ -185,8 +185,9 @@ class RaySession:
         return [unpack_result(value) for value in self._health.get(refs, waiting)]
 
     def secure(self, refs: Sequence[Ref]) -> None:
-        """See Session: a copy of each comes to the store of the driver's node."""
-        self._health.wait(refs, "a snapshot")
+        """See Session: they lie in the stores of their nodes, and where there are several, on another node, too."""
+        self._health.wait(refs, "a snapshot", local=False)
+        self._files.keep(cast("list[ray.ObjectRef]", list(dict.fromkeys(refs))), set(self._nodes.values()))
 
     def stored(self, refs: Sequence[Ref]) -> Stored | None:
         """See Session; small values, which Ray keeps with their owner, take nothing."""
