@@ -92,11 +92,6 @@ class EnvStage:
             self._shards[blocks] = _Shard(blocks, env, ids, idle, np.zeros_like(ids), np.zeros_like(ids))
         return next(iter(self._shards.values())).env.spec
 
-    def teardown(self) -> None:
-        """Closes the simulators."""
-        for shard in self._shards.values():
-            shard.env.close()
-
     # ------------------------------------------------------------------------------------------------ rollout loop
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts an episode in every row, or goes on with the running ones, and shows what the policy sees first."""

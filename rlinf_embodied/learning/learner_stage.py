@@ -162,7 +162,7 @@ class LearnerStage:
         """Returns when the checkpoint that was begun last is on the disk."""
         self.training.wait()
 
-    def teardown(self) -> None:
+    def leave(self) -> None:
         """Returns when nothing is being written."""
         self.training.leave()
 

@@ -100,7 +100,7 @@ class Stage(Protocol):
     State: `export_snapshot(step_context) -> object` (None: it has none, or it is part of another worker's), and
     `import_snapshot(step_context, [what each worker gave])`, also in the midst of an iteration that is given up; a
     stage without them has none between iterations.
-    End: `teardown()` returns when the stage does nothing after its calls any more and has given back what it holds.
+    End: `leave()` returns when the stage does nothing after its calls any more and has given back what it holds.
     Context switch: `offload(step_context)` leaves the device's memory and `onload(step_context)` comes back; a stage
     without them is always resident, and so is one on an accelerator whose class has `stays_on_accelerators`.
     """
@@ -108,6 +108,13 @@ class Stage(Protocol):
     def setup(self, context: StageContext) -> object:
         """Builds what the stage needs and returns plain facts about it for the driver."""
         ...
+
+
+@runtime_checkable
+class Leaving(Protocol):
+    """A stage that works after its calls, or holds what has to be given back, such as simulators."""
+
+    def leave(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +261,8 @@ class WorkerHost:
     def tear_down(self) -> None:
         """Has every stage end what it does after its calls and give back what it holds, such as simulators."""
         for stage in self.stages.values():
-            getattr(stage, "teardown", lambda: None)()
+            if isinstance(stage, Leaving):
+                stage.leave()
 
     def clear(self) -> None:
         """Forgets all stages, what they share and what they stored: the worker is as it was started."""
