@@ -318,7 +318,7 @@ class ActorStage(LanguageStage):
         """Returns when the checkpoint that was begun last is on the disk."""
         self._writer.wait()
 
-    def teardown(self) -> None:
+    def leave(self) -> None:
         """Returns when nothing is being written."""
         self._writer.leave()
 
