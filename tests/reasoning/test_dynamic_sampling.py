@@ -130,7 +130,7 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
 
     def rows(self, step_context, block, payloads):
         made = rows_of(self, step_context, block, payloads)
-        decode = self._shared.policy.decode
+        decode = self.shared.policy.decode
         trained.extend((block, decode(prompt)) for prompt in made.sequences.prompts[: made.num_trained])
         return made
 
