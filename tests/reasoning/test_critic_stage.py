@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from math_runs import PPO, tiny_math, warm
 
 from policies.value_lm import ValueLM
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.learning.groups import ThreadGroup
 from rlinf_embodied.reasoning.batch import Completions, Group, Prompt, Rewards, TokenAdvantages
 from rlinf_embodied.reasoning.critic_stage import MODULE, OPTIMIZER, CriticReport, CriticStage, CriticStageConfig
 from rlinf_embodied.runtime.host import StepContext, solo_context
@@ -118,17 +115,6 @@ def test_its_state_goes_to_a_checkpoint_and_comes_back(folder):
     assert exported["head.weight"].abs().max() > 0
     stage.run(StepContext(1), BLOCKS)
     assert not torch.equal(net_of(stage).module.head.weight, exported["head.weight"])
-
-
-def test_one_worker_alone_sends_the_state_that_all_have(folder):
-    config = tiny_math(*PPO)
-    sent = []
-    for rank, group in enumerate(ThreadGroup.make(2)):
-        stage = CriticStage(CriticStageConfig(config.policy, folder, 3, config.algorithm))
-        stage.setup(replace(solo_context([0, 1]), blocks=(rank,), owners=(0, 1), group=group))
-        part = stage.state_part(StepContext(0))
-        sent.append(set() if part is None else set(part.tensors))
-    assert sent == [{OPTIMIZER, MODULE}, set()]
 
 
 def test_it_starts_from_the_policy_but_shares_nothing_with_it(folder):
