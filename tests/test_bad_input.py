@@ -33,7 +33,7 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     (VLA, "env.num_envs=abc", ["env.num_envs is 'abc'", "use a whole number"]),
     (VLA, "env.num_envs=70", ["env.num_envs is 70", "multiple of env.block_size", "use "]),
     (VLA, "env.horizon=0", ["env.horizon is 0", "at least 1", "positive number"]),
-    (VLA, "env.chunk=7", ["env.horizon is", "multiple of env.chunk=7", "use "]),
+    (VLA, "env.execute_steps=6", ["env.execute_steps is 6", "predicts env.chunk=4", "use at most"]),
     (VLA, "env.hold_steps=99", ["env.hold_steps is 99", "lies in [0, env.horizon", "use "]),
     (VLA, "env.camera_eye=[0,0,1]", ["env.camera_eye is [0.0, 0.0, 1.0]", "needs both or neither", "give both"]),
     (VLA, "env.backend=gpuu", ["env.backend is 'gpuu'", "auto, batched, cpu, stock, gpu"]),
@@ -215,7 +215,7 @@ MACHINE: list[tuple[str, str, list[str]]] = [
     (VLA, "cluster.num_devices=0", ["cluster.num_devices is 0", "at least 1", "leave it out"]),
     (VLA, "cluster=local cluster.torch_device=tpu", ["cluster.torch_device is 'tpu'", "give cluster.num_devices"]),
     (VLA, "cluster.session=threads", ["cluster.session is 'threads'", "ray or serial"]),
-    (VLA, "cluster.call_timeout_s=0", ["cluster.call_timeout_s is 0.0", "positive", "use 600"]),
+    (VLA, "cluster.first_progress_s=0", ["cluster.first_progress_s is 0.0", "positive", "use 600"]),
     (VLA, "cluster.object_store_bytes=5", ["cluster.object_store_bytes is 5", "bytes or more", "leave it out"]),
     (
         VLA,
@@ -275,7 +275,7 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
         "run.dir={ruined}",
         ["none can be used", "step_000001 is incomplete", "step_000002 is incomplete", "to begin anew"],
     ),
-    (VLA, "run.dir={elsewhere}", ["process 17 on alpha since", "is gone, remove", "use another run.dir"]),
+    (VLA, "run.dir={elsewhere}", ["process 17 on alpha since", "its lease ends in", "use another run.dir"]),
     (VLA, "warm_start.checkpoint={run}/checkpoints/latest env.obs_size=32", ["obs_size is 16 there and 32 here"]),
     # evaluation
     (EVALUATE, "", ["a checkpoint folder is needed", "policy=expert"]),

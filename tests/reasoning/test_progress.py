@@ -13,21 +13,21 @@ from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerStageConfig
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
 from rlinf_embodied.reasoning.verifier import Verifier
-from rlinf_embodied.runtime.heartbeat import Activity
 from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.runtime.worker_state import WorkerState
 
 
 @pytest.fixture
 def reports(monkeypatch) -> Counter[str]:
     """How often each stage's method reported progress."""
     seen: Counter[str] = Counter()
-    progress = Activity.progress
+    progress = WorkerState.progress
 
     def counted(self) -> None:
         seen[self._step[0]] += 1
         progress(self)
 
-    monkeypatch.setattr(Activity, "progress", counted)
+    monkeypatch.setattr(WorkerState, "progress", counted)
     return seen
 
 
