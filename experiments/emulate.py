@@ -3,7 +3,7 @@
 python experiments/emulate.py profile=maniskill_openvla cluster=h100x8 plan=all
 python experiments/emulate.py profile=grpo_llm cluster=h100x8 plan=runs/plan/plan.json time_scale=0.05 out=emulated.json
 
-Executor, Ray workers, messages and locks are the real ones; how the sleeps are timed: execution/emulated_stage.py.
+Executor, Ray workers, messages and locks are the real ones; how the sleeps are timed: tools/emulated_stage.py.
 """
 
 import json
@@ -14,8 +14,8 @@ from rlinf_embodied.command_line import main
 from rlinf_embodied.config import EmulationConfig
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import workflow_for
-from rlinf_embodied.planning_inputs import find_cluster, find_named_plans, find_profile
 from rlinf_embodied.telemetry.tables import described_table, terminal_width
+from rlinf_embodied.tools.plan_inputs import find_cluster, find_named_plans, find_profile
 
 
 def emulate(config: EmulationConfig) -> None:
@@ -23,8 +23,8 @@ def emulate(config: EmulationConfig) -> None:
     pricer = Pricer(workflow_for(profile, config.workflow), profile, cluster)
     plans = find_named_plans(config.plan, pricer, config.num_ranked, config.max_staleness)
 
-    from rlinf_embodied.execution.emulation import Emulator, row
     from rlinf_embodied.runtime.ray_session import RaySession
+    from rlinf_embodied.tools.emulation import Emulator, row
 
     session = RaySession()
     try:
