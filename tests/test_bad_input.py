@@ -33,7 +33,7 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     (VLA, "env.num_envs=abc", ["env.num_envs is 'abc'", "use a whole number"]),
     (VLA, "env.num_envs=70", ["env.num_envs is 70", "multiple of env.block_size", "use "]),
     (VLA, "env.horizon=0", ["env.horizon is 0", "at least 1", "positive number"]),
-    (VLA, "env.chunk=7", ["env.horizon is", "multiple of env.chunk=7", "use "]),
+    (VLA, "env.execute_steps=6", ["env.execute_steps is 6", "predicts env.chunk=4", "use at most"]),
     (VLA, "env.hold_steps=99", ["env.hold_steps is 99", "lies in [0, env.horizon", "use "]),
     (VLA, "env.camera_eye=[0,0,1]", ["env.camera_eye is [0.0, 0.0, 1.0]", "needs both or neither", "give both"]),
     (VLA, "env.backend=gpuu", ["env.backend is 'gpuu'", "auto, batched, cpu, stock, gpu"]),

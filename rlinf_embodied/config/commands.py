@@ -96,7 +96,7 @@ class TrainConfig:
                 f"env.num_envs={env.num_envs} rows hold {env.num_envs // algorithm.group_size} groups",
                 "use fewer groups or more envs",
             )
-        needed = env.horizon // env.chunk
+        needed = env.chunks_per_episode
         require(
             env.carry_over or env.chunks_per_rollout >= needed,
             "env.chunks_per_rollout",
