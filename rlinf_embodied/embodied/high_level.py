@@ -30,7 +30,7 @@ def levels_note(hierarchy: HierarchyConfig, env: EnvConfig) -> list[str]:
     what = f"one of {len(hierarchy.choices)}" if hierarchy.choices else f"a point of {hierarchy.size} numbers"
     kind = "instructions" if hierarchy.instructions else "goals" if hierarchy.choices else "as the goal"
     stays = "stays as it is" if hierarchy.frozen else "learns, too"
-    steps = hierarchy.every * env.chunk
+    steps = hierarchy.every * env.executed
     return [f"levels   the higher one chooses {what} {kind} every {steps} env steps; the lower one {stays}"]
 
 

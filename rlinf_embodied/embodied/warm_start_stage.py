@@ -31,6 +31,7 @@ from rlinf_embodied.interfaces.policies import ImitationPolicy
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.runtime.host import StageContext, StepContext
+from rlinf_embodied.telemetry.progress import report_progress
 
 NUM_DATA_BLOCKS = 4
 ROWS = 16  # env rows per worker while demonstrating
@@ -116,11 +117,12 @@ class WarmStartStage:
         observation = self._reset(env, numbers)
         seen: list[list[tuple[Observation, Tensor, Tensor | None]]] = [[] for _ in rows]
         solved = torch.zeros(len(rows), dtype=torch.bool)
-        for chunk_step in range(env.spec.horizon // env.spec.chunk):
+        for chunk_step in range(env.spec.chunks_per_episode):
             positions = env.object_positions()
             labels: list[Tensor] = []
             before = observation if len(self._envs) == 1 else replace(observation, privileged=None)  # differs by task
             result = env.step_chunk(self._noisy_expert(env, numbers, chunk_step, labels))
+            report_progress()
             observation = result.observation
             actions = torch.stack(labels, 1)
             for row in rows:
@@ -238,6 +240,5 @@ class WarmStartStage:
 
 
 def for_demonstrations(env: EnvConfig) -> EnvConfig:
-    """Returns the env section for whole episodes, one per row."""
-    chunks = env.horizon // env.chunk
-    return replace(env, auto_reset=False, carry_over=False, hold_steps=0, chunks_per_rollout=chunks)
+    """Returns the env section for whole episodes, one per row, whose chunks are executed to their end."""
+    return replace(env, auto_reset=False, carry_over=False, hold_steps=0, execute_steps=0, chunks_per_rollout=0)

@@ -80,7 +80,7 @@ def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str 
         }
     steps = env.chunks_per_rollout
     # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less to the end
-    typical = min(env.horizon // env.chunk, steps) if env.auto_reset else 0
+    typical = min(env.chunks_per_episode, steps) if env.auto_reset else 0
     loop = replace(rollout(steps), typical_steps=typical)
     if grpo:
         num_groups = env.num_envs // algorithm.group_size

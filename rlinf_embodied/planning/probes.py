@@ -37,7 +37,7 @@ from rlinf_embodied.workflow.graph import WHOLE, Workflow
 
 Cell = tuple[int, int]  # items per device and call, devices
 Cells = Mapping[Cell, float]
-_MOST_BLOCKS = 8  # per device in any probe
+_MOST_BLOCKS = 4  # per device in any probe
 
 
 # ----------------------------------------------------------------------------------------------------------- the probes
@@ -190,8 +190,13 @@ def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
 
 
 def shortened(workflow: Workflow, chunk_steps: int) -> Workflow:
-    """Returns the workflow with loops of at most so many chunk-steps."""
-    loops = {n: replace(o, chunk_steps=min(chunk_steps, o.chunk_steps)) for n, o in workflow.loops.items()}
+    """Returns the workflow with loops of at most so many chunk-steps; shorter ones run once, or none would succeed."""
+    loops = {
+        name: replace(loop, chunk_steps=chunk_steps, max_rounds=1, expected_rounds=1.0)
+        if chunk_steps < loop.chunk_steps
+        else loop
+        for name, loop in workflow.loops.items()
+    }
     return replace(workflow, loops=loops)
 
 
