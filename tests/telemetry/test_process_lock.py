@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_embodied import process_lock
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.telemetry import process_lock
 from rlinf_embodied.telemetry.process_lock import ProcessLock
 from rlinf_embodied.telemetry.run_folder import RunFolder
 
