@@ -118,7 +118,7 @@ def _check_streams(name: str, item: Item, workflow: Workflow) -> None:
         if not workflow.stages[stage].accepts(size, workflow.num_blocks):
             raise PlanError(
                 f"{where}, but {stage} accepts {workflow.stages[stage].granularities} blocks per call (0: all): use "
-                "of these, or make it a separate item"
+                "one of these, or make it a separate item"
             )
     blocking = workflow.blocking(item.stages, item.stages, size)
     if blocking:
