@@ -30,7 +30,6 @@ from envs.availability import (
     say_fallback,
 )
 from envs.batched.choice import how_to_run
-from envs.batched.exact_reciprocals import make_reciprocals_exact
 from envs.batched.single import Alone
 from envs.episodes import EpisodeEnv
 from envs.gpu_library import enable_gpu_physics
@@ -42,6 +41,7 @@ from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.options import NoOptions, typed
+from rlinf_embodied.portable.exact_reciprocals import make_reciprocals_exact
 
 logger = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ def train(
 
     pin(config)
     job = _job(config)
-    from rlinf_embodied.stop_signals import Stopped
+    from rlinf_embodied.runtime.stop_signals import Stopped
     from rlinf_embodied.training.trainer import Trainer
 
     trainer = Trainer(job, started)

@@ -9,7 +9,7 @@ from training_faults import lost, once
 
 from rlinf_embodied.control.env_stage import TransitionEnvStage
 from rlinf_embodied.control.job import ControlJob
-from rlinf_embodied.control.learner_stage import LearnerStage
+from rlinf_embodied.control.learner_stage import ControlLearnerStage
 from rlinf_embodied.control.replay_stage import ReplayStage
 from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.training.trainer import Trainer
@@ -42,7 +42,7 @@ def straight(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "stage", "method", "call", "after"),
     [
-        ("sac", LearnerStage, "run", 2, True),
+        ("sac", ControlLearnerStage, "run", 2, True),
         ("sac", ReplayStage, "run", 2, False),
         ("rlpd", TransitionEnvStage, "step", 16, False),
     ],

@@ -1,0 +1,75 @@
+"""A snapshot between two iterations: the state of every stage that has some, held by reference.
+
+    take      every worker of a stage exports its part      --> object store; a copy on another node
+    restore   every worker of a stage gets all of its parts --> version and checksum are verified; weights are sent on
+
+The driver holds references: nothing of it passes through its heap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from rlinf_embodied.execution.ahead import Weights
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.session import Ref, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What an iteration is a function of, beside the run's progress."""
+
+    iteration: int  # the one that is to come
+    states: dict[str, tuple[Ref, ...]]  # by stage, in the order of its workers
+    earlier: tuple[Weights, ...] = ()  # that iterations to come were begun with, see ahead.py
+
+
+@dataclass(slots=True)
+class Pace:
+    """Decides when a snapshot is due, so that snapshots take at most a share of the time of training."""
+
+    share: float = 0.05
+    cost_s: float = 0.0  # of the newest snapshot
+    trained_s: float = 0.0  # since then
+
+    def is_due(self, iteration_s: float) -> bool:
+        """Returns whether a snapshot is due after another iteration, from what the newest one took."""
+        self.trained_s += iteration_s
+        return self.cost_s <= self.share * self.trained_s
+
+    def taken(self, seconds: float) -> None:
+        self.cost_s, self.trained_s = seconds, 0.0
+
+
+def take(session: Session, executor: Executor, iteration: int, stages: Collection[str] | None = None) -> Snapshot:
+    """Returns the state of all stages; `stages` names those that have some, once that is known.
+
+    Raises:
+        RlinfError: what a worker raised, or that it was lost.
+    """
+    names = [name for name in executor.workflow.order() if stages is None or name in stages]
+    before = executor.ahead.states_before() if executor.ahead is not None else None
+    if before is not None:  # the fronts of iterations to come have changed their stages since
+        names = [name for name in names if name in executor.back]
+    states = executor.states_of({name: executor.export_states(name, StepContext(iteration)) for name in names})
+    earlier = executor.ahead.earlier() if executor.ahead is not None else ()
+    states |= before or {}
+    held = [ref for refs in states.values() for ref in refs]
+    session.secure([*held, *(ref for weights in earlier for ref in weights.messages.values())])
+    return Snapshot(iteration, states, earlier)
+
+
+def restore(executor: Executor, snapshot: Snapshot) -> None:
+    """Brings new stages into the state of a snapshot, and sends the weights to all copies.
+
+    Raises:
+        ObjectiveError: a state arrived damaged.
+        RlinfError: what a worker raised, or that it was lost.
+    """
+    executor.import_states(snapshot.states, StepContext(snapshot.iteration))
+    for edge in executor.workflow.weight_edges:
+        executor.sync_weights(edge.source, edge.target)
+    if executor.ahead is not None:
+        executor.ahead.begin_again_with(snapshot.earlier)

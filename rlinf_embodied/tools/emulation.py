@@ -1,0 +1,230 @@
+"""Runs plans on clusters that are only described: the real executor and workers, with stages that sleep.
+
+What is measured rests on the same times of single calls as what is predicted (a profile's), and on nothing else of the
+planner: which calls overlap, wait and follow each other comes from running them.  See emulated_stage.py for the clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.execution.ahead import Follow
+from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Node, Plan, Spatial
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.simulate import simulate
+from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.session import Session, of_type
+from rlinf_embodied.tools.emulated_stage import NO_WEIGHTS, EmulatedStageConfig, Finish, Start
+from rlinf_embodied.workflow.graph import RepeatDecision, StageSpec, Workflow
+
+_TARGET = "rlinf_embodied.tools.emulated_stage.EmulatedStage"
+_WARM_UP = 0.1  # the first iteration has no switch back before it and is not counted: it may be this much faster
+LEAST_S = 4.0  # wall seconds of an iteration, so that the last hop's overhead is below a percent
+S_PER_CALL = 0.003  # wall seconds that two cores need for a call from submission to receipt, with room to spare
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """A plan's iterations on emulated devices; seconds are emulated ones where nothing else is said."""
+
+    plan: Plan
+    predicted_s: float
+    simulated_s: float
+    measured_s: tuple[float, ...]  # of each iteration
+    due_s: tuple[float, ...]  # the same without this machine's own slowness: by the deadlines of the calls
+    peak_bytes: float  # of any device
+    wall_s: float  # of all iterations
+    scale: float
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.measured_s)
+
+    @property
+    def late_s(self) -> float:
+        """By how much the wall clock was behind the deadlines at worst: the machine's own part of the measurement."""
+        return max(measured - due for measured, due in zip(self.measured_s, self.due_s, strict=True))
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a share of the measurement: positive where it promised too much time."""
+        return self.predicted_s / self.median_s - 1.0
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns everything as JSON-ready data."""
+        return {
+            **asdict(self),
+            "plan": self.plan.to_dict(),
+            "median_s": self.median_s,
+            "late_s": self.late_s,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Iterated:
+    """One iteration: emulated seconds until the last worker was done, by the wall clock and by the deadlines."""
+
+    measured_s: float
+    due_s: float
+    peak_bytes: float
+
+
+class Emulator:
+    """Emulates plans of one workflow, profile and cluster one after the other, in the same workers."""
+
+    def __init__(self, pricer: Pricer, session: Session) -> None:
+        assert pricer.cluster.emulated, f"cluster {pricer.cluster.name} is a real one"
+        self._pricer, self._session = pricer, session
+        self._iteration = 0  # over all plans: workers tell iterations apart by it
+        self._clock_s = 0.0  # emulated seconds until the last one ended
+
+    def predicted_s(self, plan: Plan) -> float:
+        """Returns the seconds per iteration that the planner predicts."""
+        return simulate(plan.tree, self._pricer, traced=False, staleness=plan.staleness).iteration_s
+
+    def run(self, plan: Plan, num_iterations: int, scale: float | None = None) -> Emulated:
+        """Runs a plan for an uncounted iteration (and as many as its fronts run ahead), then for so many.
+
+        Args:
+            plan: made for the cluster.
+            num_iterations: at least 1.
+            scale: wall seconds per emulated second; None: as fast as this machine can keep up with.
+
+        Raises:
+            WorkerError: the plan needs more memory than a device has.
+        """
+        predicted_s = self.predicted_s(plan)
+        scale = scale or time_scale(plan, self._pricer, predicted_s)
+        self._session.clear()  # or stages of the plan before would be switched out for those of this one
+        workflow = emulated_workflow(self._pricer, f"{plan.name} {uuid.uuid4().hex[:8]}")
+        executor = Executor(workflow, plan, self._session, self._pricer.cluster)
+        self._clock_s = 0.0
+        for _ in range(1 + plan.staleness):
+            self._iterate(executor, scale * _WARM_UP)
+        start = time.time()
+        done = [self._iterate(executor, scale) for _ in range(num_iterations)]
+        return Emulated(
+            plan=plan,
+            predicted_s=predicted_s,
+            simulated_s=predicted_s,
+            measured_s=tuple(one.measured_s for one in done),
+            due_s=tuple(one.due_s for one in done),
+            peak_bytes=max(one.peak_bytes for one in done),
+            wall_s=time.time() - start,
+            scale=scale,
+        )
+
+    def _iterate(self, executor: Executor, scale: float) -> _Iterated:
+        """Runs an iteration."""
+        self._iteration += 1
+        begin = Start(self._iteration, time.time(), scale, self._clock_s)
+        now = Follow(lambda context, _: replace(context, iteration=context.iteration + 1, message=begin))
+        result = executor.run(StepContext(self._iteration, message=begin), now)
+        end_s, finishes = max(span.end_s for span in result.spans), _finishes(result)
+        self._clock_s = max(begin.begin_s, *(finish.end_s for finish in finishes))
+        peak_bytes = max(finish.peak_bytes for finish in finishes)
+        return _Iterated((end_s - begin.wall_s) / scale, self._clock_s - begin.begin_s, peak_bytes)
+
+
+def _finishes(result: IterationResult) -> list[Finish]:
+    reports = [report for rounds in result.reports.values() for reports in rounds for report in reports]
+    return of_type(reports, Finish)
+
+
+def time_scale(plan: Plan, pricer: Pricer, predicted_s: float) -> float:
+    """Returns wall seconds per emulated second at which one machine keeps up with a plan's calls."""
+    return max(LEAST_S, num_calls(plan, pricer.workflow, pricer.cluster) * S_PER_CALL) / predicted_s
+
+
+def num_calls(plan: Plan, workflow: Workflow, cluster: Cluster) -> float:
+    """Returns how many calls an iteration of a plan submits, those of a repeat by its expected rounds."""
+    return _calls_below(plan.tree, 1, plan, workflow, cluster)
+
+
+def _calls_below(node: Node, chunks: int, plan: Plan, workflow: Workflow, cluster: Cluster) -> float:
+    if isinstance(node, LoopNode):
+        loop = workflow.loops[node.loop]
+        workers = {leaf.stage: len(set(plan.owners(leaf.stage, workflow.num_blocks))) for leaf in node.stages}
+        if plan.is_fused(node.loop, workflow.num_blocks, cluster):
+            return sum(workers.values()) * loop.expected_rounds
+        return sum(workers.values()) * (loop.chunk_steps + 2) * node.shards * loop.expected_rounds
+    if isinstance(node, Leaf):
+        return len(node.devices) * chunks * workflow.expected_rounds().get(node.stage, 1.0)
+    if isinstance(node, Spatial) and node.granularity:
+        chunks = workflow.num_blocks // node.granularity
+    return sum(_calls_below(part, chunks, plan, workflow, cluster) for part in node.parts)
+
+
+def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
+    """Returns the workflow with every stage replaced by one that sleeps; `run` keeps apart what shares workers."""
+    workflow = pricer.workflow
+    stages = {
+        name: replace(
+            spec,
+            target=_TARGET,
+            config=_config(pricer, spec, run),
+            at_once=bool(pricer.profile.stages[name].finish_quantiles),
+        )
+        for name, spec in workflow.stages.items()
+    }
+    loops = {
+        name: replace(loop, decide=Rounds(loop.expected_rounds)) if loop.max_rounds > 1 else loop
+        for name, loop in workflow.loops.items()
+    }
+    repeat = workflow.repeat and replace(workflow.repeat, decide=Rounds(workflow.repeat.expected_rounds))
+    return replace(workflow, stages=stages, loops=loops, repeat=repeat)
+
+
+def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
+    work, name = pricer.workflow, spec.name
+    partners = [hop for loop in work.loops.values() for hop in loop.hops()]
+    ends = [*((edge.source, edge.target) for edge in work.edges), *partners]
+    weights = {(edge.source, edge.target): NO_WEIGHTS for edge in work.weight_edges} | dict(pricer.profile.weights)
+    return EmulatedStageConfig(
+        run=run,
+        profile=pricer.profile.stages[name],
+        items_per_block=work.items_per_block,
+        cluster=pricer.cluster,
+        slowdown=tuple(pricer.slowdown_on(name, device) for device in range(pricer.cluster.num_devices)),
+        answers=any(loop.answerer == name for loop in work.loops.values()),
+        bytes_per_block={a: pricer.edge_bytes(a, b) * work.items_per_block for a, b in ends if b == name},
+        exports=next((known for (a, _), known in weights.items() if a == name), NO_WEIGHTS),
+        installs=next((known for (_, b), known in weights.items() if b == name), NO_WEIGHTS),
+    )
+
+
+class Rounds:
+    """Ends a repeat so that over the iterations it takes its expected number of rounds on average."""
+
+    def __init__(self, expected: float) -> None:
+        self._expected = expected
+
+    def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
+        """Returns whether the rounds so far are enough."""
+        start = of_type(rounds[0], Finish)[0].start
+        wanted = int((start.iteration + 1) * self._expected) - int(start.iteration * self._expected)
+        return RepeatDecision(len(rounds) >= wanted, message=start)
+
+
+def row(result: Emulated) -> dict[str, str]:
+    """Returns a plan's line of the table that is printed."""
+    low, high = min(result.measured_s), max(result.measured_s)
+    devices = " ".join(f"{stage} {len(leaf.devices)}" for stage, leaf in result.plan.leaves().items())
+    return {
+        "plan": result.plan.name,
+        "devices": devices,
+        "predicted s": f"{result.predicted_s:.2f}",
+        "simulated s": f"{result.simulated_s:.2f}",
+        "EMULATED s": f"{result.median_s:.2f} ({low:.2f}-{high:.2f})",
+        "error": f"{result.error:+.1%}",
+        "memory": f"{result.peak_bytes / 1e9:.1f} GB",
+        "late": f"{result.late_s / result.median_s:.1%}",
+        "scale": f"{result.scale:.3g}",
+    }

@@ -1,0 +1,114 @@
+"""Workers that are killed, stopped and made to fail in every phase change nothing about what is learnt."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from scripts import call
+
+from rlinf_embodied.tools.chaos import (
+    AGAIN,
+    ENDURED,
+    FIRST,
+    KINDS,
+    LAST,
+    SPECIAL,
+    Chaos,
+    Fault,
+    Options,
+    configure,
+    report,
+    schedule,
+    train,
+)
+from rlinf_embodied.tools.disturbances import phase_of
+
+ITERATIONS = ["run.num_iterations=3", "cluster.hang_after_s=5"]
+
+
+def test_a_schedule_is_a_function_of_its_seed_and_has_every_kind_in_every_phase() -> None:
+    faults = schedule(24, 7)
+    assert faults == schedule(24, 7) != schedule(24, 8)
+    again = [(phase, kind) for phase in AGAIN for kind in KINDS]
+    assert Counter((f.phase, f.kind) for f in faults[3:]) == Counter([*again, *SPECIAL])
+    assert tuple(f.phase for f in faults[:3]) == FIRST
+    assert len(schedule(50, 7)) == 50
+
+
+def test_the_end_of_a_node_is_the_last_fault() -> None:
+    assert [(f.phase, f.kind) for f in schedule(24, 7, nodes=2)][-1] == LAST
+    assert LAST not in [(f.phase, f.kind) for f in schedule(24, 7)]
+
+
+@pytest.mark.parametrize("kind", ENDURED)
+def test_nobody_recovers_from_what_is_full_so_the_next_fault_does_not_wait(kind) -> None:
+    made = Chaos([Fault("transfer", kind, 0.0, 0.0), Fault("rollout", "SIGSTOP", 0.0, 0.0)])
+    made.happens(made.faults[0], 0, "the store")
+    assert made.due("rollout", 0) is made.faults[1]
+
+
+@pytest.mark.parametrize(
+    ("stage", "method", "phase"),
+    [
+        ("fine_tuning", "fit", "warm start"),
+        ("eval_env", "loop", "evaluation"),
+        ("answers", "run", "evaluation"),
+        ("profiler.meter", "read", "profile"),
+        ("env", "step", "rollout"),
+        ("generation", "run", "rollout"),
+        ("critic", "run", "update"),
+        ("actor", "export_weights", "transfer"),
+        ("actor", "export_snapshot", "snapshot"),
+        ("actor", "save", "checkpoint"),
+    ],
+)
+def test_calls_belong_to_phases(stage: str, method: str, phase: str) -> None:
+    assert phase_of(stage, method) == phase
+
+
+def test_the_next_fault_waits_until_the_run_has_recovered_from_the_one_before() -> None:
+    made = Chaos([Fault("rollout", "SIGKILL", 0.0, 0.0), Fault("rollout", "SIGSTOP", 0.0, 0.0)])
+    assert made.due("update", 0) is None
+    first = made.due("rollout", 0)
+    assert first is made.faults[0]
+    made.happens(first, 0, "worker 0")
+    assert made.due("rollout", 0) is None
+    assert made.due("rollout", 1) is made.faults[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["workflow=control"], "workflow is 'control', but it is embodied or reasoning"),
+        (["env.horizn=3"], "env.horizn is unknown"),
+        (["run.dir={there}"], "of an earlier comparison: use another run.dir"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_two(monkeypatch, capsys, tmp_path: Path, words, says) -> None:
+    (tmp_path / "embodied-7").mkdir()
+    code, _, err = call(monkeypatch, capsys, "chaos", *(word.format(there=tmp_path) for word in words))
+    assert (code, err.count("\n")) == (2, 1)
+    assert says in err
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("workflow", "faults"),
+    [
+        ("embodied", [("rollout", "SIGKILL"), ("update", "exception")]),
+        pytest.param("embodied", [("update", "SIGKILL"), ("rollout", "SIGSTOP")], marks=pytest.mark.slow),
+        pytest.param("reasoning", [("transfer", "SIGKILL"), ("checkpoint", "full disk")], marks=pytest.mark.slow),
+    ],
+)
+def test_the_weights_of_a_disturbed_run_are_those_of_an_undisturbed_one(tmp_path: Path, workflow, faults) -> None:
+    straight = train(configure(Options(workflow=workflow), ITERATIONS, tmp_path / "straight"), Chaos([]))
+    made = Chaos([Fault(phase, kind, 0.3, 0.05) for phase, kind in faults])
+    assert train(configure(Options(workflow=workflow), ITERATIONS, tmp_path / "chaos"), made) == straight
+    assert len(made.come) == len(faults)
+    lines = (tmp_path / "chaos" / "recoveries.jsonl").read_text().splitlines()
+    assert len(lines) >= len([kind for _, kind in faults if kind not in ENDURED])
+    assert {json.loads(line)["error"] for line in lines} <= {"LostWorkerError", "HangError", "WorkerError"}
+    assert f"{len(faults)} of {len(faults)} faults came" in report(made, tmp_path / "chaos")

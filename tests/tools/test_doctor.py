@@ -1,0 +1,136 @@
+"""The doctor tells a machine on which a run would fail from one on which it would only be slow."""
+
+import sys
+
+import pytest
+
+from experiments.doctor import check_vulkan
+from experiments.setup.vulkan import Rendering
+from rlinf_embodied.tools import doctor
+
+
+def test_what_is_broken_decides_the_exit_code(capsys):
+    ok = doctor.Finding("Python", doctor.State.ok, "3.11")
+    slow = doctor.Finding("Threads", doctor.State.slow, "2 cores", "set [OMP_NUM_THREADS]")
+    broken = doctor.Finding("Vulkan", doctor.State.broken, "no device", "make setup")
+    assert doctor.verdict([ok, slow]) == 0
+    assert "[OMP_NUM_THREADS]" in capsys.readouterr().out  # a fix in brackets is no markup
+    assert doctor.verdict([ok, broken]) == 1
+    assert "problems: Vulkan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rendering", "hint", "state"),
+    [
+        (Rendering(True, "NVIDIA H100", ""), "", "ok"),
+        (Rendering(True, "llvmpipe (LLVM 15)", ""), "", "ok"),
+        (Rendering(True, "llvmpipe (LLVM 15)", ""), "An NVIDIA GPU is here", "slow"),
+        (Rendering(False, "", "no device"), "", "broken"),
+    ],
+)
+def test_software_rendering_is_slow_only_where_a_gpu_could_do_it(monkeypatch, rendering, hint, state):
+    monkeypatch.setattr("experiments.doctor.probe_rendering", lambda picture: rendering)
+    monkeypatch.setattr("experiments.doctor.nvidia_hint", lambda: hint)
+    found = check_vulkan()
+    assert found.state == state
+    assert hint in found.fix
+
+
+def test_where_a_library_is_missing_nothing_that_needs_it_is_tried(monkeypatch):
+    monkeypatch.setattr(doctor, "LIBRARIES", ("no-such-library",))
+    assert [found.part for found in doctor.examine(check_vulkan)][-1] == "Disk"
+
+
+def test_threads_above_one_are_slow(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.delenv("LP_NUM_THREADS", raising=False)
+    found = doctor.check_threads()
+    assert found.state is doctor.State.slow
+    assert "OMP_NUM_THREADS" in found.fix
+    assert "LP_NUM_THREADS" not in found.fix
+
+
+def test_a_process_that_dies_is_reported_not_raised():
+    assert doctor.ask("import os; os.abort()") == ({}, "the process ended with code -6")
+    assert doctor.ask("raise OSError('no driver')") == ({}, "OSError: no driver")
+    assert doctor.ask("import time; time.sleep(60)", timeout_s=0.2) == ({}, "no answer within 0 s")
+    assert doctor.ask("print('noise'); print('{\"a\": 1}')") == ({"a": 1}, "")
+
+
+def test_versions_are_compared_with_the_pinned_ones(monkeypatch):
+    assert doctor.check_libraries().state is doctor.State.ok
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "0.0.1")
+    assert doctor.check_libraries().state is doctor.State.slow
+
+
+def test_a_missing_library_is_broken(monkeypatch):
+    monkeypatch.setattr(doctor, "LIBRARIES", ("no-such-library",))
+    found = doctor.check_libraries()
+    assert found.state is doctor.State.broken
+    assert "make setup" in found.fix
+
+
+@pytest.mark.parametrize(("version", "state"), [((3, 11, 7), "ok"), ((3, 13, 0), "broken"), ((3, 10, 1), "broken")])
+def test_the_interpreter_must_be_a_supported_one(monkeypatch, version, state):
+    monkeypatch.setattr(sys, "version_info", version)
+    assert doctor.check_python().state == state
+
+
+def test_mujoco_says_how_it_draws(monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    tried = []
+
+    def only_osmesa(code, timeout_s):
+        tried.append(code)
+        return ({}, "") if '"osmesa"' in code else ({}, "no EGL here")
+
+    monkeypatch.setattr(doctor, "ask", only_osmesa)
+    found = doctor.check_mujoco()
+    assert (found.state, len(tried)) == (doctor.State.ok, 2)
+    assert "draws with osmesa" in found.found
+    assert "MUJOCO_GL=osmesa" in found.fix
+    monkeypatch.setattr(doctor, "ask", lambda code, timeout_s: ({}, "nothing"))
+    found = doctor.check_mujoco()
+    assert found.state is doctor.State.limited
+    assert "EGL and OSMesa failed" in found.found
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    assert "MUJOCO_GL=egl failed" in doctor.check_mujoco().found
+
+
+def test_baselines_are_named(monkeypatch):
+    assert doctor.check_baselines().state is doctor.State.ok
+
+    def absent(name):
+        raise doctor.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.importlib.metadata, "version", absent)
+    found = doctor.check_baselines()
+    assert (found.state, found.fix) == (doctor.State.limited, "make setup")
+
+
+def test_a_report_in_a_pipe_is_not_cut(capsys):
+    doctor.show([doctor.Finding("Libraries", doctor.State.slow, "x" * 150, "y " * 60)])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "Libraries  slow     " + "x" * 150
+    assert second.strip() == "->  " + ("y " * 60).strip()
+
+
+def test_a_gpu_without_physx_s_library_says_how_to_place_it(monkeypatch):
+    monkeypatch.setattr(doctor.Path, "glob", lambda path, pattern: iter(()))
+    assert doctor.check_gpu_physics() == []  # no GPU is here, so nothing is missing
+    monkeypatch.setattr(doctor.Path, "glob", lambda path, pattern: iter(["/dev/nvidia0"]))
+    seen = {"library": "/home/x/libPhysXGpu_64.so", "exists": False, "by_hand": "unzip it into /home/x"}
+    monkeypatch.setattr(doctor, "ask", lambda code: (seen, ""))
+    (found,) = doctor.check_gpu_physics()
+    assert found.state is doctor.State.limited
+    assert found.found == "/home/x/libPhysXGpu_64.so is missing"
+    assert "without network: unzip it into /home/x" in found.fix
+    monkeypatch.setattr(doctor, "ask", lambda code: (seen | {"exists": True}, ""))
+    assert [found.state for found in doctor.check_gpu_physics()] == [doctor.State.ok]
+
+
+def test_the_place_of_physx_s_library_is_asked_of_sapien():
+    seen, error = doctor.ask(doctor.PHYSX_PROBE)
+    assert error == ""
+    assert seen["library"].endswith("libPhysXGpu_64.so")
+    assert seen["by_hand"].startswith("on a machine with network take linux")

@@ -1,0 +1,210 @@
+"""Emulated clusters: clocks, wires and memory by hand; whole plans against the simulation; real workers on Ray."""
+
+from __future__ import annotations
+
+import random
+
+import plan_cases as planning
+import pytest
+
+from rlinf_embodied.errors import WorkerError
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.planning.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, nodes
+from rlinf_embodied.planning.planner import Mode, find_plans, runs_ahead
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.simulate import simulate
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.tools.emulated_stage import EmulatedStage, EmulatedStageConfig, Finish, Parcel, Start
+from rlinf_embodied.tools.emulation import Emulator, Rounds, emulated_workflow, num_calls
+
+NOW = 1e-12  # a time scale at which nobody sleeps: only the deadlines count
+
+
+def emulated(pricer: Pricer) -> Pricer:
+    cluster = planning.replace_cluster(pricer.cluster, emulated=True)
+    return Pricer(pricer.workflow, pricer.profile, cluster)
+
+
+def one_stage(entry: dict, blocks: int = 4, devices: int = 2, **more) -> EmulatedStage:
+    profile = planning.profile({"s": entry})
+    cluster = planning.replace_cluster(planning.cluster(devices, node=1), emulated=True)
+    config = EmulatedStageConfig("run", profile.stages["s"], 1, cluster, (1.0,) * devices, **more)
+    stage = EmulatedStage(config)
+    chosen = tuple(range(blocks))
+    stage.setup(StageContext(0, "emulated", chosen, (chosen,), blocks, (0,) * blocks, SoloGroup(), {}))
+    return stage
+
+
+def step_context(**more) -> StepContext:
+    return StepContext(0, message=Start(0, 0.0, NOW), **more)
+
+
+def end_of(output: Output) -> float:
+    assert isinstance(output.report, Finish)
+    return output.report.end_s
+
+
+# ------------------------------------------------------------------------------------------------------ clock and wires
+def test_a_call_waits_for_its_inputs_and_for_the_device():
+    stage = one_stage(planning.stage(1.0, 0.5))
+    assert end_of(stage.run(step_context(), {0: [Parcel("a", 0, 7.0)]})) == pytest.approx(7.0 + 1.5)
+    assert end_of(stage.run(step_context(), {1: [Parcel("a", 0, 2.0)]})) == pytest.approx(8.5 + 1.5)
+    again = StepContext(1, message=Start(1, 0.0, NOW, begin_s=20.0))  # nothing of a later iteration begins before it
+    assert end_of(stage.run(again, {1: [Parcel("a", 0, 2.0)]})) == pytest.approx(20.0 + 1.5)
+
+
+def test_parcels_of_other_devices_come_over_the_wire_one_after_the_other():
+    stage = one_stage(planning.stage(1.0, 0.0), bytes_per_block={"a": 1e8})  # 1e8 bytes/s between nodes: 1 s each
+    parcels = {block: [Parcel("a", 1, 3.0, block)] for block in range(3)}
+    assert end_of(stage.run(step_context(), parcels)) == pytest.approx(3.0 + 3 * 1.0 + 1.0)
+    here = {block: [Parcel("a", 0, 3.0, block)] for block in range(3)}
+    assert end_of(
+        one_stage(planning.stage(1.0, 0.0), bytes_per_block={"a": 1e8}).run(step_context(), here)
+    ) == pytest.approx(4)
+
+
+def test_a_long_tailed_stage_hands_on_what_is_finished():
+    entry = planning.stage(0.0, 10.0, finish_quantiles=[[0.0, 0.0], [0.5, 0.1], [1.0, 1.0]])
+    stage = one_stage(entry)  # 4 items: 40 s in all
+    first = stage.run(step_context(chunk=0, num_chunks=2), {0: [], 1: []})
+    second = stage.run(step_context(chunk=1, num_chunks=2), {2: [], 3: []})
+    assert (end_of(first), end_of(second)) == (pytest.approx(4.0), pytest.approx(40.0))
+
+
+def test_a_long_tailed_stage_counts_its_own_items_only():
+    """Four chunks of a block, of which this device owns the first two: its second one is its last."""
+    stage = one_stage(planning.stage(0.0, 10.0, finish_quantiles=[[0.0, 0.0], [0.5, 0.1], [1.0, 1.0]]), blocks=2)
+    ends = [end_of(stage.run(step_context(chunk=k, num_chunks=4), {k: []})) for k in range(2)]
+    assert ends == [pytest.approx(2.0), pytest.approx(20.0)]
+
+
+def test_switches_come_before_the_next_call_and_free_memory():
+    entry = planning.stage(1.0, 0.0, resident=8e11, working=4e11, offloaded_bytes=1e11, offload_s=2.0, onload_s=3.0)
+    stage = one_stage(entry)
+    with pytest.raises(AssertionError, match=r"device 0 has 1000.00 GB, but a call of s needs 1200.00"):
+        stage.run(step_context(), {0: []})
+    stage.offload(step_context())
+    assert end_of(stage.run(step_context(), {0: [Parcel("a", 0, 5.0)]})) == pytest.approx(
+        5.0 + 1.0
+    )  # the switch was over before the input came
+    stage.onload(step_context())
+    with pytest.raises(AssertionError, match=r"held are s 800.00"):
+        stage.run(step_context(), {0: []})
+
+
+def test_repeats_take_their_expected_rounds_on_average():
+    decide = Rounds(1.5)
+    taken = []
+    for iteration in range(8):
+        finish = Finish(0.0, 0.0, Start(iteration, 0.0, NOW))
+        rounds: list[list[object]] = [[finish]]
+        while not decide(rounds).enough:
+            rounds.append([finish])
+        taken.append(len(rounds))
+    assert set(taken) == {1, 2}
+    assert sum(taken) == 12
+
+
+# ---------------------------------------------------------------------------------------------------------- whole plans
+def due_s(pricer: Pricer, tree: Node) -> float:
+    plan = Plan("tree", pricer.cluster.num_devices, tree)
+    return Emulator(emulated(pricer), SerialSession()).run(plan, 1, NOW).due_s[0]
+
+
+def wide_case(seed: int) -> tuple[Pricer, Node]:
+    pricer = planning.with_memory(planning.random_case(seed), 1e12)
+    return pricer, planning.wide_tree(pricer, random.Random(seed))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_plan_takes_what_its_simulation_says(seed: int):
+    pricer, tree = wide_case(seed)
+    assert due_s(pricer, tree) == pytest.approx(simulate(tree, pricer).iteration_s, rel=1e-6)
+
+
+def uneven_case(seed: int) -> tuple[Pricer, Node]:
+    pricer, tree = wide_case(seed)
+    draw = random.Random(seed)
+    speeds = [draw.choice([1.0, 0.5, 0.8]) for _ in range(pricer.cluster.num_devices)]
+    pricer = planning.with_speeds(pricer, speeds)
+    return pricer, planning.with_shares(tree, pricer, draw)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_uneven_shares_on_unlike_devices_take_what_their_simulation_says(seed: int):
+    pricer, tree = uneven_case(seed)
+    assert due_s(pricer, tree) == pytest.approx(simulate(tree, pricer).iteration_s, rel=1e-6)
+
+
+def test_the_shares_are_uneven():
+    given = [leaf.shares for seed in range(40) for leaf in leaves(uneven_case(seed)[1])]
+    assert sum(len(set(shares)) > 1 for shares in given) >= 30
+
+
+def test_the_simulated_plans_are_of_all_kinds():
+    trees = [wide_case(seed)[1] for seed in range(60)]
+    loops = [tuple(set(leaf.devices) for leaf in n.stages) for t in trees for n in nodes(t) if isinstance(n, LoopNode)]
+    assert sum(a != b and bool(a & b) for a, b in loops) > 3  # sides that overlap in part
+    turns = [part for tree in trees for n in nodes(tree) if isinstance(n, Temporal) for part in [n.parts]]
+    regions = [[{d for leaf in leaves(part) for d in leaf.devices} for part in parts] for parts in turns]
+    assert sum(len({frozenset(region) for region in some}) > 1 for some in regions) > 10  # turns on unequal parts
+    assert sum(not n.resident for tree in trees for n in nodes(tree) if isinstance(n, Temporal)) > 10
+    assert sum(isinstance(n, Spatial) and n.granularity > 0 for tree in trees for n in nodes(tree)) > 10
+
+
+@pytest.mark.parametrize("staleness", [1, 2])
+@pytest.mark.parametrize("seed", range(0, 60, 2))
+def test_a_plan_whose_rollouts_run_ahead_takes_what_its_simulation_says(seed: int, staleness: int):
+    pricer, tree = wide_case(seed)
+    if not runs_ahead(pricer.workflow):
+        return
+    plan = Plan("tree", pricer.cluster.num_devices, tree, staleness)
+    due_s = Emulator(emulated(pricer), SerialSession()).run(plan, 24, NOW).due_s
+    steady_s = sum(due_s[-12:]) / 12  # of whole periods
+    assert steady_s == pytest.approx(simulate(tree, pricer, staleness=staleness).iteration_s, rel=1e-6)
+
+
+def test_a_plan_that_does_not_fit_is_found_out():
+    work, profile = planning.embodied((1, 0), (1, 0), (1, 0), actor={"resident_bytes": 2e12})
+    pricer = Pricer(work, profile, planning.cluster(2))
+    both = (0, 1)
+    loop = LoopNode("rollout", (Leaf("env", both), Leaf("policy", both)), 1)
+    with pytest.raises(WorkerError, match=r"but a call of env needs 2000.00"):
+        due_s(pricer, Temporal((loop, Leaf("actor", both))))
+
+
+def test_calls_are_counted_as_they_are_submitted():
+    work, _ = planning.embodied((1, 0), (1, 0), (1, 0), blocks=8, steps=4)
+    loop = LoopNode("rollout", (Leaf("env", (0,)), Leaf("policy", (1, 2))), 2)
+    plan = Plan("p", 3, Temporal((loop, Leaf("actor", (0, 1, 2)))))
+    assert num_calls(plan, work, planning.cluster(3)) == 3 * 2 * (4 + 2) + 3
+    both = (Leaf("env", (0, 1, 2)), Leaf("policy", (0, 1, 2)))
+    plan = Plan("p", 3, Temporal((LoopNode("rollout", both, 2), Leaf("actor", (0, 1, 2)))))
+    stored = planning.replace_cluster(planning.cluster(3), transport="object_store")
+    assert num_calls(plan, work, planning.cluster(3)) == 6 + 3  # one for each side in each worker
+    assert num_calls(plan, work, stored) == 6 * 2 * (4 + 2) + 3
+    chain = planning.graph(["a", "b"], [("a", "b")], blocks=8)
+    pair = Plan("p", 2, Spatial((Leaf("a", (0,)), Leaf("b", (1,))), granularity=2))
+    assert num_calls(pair, chain, planning.cluster(2)) == 8
+
+
+@pytest.mark.ray
+def test_real_workers_keep_the_deadlines_of_the_simulation(ray_session):
+    work, profile = planning.embodied((1, 0.25), (0.5, 0.5), (2, 1), policy={"bootstrap_fraction": 0.5})
+    pricer = emulated(Pricer(work, profile, planning.cluster(3)))
+    emulator = Emulator(pricer, ray_session)
+    for mode in (Mode.temporal, Mode.spatial):
+        tree = find_plans(pricer, mode)[0].tree
+        result = emulator.run(Plan("tree", 3, tree), 1, 0.01)
+        assert result.due_s[0] == pytest.approx(simulate(tree, pricer).iteration_s, rel=0.01)
+        assert result.measured_s[0] >= result.due_s[0]  # nobody answers early
+        assert result.wall_s >= 0.01 * result.due_s[0]
+
+
+def test_an_emulated_workflow_is_the_same_graph():
+    work, profile = planning.embodied((1, 0), (1, 0), (1, 0))
+    pricer = emulated(Pricer(work, profile, planning.cluster(2)))
+    made = emulated_workflow(pricer, "run")
+    assert (made.edges, made.weight_edges, made.order()) == (work.edges, work.weight_edges, work.order())
+    assert {spec.target.rpartition(".")[2] for spec in made.stages.values()} == {"EmulatedStage"}
