@@ -10,7 +10,7 @@ from training_faults import lost, once
 from rlinf_embodied.control.env_stage import TransitionEnvStage
 from rlinf_embodied.control.job import ControlJob
 from rlinf_embodied.control.learner_stage import LearnerStage
-from rlinf_embodied.control.replay_stage import ReplayStage
+from rlinf_embodied.embodied.replay_stage import ReplayStage
 from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.training.trainer import Trainer
 

@@ -9,7 +9,7 @@ import torch
 from control_runs import reach, small
 
 from rlinf_embodied.control.env_stage import TransitionEnvConfig, TransitionEnvStage
-from rlinf_embodied.control.transitions import ALL
+from rlinf_embodied.algorithms.transitions import ALL
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StepContext, solo_context

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from policies.soft_actor import SoftActor
 from rlinf_embodied.config import ControlConfig
-from rlinf_embodied.control.soft_updates import SoftUpdates
-from rlinf_embodied.control.transitions import Columns
+from rlinf_embodied.algorithms.sac import SoftUpdates
+from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.groups import SoloGroup

@@ -13,7 +13,7 @@ from training_faults import lost, once
 
 from rlinf_embodied.control.acting_stage import ActingStage
 from rlinf_embodied.control.learner_stage import ControlLearnerStage as LearnerStage
-from rlinf_embodied.control.replay_stage import ReplayStage
+from rlinf_embodied.embodied.replay_stage import ReplayStage
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.learning.checkpoint import load_tensors
 

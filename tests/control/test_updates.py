@@ -6,11 +6,11 @@ import torch
 from control_runs import small
 
 from policies.soft_actor import SoftActor
-from rlinf_embodied.control.cloning_updates import CloningUpdates
-from rlinf_embodied.control.critics import Ensemble
-from rlinf_embodied.control.implicit_updates import ImplicitUpdates
-from rlinf_embodied.control.soft_updates import SoftUpdates
-from rlinf_embodied.control.transitions import Columns
+from rlinf_embodied.algorithms.imitation import CloningUpdates
+from rlinf_embodied.algorithms.critics import Ensemble
+from rlinf_embodied.algorithms.iql import ImplicitUpdates
+from rlinf_embodied.algorithms.sac import SoftUpdates
+from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import ExactReducer

@@ -15,7 +15,7 @@ from policies.actor_critic import ActorCritic
 from rlinf_embodied.compose.evaluation import compose_evaluate
 from rlinf_embodied.config import HierarchyConfig
 from rlinf_embodied.embodied.actor_stage import ActorStage
-from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TwoLevelColumns
+from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
 from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.embodied.hierarchy import Decisions, Guide, LowLevel
 from rlinf_embodied.errors import CheckpointError, ConfigError

@@ -28,7 +28,7 @@ from experiments.bench.rollout.parts import FIRST_STEP, Bench, bench_config, ben
 from rlinf_embodied.cluster.hardware import Cluster, num_cores
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.batch import RolloutReport
+from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.plan import resolve
 from rlinf_embodied.runtime.ray_session import RaySession

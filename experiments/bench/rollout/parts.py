@@ -28,7 +28,7 @@ from experiments.bench.harness.trainings import COLLOCATED
 from experiments.bench.rollout.limit import Limit, Recorder
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.actor_stage import ActorStage
-from rlinf_embodied.embodied.batch import RolloutReport
+from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.interfaces.envs import VectorEnv

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlinf_embodied.config import ControlAlgorithmConfig
+from rlinf_embodied.config import CriticsConfig
 from rlinf_embodied.randomness import words
 
 
@@ -43,7 +43,7 @@ class Ensemble(nn.Module):
                 self.shifts.append(nn.Parameter(torch.zeros(num, 1, width)))
 
     @classmethod
-    def of(cls, algorithm: ControlAlgorithmConfig, inputs: int, seed: int) -> Ensemble:
+    def of(cls, algorithm: CriticsConfig, inputs: int, seed: int) -> Ensemble:
         """Returns the critics of an algorithm, on the CPU."""
         return cls(
             algorithm.num_critics,

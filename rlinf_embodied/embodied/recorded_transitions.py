@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.control.transitions import Columns
 from rlinf_embodied.embodied.policy_folder import trained_under
 from rlinf_embodied.errors import CheckpointError, DataError
 from rlinf_embodied.learning.checkpoint import load_tensors, verify
@@ -28,14 +28,14 @@ def require_recorded(folders: Sequence[str], env: EnvConfig) -> None:
     for folder in folders:
         if not Path(folder).is_dir():
             raise CheckpointError(
-                f"data is {folder!r}, but there is no such folder: give checkpoints of experiments/train_control.py, "
+                f"data is {folder!r}, but there is no such folder: give checkpoints of experiments/train_vla.py, "
                 "for example data=<run.dir>/checkpoints/latest"
             )
         verify(Path(folder))
         if not load_tensors(Path(folder), REPLAY):
             raise CheckpointError(
                 f"data is {folder!r}, but that checkpoint holds no transitions: give one of a run that acted, of "
-                "experiments/train_control.py with algorithm=sac or rlpd"
+                "experiments/train_vla.py with algorithm=sac or rlpd"
             )
         theirs = trained_under(folder).env
         for name in _SAME:

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlinf_embodied.algorithms.algorithm import Algorithm, Training
+from rlinf_embodied.algorithms.critics import Ensemble
 from rlinf_embodied.algorithms.soft_actor_critic import (
     critic_loss,
     entropy_coef_loss,
@@ -25,17 +27,15 @@ from rlinf_embodied.algorithms.soft_actor_critic import (
     policy_loss,
     soft_target,
 )
-from rlinf_embodied.config import ControlAlgorithmConfig
-from rlinf_embodied.config.checks import require
-from rlinf_embodied.control.critics import Ensemble
-from rlinf_embodied.control.transitions import ACTION, NEXT_STATE, REWARD, STATE, TERMINATED, Columns, length
+from rlinf_embodied.algorithms.transitions import ACTION, NEXT_STATE, REWARD, STATE, TERMINATED, Columns, length
+from rlinf_embodied.config import SACConfig
 from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.interfaces.policies import Features, Policy, ReparameterizedPolicy
+from rlinf_embodied.interfaces.policies import Features, ReparameterizedPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
-from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.update import Fitted
 from rlinf_embodied.randomness import permutation
+from rlinf_embodied.runtime.host import StepContext
 
 _CRITICS, _TARGETS, _ENTROPY = "critics", "target_critics", "entropy_coef"  # in a checkpoint
 _CRITIC_LEARNER, _POLICY_LEARNER = "critics_optimizer", "policy_optimizer"
@@ -60,20 +60,24 @@ class _Update:
     coef: Tensor  # alpha before the update
 
 
-class SoftUpdates:
-    """See `Updates`."""
+class SAC(Algorithm):
+    """Critics with targets, a policy whose actions are differentiable, and the entropy coefficient."""
 
-    def __init__(self, policy: Policy, algorithm: ControlAlgorithmConfig, reducer: Reducer, seed: int) -> None:
+    algorithm: SACConfig
+
+    def __init__(self, training: Training) -> None:
         """Makes critics that are a function of the seed, and targets that equal them.
 
         Raises:
             ConfigError: the policy's actions are not differentiable.
         """
+        super().__init__(training)
         rule = "SAC climbs the critics through the policy's actions, and this one has no `sample`"
+        policy, algorithm, seed, reducer = training.policy, self.algorithm, training.seed, training.reducer
         usable = isinstance(policy, ReparameterizedPolicy)
-        require(usable, "policy.name", policy.spec.name, rule, "use policy=soft_actor (docs/control.md)")
+        training.require_policy(usable, rule, "use policy=soft_actor (docs/control.md)")
         assert isinstance(policy, ReparameterizedPolicy)
-        self._policy, self._algorithm, self._seed, self._reducer = policy, algorithm, seed, reducer
+        self._policy, self._algorithm, self._seed = policy, algorithm, seed
         device = next(policy.module.parameters()).device
         dims = policy.spec.chunk * policy.spec.action_dim
         self._critics = Ensemble.of(algorithm, policy.state_dim + dims, seed).to(device)
@@ -96,7 +100,8 @@ class SoftUpdates:
     def _coef(self) -> Tensor:
         return self._entropy.log.detach().exp() if self._fixed is None else self._fixed
 
-    def run(self, iteration: int, batches: Mapping[int, Columns]) -> dict[str, float]:
+    def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
+        iteration, batches = step_context.iteration, data
         number = length(next(iter(batches.values())))
         noise = {block: self._noise(iteration, block, columns) for block, columns in batches.items()}
         critics, policies = (Fitted(dict.fromkeys(o.statistics, 0.0)) for o in self.learners.values())
@@ -131,7 +136,7 @@ class SoftUpdates:
         return drawn.unflatten(0, (updates, 2, rows)).to(columns[REWARD].device)
 
     def _members(self, iteration: int, number: int) -> Tensor | None:
-        """Returns the critics of which a target is the least."""
+        """Returns the critics over which a target is the minimum; None: all."""
         algorithm = self._algorithm
         if algorithm.target_critics == algorithm.num_critics:
             return None

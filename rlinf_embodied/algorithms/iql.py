@@ -13,32 +13,36 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rlinf_embodied.algorithms.algorithm import Algorithm, Training
+from rlinf_embodied.algorithms.critics import Ensemble
 from rlinf_embodied.algorithms.implicit_q import advantage_weights, expectile_loss
 from rlinf_embodied.algorithms.soft_actor_critic import critic_loss, move_towards
-from rlinf_embodied.config import ControlAlgorithmConfig
-from rlinf_embodied.config.checks import require
-from rlinf_embodied.control.critics import Ensemble
-from rlinf_embodied.control.transitions import ACTION, NEXT_STATE, REWARD, STATE, TERMINATED, Columns, length
+from rlinf_embodied.algorithms.transitions import ACTION, NEXT_STATE, REWARD, STATE, TERMINATED, Columns, length
+from rlinf_embodied.config import IQLConfig
 from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.interfaces.policies import Policy, ReparameterizedPolicy
+from rlinf_embodied.interfaces.policies import ReparameterizedPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
-from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.update import Fitted
+from rlinf_embodied.runtime.host import StepContext
 
 
-class ImplicitUpdates:
-    """See `Updates`."""
+class IQL(Algorithm):
+    """A value, critics with targets, and a policy that imitates actions by their advantage."""
 
-    def __init__(self, policy: Policy, algorithm: ControlAlgorithmConfig, reducer: Reducer, seed: int) -> None:
+    algorithm: IQLConfig
+
+    def __init__(self, training: Training) -> None:
         """Makes critics and a value that are functions of the seed.
 
         Raises:
-            ConfigError: the policy cannot tell the density of an action.
+            ConfigError: the policy has no density of an action.
         """
+        super().__init__(training)
         rule = "IQL raises the density of recorded actions, and this policy has no `log_density`"
+        policy, algorithm, seed, reducer = training.policy, self.algorithm, training.seed, training.reducer
         usable = isinstance(policy, ReparameterizedPolicy)
-        require(usable, "policy.name", policy.spec.name, rule, "use policy=soft_actor (docs/control.md)")
+        training.require_policy(usable, rule, "use policy=soft_actor (docs/control.md)")
         assert isinstance(policy, ReparameterizedPolicy)
         self._policy, self._algorithm = policy, algorithm
         device = next(policy.module.parameters()).device
@@ -58,16 +62,16 @@ class ImplicitUpdates:
         }
         self.modules = {"critics": self._critics, "target_critics": self._targets, "value": self._value}
 
-    def run(self, iteration: int, batches: Mapping[int, Columns]) -> dict[str, float]:
-        """See Updates; V is updated first, then the policy by its advantages, then the critics, as the authors do."""
+    def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
+        """Updates V first, then the policy by its advantages, then the critics, as the authors do."""
         fitted = {name: Fitted(dict.fromkeys(learner.statistics, 0.0)) for name, learner in self.learners.items()}
         order: dict[str, Callable[[Columns], LossSums]] = {
             "value_optimizer": self._value_sums,
             "policy_optimizer": self._policy_sums,
             "critics_optimizer": self._critic_sums,
         }
-        for k in range(length(next(iter(batches.values())))):
-            columns = {b: {name: column[k] for name, column in part.items()} for b, part in batches.items()}
+        for k in range(length(next(iter(data.values())))):
+            columns = {b: {name: column[k] for name, column in part.items()} for b, part in data.items()}
             rows = {block: torch.arange(length(part)) for block, part in columns.items()}
             for name, sums in order.items():
                 passes = lambda b, r, c=columns, s=sums: [Pass(float(len(r)), partial(s, c[b]))]  # noqa: E731

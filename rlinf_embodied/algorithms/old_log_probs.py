@@ -14,11 +14,11 @@ from operator import add
 import torch
 from torch import Tensor
 
+from rlinf_embodied.algorithms.batch import PolicyColumns, TrainingBlock
 from rlinf_embodied.algorithms.log_probs import mask_at_level, to_level
 from rlinf_embodied.algorithms.off_policy import Mismatch, mismatch
+from rlinf_embodied.algorithms.rollout_samples import Rollouts
 from rlinf_embodied.config import Level
-from rlinf_embodied.embodied.advantages import Rollouts
-from rlinf_embodied.embodied.batch import PolicyColumns, TrainingBlock
 from rlinf_embodied.interfaces.policies import Features, Record
 
 Score = Callable[[Features, Record], Tensor]  # rows of one call -> training's log-probs, float32 [B, C, K]

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.log_probs import mask_at_level, to_level, weights_at_level
 from rlinf_embodied.algorithms.losses import masked_sum, policy_loss, value_loss
 from rlinf_embodied.algorithms.off_policy import truncated_importance_weights
-from rlinf_embodied.config import AlgorithmConfig, Level
-from rlinf_embodied.embodied.batch import TrainingBlock
+from rlinf_embodied.config import Level, OnPolicyConfig
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
 from rlinf_embodied.learning.gradients import LossSums, Pass
 
@@ -23,7 +23,7 @@ from rlinf_embodied.learning.gradients import LossSums, Pass
 class Objective:
     """What the losses are made of beside their rows."""
 
-    algorithm: AlgorithmConfig
+    algorithm: OnPolicyConfig
     temperature: float
     evaluate: Callable[[Features, Record, float, bool], Evaluation]  # see Policy.evaluate
     value: Callable[[Features, Tensor | None], Tensor]  # see Policy.value

@@ -17,9 +17,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rlinf_embodied.control.recorded import REPLAY, recorded_block
-from rlinf_embodied.control.replay_buffer import ReplayBuffer
-from rlinf_embodied.control.transitions import Columns
+from rlinf_embodied.algorithms.transitions import Columns
+from rlinf_embodied.embodied.recorded_transitions import REPLAY, recorded_block
+from rlinf_embodied.embodied.replay_buffer import ReplayBuffer
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.learner_stage import StagePart
@@ -29,7 +29,7 @@ DEMONSTRATIONS = "demonstrations"
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayConfig:
+class ReplayStageConfig:
     """What the stage needs to know."""
 
     seed: int
@@ -55,7 +55,7 @@ class ReplayReport:
 class ReplayStage:
     """Keeps and draws transitions, block by block."""
 
-    def __init__(self, config: ReplayConfig) -> None:
+    def __init__(self, config: ReplayStageConfig) -> None:
         self._config = config
 
     def setup(self, context: StageContext) -> None:

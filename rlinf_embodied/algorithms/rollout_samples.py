@@ -22,8 +22,8 @@ from rlinf_embodied.algorithms.advantages import (
     std_of,
     time_major,
 )
-from rlinf_embodied.config import AlgorithmConfig, Critic, Level
-from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TrainingBlock, concatenate, training_block
+from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TrainingBlock, concatenate, training_block
+from rlinf_embodied.config import Critic, Level, OnPolicyConfig
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, Policy
 from rlinf_embodied.learning.reduce import Reducer
@@ -33,14 +33,14 @@ Rollouts = Sequence[tuple[PolicyColumns, EnvColumns]]
 
 @torch.no_grad()
 def ppo_block(
-    policy: Policy, rollouts: Rollouts, algorithm: AlgorithmConfig, critic: Critic = Critic.privileged
+    policy: Policy, rollouts: Rollouts, algorithm: OnPolicyConfig, critic: Critic = Critic.privileged
 ) -> TrainingBlock:
     """Returns a block's samples with GAE advantages per env step (not yet normalised) and the critic's targets."""
     return concatenate([_ppo_rollout(policy, columns, env, algorithm, critic) for columns, env in rollouts])
 
 
 def _ppo_rollout(
-    policy: Policy, columns: PolicyColumns, env: EnvColumns, algorithm: AlgorithmConfig, critic: Critic
+    policy: Policy, columns: PolicyColumns, env: EnvColumns, algorithm: OnPolicyConfig, critic: Critic
 ) -> TrainingBlock:
     values = _values_of_rollout(policy, columns, env)
     h, b, chunk = values.shape
@@ -76,7 +76,7 @@ def _chunk_advantages(
     following: Tensor,
     terminated: Tensor,
     truncated: Tensor,
-    algorithm: AlgorithmConfig,
+    algorithm: OnPolicyConfig,
 ) -> Tensor:
     """GAE with a whole chunk as one step, repeated for each of its actions, [H, B, C].
 
@@ -116,7 +116,7 @@ def _first_value(policy: Policy, observation: Observation, chunk: int, critic: C
     return policy.value(features, repeated)[:, 0]
 
 
-def grpo_block(rollouts: Rollouts, algorithm: AlgorithmConfig, block: int, kept: set[tuple[int, int]]) -> TrainingBlock:
+def grpo_block(rollouts: Rollouts, algorithm: OnPolicyConfig, block: int, kept: set[tuple[int, int]]) -> TrainingBlock:
     """Returns a block's samples with group-relative advantages; groups that are not `kept` have no weight.
 
     Args:
@@ -133,7 +133,7 @@ def grpo_block(rollouts: Rollouts, algorithm: AlgorithmConfig, block: int, kept:
 
 
 def _group_columns(
-    env: EnvColumns, algorithm: AlgorithmConfig, block: int, kept: set[tuple[int, int]]
+    env: EnvColumns, algorithm: OnPolicyConfig, block: int, kept: set[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
     """Advantages and weights [H, B, C] of one round."""
     size = algorithm.group_size

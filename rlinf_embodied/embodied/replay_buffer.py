@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.control.transitions import Columns, length
+from rlinf_embodied.algorithms.transitions import Columns, length
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.randomness import words
 

@@ -15,7 +15,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from rlinf_embodied.config import AlgorithmConfig, AlgorithmName
+from rlinf_embodied.config import OnPolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, Record
@@ -51,7 +51,7 @@ class Learners:
     evaluate: Callable[[Features, Record, float, bool], Evaluation]
 
     @classmethod
-    def replicated(cls, policy: Policy, algorithm: AlgorithmConfig, reducer: Reducer) -> Learners:
+    def replicated(cls, policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> Learners:
         """Returns learners of the policy that other stages read.
 
         Raises:
@@ -76,7 +76,7 @@ class Learners:
         view: Policy,
         copy: Callable[[], Policy],
         zero_loss: Callable[[Scored], Tensor],
-        algorithm: AlgorithmConfig,
+        algorithm: OnPolicyConfig,
         reducer: Reducer,
         context: StageContext,
         exact: bool,
@@ -128,15 +128,15 @@ def _actor(policy: Policy) -> list[nn.Parameter]:
     return found
 
 
-def _critic(policy: Policy, algorithm: AlgorithmConfig) -> list[nn.Parameter]:
+def _critic(policy: Policy, algorithm: OnPolicyConfig) -> list[nn.Parameter]:
     """Returns what the value loss trains, nothing where there is none."""
-    if algorithm.name is not AlgorithmName.ppo:
+    if not algorithm.has_critic:
         return []
     found = policy.value_parameters()
     if not found:
         raise ConfigError(
-            f"algorithm.name is ppo, but value_parameters() of the policy {policy.spec.name} is empty: PPO trains a "
-            "critic, use algorithm=grpo without one"
+            f"algorithm is {algorithm.name}, but value_parameters() of the policy {policy.spec.name} is empty: it "
+            "trains a critic, use algorithm=grpo without one"
         )
     return found
 
@@ -146,7 +146,7 @@ def _shared(actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter]) -> bo
 
 
 def _head(
-    actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], algorithm: AlgorithmConfig
+    actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], algorithm: OnPolicyConfig
 ) -> dict[str, ParameterGroup]:
     """Returns the group of what only the critic has, where the two are trained by one optimizer."""
     shared = {id(p) for p in actor}
@@ -155,9 +155,9 @@ def _head(
     return {VALUE_GROUP: ParameterGroup(own, settings)} if own else {}
 
 
-def _settings(algorithm: AlgorithmConfig) -> AdamSettings:
+def _settings(algorithm: OnPolicyConfig) -> AdamSettings:
     return AdamSettings(algorithm.lr, (0.9, 0.999), algorithm.max_grad_norm, eps=1e-5)
 
 
-def _value_settings(algorithm: AlgorithmConfig) -> AdamSettings:
+def _value_settings(algorithm: OnPolicyConfig) -> AdamSettings:
     return AdamSettings(algorithm.value_lr, (0.9, 0.999), algorithm.value_max_grad_norm, eps=1e-5)
