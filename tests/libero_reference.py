@@ -14,7 +14,7 @@ import numpy as np
 from libero.libero.envs import OffScreenRenderEnv
 from robosuite.utils.transform_utils import quat2axisangle
 
-from envs.libero.scene import REST, tasks_of
+from envs.libero import REST, tasks_of
 
 SIZE, CAMERAS = 32, ("agentview", "robot0_eye_in_hand")
 

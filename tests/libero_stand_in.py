@@ -1,4 +1,4 @@
-"""A process that answers as LIBERO's does, without LIBERO: rows that add up what they are told, and fail on demand.
+"""A simulator that answers as LIBERO's does, without LIBERO: rows that add up their actions, and fail on demand.
 
 A row shows its task, its initial state and the sum of its actions; it is solved once that sum's first entry reaches 3.
 """
@@ -8,36 +8,24 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from envs.foreign.rows import Rows
-from envs.foreign.starts import Start
-from envs.foreign.wire import Message
-from envs.foreign.worker import serve
-from envs.libero.starts import NUM_OBJECTS
-from envs.libero.worker import mirrored, upside_down
+from envs.foreign.adapter import Facts, Start
+from envs.libero import NUM_ACTIONS, Libero
 
 DIES, HANGS, REFUSES = 1007, 1017, 1027  # reset seeds; an exit without a trace, an hour's sleep, an exception
 EXIT_CODE = 13
 NUM_TASKS = 10
 
 
-@dataclass
 class Adding:
     """A scene that adds up actions."""
 
-    task: int
-    builds: list[int]
-
-    def __post_init__(self) -> None:
-        """Tells that it was built."""
-        self.builds.append(self.task)
-
     def begin(self, start: Start) -> None:
-        """Forgets what was added, or fails."""
         if start.seed == DIES:
             print("the memory is full", file=sys.stderr)
             os._exit(EXIT_CODE)
@@ -45,60 +33,40 @@ class Adding:
             time.sleep(3600)
         if start.seed == REFUSES:
             raise ValueError("no such drawer")
-        self.start, self.sum = start, np.zeros(7, dtype=np.float32)
+        self.start, self.sum = start, np.zeros(NUM_ACTIONS, dtype=np.float32)
 
     def step(self, action: np.ndarray) -> None:
         print("libraries print what they like")
-        self.sum = self.sum + action
+        self.sum = self.sum + action.clip(-1.0, 1.0)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Shows start and sum."""
         drawn = -1 if self.start.state is None else self.start.state
         proprio = np.array([self.start.task, drawn, *self.sum[:6]], dtype=np.float32)
-        return {
-            "success": np.bool_(self.sum[0] >= 3),
-            "proprio": proprio,
-            "objects": np.tile(self.sum[:3], (NUM_OBJECTS, 1)),
-        }
+        solved = self.sum[0] >= 3
+        return {"success": solved, "reward": np.float32(solved), "proprio": proprio, "object": self.sum[:3]}
 
-    def open_eye(self) -> SimpleNamespace:
-        """Returns nothing that is needed."""
+    def open_renderer(self) -> SimpleNamespace:
         return SimpleNamespace(close=lambda: None)
 
-    def image(self, eye: SimpleNamespace, camera: str, size: int) -> np.ndarray:
+    def image(self, renderer: SimpleNamespace, camera: str, size: int) -> np.ndarray:
         """Draws a mark in the lower left pixel."""
         image = np.full((size, size, 3), self.start.task, dtype=np.uint8)
         image[-1, 0] = 255 if camera == "agentview" else 200
         return image
 
-    def close(self) -> None:
-        """Frees nothing."""
+    def close(self) -> None: ...
 
 
-def open_stand_in(question: Message) -> tuple[Rows, Message]:
-    """Returns rows of ten tasks."""
-    values = question.values
-    builds: list[int] = []
-    turned = mirrored if values["rotate"] else upside_down
-    cameras, size, num_spare = (values[name] for name in ("cameras", "size", "num_spare"))
-    rows = Rows(lambda task: Adding(task, builds), cameras, size, num_spare, turned)  # type: ignore[arg-type]
-    told = {
-        "names": [f"{values['suite']}_{k}" for k in range(NUM_TASKS)],
-        "instructions": [f"do {k}" for k in range(NUM_TASKS)],
-    }
-    return rows, Message("opened", told)
+class StandIn(Libero):
+    """Ten tasks of a suite."""
 
+    packages = ()
 
-def make_env(config, num_envs: int, device: str = "cpu", render_final: bool = False):
-    """Returns an env whose rows run here; imports torch, which the process itself does without."""
-    from envs.episodes import EpisodeEnv
-    from envs.libero.options import read_options
-    from envs.libero.simulator import LiberoSimulator
+    def python(self) -> Path:
+        return Path(sys.executable)
 
-    command = (sys.executable, "-P", __file__)
-    simulator = LiberoSimulator(config, read_options(config), num_envs, command, device)
-    return EpisodeEnv(config, simulator, lambda: simulator.tasks, render_final)
+    def open(self, cameras: Sequence[str], size: int) -> Facts:
+        return Facts([(f"{self.task}_{k}", f"do {k}") for k in range(NUM_TASKS)], NUM_ACTIONS, 8, has_object=True)
 
-
-if __name__ == "__main__":
-    serve(open_stand_in)
+    def scene(self, task: int) -> Adding:
+        return Adding()

@@ -15,16 +15,15 @@ import numpy as np
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from metaworld.types import Task
 
-from envs.foreign.starts import Start
-from envs.metaworld.rendering import Look
-from envs.metaworld.scene import Scene
+from envs.foreign.adapter import Start
+from envs.metaworld.scene import BEST, MetaworldOptions, Scene
 
 
 def main(out: str, steps: int, tasks: list[str]) -> None:
     """Writes rows of state, reward and success [T + 1, 41] of each task; the actions are the expert's, disturbed."""
     told = {}
     for name in tasks:
-        scene = Scene(name, Look(light=True, show_sites=True))
+        scene = Scene(name, MetaworldOptions(), np.zeros(0, dtype=np.float32))
         noise = np.random.RandomState(3).uniform(-0.3, 0.3, (steps, 4)).astype(np.float32)
         told[f"{name} other"], _ = ours(scene, 8, noise)
         told[f"{name} ours"], actions = ours(scene, 7, noise)
@@ -36,7 +35,7 @@ def main(out: str, steps: int, tasks: list[str]) -> None:
         rows = [[*seen.astype(np.float32), 0.0, 0.0]]
         for action in actions:
             seen, reward, _, _, info = env.step(action)
-            rows.append([*seen.astype(np.float32), reward, info["success"]])
+            rows.append([*seen.astype(np.float32), np.float32(reward) / BEST, info["success"]])
         told[f"{name} theirs"] = np.array(rows, dtype=np.float32)
     np.savez(out, **told)
 
@@ -55,7 +54,7 @@ def ours(scene: Scene, seed: int, noise: np.ndarray) -> tuple[np.ndarray, np.nda
 def row(scene: Scene) -> list:
     """Returns what a row tells, as one list."""
     state = scene.state()
-    return [*state["state"], state["reward"], state["success"]]
+    return [*state["privileged"], state["reward"], state["success"]]
 
 
 if __name__ == "__main__":

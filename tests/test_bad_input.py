@@ -232,7 +232,7 @@ MACHINE: list[tuple[str, str, list[str]]] = [
     (VLA, "plan={beyond}", ["devices is '0:7'", "a range like '0:1/2'", "mend the plan"]),
     (VLA, "plan={endless}", ["devices is '0:1e999999999'", "a range like '0:1/2'", "mend the plan"]),
     (VLA, "plan={no_yaml}", ["no valid YAML", "mend the file"]),
-    (VLA, "plan.profile_budget_s=0", ["plan.profile_budget_s is 0.0", "positive", "use 36"]),
+    (VLA, "plan.profile_budget_s=0", ["plan.profile_budget_s is 0.0", "positive", "use 8"]),
     (VLA, "cluster.num_devices=2 plan.profile=/nowhere.json", ["/nowhere.json cannot be read", "path of a profile"]),
     (VLA, "cluster.num_devices=2 plan.profile={no_profile}", ["no_profile.json.format is", "measure it again"]),
     (MATH, "plan=disagregated", ["plan is 'disagregated'", "did you mean"]),

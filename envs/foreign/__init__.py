@@ -1,1 +1,1 @@
-"""Simulators whose versions do not go with those of runs: rows in an environment and processes of their own."""
+"""Simulators whose packages conflict with those of runs: rows in processes with a separate virtual environment."""

@@ -1,28 +1,64 @@
-"""One process of a foreign simulator, seen from the env: started, asked, and never waited for without an end."""
+"""The two kinds of links to rows: a process behind a pipe, and rows in this process."""
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
+from typing import Protocol
 
 from envs.foreign import wire
+from envs.foreign.adapter import REPOSITORY
 from envs.foreign.wire import Message
+from envs.foreign.worker import Rows
 from rlinf_embodied.errors import HangError, SimulatorError
 
 _LAST_LINES = 12
 _CLOSE_S = 5.0
+_ADVICE = "use fewer rows (env.num_envs, eval.num_envs) or env.options.processes if memory is short"
+
+
+class Link(Protocol):
+    """Rows that are asked one question at a time."""
+
+    def ask(self, question: Message) -> None: ...
+
+    def answer(self) -> Message:
+        """Returns the answer to the last question, or raises what went wrong."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Local:
+    """Rows in this process, in a thread of a pool if there is one; errors are raised as they are."""
+
+    def __init__(self, rows: Rows, pool: Executor | None = None) -> None:
+        self._rows, self._pool = rows, pool
+        self._future: Future[Message] | None = None
+
+    def ask(self, question: Message) -> None:
+        if self._pool is None:
+            self._answer = self._rows.run(question)
+        else:
+            self._future = self._pool.submit(self._rows.run, question)
+
+    def answer(self) -> Message:
+        return self._answer if self._future is None else self._future.result()
+
+    def close(self) -> None:
+        self._rows.close()
 
 
 class Process:
     """A process behind a pipe; every question is answered within `timeout_s` seconds, or raises."""
 
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], timeout_s: float, advice: str
-    ) -> None:
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
         """Starts it.
 
         Args:
@@ -30,16 +66,15 @@ class Process:
             command: what to run; it reads questions from its standard input and answers on its standard output.
             environment: its environment variables.
             timeout_s: how long an answer may take.
-            advice: what to do where it dies or hangs.
         """
-        self.name, self._timeout_s, self._advice = name, timeout_s, advice
+        self.name, self._timeout_s = name, timeout_s
         self._asked = "nothing yet"
-        self._said = tempfile.NamedTemporaryFile(prefix="simulator_", suffix=".log")  # noqa: SIM115  closed in `close`
+        self._log = tempfile.NamedTemporaryFile(prefix="simulator_", suffix=".log")  # noqa: SIM115  closed in `close`
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._log,
             env=dict(environment),
             start_new_session=True,  # Ctrl-C is for the run, which ends it in its own time
         )
@@ -49,14 +84,13 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     def ask(self, question: Message) -> None:
-        """Sends a question; `answer` returns what it says.
+        """Sends a question.
 
         Raises:
-            SimulatorError: it has died.
+            SimulatorError: the process died.
         """
         self._asked = question.kind
         try:
@@ -78,14 +112,14 @@ class Process:
         except TimeoutError as error:
             raise HangError(
                 f"{self.name}, pid {self.pid}, has not answered {self._asked!r} for {self._timeout_s:g} s: raise "
-                f"env.options.timeout_s if the machine is that slow. {self._words()}"
+                f"env.options.timeout_s if the machine is that slow. {self._last_output()}"
             ) from error
         if message.kind == "error":
             raise SimulatorError(f"{self.name} failed in {self._asked!r}: {message.values['text']}")
         return message
 
     def close(self) -> None:
-        """Ends it: at the end of its input it goes by itself, or is killed."""
+        """Ends it: it exits at the end of its input, or is killed."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
@@ -94,29 +128,32 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._said.close()
+        self._log.close()
 
     def _death(self) -> SimulatorError:
         code = self._process.wait()
         how = f"with code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
-        memory = " (often the system's answer to too little memory)" if code == -signal.SIGKILL else ""
+        memory = " (often the system's reaction to too little memory)" if code == -signal.SIGKILL else ""
         return SimulatorError(
-            f"{self.name}, pid {self.pid}, ended {how}{memory} when it was asked for {self._asked!r}: {self._advice}. "
-            f"{self._words()}"
+            f"{self.name}, pid {self.pid}, ended {how}{memory} when it was asked for {self._asked!r}: {_ADVICE}. "
+            f"{self._last_output()}"
         )
 
-    def _words(self) -> str:
-        lines = Path(self._said.name).read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
-        return "Its last words:\n  " + "\n  ".join(lines) if lines else "It said nothing"
+    def _last_output(self) -> str:
+        lines = Path(self._log.name).read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
+        return "Its last output:\n  " + "\n  ".join(lines) if lines else "It printed nothing"
 
 
-def environment_of(repository: Path, gl: str) -> dict[str, str]:
-    """Returns the environment variables of a process: this one's, with the repository alone on its path.
-
-    Args:
-        repository: the folder in which the package `envs` lies.
-        gl: what MuJoCo renders with, where MUJOCO_GL does not say so: osmesa or egl.
-    """
+def environment_of(*folders: Path) -> dict[str, str]:
+    """Returns the environment variables of a simulator's process: this one's, with these folders alone on its path."""
     kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONHOME")}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "LP_NUM_THREADS"), "1")
-    return {"MUJOCO_GL": gl, **threads, **kept, "PYTHONPATH": str(repository)}
+    path = os.pathsep.join(map(str, dict.fromkeys((REPOSITORY, *folders))))
+    return {"MUJOCO_GL": offscreen_gl(), **threads, **kept, "PYTHONPATH": path}
+
+
+def offscreen_gl() -> str:
+    """Returns what MuJoCo renders with: MUJOCO_GL, or of EGL and OSMesa the one whose library is installed."""
+    if chosen := os.environ.get("MUJOCO_GL"):
+        return chosen
+    return "osmesa" if not ctypes.util.find_library("EGL") and ctypes.util.find_library("OSMesa") else "egl"

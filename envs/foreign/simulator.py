@@ -1,131 +1,145 @@
-"""N rows of a foreign simulator, in processes of its own environment.
+"""N rows of a simulator that is asked by messages.
 
     simulator (this process)  --- questions: reset, step, images --->  process 0: rows 0 .. 3, one after the other
                               <-- state, images --------------------   process 1: rows 4 .. 7
 
-A question goes to all processes before the first answer is awaited, so that they work at once.  A process that dies,
-or does not answer in time, ends the run with its name (envs/foreign/process.py).
+A question goes to all processes before the first answer is awaited, so that they work at the same time.  A process
+that dies, or does not answer in time, ends the run with its name (envs/foreign/process.py).
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from envs.foreign.place import REPOSITORY
-from envs.foreign.process import Process, environment_of
-from envs.foreign.starts import Start
+from envs.batched.checks import short
+from envs.foreign.adapter import Adapter, Facts
+from envs.foreign.process import Link, Process
 from envs.foreign.wire import Message
-from envs.simulator import Simulator
-from rlinf_embodied.errors import RlinfError
+from envs.simulator import Measurement, RowTask, Simulator
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.errors import RlinfError, SimulatorError
 
-_ADVICE = "use fewer rows (env.num_envs, eval.num_envs) or env.options.processes if memory is short"
-Forms = Mapping[str, tuple[np.typing.DTypeLike, tuple[int, ...]]]  # dtype and shape of what a row tells, by name
-
-
-@dataclass(frozen=True, slots=True)
-class Workers:
-    """How the processes are started."""
-
-    simulator: str  # its name in messages
-    command: Sequence[str]  # starts a process that answers as envs/foreign/wire.py says
-    timeout_s: float  # how long an answer may take
-    processes: int = 0  # 0: one on a CPU, one per core of a GPU's share
-    device: str = "cpu"  # of the worker; images are rendered on a GPU where it is one
+_LOG = logging.getLogger(__name__)
 
 
 class ForeignSimulator(Simulator):
-    """The rows; a subclass says how an episode begins (`start`) and what the rows' state means (`measure`)."""
+    """The rows; each reset may give a row another task of a suite."""
 
-    def __init__(self, num_rows: int, workers: Workers, question: Mapping[str, object]) -> None:
-        """Starts the processes and asks them to open the simulator; `opened` is what they tell then.
+    def __init__(
+        self, config: EnvConfig, adapter: Adapter, facts: Facts, shares: Sequence[range], links: Sequence[Link]
+    ) -> None:
+        """Takes the rows.
 
         Args:
-            num_rows: rows N.
-            workers: how the processes are started.
-            question: what to open.
-
-        Raises:
-            SimulatorError: a process cannot.
+            config: the section env.
+            adapter: the simulator.
+            facts: what its processes reported.
+            shares: the rows of each link.
+            links: what answers for these rows.
         """
-        self.num_rows = num_rows
-        count = min(num_rows, workers.processes or default_processes(workers.device))
-        bounds = [num_rows * k // count for k in range(count + 1)]
-        self._rows = [range(low, high) for low, high in itertools.pairwise(bounds)]
-        environment = environment_of(REPOSITORY, "egl" if workers.device.startswith("cuda") else "osmesa")
-        self._processes: list[Process] = []
-        for k, rows in enumerate(self._rows):
-            name = f"{workers.simulator} process {k} (rows {rows.start}-{rows.stop - 1})"
-            self._processes.append(Process(name, workers.command, environment, workers.timeout_s, _ADVICE))
-        try:
-            self.opened = self._open(question)
-        except Exception:
-            self.close()
-            raise
-        self.told: dict[str, np.ndarray] = {}
-
-    def expect(self, forms: Forms) -> None:
-        """Says what rows tell: zeros in `told`, until a row tells otherwise."""
-        self.told = {name: np.zeros((self.num_rows, *shape), dtype=kind) for name, (kind, shape) in forms.items()}
-
-    def start(self, row: int, seed: int) -> Start:
-        """Returns how a row's episode begins."""
-        raise NotImplementedError
+        self.num_rows = shares[-1].stop
+        self._config, self._adapter, self._shares, self._links = config, adapter, shares, links
+        self.action_dim, self.backend, self.categorical = facts.action_dim, facts.backend, facts.categorical
+        self.has_success, self.history_free = facts.has_success, facts.history_free
+        self._known = [RowTask(name, config.instruction or text) for name, text in facts.tasks]
+        only = adapter.only()
+        self._numbers = range(len(self._known)) if only is None else [only]
+        self.tasks = [self._known[self._numbers[0]]] * self.num_rows  # of each row, now
+        self._films, self._begun = facts.films, set[int]()
+        zeros = lambda dtype, *shape: np.zeros((self.num_rows, *shape), dtype=dtype)  # noqa: E731
+        self._state = {"success": zeros(bool), "reward": zeros(np.float32)}
+        self._state["proprio"] = zeros(np.float32, facts.proprio_dim)
+        if facts.privileged_dim:
+            self._state["privileged"] = zeros(np.float32, facts.privileged_dim)
+        if facts.has_object:
+            self._state["object"] = zeros(np.float32, 3)
+        if facts.ends:
+            self._state |= {"terminated": zeros(bool), "truncated": zeros(bool)}
+        if facts.warning:
+            _LOG.warning("%s", facts.warning)
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """Starts an episode in each of these rows."""
-        starts = {row: list(astuple(self.start(row, int(seed)))) for row, seed in zip(rows, seeds, strict=True)}
-        self._take(self._ask("reset", list(starts), lambda mine: {"starts": [starts[row] for row in mine]}))
+        starts = {row: self._adapter.start(int(seed), self._numbers) for row, seed in zip(rows, seeds, strict=True)}
+        for row, start in starts.items():
+            self.tasks[row] = self._known[start.task]
+        self._begun.update(rows)
+        self._take(self._ask("reset", list(starts), lambda mine: {"starts": [astuple(starts[row]) for row in mine]}))
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
-        """Runs one control step of these rows; actions as `rlinf_embodied.interfaces` has them."""
-        chosen = actions.clamp(-1.0, 1.0).cpu().numpy()
+        """Runs one control step of these rows."""
+        chosen = actions.cpu().numpy()
         self._take(self._ask("step", list(rows), arrays=lambda mine: {"actions": chosen[mine]}))
+
+    def measure(self, actions: Tensor) -> Measurement:
+        """Returns the state of all rows.
+
+        Raises:
+            SimulatorError: an observation or reward is NaN or infinite.
+        """
+        for name, value in (("observation", self._state["proprio"]), ("reward", self._state["reward"])):
+            if not np.isfinite(value).all():
+                rows = np.flatnonzero(~np.isfinite(value.reshape(self.num_rows, -1)).all(1)).tolist()
+                raise SimulatorError(
+                    f"env.task is {self._config.task!r}, whose {name} is NaN or infinite in rows {short(rows)}: a "
+                    "policy would learn NaN from it; let the env end such an episode, and return finite numbers"
+                )
+        return Measurement(
+            **{name: torch.from_numpy(value.copy()) for name, value in self._state.items() if name != "object"}
+        )
+
+    def object_positions(self) -> Tensor | None:
+        """Returns the position of the object that each row's task handles, float32 [N, 3], or None."""
+        return torch.from_numpy(self._state["object"].copy()) if "object" in self._state else None
 
     def images(self, rows: Sequence[int]) -> Tensor:
         """Returns what the policy's cameras see, uint8 [len(rows), K, S, S, 3]."""
-        return torch.from_numpy(np.stack(self.shown("images", rows)))
+        seen = self._shown(rows, {})
+        return torch.stack([torch.stack([resized(image, self._config.obs_size) for image in row]) for row in seen])
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        """Returns an image of each of these rows, upright."""
-        frames = self.shown("film", rows, {"size": size})
-        return {row: torch.from_numpy(frame) for row, frame in zip(rows, frames, strict=True)}
+        """Returns an upright image of each of these rows; {} if nothing can be rendered, which is logged once."""
+        if not self._films:
+            return {}
+        try:
+            return {
+                row: resized(image, size) for row, image in zip(rows, self._shown(rows, {"film": size}), strict=True)
+            }
+        except SimulatorError as error:
+            self._films = False
+            _LOG.warning("there will be no videos: %s", error)
+            return {}
+
+    def scripted_expert(self) -> Tensor:
+        """Returns what the simulator's scripted policy does next, float32 [N, A]; zeros before a row's first reset."""
+        actions = np.zeros((self.num_rows, self.action_dim), dtype=np.float32)
+        for mine, answer in self._ask("expert", sorted(self._begun)):
+            actions[mine] = answer.arrays["actions"]
+        return torch.from_numpy(actions).clamp(-1.0, 1.0)
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes."""
-        return [process.pid for process in self._processes]
+        return [link.pid for link in self._links if isinstance(link, Process)]
 
     def close(self) -> None:
-        for process in self._processes:
-            process.close()
+        for link in self._links:
+            link.close()
 
     # ------------------------------------------------------------------------------------------------------- questions
-    def ask_expert(self, rows: Sequence[int]) -> Tensor:
-        """Returns the scripted expert's action for each of these rows, float32 [N, A], zero for the others."""
-        actions = np.zeros((self.num_rows, self.action_dim), dtype=np.float32)
-        for mine, answer in self._ask("expert", list(rows)):
-            actions[mine] = answer.arrays["actions"]
-        return torch.from_numpy(actions)
-
-    def shown(self, kind: str, rows: Sequence[int], values: Mapping[str, object] | None = None) -> list[np.ndarray]:
-        """Returns the answer to a question about images for each of these rows, in their order."""
+    def _shown(self, rows: Sequence[int], values: Mapping[str, object]) -> list[np.ndarray]:
+        """Returns the images of each of these rows, in their order."""
         images: dict[int, np.ndarray] = {}
-        for mine, answer in self._ask(kind, list(rows), lambda _: values or {}):
+        for mine, answer in self._ask("images", list(rows), lambda _: values):
             images.update(zip(mine, answer.arrays["images"], strict=True))
         return [images[row] for row in rows]
-
-    def _open(self, values: Mapping[str, object]) -> Mapping[str, object]:
-        for process in self._processes:
-            process.ask(Message("open", values))
-        answers = [process.answer() for process in self._processes]
-        return answers[0].values
 
     def _ask(
         self,
@@ -134,15 +148,16 @@ class ForeignSimulator(Simulator):
         values: Callable[[list[int]], Mapping[str, object]] = lambda _: {},
         arrays: Callable[[list[int]], Mapping[str, np.ndarray]] = lambda _: {},
     ) -> list[tuple[list[int], Message]]:
-        """Asks the processes that have some of these rows, all at once; returns their rows and answers."""
-        shares = [[row for row in rows if row in own] for own in self._rows]
-        asked = [(process, mine) for process, mine in zip(self._processes, shares, strict=True) if mine]
-        for process, mine in asked:
-            process.ask(Message(kind, {"rows": mine, **values(mine)}, arrays(mine)))
+        """Asks the links that have some of these rows, all at once; returns their rows and answers."""
+        one = len(self._links) == 1
+        shares = [rows] if one else [[row for row in rows if row in own] for own in self._shares]
+        asked = [(link, mine) for link, mine in zip(self._links, shares, strict=True) if mine]
+        for link, mine in asked:
+            link.ask(Message(kind, {"rows": mine, **values(mine)}, arrays(mine)))
         answers, problems = [], []
-        for process, mine in asked:  # to the last one: an answer left unread would be taken for the next
+        for link, mine in asked:  # to the last one: an answer left unread would be taken for the next
             try:
-                answers.append((mine, process.answer()))
+                answers.append((mine, link.answer()))
             except RlinfError as problem:
                 problems.append(problem)
         if problems:
@@ -151,8 +166,15 @@ class ForeignSimulator(Simulator):
 
     def _take(self, answers: Sequence[tuple[list[int], Message]]) -> None:
         for mine, answer in answers:
+            index = slice(None) if mine == list(range(self.num_rows)) else mine
             for name, values in answer.arrays.items():
-                self.told[name][mine] = values
+                self._state[name][index] = values
+
+
+def shares_of(num_rows: int, count: int) -> list[range]:
+    """Returns consecutive rows for at most `count` links."""
+    count = min(num_rows, count)
+    return [range(low, high) for low, high in itertools.pairwise(num_rows * k // count for k in range(count + 1))]
 
 
 def default_processes(device: str) -> int:
@@ -160,3 +182,22 @@ def default_processes(device: str) -> int:
     if not device.startswith("cuda"):
         return 1
     return max(1, len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count()))
+
+
+def resized(image: np.ndarray, size: int) -> Tensor:
+    """Returns an image [H, W], [H, W, 1] or [H, W, 3] as uint8 [size, size, 3]; each pixel is the mean of its area.
+
+    Raises:
+        SimulatorError: it has another number of channels.
+    """
+    pixels = torch.from_numpy(np.array(image))
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
+        raise SimulatorError(
+            f"an image has shape {list(image.shape)}, but policies see [height, width], or 1 or 3 channels behind "
+            "these: wrap the env so that its images have one of these shapes, and register that"
+        )
+    if tuple(pixels.shape[:2]) != (size, size):
+        scaled = torch.nn.functional.interpolate(pixels.permute(2, 0, 1)[None].float(), (size, size), mode="area")
+        pixels = scaled[0].permute(1, 2, 0).round().to(torch.uint8)
+    return pixels.to(torch.uint8).expand(size, size, 3).contiguous()

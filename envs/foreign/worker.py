@@ -1,50 +1,155 @@
-"""The loop of a process that runs a foreign simulator: answers what is asked on standard input until that ends.
+"""The simulator's process: rows with a scene each, and the loop that answers questions on standard input.
 
-What libraries print goes to standard error.
+    python -P -m envs.foreign.worker        what libraries print goes to standard error
+
+A row keeps its scene while its episodes are of one task; a scene without a row waits for another one, since building
+takes a while.  Scenes of a task share one renderer, which holds the task's meshes and textures once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
-from collections.abc import Callable
-from typing import Protocol
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
 
 from envs.foreign import wire
+from envs.foreign.adapter import Adapter, Renderer, Scene, Start
 from envs.foreign.wire import Message
 
-
-class Answers(Protocol):
-    """What answers questions once the simulator is open; envs/foreign/rows.py."""
-
-    def answer(self, question: Message) -> Message:
-        """Returns the answer, of the kind "error" where something went wrong."""
-        ...
+_LAST_LINES = 6
 
 
-def serve(open_rows: Callable[[Message], tuple[Answers | None, Message]]) -> None:
-    """Answers until the other side closes the pipe; `open_rows` answers first, with rows that answer from then on."""
+class Rows:
+    """Some rows of an env, by their number there."""
+
+    def __init__(self, adapter: Adapter, cameras: list[str], size: int) -> None:
+        """Takes the simulator, the policy's cameras and the size of its images."""
+        self.adapter, self._cameras, self._size = adapter, cameras, size
+        self._film_camera = adapter.film_camera or next(iter(cameras), "")
+        self._scenes: dict[int, tuple[int, Scene]] = {}  # task and scene by row
+        self._spare: list[tuple[int, Scene]] = []  # the one that has waited longest first
+        self._renderers: dict[int, Renderer] = {}
+
+    def run(self, question: Message) -> Message:
+        """Returns the answer."""
+        kinds = {"reset": self._reset, "step": self._step, "images": self._images, "expert": self._expert}
+        return kinds[question.kind](question.values["rows"], question)
+
+    def close(self) -> None:
+        for renderer in self._renderers.values():
+            renderer.close()
+        for _, scene in (*self._scenes.values(), *self._spare):
+            scene.close()
+        self._renderers, self._scenes, self._spare = {}, {}, []
+
+    def _reset(self, rows: Any, question: Message) -> Message:
+        starts: Any = question.values["starts"]
+        for row, (task, state, seed) in zip(rows, starts, strict=True):
+            self._scene_for(row, task).begin(Start(task, state, seed))
+        return self._state(rows)
+
+    def _step(self, rows: Any, question: Message) -> Message:
+        for row, action in zip(rows, question.arrays["actions"], strict=True):
+            self._scenes[row][1].step(action)
+        return self._state(rows)
+
+    def _state(self, rows: list[int]) -> Message:
+        states = [self._scenes[row][1].state() for row in rows]
+        return Message("state", {}, {name: np.array([state[name] for state in states]) for name in states[0]})
+
+    def _images(self, rows: Any, question: Message) -> Message:
+        """Renders what the policy sees, or with a `film` size one upright image of each row."""
+        film: Any = question.values.get("film")
+        if film:
+            seen = [self._render(row, self._film_camera, film) for row in rows]
+        else:
+            oriented = self.adapter.oriented
+            seen = [[oriented(self._render(row, name, self._size)) for name in self._cameras] for row in rows]
+        return Message("images", {}, {"images": np.array(seen, dtype=np.uint8)})
+
+    def _expert(self, rows: Any, question: Message) -> Message:
+        scenes: list[Any] = [self._scenes[row][1] for row in rows]
+        return Message("actions", {}, {"actions": np.stack([scene.expert() for scene in scenes])})
+
+    def _render(self, row: int, camera: str, size: int) -> np.ndarray:
+        task, scene = self._scenes[row]
+        if task not in self._renderers:
+            self._renderers[task] = scene.open_renderer()
+        return scene.image(self._renderers[task], camera, size)
+
+    def _scene_for(self, row: int, task: int) -> Scene:
+        """Returns the row's scene: the one it has, a spare one, or a new one."""
+        held = self._scenes.pop(row, None)
+        if held is not None and held[0] != task:
+            self._spare.append(held)
+            held = None
+        if held is None:
+            held = next((spare for spare in self._spare if spare[0] == task), None)
+            if held is not None:
+                self._spare.remove(held)
+        if held is None:
+            self._drop(len(self._spare) - self.adapter.options.spare_scenes)
+            held = (task, self.adapter.scene(task))
+        self._scenes[row] = held
+        return held[1]
+
+    def _drop(self, number: int) -> None:
+        """Closes the scenes that have waited longest, and renderers that no scene needs any more."""
+        for _ in range(number):
+            self._spare.pop(0)[1].close()
+        needed = {task for task, _ in (*self._scenes.values(), *self._spare)}
+        for task in [task for task in self._renderers if task not in needed]:
+            self._renderers.pop(task).close()
+
+
+def open_rows(values: Mapping[str, Any]) -> tuple[Rows, Message]:
+    """Returns the rows and the answer with their facts."""
+    module, _, name = values["adapter"].rpartition(".")
+    try:
+        for package in values["packages"]:
+            importlib.import_module(package)
+        cls: type[Adapter] = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise ImportError(why_not_imported(values["name"], error)) from error
+    adapter = cls(values["task"], cls.Options(**values["options"]))
+    facts = adapter.open(values["cameras"], values["size"])
+    return Rows(adapter, values["cameras"], values["size"]), Message("opened", asdict(facts))
+
+
+def why_not_imported(what: str, error: Exception) -> str:
+    """Returns why a simulator's packages cannot be imported; MuJoCo does not say that its renderer is missing."""
+    text = f"{what} cannot be imported: {type(error).__name__}: {error}"
+    if "glGetError" in text or "OpenGL" in text:
+        chosen = f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} finds no library"
+        text = f"{text}: {chosen}: apt-get install libosmesa6 libegl1, or set MUJOCO_GL to one that is installed"
+    return text
+
+
+def answer(rows: Rows | None, question: Message) -> tuple[Rows | None, Message]:
+    """Returns the rows from now on and the answer, of the kind "error" if something went wrong."""
+    try:
+        return open_rows(question.values) if rows is None else (rows, rows.run(question))
+    except Exception as error:  # noqa: BLE001  a process boundary: the other side raises it again
+        where = "".join(traceback.format_exception(error)).strip().splitlines()[-_LAST_LINES:]
+        return rows, Message("error", {"text": f"{type(error).__name__}: {error}\n  " + "\n  ".join(where)})
+
+
+def serve() -> None:
+    """Answers until the other side closes the pipe."""
     answers = os.dup(1)
     os.dup2(2, 1)
-    rows: Answers | None = None
-    while True:
-        try:
-            question = wire.receive(0)
-        except EOFError:
-            return
-        if rows is not None:
-            wire.send(answers, rows.answer(question))
-            continue
-        rows, told = open_rows(question)
-        wire.send(answers, told)
+    rows: Rows | None = None
+    with contextlib.suppress(EOFError):
+        while True:
+            rows, message = answer(rows, wire.receive(0))
+            wire.send(answers, message)
 
 
-def cannot_import(what: str, error: Exception) -> Message:
-    """Returns the answer of a process whose simulator is not in its environment, or has no renderer there.
-
-    MuJoCo says no word of a renderer that is missing, but of an attribute.
-    """
-    text = f"{what} cannot be imported: {type(error).__name__}: {error}"
-    if "glGetError" in text:
-        chosen = f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} finds no library"
-        text = f"{text}: {chosen}: apt-get install libosmesa6 libegl1, or set MUJOCO_GL to what is there"
-    return Message("error", {"text": text})
+if __name__ == "__main__":
+    serve()

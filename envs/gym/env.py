@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from envs.episodes import EpisodeEnv
-from envs.gym.foreign import ForeignGymnasium
-from envs.gym.options import read_options
-from envs.gym.simulator import GymnasiumSimulator
+from envs.foreign.env import start_processes
+from envs.foreign.process import Local
+from envs.foreign.simulator import ForeignSimulator, shares_of
+from envs.foreign.worker import Rows
+from envs.gym.row import CAMERA, Gymnasium, GymnasiumOptions
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.errors import SimulatorError
+from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.typed_options import typed
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
     """Returns `num_envs` rows of a Gymnasium id; arguments as envs.maniskill.make_env, tensors are on the CPU.
+
+    Rows run in this process, stepped one after the other or by several threads, or in processes of
+    env.options.python.
 
     Raises:
         ConfigError: an unknown option or camera.
         SimulatorError: the id cannot be made or used, env.options.python is missing, or its episodes are to be
             carried over and cannot be replayed.
     """
-    options = read_options(config)
-    if options.python:
-        simulator = ForeignGymnasium(config, options, num_envs, device)
+    adapter = Gymnasium(config.task, read_options(config))
+    if adapter.options.python:
+        simulator = start_processes(config, adapter, num_envs, device)
     else:
-        simulator = GymnasiumSimulator(config, options, num_envs)
+        simulator = _in_this_process(config, adapter, num_envs)
     if config.carry_over and not simulator.history_free:
         raise SimulatorError(
             f"env.carry_over is true, and a checkpoint replays the episodes that are under way, but nobody promises "
             f"that seed and actions decide an episode of {config.task}: if they do, set env.options.history_free=true; "
             "else env.carry_over=false and env.chunks_per_rollout of an episode's length or more"
         )
-    return EpisodeEnv(config, simulator, config.instruction or config.task, render_final)
+    return EpisodeEnv(config, simulator, lambda: simulator.tasks, render_final)
+
+
+def read_options(config: EnvConfig) -> GymnasiumOptions:
+    """Returns the options of a config.
+
+    Raises:
+        ConfigError: an unknown option, a value that cannot be used, or a camera that Gymnasium does not have.
+    """
+    options = typed(config.options, GymnasiumOptions, "env.options")
+    if any(camera != CAMERA for camera in config.cameras) or len(config.cameras) > 1:
+        raise ConfigError(
+            f"env.cameras is {list(config.cameras)}, but a Gymnasium env has one, what `render` or its observation "
+            f"shows: use env.cameras=[{CAMERA}], or [] for its state alone"
+        )
+    return options
+
+
+def _in_this_process(config: EnvConfig, adapter: Gymnasium, num_rows: int) -> ForeignSimulator:
+    facts = adapter.open(config.cameras, config.obs_size)
+    shares = shares_of(num_rows, adapter.options.threads)
+    pool = ThreadPoolExecutor(len(shares)) if len(shares) > 1 else None
+    links = [Local(Rows(adapter, config.cameras, config.obs_size), pool) for _ in shares]
+    return ForeignSimulator(config, adapter, facts, shares, links)

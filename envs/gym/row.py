@@ -1,21 +1,110 @@
-"""One Gymnasium env as a row: what it shows, pays and ends; needs gymnasium and numpy alone."""
+"""One Gymnasium env as a row: observations, rewards and ends; imports neither torch nor Hydra."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from envs.gym.spaces import ActionCode, ObservationCode, is_history_free, told_success
+from envs.foreign.adapter import REPOSITORY, Adapter, Facts, ForeignOptions, Start, folder_of
+from envs.gym.spaces import ActionCode, ObservationCode, is_history_free, taken_as_numbers, told_success
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import SimulatorError
 
 CAMERA = "rgb_array"  # the one camera that Gymnasium knows: what `render` returns
 FILM_SIZE = 256  # pixels of MuJoCo's images where the policy sees none
 PROBE_SEED = 0
 _STEP = ("observation", "reward", "terminated", "truncated", "info")
+
+
+@dataclass(kw_only=True, slots=True)
+class GymnasiumOptions(ForeignOptions):
+    """The defaults of env.options."""
+
+    threads: int = 1  # that step this worker's rows; a worker has one core, and the plan decides how many workers run
+    history_free: bool | None = None  # whether seed and actions decide an episode; None: of Gymnasium's own envs only
+    success: bool | None = None  # whether `info` has is_success or success; None: decided by the first step
+    python: str = ""  # of a virtual environment that has the env's versions, relative to the repository
+    make: dict[str, Any] = field(default_factory=dict)  # arguments of gymnasium.make
+
+    def __post_init__(self) -> None:
+        ForeignOptions.__post_init__(self)
+        require(self.threads >= 1, "env.options.threads", self.threads, "it must be at least 1", "use 1")
+        rule = "rows that run in processes of env.options.python have one thread each"
+        require(self.threads == 1 or not self.python, "env.options.threads", self.threads, rule, "use processes")
+        taken = sorted({"render_mode", "max_episode_steps", "num_envs"} & set(self.make))
+        rule = "rendering follows env.cameras, the time limit is env.horizon, and the rows are env.num_envs"
+        require(not taken, "env.options.make", taken, rule, "leave them out")
+
+
+class Gymnasium(Adapter):
+    """A Gymnasium id."""
+
+    key, name, packages = "gymnasium", "Gymnasium", ("gymnasium",)
+    film_camera = "film"
+    Options = GymnasiumOptions
+    options: GymnasiumOptions
+
+    def title(self) -> str:
+        return self.task
+
+    def python(self) -> Path:
+        """Returns env.options.python; a relative path begins at the repository.
+
+        Raises:
+            SimulatorError: it does not exist.
+        """
+        path = self.options.python
+        python = REPOSITORY / Path(path).expanduser()
+        key = python.parent.parent.name.removeprefix(".venv-")
+        if python.parent.parent == REPOSITORY / f".venv-{key}":
+            python = folder_of(key) / "bin" / python.name
+        if python.exists():
+            return python
+        known = (REPOSITORY / "experiments" / "setup" / f"{key}.txt").exists()
+        own = "`python -m venv`, with gymnasium and the env's package"
+        raise SimulatorError(
+            f"env.options.python is {path!r}, the Python that is to run the env, but {python} does not exist: install "
+            f"it with {f'`python -m experiments.setup.foreign {key}`' if known else own}"
+        )
+
+    def open(self, cameras: Sequence[str], size: int) -> Facts:
+        """Makes the first row, resets it, and steps it to see what `info` reports.
+
+        Raises:
+            SimulatorError: the id is unknown, its packages are missing, or its spaces cannot be used.
+        """
+        self._size = size if cameras else FILM_SIZE
+        first = self._made = Row(self.task, self.options.make, self._size)
+        first.require_images(cameras)
+        box, own = taken_as_numbers(first.env.observation_space), self.options
+        success = first.tells_success() if own.success is None else own.success
+        self._minds_success = own.success is None and not success
+        return Facts(
+            tasks=[("", self.task)],
+            action_dim=first.action.dim,
+            proprio_dim=first.code.dim,
+            backend=f"gymnasium {gymnasium.__version__}",
+            has_success=success,
+            history_free=first.history_free if own.history_free is None else own.history_free,
+            categorical=first.action.categorical,
+            films=first.draws,
+            ends=True,
+            warning=""
+            if box is None
+            else f"{self.task} shows a Box of {box.dtype} {list(box.shape)}, which is taken as a state of so many "
+            "numbers: give it the dtype uint8 and values from 0 to 255 if it is an image",
+        )
+
+    def scene(self, task: int) -> Row:
+        row, self._made = self._made or Row(self.task, self.options.make, self._size), None
+        row.minds_success = self._minds_success
+        return row
 
 
 class Row:
@@ -51,6 +140,9 @@ class Row:
         self._keep(observation, info)
         self.reward, self.terminated, self.truncated = 0.0, False, False
 
+    def begin(self, start: Start) -> None:
+        self.reset(start.seed)
+
     def step(self, action: np.ndarray) -> None:
         """Runs one step; action [A] in [-1, 1].
 
@@ -62,14 +154,14 @@ class Row:
         self._keep(observation, info)
         self.reward, self.terminated, self.truncated = float(reward), bool(terminated), bool(truncated)
 
-    def told(self) -> dict[str, np.ndarray]:
-        """Returns state [P], reward [], success [], terminated [] and truncated [] of now."""
+    def state(self) -> dict[str, Any]:
+        """Returns proprio [P], reward [], success [], terminated [] and truncated [] of now."""
         return {
-            "state": self.state,
-            "reward": np.float32(self.reward),
-            "success": np.bool_(self.success),
-            "terminated": np.bool_(self.terminated),
-            "truncated": np.bool_(self.truncated),
+            "proprio": self._proprio,
+            "reward": self.reward,
+            "success": self.success,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
         }
 
     def tells_success(self) -> bool:
@@ -78,9 +170,15 @@ class Row:
         self.reset(PROBE_SEED)
         return told_success(info) is not None
 
-    def image(self) -> np.ndarray:
-        """Returns the observation's image, or where it has none what the env draws."""
-        return self.code.image(self._seen) if self.code.is_image else self.rendered()
+    def open_renderer(self) -> Row:
+        return self
+
+    def image(self, renderer: Row, camera: str, size: int) -> np.ndarray:
+        """Returns the observation's image, or if it has none (and for films) what the env draws."""
+        return self.code.image(self._seen) if camera == CAMERA and self.code.is_image else self.rendered()
+
+    def close(self) -> None:
+        self.env.close()
 
     def rendered(self) -> np.ndarray:
         """Returns what the env draws.
@@ -134,7 +232,7 @@ class Row:
                 "env.options.success=true to have it counted, or false to go by the return"
             )
         self._seen = observation
-        self.state = self.code.state(observation).astype(np.float32)
+        self._proprio = self.code.state(observation).astype(np.float32)
         self.success = bool(told_success(info))
 
 

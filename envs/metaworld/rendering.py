@@ -1,12 +1,10 @@
-# pyright: reportMissingImports=false
-"""Images of MetaWorld's scenes; runs in MetaWorld's own environment."""
+"""Images of MetaWorld's scenes."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from typing import Any
 
-import mujoco
 import numpy as np
 
 _MOST_GEOMS = 1000
@@ -15,21 +13,21 @@ _FEW_FACES = 300  # meshes of fewer are left as they are
 _TURNED = ("corner", "corner2", "corner3", "corner4")  # these cameras hang upside down
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """How scenes are drawn."""
-
-    light: bool  # coarser meshes, no shadows, reflections or smoothed edges: a software renderer's time goes there
-    show_sites: bool  # whether goals and other marks are seen
-
-
-class Eye:
+class Renderer:
     """Renders scenes of one task: a context holds the task's meshes and textures once."""
 
-    def __init__(self, model: mujoco.MjModel, look: Look) -> None:
-        """Opens a rendering context for models such as this one."""
+    def __init__(self, model: Any, light: bool, show_sites: bool) -> None:
+        """Opens a rendering context for models such as this one.
+
+        Args:
+            model: of MuJoCo.
+            light: coarser meshes, no shadows, reflections or smoothed edges: a software renderer's time goes there.
+            show_sites: whether goals and other marks are drawn.
+        """
+        import mujoco
+
         shown = copy.copy(model)  # what the renderer is told of meshes is not what the physics meets
-        if look.light:
+        if light:
             shown.vis.quality.offsamples = 0
             coarsen(shown)
         self._size = 64
@@ -38,17 +36,19 @@ class Eye:
         self._gl.make_current()
         self._context = mujoco.MjrContext(shown, mujoco.mjtFontScale.mjFONTSCALE_50)
         self._scene = mujoco.MjvScene(model, _MOST_GEOMS)
-        if look.light:
+        if light:
             self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
             self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
         self._options = mujoco.MjvOption()
-        if not look.show_sites:
+        if not show_sites:
             self._options.sitegroup[:] = 0
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
 
-    def image(self, model: mujoco.MjModel, data: mujoco.MjData, camera: str, size: int) -> np.ndarray:
+    def image(self, model: Any, data: Any, camera: str, size: int) -> np.ndarray:
         """Returns uint8 [size, size, 3], upright."""
+        import mujoco
+
         self._gl.make_current()
         if size > self._size:
             mujoco.mjr_resizeOffscreen(size, size, self._context)
@@ -69,7 +69,7 @@ class Eye:
         self._gl.free()
 
 
-def coarsen(model: mujoco.MjModel) -> None:
+def coarsen(model: Any) -> None:
     """Joins the vertices of large meshes that share a cell of a grid, and drops the faces that vanish by it."""
     for k in range(model.nmesh):
         vertices = model.mesh_vert[model.mesh_vertadr[k] :][: model.mesh_vertnum[k]]

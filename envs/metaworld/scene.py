@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""One task as the benchmark builds it; runs in MetaWorld's own environment.
+"""MetaWorld's tasks: env=metaworld env.task=<task or suite> (docs/metaworld.md), built as the benchmark builds them.
 
 An episode is a function of its seed and its actions.  MetaWorld's resets leave these to the next episode, and `begin`
 sets them anew, to what they were when the task was built:
@@ -15,28 +15,94 @@ the episode begins as the benchmark's does.
 from __future__ import annotations
 
 import copy
+import difflib
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
-import gymnasium
-import mujoco
 import numpy as np
-from metaworld.env_dict import ALL_V3_ENVIRONMENTS
-from metaworld.policies import ENV_POLICY_MAP
 
-from envs.foreign.starts import Start
-from envs.metaworld.rendering import Eye, Look
+from envs.foreign.adapter import Adapter, Facts, ForeignOptions, Start
+from envs.metaworld.rendering import Renderer
+from envs.metaworld.tasks import INSTRUCTIONS, SUITES, tasks_of
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.config.checks import require
 
-warnings.filterwarnings("ignore", message="Constant")  # the scripted policies' words about actions that are clipped
+CAMERAS = ("corner", "corner2", "corner3", "corner4", "topview", "gripperPOV", "behindGripper")
+CONTROL_MODE = "xyz_delta"
+MOST_STEPS = 500  # of an episode: MetaWorld refuses further ones
+NUM_STATE = 39  # what MetaWorld observes: hand, fingers and objects now and one step before, and the goal
+BEST = np.float32(10.0)  # MetaWorld's reward of a solved task
 
 _HEAVY = ("mesh_", "tex_", "hfield_", "skin_", "names", "text_", "paths")  # parts of a model that no reset changes
 _NOT_STATE = ("model", "data", "mujoco_renderer", "sawyer_observation_space", "_np_random", "_np_random_seed")
 
 
+class Pictures(StrEnum):
+    """How images are drawn."""
+
+    light = "light"  # without shadows, reflections and smoothed edges
+    benchmark = "benchmark"  # as MetaWorld draws them
+
+
+@dataclass(kw_only=True, slots=True)
+class MetaworldOptions(ForeignOptions):
+    """The defaults of env.options."""
+
+    pictures: Pictures = Pictures.light
+    show_goal: bool = True  # whether images show goals and other marks: where a reach ends is told by its mark alone
+    goal_in_proprio: bool = False  # whether the proprioception holds the goal's position
+    spare_scenes: int = 20
+
+
+class Metaworld(Adapter):
+    """A task or a suite, whose tasks rows take in turn by the reset seed."""
+
+    key, name, packages = "metaworld", "MetaWorld", ("metaworld", "mujoco")
+    scripted = True
+    Options = MetaworldOptions
+    options: MetaworldOptions
+
+    def check(self, config: EnvConfig) -> None:
+        known = (*SUITES, *INSTRUCTIONS)
+        close = difflib.get_close_matches(config.task, known, n=3, cutoff=0.5)
+        use = f"did you mean {' or '.join(close)}?" if close else f"use one of {', '.join(known[:8])}, ..."
+        require(config.task in known, "env.task", config.task, "MetaWorld has no such task or suite", use)
+        rule = f"MetaWorld's episodes have at most {MOST_STEPS} steps"
+        require(config.horizon <= MOST_STEPS, "env.horizon", config.horizon, rule, f"use {MOST_STEPS} or less")
+        for camera in config.cameras:
+            rule = "MetaWorld's scenes have other cameras"
+            require(camera in CAMERAS, "env.cameras", camera, rule, f"use {', '.join(CAMERAS)}")
+        rule = "MetaWorld moves the hand along x, y and z, and the fingers"
+        mode = config.control_mode
+        require(mode == CONTROL_MODE, "env.control_mode", mode, rule, f"use {CONTROL_MODE}")
+
+    def open(self, cameras: Sequence[str], size: int) -> Facts:
+        self.film_camera = next(iter(cameras), CAMERAS[0])
+        names = tasks_of(self.task)
+        which = len(names) if len(names) > 1 else 0
+        tasks = [(name, INSTRUCTIONS[name]) for name in names]
+        proprio = 10 if self.options.goal_in_proprio else 4
+        return Facts(tasks, 4, proprio, NUM_STATE + which, True, "metaworld (mujoco)")
+
+    def scene(self, task: int) -> Scene:
+        names = tasks_of(self.task)
+        which = np.eye(len(names), dtype=np.float32)[task] if len(names) > 1 else np.zeros(0, dtype=np.float32)
+        return Scene(names[task], self.options, which)
+
+
 class Scene:
     """A row's simulator."""
 
-    def __init__(self, task: str, look: Look) -> None:
-        self._look = look
+    def __init__(self, task: str, options: MetaworldOptions, which: np.ndarray) -> None:
+        """Builds it; `which` is a one-hot row that tells a suite's tasks apart."""
+        from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+        from metaworld.policies import ENV_POLICY_MAP
+
+        warnings.filterwarnings("ignore", message="Constant")  # from scripted policies whose actions are clipped
+        self._options, self._which, self._reaches = options, which, task.startswith("reach")
         self._env = ALL_V3_ENVIRONMENTS[task]()
         self._env._partially_observable = False  # the goal is part of the observation, as in MT1, MT10 and MT50
         self._env.__dict__.pop("sawyer_observation_space", None)
@@ -61,33 +127,41 @@ class Scene:
 
     def step(self, action: np.ndarray) -> None:
         """Runs one control step of 12.5 ms; action [4] in [-1, 1]."""
-        self._seen, reward, _, _, info = self._env.step(action)
+        self._seen, reward, _, _, info = self._env.step(np.clip(action, -1.0, 1.0))
         self._reward, self._success = float(reward), bool(info["success"])
 
-    def state(self) -> dict[str, np.ndarray]:
-        """Returns what the row tells now.
+    def state(self) -> dict[str, Any]:
+        """Returns the row's state.
 
-        success  bool []
-        reward   float32 [], 0 to 10
-        state    float32 [39], hand (m), fingers, up to two objects (m, quaternion), the same one step before, goal
+        reward      MetaWorld's, divided by that of a solved task (10)
+        proprio     the hand's position (m) and how far its fingers are open (0 to 1), float32 [4]; with
+                    env.options.goal_in_proprio also the goal's position and the way from the hand to it
+        privileged  what MetaWorld observes: hand (m), fingers, up to two objects (m, quaternion), the same one step
+                    before, goal, float32 [39]; and of a suite which of its T tasks it is, one-hot [T]
+        object      the task's first object; of a reach, the goal
         """
+        state = self._seen.astype(np.float32)
+        hand, goal = state[:4], state[-3:]
+        proprio = np.concatenate([hand, goal, goal - hand[:3]]) if self._options.goal_in_proprio else hand
         return {
             "success": np.bool_(self._success),
-            "reward": np.float32(self._reward),
-            "state": self._seen.astype(np.float32),
+            "reward": np.float32(self._reward) / BEST,
+            "proprio": proprio,
+            "privileged": np.concatenate([state, self._which]),
+            "object": goal if self._reaches else state[4:7],
         }
 
     def expert(self) -> np.ndarray:
         """Returns the scripted policy's next action, float32 [4]; it looks at the present observation only."""
         return np.asarray(self._policy.get_action(self._seen), dtype=np.float32)
 
-    def open_eye(self) -> Eye:
-        """Returns a renderer for scenes of this task."""
-        return Eye(self._env.model, self._look)
+    def open_renderer(self) -> Renderer:
+        light = self._options.pictures == Pictures.light
+        return Renderer(self._env.model, light, self._options.show_goal)
 
-    def image(self, eye: Eye, camera: str, size: int) -> np.ndarray:
+    def image(self, renderer: Renderer, camera: str, size: int) -> np.ndarray:
         """Returns uint8 [size, size, 3], upright."""
-        return eye.image(self._env.model, self._env.data, camera, size)
+        return renderer.image(self._env.model, self._env.data, camera, size)
 
     def close(self) -> None:
         self._env.close()
@@ -96,18 +170,22 @@ class Scene:
 class _Snapshot:
     """An env as it was built: its model, its state and its attributes."""
 
-    def __init__(self, env) -> None:
+    def __init__(self, env: Any) -> None:
+        import mujoco
+
         self._env, self._known = env, set(vars(env))
         self._model = {name: array.copy() for name, array in _arrays(env.model)}
         self._kinds = mujoco.mjtState.mjSTATE_INTEGRATION
         self._state = np.empty(mujoco.mj_stateSize(env.model, self._kinds))
         mujoco.mj_getState(env.model, env.data, self._state, self._kinds)
         kept = {name: value for name, value in vars(env).items() if name not in _NOT_STATE}
-        self._attributes = {n: v for n, v in kept.items() if not isinstance(v, gymnasium.Space)}
+        self._attributes = {n: v for n, v in kept.items() if not _is_space(v)}
         self._values = copy.deepcopy({n: v for n, v in self._attributes.items() if not _is_simulators(v)})
 
     def restore(self) -> None:
         """Brings the env back to it."""
+        import mujoco
+
         model, data = self._env.model, self._env.data
         for name, array in self._model.items():
             getattr(model, name)[...] = array
@@ -123,6 +201,12 @@ class _Snapshot:
             setattr(self._env, name, value if isinstance(value, np.ndarray) else copy.deepcopy(self._values[name]))
 
 
+def _is_space(value: object) -> bool:
+    from gymnasium import Space
+
+    return isinstance(value, Space)
+
+
 def _is_simulators(value: object) -> bool:
     """Whether it is an array of MuJoCo's own numbers, which a task keeps to see them change."""
     while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
@@ -130,7 +214,7 @@ def _is_simulators(value: object) -> bool:
     return isinstance(value, np.ndarray) and not value.flags.owndata
 
 
-def _arrays(model: mujoco.MjModel) -> list[tuple[str, np.ndarray]]:
+def _arrays(model: Any) -> list[tuple[str, np.ndarray]]:
     """Returns the parts of a model that a task may change."""
     names = [name for name in dir(model) if not name.startswith(("_", *_HEAVY))]
     return [(name, value) for name in names if isinstance(value := getattr(model, name), np.ndarray)]

@@ -106,7 +106,7 @@ def workflow(env: str, rates: list[float], num_blocks: int = 4) -> Workflow:
 
 
 def train(flow: Workflow, session: Session, cluster: Cluster, iterations: int) -> tuple[Ranked, list]:
-    profile, _ = measure(flow, session, cluster, flow.name, {}, lambda *progress: None, budget_s=5.0)
+    profile = measure(flow, session, cluster, flow.name, {}, lambda *progress: None, budget_s=5.0)
     best = rank(Pricer(flow, profile, cluster))[0][0]
     executor, returns = Executor(flow, best.plan, session, cluster), {}
     for k in range(iterations + 1):

@@ -1,16 +1,30 @@
-"""Installs a simulator into an environment of its own: its versions do not fit those of runs."""
+"""Installs a simulator into a virtual environment of its own, since its versions conflict with those of runs.
+
+python -m experiments.setup.foreign <simulator>        aloha, libero, metaworld or pusht
+
+installs the versions of experiments/setup/<simulator>.txt into .venv-<simulator> (or the folder that the variable
+RLINF_EMBODIED_<SIMULATOR> names), and an off-screen renderer where there is none and it may (root on Debian or
+Ubuntu); then it builds a task of env=<simulator> and renders an image.  The same command resumes an interrupted set-up.
+"""
 
 from __future__ import annotations
 
 import ctypes.util
 import os
+import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from envs.foreign.place import REPOSITORY, Place
+from envs.foreign.adapter import folder_of
+from rlinf_embodied.compose import compose_evaluate
+from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.targets import load_target
+from rlinf_embodied.words import exit_code
 
 OSMESA = "libosmesa6"
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
@@ -22,16 +36,26 @@ INSTALL = (*PIP, "install", "--no-deps", "--no-compile", "--no-build-isolation",
 class Installation:
     """What one simulator needs."""
 
-    place: Place
-    pins: Path  # a text file of versions
-    check: str  # code that runs with what was installed, and prints what it did
-    disk: str  # how much it takes, in words
-    renderer: bool = True  # whether it draws with MuJoCo
-    python: tuple[int, int] | None = None  # the version that it needs; None: that of runs
+    key: str
+    pins: Path  # a text file of versions; its comments may name the Python, as "# Python 3.11"
+
+    @classmethod
+    def of(cls, key: str) -> Installation:
+        """Returns the installation of a simulator.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        known = sorted(path.stem for path in Path(__file__).parent.glob("*.txt"))
+        if key not in known:
+            raise ConfigError(f"the simulator is {key!r}, but it must be one of {', '.join(known)}: name one")
+        return cls(key, Path(__file__).with_name(f"{key}.txt"))
 
     @property
-    def folder(self) -> Path:
-        return self.place.folder()
+    def python(self) -> tuple[int, int] | None:
+        """The version that it needs; None: that of runs."""
+        found = re.search(r"^#.*\bPython (\d+)\.(\d+)", self.pins.read_text(), re.MULTILINE)
+        return (int(found[1]), int(found[2])) if found else None
 
     def find_python(self) -> str | None:
         """Returns a Python of the right version: the one that runs this, or one on the PATH."""
@@ -45,7 +69,7 @@ class Installation:
         """Makes the environment and installs what is missing.
 
         Raises:
-            subprocess.CalledProcessError: a command failed, and has said why.
+            subprocess.CalledProcessError: a command failed, and printed why.
         """
         python = folder / "bin" / "python"
         if not python.exists():
@@ -53,43 +77,47 @@ class Installation:
             if found is None:
                 version = ".".join(map(str, self.python or ()))
                 raise SystemExit(
-                    f"error: {self.place.simulator}'s environment needs Python {version}, for which its MuJoCo has "
-                    f"wheels, and there is none on the PATH: install it (Debian 12: apt-get install python{version}-"
-                    "venv), or run this command with it"
+                    f"error: {self.key}'s environment needs Python {version}, for which its packages have wheels, and "
+                    f"there is none on the PATH: install it (Debian 12: apt-get install python{version}-venv), or run "
+                    "this command with it"
                 )
             subprocess.run([found, "-m", "venv", str(folder)], check=True)
         for pins in split_pins(self.pins.read_text()):
             if pins:
                 subprocess.run([str(python), *INSTALL, *pins], check=True)
 
-    def run_check(self, folder: Path) -> subprocess.CompletedProcess[str]:
-        """Runs the simulator, with what was installed."""
-        environment = {"MUJOCO_GL": "osmesa", **os.environ, "PYTHONPATH": str(REPOSITORY)}
-        command = [str(folder / "bin" / "python"), "-P", "-c", self.check]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    def check(self) -> str:
+        """Builds a row of env=<key> and renders an image; returns the instruction of its task."""
+        section = compose_evaluate([f"env={self.key}", "policy=random"]).env
+        section = replace(section, num_envs=1, block_size=1)
+        make_env: Any = load_target(section._target_)
+        env = make_env(section, 1)
+        seen = env.reset([0])
+        env.close()
+        assert seen.images.float().std() > 1, "its images are of one colour"
+        return seen.instruction[0]
 
-    def main(self) -> int:
-        """Installs and checks; returns the exit code."""
-        name, folder = self.place.simulator, self.folder
-        print(f"set-up of {folder}: {self.disk} on disk where nothing is there yet", flush=True)
-        try:
-            self.install_packages(folder)
-        except subprocess.CalledProcessError as error:
-            print(
-                f"error: {' '.join(map(str, error.cmd[:6]))} ... failed: see above; the same command goes on",
-                file=sys.stderr,
-            )
-            return 1
-        missing = install_renderer() if self.renderer else ""
-        done = self.run_check(folder)
-        if done.returncode != 0:
-            words = "\n".join(f"  {line}" for line in (done.stderr or done.stdout).strip().splitlines()[-8:])
-            print(f"error: {name} cannot build and render a task:\n{words}", file=sys.stderr)
-            if missing:
-                print(f"error: there is no off-screen renderer: {missing}", file=sys.stderr)
-            return 1
-        print(f"{name}: built and rendered {done.stdout.strip().splitlines()[-1]!r}")
-        return 0
+
+def main(arguments: Sequence[str]) -> int:
+    """Installs and checks; returns the exit code."""
+    wanted = Installation.of(arguments[0] if arguments else "")
+    folder = folder_of(wanted.key)
+    print(f"set-up of {folder}: up to 2 GB on disk if nothing is there yet", flush=True)
+    try:
+        wanted.install_packages(folder)
+    except subprocess.CalledProcessError as error:
+        command = " ".join(map(str, error.cmd[:6]))
+        print(f"error: {command} ... failed: see above; the same command resumes", file=sys.stderr)
+        return 1
+    manual = install_renderer() if "mujoco==" in wanted.pins.read_text() else ""
+    try:
+        print(f"{wanted.key}: built and rendered {wanted.check()!r}")
+    except RlinfError as error:
+        print(f"error: {wanted.key} cannot build and render a task: {error}", file=sys.stderr)
+        if manual:
+            print(f"error: there is no off-screen renderer: {manual}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def split_pins(text: str) -> tuple[list[str], list[str]]:
@@ -100,10 +128,10 @@ def split_pins(text: str) -> tuple[list[str], list[str]]:
 
 
 def install_renderer() -> str:
-    """Installs OSMesa where it is missing and may be; returns what is left to do, "" if nothing is."""
-    if ctypes.util.find_library("OSMesa") or os.environ.get("MUJOCO_GL"):
+    """Installs OSMesa if neither it nor EGL is there and it may; returns what is left to do, "" if nothing is."""
+    if any(map(ctypes.util.find_library, ("EGL", "OSMesa"))) or os.environ.get("MUJOCO_GL"):
         return ""
-    manual = f"apt-get install {OSMESA} as root, or set MUJOCO_GL=egl where a GPU's driver renders"
+    manual = f"apt-get install {OSMESA} as root, or set MUJOCO_GL to a renderer that is installed"
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return manual
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -111,3 +139,7 @@ def install_renderer() -> str:
     subprocess.run(["apt-get", *options, "update", "-q"], env=quiet, check=False)
     install = ["apt-get", *options, "install", "-y", "-q", "--no-install-recommends", OSMESA]
     return "" if subprocess.run(install, env=quiet, check=False).returncode == 0 else manual
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

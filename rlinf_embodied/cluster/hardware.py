@@ -168,8 +168,9 @@ def gpu_names() -> list[str]:
 
 
 def gpu_memory_bytes() -> list[int]:
-    """Returns the memory of each visible NVIDIA GPU, as its driver says."""
-    return [int(mebibytes) << 20 for mebibytes in _asked_of_gpus("memory.total")]
+    """Returns the memory of each visible NVIDIA GPU: the host's where its driver reports none, since they share it."""
+    reported = _asked_of_gpus("memory.total")  # in MiB, or "[N/A]"
+    return [int(text) << 20 if text.isdigit() else host_memory_bytes() for text in reported]
 
 
 def host_memory_bytes() -> int:

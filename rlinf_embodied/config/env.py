@@ -44,7 +44,7 @@ class EnvConfig:
     obs_size: int = 64  # pixels, width and height of each camera
     chunk: int = 5  # actions per policy call
     horizon: int = 50  # env steps per episode
-    chunks_per_rollout: int = 20  # chunk-steps per rollout; with auto_reset=false at least horizon / chunk
+    chunks_per_rollout: int = 20  # chunk-steps per rollout; 0: an episode; with auto_reset=false at least that
     auto_reset: bool = True  # partial resets: a row whose episode ends starts the next one within the rollout
     carry_over: bool = False  # episodes still running at the end of a rollout go on in the next one
     hold_steps: int = 10  # an episode ends once the task has stayed solved for so many env steps; 0: at `horizon` only
@@ -67,6 +67,8 @@ class EnvConfig:
     def __post_init__(self) -> None:
         if self.reward is Reward.auto:
             self.reward = Reward.dense_delta if self._target_ == MANISKILL else Reward.dense
+        if self.chunks_per_rollout == 0:
+            self.chunks_per_rollout = max(1, self.horizon // max(1, self.chunk))
         for name in ("num_envs", "block_size", "obs_size", "chunk", "horizon", "chunks_per_rollout"):
             value = getattr(self, name)
             require(value >= 1, f"env.{name}", value, "it must be at least 1", f"set env.{name} to a positive number")

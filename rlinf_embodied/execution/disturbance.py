@@ -35,8 +35,9 @@ def busy_s() -> float:
     """Returns for how many seconds the cores of this machine have been busy since it started; 0 where no one counts."""
     if not _MACHINE.exists():
         return 0.0
-    user, nice, system, _, _, irq, softirq, *_ = map(int, _MACHINE.read_text().split("\n", 1)[0].split()[1:])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    # user, nice, system, idle, iowait, irq, softirq; old kernels and sandboxes have fewer
+    ticks = [int(text) for text in _MACHINE.read_text().split("\n", 1)[0].split()[1:8]]
+    return (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +20,12 @@ from rlinf_embodied import device as devices
 from rlinf_embodied.execution.disturbance import waited_s
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
-from rlinf_embodied.runtime.session import Ref, Session, Stored, of_type
+from rlinf_embodied.runtime.session import Ref, Session, of_type
 from rlinf_embodied.runtime.tensor_wire import map_leaves
 from rlinf_embodied.workflow.graph import StageSpec
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_HOPS, _ROUNDS = 10, 4
+_HOPS, _ROUNDS = 6, 3
 _SMALL, _LARGE = 256, 4 << 20  # bytes per payload
 
 
@@ -126,35 +126,49 @@ def context_of(worker: int, device: str, num_blocks: int = 1) -> StageContext:
 
 
 class MeteredSession:
-    """A session that measures what passes through it; see Session for the methods."""
+    """A session that measures what passes through it, and otherwise is the one inside."""
 
     def __init__(self, inner: Session) -> None:
         self._inner = inner
         self._devices: dict[int, str] = {}
-        self._empty: dict[int, Reading] = {}  # of each worker, before it had stages
-        self.resident: dict[str, float] = {}  # bytes of each stage on its fullest worker
+        self.empty: dict[int, Reading] = {}  # of each worker, before it had these stages
+        self._first: dict[int, float] = {}  # bytes of each worker, before it had any
+        self.overhead: dict[int, float] = {}  # bytes that each keeps of its first stages: libraries, contexts
+        self.grown: dict[str, dict[int, float]] = {}  # bytes by which setting up a stage made each worker larger
         self.answers: list[tuple[Call, list[Ref]]] = []  # that left their workers, while `recording`
         self.recording = False
 
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
     @property
     def relays(self) -> bool:
-        """See Session; while it records, everything passes the driver, which measures it."""
+        """While it records, everything passes the driver, which measures it."""
         return self._inner.relays and not self.recording
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         """Starts the workers, each with a meter."""
         self._inner.start(workers)
-        self._devices = {spec.worker: spec.device for spec in workers}
-        self._inner.add_stage(METER, [context_of(spec.worker, spec.device) for spec in workers])
-        self._empty = self.readings()
+        self._devices |= {spec.worker: spec.device for spec in workers}
+        self.restart()
+
+    def restart(self) -> None:
+        """Builds the meters of all workers so far, which have no other stages, and reads them."""
+        self._inner.add_stage(METER, [context_of(worker, device) for worker, device in self._devices.items()])
+        self.empty = self.readings()
+        for worker, reading in self.empty.items():
+            if worker in self._first:
+                self.overhead.setdefault(worker, max(0.0, reading.used_bytes - self._first[worker]))
+            self._first.setdefault(worker, reading.used_bytes)
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """Builds a stage and notes what its workers grew by."""
-        before = self.readings() if not contexts[0].exclusive else self._empty  # the others have left
+        before = self.readings() if not contexts[0].exclusive else self.empty  # the others have left
         facts = self._inner.add_stage(spec, contexts)
         after = self.readings()
-        grown = [after[c.worker].used_bytes - before[c.worker].used_bytes for c in contexts]
-        self.resident[spec.name] = max(0.0, *grown)
+        self.grown[spec.name] = {
+            c.worker: max(0.0, after[c.worker].used_bytes - before[c.worker].used_bytes) for c in contexts
+        }
         return facts
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
@@ -164,30 +178,10 @@ class MeteredSession:
             self.answers += [(call, _leaving(call, refs)) for (_, call, _), refs in zip(calls, answers, strict=True)]
         return answers
 
-    def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
-        return self._inner.fetch(refs, waiting)
-
-    def secure(self, refs: Sequence[Ref]) -> None:
-        self._inner.secure(refs)
-
-    def stored(self, refs: Sequence[Ref]) -> Stored | None:
-        return self._inner.stored(refs)
-
-    def replace(self, workers: Sequence[int]) -> None:
-        self._inner.replace(workers)
-
-    def provide(self, workers: Sequence[int], path: Path) -> None:
-        self._inner.provide(workers, path)
-
-    def collect(self, workers: Sequence[int], path: Path) -> int:
-        return self._inner.collect(workers, path)
-
     def clear(self) -> None:
+        """Forgets all stages and answers."""
         self.answers = []
         self._inner.clear()
-
-    def close(self) -> None:
-        self._inner.close()
 
     # -------------------------------------------------------------------------------------------------------- readings
     def ask(
@@ -203,6 +197,14 @@ class MeteredSession:
         ((receipt,),) = self._inner.submit([(worker, call, payloads)])
         return of_type(self._inner.fetch([receipt], f"{stage}.{method}"), Receipt)[0].report
 
+    def seconds_of(
+        self, worker: int, stage: str, method: str, step_context: StepContext, payloads: Sequence[Ref] = ()
+    ) -> float:
+        """Returns the seconds that a call of a stage of one worker takes."""
+        start = time.perf_counter()
+        self.ask(worker, stage, method, step_context, payloads)
+        return time.perf_counter() - start
+
     def publish(self, worker: int, stage: str, method: str, step_context: StepContext) -> Ref:
         """Returns a reference to what a stage of one worker answers, as soon as it is there."""
         ((value, receipt),) = self._inner.submit([(worker, Call(stage, method, step_context, publishes=True), [])])
@@ -213,10 +215,6 @@ class MeteredSession:
         """Returns the memory of every worker."""
         found = {worker: self.ask(worker, METER.name, "read") for worker in self._devices}
         return dict(zip(found, of_type(found.values(), Reading), strict=True))
-
-    def empty_with(self, resident_bytes: float) -> dict[int, Reading]:
-        """Returns what every worker would read with a stage of so many bytes in its memory and nothing else."""
-        return {w: replace(found, used_bytes=found.used_bytes + resident_bytes) for w, found in self._empty.items()}
 
     def reset_peaks(self) -> None:
         """Starts new maxima in every worker."""

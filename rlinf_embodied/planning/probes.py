@@ -1,32 +1,55 @@
-"""Which runs measure a workflow: a few small plans, each of which shows every stage at one point of the grid.
+"""Which runs measure a workflow, and how what they show becomes a profile.
 
-collocated on all  ceil(n / D) blocks on each of D devices, all of them at work (they share caches and memory buses)
-collocated on one  n blocks on one device
-disaggregated      loops with a device for each side, two shards in flight: n / 2 blocks per call while the other works;
-                   everything that leaves its worker does so here, so that bytes can be counted
-one block          a block on one device, where blocks flow one by one or unlike devices have unequal shares of them
-few on one         ceil(n / D) blocks on one device, where n / 2 is another number
+A probe has `few` or twice as many blocks on each of its devices, however much work there is in all:
+
+    collocated on all    twice as many blocks on each device (at most its share), every device at work
+    disaggregated        each loop on two devices, few blocks per call; what leaves its worker can be counted here
+    collocated on one    twice as many blocks; once for each other kind of device, too
+    few on one           of workflows without loops
+    one block            where blocks flow one by one
+    collocated on a node where there are several: collectives within a node
+
+Each shows every stage at one cell (items per device and call, devices).  Cells that no probe shows are filled by:
+
+1. Along the items of the number of devices with most cells: linear, by the last slope beyond; in proportion to the
+   items where there is one cell (bytes: constant).
+2. Another number of devices: the same curve times the median ratio of the cells that both have (bytes: the largest of
+   any number of devices).
+
+A shortened rollout stands for a whole one: calls inside a loop count per chunk-step, stages behind it do so much more
+in proportion, an episode's resets happen as often as episodes end, and data that waits for them takes more memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from rlinf_embodied.cluster.hardware import Cluster
+import numpy as np
+
+from rlinf_embodied.cluster.hardware import WAITING, Cluster, Links
 from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Plan, Temporal
+from rlinf_embodied.planning.profile import Floats, Profile, StageProfile, WeightProfile, Workload
+from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import WHOLE, Workflow
 
+Cell = tuple[int, int]  # items per device and call, devices
+Cells = Mapping[Cell, float]
+_MOST_BLOCKS = 8  # per device in any probe
 
+
+# ----------------------------------------------------------------------------------------------------------- the probes
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A plan to be run for its measurements."""
+    """A plan to be run for its measurements; `kind` is another one than that of most devices, "" otherwise."""
 
     name: str
     workflow: Workflow
     plan: Plan
     cluster: Cluster
+    kind: str = ""
 
     def devices(self, stage: str) -> int:
         """Returns on how many devices a stage runs."""
@@ -37,72 +60,65 @@ class Probe:
         """Returns in how many parts a stage is called."""
         return self.plan.shards(stage, self.workflow.num_blocks, self.cluster)
 
-    def blocks_per_call(self, stage: str) -> int:
-        """Returns the blocks that the busiest device gets per call."""
+    def cell(self, stage: str) -> Cell:
+        """Returns the items that the busiest device of a stage gets per call, and the number of its devices."""
         owned = -(-self.workflow.num_blocks // self.devices(stage))
-        return -(-owned // self.shards(stage))
+        return -(-owned // self.shards(stage)) * self.workflow.items_per_block, self.devices(stage)
 
-
-def collocated(workflow: Workflow, num_devices: int, name: str = "collocated", cores: Devices = ()) -> Plan:
-    """Returns the plan in which every stage is on the first `num_devices` devices, resident, one after the other.
-
-    Args:
-        workflow: whose stages.
-        num_devices: that count.
-        name: of the plan.
-        cores: devices beside these, for the stages that run on cores only; as many of them are used.
-    """
-    everywhere = tuple(range(min(num_devices, workflow.num_blocks)))
-    places: dict[str, Devices] = dict.fromkeys(workflow.stages, everywhere)
-    places |= dict.fromkeys(workflow.of_cores(), cores[: workflow.num_blocks]) if cores else {}
-    return Plan(name, num_devices + len(cores), _tree(workflow, places, 1))
-
-
-def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated", cores: Devices = ()) -> Plan:
-    """Returns the plan with each loop's opener on device 0 and its other sides on device 1, everything else on both.
-
-    What runs on cores only is on the first of `cores`, and what else there is on device 0.
-    """
-    both = (0, 1) if workflow.num_blocks > 1 and not cores else (0,)
-    places: dict[str, Devices] = dict.fromkeys(workflow.stages, both)
-    for loop in workflow.loops.values():
-        places |= dict.fromkeys(loop.sides[1:], both[-1:])
-    places |= {loop.opener: (0,) for loop in workflow.loops.values()}
-    places |= dict.fromkeys(workflow.of_cores(), cores[:1]) if cores else {}
-    return Plan(name, 1 + max(device for place in places.values() for device in place), _tree(workflow, places, shards))
-
-
-def _tree(workflow: Workflow, places: Mapping[str, Devices], shards: int) -> Node:
-    """Returns the stages in the order of the edges, one after the other."""
-    parts: dict[str, Node] = {}  # a loop goes where the first of its sides would
-    for stage in workflow.order():
-        loop = workflow.loop_of(stage)
-        if loop is None:
-            parts[stage] = Leaf(stage, places[stage])
-        else:
-            parts[loop.name] = LoopNode(loop.name, tuple(Leaf(side, places[side]) for side in loop.sides), shards)
-    return Temporal(tuple(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
+    @property
+    def most_blocks(self) -> int:
+        """Blocks on the busiest device."""
+        return max(-(-self.workflow.num_blocks // self.devices(stage)) for stage in self.workflow.stages)
 
 
 def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
-    """Returns the runs that measure a workflow for a cluster, the shortest first."""
-    devices = min(cluster.num_computing, workflow.num_blocks)
-    cores = cluster.cores_beside if workflow.of_cores() else ()
-    one = cores[:1]  # of each class, where there are two
-    found = [Probe(f"collocated on {devices}", workflow, collocated(workflow, devices, cores=cores), cluster)]
-    if (cluster.num_computing > 1 or cores) and workflow.loops:
+    """Returns the runs that measure a workflow for a cluster."""
+    num = min(cluster.num_computing, workflow.num_blocks)
+    few, twice, cores = *_few(workflow, num), cluster.cores_beside if workflow.of_cores() else ()
+    every = workflow if twice * num >= workflow.num_blocks else with_blocks(workflow, twice * num)
+    single, one_core = with_blocks(workflow, twice), cores[:1]
+    found = [Probe(f"collocated on {num}", every, collocated(every, num, cores=cores), cluster)]
+    apart = bool(workflow.loops) and (cluster.num_computing > 1 or bool(cores))
+    if apart:
         most = min(max(loop.shards) for loop in workflow.loops.values())
-        apart = disaggregated(workflow, min(most, 2, workflow.num_blocks), cores=cores)
-        found.append(Probe("disaggregated", workflow, apart, cluster))
-    if devices > 1 or len(cores) > 1:
-        found.append(Probe("collocated on 1", workflow, collocated(workflow, 1, cores=one), cluster))
-        few = -(-workflow.num_blocks // devices)
-        if few not in {probe.blocks_per_call(s) for probe in found for s in workflow.stages if probe.devices(s) == 1}:
-            small = with_blocks(workflow, few)
-            found.append(Probe("few on 1", small, collocated(small, 1, cores=one), cluster))
-        if few > 1 and (_flows_in_blocks(workflow) or len({group.speed for group in cluster.node_groups()}) > 1):
-            single = with_blocks(workflow, 1)
-            found.append(Probe("one block", single, collocated(single, 1, cores=one), cluster))
+        plan = disaggregated(single, min(most, twice // few), cores=one_core)
+        found.append(Probe("disaggregated", single, plan, cluster))
+    if num > 1 or len(cores) > 1:
+        found.append(Probe("collocated on 1", single, collocated(single, 1, cores=one_core), cluster))
+    if not apart and few < twice:
+        fewer = with_blocks(workflow, few)
+        found.append(Probe("few on 1", fewer, collocated(fewer, 1, cores=one_core), cluster))
+    if few > 1 and (_flows_in_blocks(workflow) or len({group.speed for group in cluster.node_groups()}) > 1):
+        block = with_blocks(workflow, 1)
+        found.append(Probe("one block", block, collocated(block, 1, cores=one_core), cluster))
+    in_node = cluster.node_groups()[0].devices_per_node
+    if 1 < in_node < num:
+        node = with_blocks(workflow, min(workflow.num_blocks, twice * in_node))
+        found.append(Probe("collocated on a node", node, collocated(node, in_node, cores=cores), cluster))
+    for kind, device in other_kinds(cluster).items():
+        places = dict.fromkeys(workflow.stages, (device,)) | dict.fromkeys(
+            workflow.of_cores() if cores else (), one_core
+        )
+        found.append(Probe(f"collocated on 1 {kind}", single, _plan("collocated", single, places), cluster, kind))
+    return found
+
+
+def _few(workflow: Workflow, devices: int) -> tuple[int, int]:
+    """Returns how many blocks per device are few, and twice as many: at most a device's share, in whole batches."""
+    share = -(-workflow.num_blocks // devices)
+    few = max(1, min(share, _MOST_BLOCKS) // 2)
+    batch = max(spec.blocks_per_batch for spec in workflow.stages.values())
+    few = max(few, batch) if few % batch and 2 * batch <= workflow.num_blocks else few
+    return few, min(2 * few, workflow.num_blocks)
+
+
+def other_kinds(cluster: Cluster) -> dict[str, int]:
+    """Returns the first device of each kind beside the first one that has nodes of its own."""
+    groups = cluster.node_groups()
+    found: dict[str, int] = {}
+    for group, devices in zip(groups, cluster.group_devices(), strict=True):
+        if group.beside is None and group.kind != groups[0].kind:
+            found.setdefault(group.kind, devices[0])
     return found
 
 
@@ -115,6 +131,46 @@ def _flows_in_blocks(workflow: Workflow) -> bool:
     return streams or any(spec.waits for spec in workflow.stages.values())
 
 
+def collocated(workflow: Workflow, num_devices: int, name: str = "collocated", cores: Devices = ()) -> Plan:
+    """Returns the plan in which every stage is on the first `num_devices` devices, resident, one after the other.
+
+    Args:
+        workflow: whose stages.
+        num_devices: that count.
+        name: of the plan.
+        cores: devices for the stages that run on cores only; as many of them are used.
+    """
+    places: dict[str, Devices] = dict.fromkeys(workflow.stages, tuple(range(min(num_devices, workflow.num_blocks))))
+    places |= dict.fromkeys(workflow.of_cores(), cores[: workflow.num_blocks]) if cores else {}
+    return replace(_plan(name, workflow, places), num_devices=num_devices + len(cores))
+
+
+def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated", cores: Devices = ()) -> Plan:
+    """Returns the plan with each loop's opener on device 0 and its answerer on device 1, everything else on both.
+
+    What runs on cores only is on the first of `cores`, and what else there is on device 0.
+    """
+    both = (0, 1) if workflow.num_blocks > 1 and not cores else (0,)
+    places: dict[str, Devices] = dict.fromkeys(workflow.stages, both)
+    for loop in workflow.loops.values():
+        places |= {loop.opener: both[:1], loop.answerer: both[-1:]}
+    places |= dict.fromkeys(workflow.of_cores(), cores[:1]) if cores else {}
+    return _plan(name, workflow, places, shards)
+
+
+def _plan(name: str, workflow: Workflow, places: Mapping[str, Devices], shards: int = 1) -> Plan:
+    """Returns the plan with the stages in the order of the edges, one after the other."""
+    parts: dict[str, Node] = {}  # a loop goes where the first of its sides would
+    for stage in workflow.order():
+        loop = workflow.loop_of(stage)
+        if loop is None:
+            parts[stage] = Leaf(stage, places[stage])
+        else:
+            parts[loop.name] = LoopNode(loop.name, tuple(Leaf(side, places[side]) for side in loop.sides), shards)
+    tree = Temporal(tuple(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
+    return Plan(name, 1 + max(device for place in places.values() for device in place), tree)
+
+
 def switching(probe: Probe) -> Probe:
     """Returns the probe with one stage, or loop, in memory at a time: for devices that do not hold all of them."""
     tree = probe.plan.tree
@@ -123,7 +179,7 @@ def switching(probe: Probe) -> Probe:
 
 
 def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
-    """Returns the workflow with another number of blocks, which flow all at once."""
+    """Returns the workflow with fewer blocks, which flow all at once and in one round."""
     edges = tuple(replace(edge, granularities=(WHOLE,)) for edge in workflow.edges)
     loops = {name: replace(loop, max_rounds=1, expected_rounds=1.0) for name, loop in workflow.loops.items()}
     repeat = workflow.repeat and replace(workflow.repeat, max_rounds=1, expected_rounds=1.0)
@@ -133,16 +189,253 @@ def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
     return replace(workflow, num_blocks=num_blocks, stages=stages, edges=edges, loops=loops, repeat=repeat)
 
 
-def shortened(workflow: Workflow, share: float) -> Workflow:
-    """Returns the workflow with a share of its loops' chunk-steps, at least what stands for all of them."""
-    loops = {}
-    for name, loop in workflow.loops.items():
-        least = loop.typical_steps or loop.chunk_steps
-        loops[name] = replace(loop, chunk_steps=min(loop.chunk_steps, max(least, round(share * loop.chunk_steps), 1)))
-    return replace(workflow, loops=loops)
-
-
-def warm_up(workflow: Workflow, chunk_steps: int) -> Workflow:
-    """Returns the workflow with loops of a few chunk-steps: what is done once is done then."""
+def shortened(workflow: Workflow, chunk_steps: int) -> Workflow:
+    """Returns the workflow with loops of at most so many chunk-steps."""
     loops = {n: replace(o, chunk_steps=min(chunk_steps, o.chunk_steps)) for n, o in workflow.loops.items()}
     return replace(workflow, loops=loops)
+
+
+# ------------------------------------------------------------------------------------------------- what the probes show
+@dataclass(slots=True)
+class Shown:
+    """What the probes showed of one stage, by cell; and what switching it costs."""
+
+    seconds: dict[Cell, list[float]] = field(default_factory=dict)  # of each repetition
+    resident: dict[Cell, float] = field(default_factory=dict)
+    sharing: dict[Cell, float] = field(default_factory=dict)  # resident bytes where weights' ends share a worker
+    working: dict[Cell, float] = field(default_factory=dict)
+    other_kinds: dict[str, dict[Cell, list[float]]] = field(default_factory=dict)  # seconds
+    finishes: list[Mapping[int, float]] = field(default_factory=list)  # of calls with a long tail: seconds by block
+    offloaded_bytes: float | None = None  # None: it cannot be offloaded
+    offload_s: float = 0.0
+    onload_s: float = 0.0
+    cores: float = 1.0
+
+
+@dataclass(slots=True)
+class Measurements:
+    """What all probes of a workflow showed."""
+
+    workflow: Workflow  # the whole one
+    stages: dict[str, Shown] = field(default_factory=dict)
+    edge_bytes_per_item: dict[tuple[str, str], float] = field(default_factory=dict)
+    weights: dict[tuple[str, str], WeightProfile] = field(default_factory=dict)
+    rounds: list[int] = field(default_factory=list)  # of what is repeated, by repetition
+    chunk_steps: int = 1  # that were run of a loop
+    disturbed: float = 0.0  # largest share of a worker's calls in which it waited for a core
+    links: Links | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stages = {name: Shown() for name in self.workflow.stages}
+
+    def add(self, probe: Probe, run: Workflow, spans: Sequence[Span], rounds: Mapping[str, int]) -> None:
+        """Files what one iteration showed: `run` is the probe's workflow with shortened loops, `rounds` by stage."""
+        for stage, seconds in sample(probe, run, self.workflow, spans, rounds).items():
+            shown = self.stages[stage]
+            cells = shown.other_kinds.setdefault(probe.kind, {}) if probe.kind else shown.seconds
+            cells.setdefault(probe.cell(stage), []).append(seconds)
+
+
+def sample(
+    probe: Probe, run: Workflow, whole: Workflow, spans: Sequence[Span], rounds: Mapping[str, int]
+) -> dict[str, float]:
+    """Returns the seconds of each stage: per call, or per chunk-step of one shard inside a loop.
+
+    Of each loop (and of each stage outside) the worker that took longest counts: the others wait for it.
+    """
+    speeds = [probe.cluster.place_of(device).group.speed for device in range(probe.cluster.num_devices)]
+    found = {}
+    for stage in run.stages:
+        loop = run.loop_of(stage)
+        if loop is None:
+            longer = max([_longer(run, whole, name) for name in _upstream_loops(run, stage)], default=1.0)
+            paces = _in_step(stage, spans, speeds) if run.stages[stage].collective else speeds
+            (found[stage],) = _critical(spans, {stage: {"run": longer / rounds.get(stage, 1)}}, paces)
+            continue
+        shared = probe.plan.shares_workers(loop.name, probe.workflow.num_blocks)
+        weights = {"open": _opens(run, whole, loop.name), "step": _longer(run, whole, loop.name), "close": 1.0}
+        sides = loop.sides if shared else (stage,)
+        seconds = dict(zip(sides, _critical(spans, dict.fromkeys(sides, weights), speeds), strict=True))[stage]
+        calls = whole.loops[loop.name].chunk_steps * probe.shards(stage) * rounds.get(loop.opener, 1)
+        found[stage] = seconds / calls
+    return found
+
+
+def _longer(run: Workflow, whole: Workflow, loop: str) -> float:
+    return whole.loops[loop].chunk_steps / run.loops[loop].chunk_steps
+
+
+def _opens(run: Workflow, whole: Workflow, loop: str) -> float:
+    """Returns how often a rollout resets all rows, beyond the resets inside the steps that were run."""
+    steps, most, episode = run.loops[loop].chunk_steps, whole.loops[loop].chunk_steps, whole.loops[loop].typical_steps
+    return max(1.0, most / episode - steps // episode * most / steps) if episode else 1.0
+
+
+def _critical(
+    spans: Iterable[Span], methods: Mapping[str, Mapping[str, float]], speeds: Sequence[float]
+) -> list[float]:
+    """Returns the seconds of each stage, its methods weighted, on the worker on which they took longest in all.
+
+    They are those of a device of speed 1: a slow one, as the config has it, is expected to take longer.
+    """
+    stages = tuple(methods)
+    names = {f"{s}.{method}": (s, weight) for s in stages for method, weight in methods[s].items()}
+    by_worker: dict[int, dict[str, float]] = {}
+    for span in spans:
+        if span.name in names:
+            seconds = by_worker.setdefault(span.worker, dict.fromkeys(stages, 0.0))
+            stage, weight = names[span.name]
+            seconds[stage] += weight * span.duration_s * speeds[span.worker]
+    busiest = max(by_worker.values(), key=lambda seconds: sum(seconds.values()))
+    return [busiest[stage] for stage in stages]
+
+
+def _in_step(stage: str, spans: Iterable[Span], speeds: Sequence[float]) -> list[float]:
+    """Returns the speeds at which the workers of a collective stage go: they wait for the slowest of them."""
+    slowest = min(speeds[span.worker] for span in spans if span.stage == stage)
+    return [slowest] * len(speeds)
+
+
+def _upstream_loops(workflow: Workflow, stage: str) -> set[str]:
+    """Returns the loops that a stage's data comes from, over any number of edges."""
+    behind = workflow.upstream(stage)
+    return {loop.name for loop in workflow.loops.values() if not behind.isdisjoint(loop.sides)}
+
+
+# ---------------------------------------------------------------------------------------------------------- the profile
+def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint: Mapping[str, str]) -> Profile:
+    """Returns the profile of what was measured."""
+    work = measured.workflow
+    loop = next(iter(work.loops.values()), None)
+    repeated = loop or work.repeat
+    expected = repeated.expected_rounds if repeated else 1.0
+    return Profile(
+        name=name,
+        device_kind=cluster.node_groups()[0].kind,
+        stages={stage: _stage(stage, measured) for stage in work.stages},
+        edge_bytes_per_item=measured.edge_bytes_per_item,
+        weights=measured.weights,
+        fingerprint=fingerprint,
+        workload=Workload(
+            workflow=work.of_workload or work.name,
+            num_items=work.num_blocks * work.items_per_block,
+            items_per_block=work.items_per_block,
+            chunk_steps=loop.chunk_steps if loop else 1,
+            expected_rounds=statistics.mean(measured.rounds) if measured.rounds else expected,
+            max_rounds=repeated.max_rounds if repeated else 1,
+            blocks_per_batch=max(spec.blocks_per_batch for spec in work.stages.values()),
+        ),
+        sources=measured.sources,
+        disturbed=measured.disturbed,
+        links=measured.links,
+    )
+
+
+def _stage(stage: str, measured: Measurements) -> StageProfile:
+    shown, work = measured.stages[stage], measured.workflow
+    medians = {cell: statistics.median(values) for cell, values in shown.seconds.items()}
+    items, devices = grid(medians)
+    seconds = fill(medians, items, devices)
+    resident, shared = _resident(stage, measured)
+    loop = next(iter(work.loops.values()), None)
+    missing = 1.0 - measured.chunk_steps / loop.chunk_steps if loop else 0.0  # of a rollout's data
+    waiting = missing * sum(size for ends, size in measured.edge_bytes_per_item.items() if _is_data(ends, stage, work))
+    working = fill_bytes(shown.working, items, devices) + waiting * np.array(items)[:, None]
+    spec = work.stages[stage]
+    result = StageProfile(
+        name=stage,
+        in_loop=work.loop_of(stage) is not None,
+        items_per_device=np.array(items, float),
+        devices=np.array(devices, float),
+        seconds=seconds,
+        resident_bytes=fill_bytes(resident, items, devices),
+        shared_bytes=shared,
+        working_bytes=working,
+        stays=shown.offloaded_bytes is None,
+        offloaded_bytes=max(resident.values(), default=0.0) if shown.offloaded_bytes is None else shown.offloaded_bytes,
+        offload_s=shown.offload_s,
+        onload_s=shown.onload_s,
+        cores_per_device=shown.cores,
+        spread_s=max(max(values) - min(values) for values in shown.seconds.values()),
+        kind_factors=dict.fromkeys((*spec.kinds, *([WAITING] if spec.waits else [])), 1.0),
+        finish_quantiles=finish_quantiles(shown.finishes) if shown.finishes else (),
+    )
+    factors = {kind: _slower(result, cells) for kind, cells in shown.other_kinds.items()}
+    return replace(result, kind_factors={**factors, **result.kind_factors})
+
+
+def _is_data(ends: tuple[str, str], stage: str, workflow: Workflow) -> bool:
+    """Returns whether an edge's data waits on a stage's devices: what it makes or takes, messages of loops apart."""
+    return stage in ends and any((edge.source, edge.target) == ends for edge in workflow.edges)
+
+
+def _slower(reference: StageProfile, cells: Mapping[Cell, Sequence[float]]) -> float:
+    """Returns how much longer a stage took on another kind of device."""
+    ratios = [statistics.median(s) / max(float(reference.call_s(*cell)), 1e-9) for cell, s in cells.items()]
+    return statistics.median(ratios)
+
+
+def _resident(stage: str, measured: Measurements) -> tuple[dict[Cell, float], float]:
+    """Returns a stage's resident bytes in a worker of its own, and those that it shares with its weights' other end.
+
+    Where a probe showed it both ways the difference is shared, otherwise the weights that it would hold.
+    """
+    shown = measured.stages[stage]
+    both = [shown.resident[cell] - held for cell, held in shown.sharing.items() if cell in shown.resident]
+    sent = max((weights.bytes for ends, weights in measured.weights.items() if ends[0] == stage), default=0.0)
+    shared = max(0.0, statistics.median(both)) if both else sent if shown.sharing else 0.0
+    return {cell: held + shared for cell, held in shown.sharing.items()} | shown.resident, shared
+
+
+def finish_quantiles(finishes: Sequence[Mapping[int, float]]) -> tuple[tuple[float, float], ...]:
+    """Returns (share of the blocks, share of the call's time after which they are finished), ascending.
+
+    Args:
+        finishes: of each call, seconds after its start at which each block was finished; calls with most blocks count.
+    """
+    most = max(map(len, finishes))
+    rows = [sorted(found.values()) for found in finishes if len(found) == most]
+    return tuple(((k + 1) / most, statistics.mean(row[k] / row[-1] for row in rows)) for k in range(most))
+
+
+def grid(cells: Cells) -> tuple[list[int], list[int]]:
+    """Returns the axes of the table: all items (at least two numbers of them) and devices that were measured."""
+    items = sorted({i for i, _ in cells})
+    return items if len(items) > 1 else [items[0], 2 * items[0]], sorted({d for _, d in cells})
+
+
+def fill(cells: Cells, items: Sequence[int], devices: Sequence[int]) -> Floats:
+    """Returns the table of seconds [items, devices], measured cells as they are and the others by the rules above."""
+    columns = {d: {i: value for (i, e), value in cells.items() if e == d} for d in devices}
+    base = max(columns.values(), key=len)
+    curve = np.array([_along(base, i) for i in items])
+    table = np.zeros((len(items), len(devices)))
+    for number, known in enumerate(columns.values()):
+        ratios = [value / _along(base, i) for i, value in known.items() if _along(base, i) > 0]
+        table[:, number] = [
+            known.get(i, at * statistics.median(ratios or [1.0])) for i, at in zip(items, curve, strict=True)
+        ]
+    return table
+
+
+def fill_bytes(cells: Cells, items: Sequence[int], devices: Sequence[int]) -> Floats:
+    """Returns the same table of bytes; zeros where none were measured."""
+    largest: dict[int, float] = {}
+    for (i, _), value in cells.items():
+        largest[i] = max(largest.get(i, 0.0), value)
+    curve = {i: _along(largest, i, constant=True) for i in items}
+    return np.array([[cells.get((i, d), curve[i]) for d in devices] for i in items])
+
+
+def _along(points: Mapping[int, float], item: int, constant: bool = False) -> float:
+    """Returns the value at `item`: linear between points and by the nearest slope beyond them, never falling."""
+    known = sorted(points)
+    if item in points or not points:
+        return points.get(item, 0.0)
+    if len(known) == 1:
+        return points[known[0]] * (1.0 if constant else item / known[0])
+    right = min(max(sum(k < item for k in known), 1), len(known) - 1)
+    low, high = known[right - 1], known[right]
+    value = points[low] + (points[high] - points[low]) * (item - low) / (high - low)
+    return max(value, points[low] * item / low) if item < low else max(value, points[high]) if item > high else value

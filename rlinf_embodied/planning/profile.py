@@ -348,7 +348,7 @@ def _mapping(data: object, path: str, known: Sequence[str] = ()) -> Mapping[str,
     return data
 
 
-def _check(kind: str, value: object, path: str) -> None:
+def _check(kind: str, value: Any, path: str) -> None:
     """Checks a value by its declared type; types that are not plain are checked elsewhere."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind == "float" and not (is_number and 0 <= value <= _LARGEST):
@@ -359,9 +359,9 @@ def _check(kind: str, value: object, path: str) -> None:
         _refuse(path, value, "a text" if kind == "str" else "true or false")
 
 
-def _number(value: object, path: str) -> float:
+def _number(value: Any, path: str) -> float:
     _check("float", value, path)
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _check_fields(record: object, path: str) -> None:
@@ -376,8 +376,7 @@ def _numbers(value: object, path: str) -> Floats:
             _refuse(path, value.tolist(), "finite and not negative")
         return value.astype(float)
     if not isinstance(value, (list, tuple)):
-        _check("float", value, path)
-        return np.array(float(value))
+        return np.array(_number(value, path))
     parts = [_numbers(part, path) for part in value]
     if len({part.shape for part in parts}) > 1:
         _refuse(path, value, "a table whose rows are equally long")

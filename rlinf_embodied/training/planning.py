@@ -79,8 +79,8 @@ def measured_profile(
     """
     path, key = _cache(job, cluster, spare)
     budget_s = job.config.plan.profile_budget_s
-    profile, data = measure(workflow, session, cluster, job.name, key, progress, budget_s)
-    store_profile(path, data)
+    profile = measure(workflow, session, cluster, job.name, key, progress, budget_s)
+    store_profile(path, profile)
     return profile, path
 
 
@@ -175,6 +175,10 @@ class Planning:
         title = f"plans of {workflow.name} on {self._cluster.name}, predicted:"
         lines = [described_table(rows(self._ranked), LONG_COLUMNS, title, terminal_width())]
         lines += [f"{entry.mode}: {entry.reason}" for entry in impossible]
+        lines += [
+            f"no plan uses the devices of kind {kind}, on which this profile measured nothing: profile this cluster"
+            for kind in self._pricer.profile.unmeasured_kinds(self._cluster)
+        ]
         lines += self._try_others()
         return _named(best), "\n".join(lines)
 

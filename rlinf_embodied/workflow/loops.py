@@ -29,7 +29,7 @@ class Loop:
     decide: Callable[[Sequence[Sequence[object]]], RepeatDecision] | None = None
     expected_rounds: float = 1.0  # what a planner counts with
     shards: tuple[int, ...] = (1, 2)  # parts of the blocks that may be in flight together
-    typical_steps: int = 0  # so many chunk-steps stand for all of them when the stages are measured; 0: nothing less
+    typical_steps: int = 0  # of an episode, where rows whose episode ends are reset at once; 0: where they wait
 
     @property
     def sides(self) -> tuple[str, str]:

@@ -44,7 +44,7 @@ def test_of_two_stages_that_do_not_fit_together_each_has_the_device_in_its_turn(
     session, place = SerialSession(), replace(accelerators(1), memory_bytes=ROOM)
     workflow = workflow_on(place, session)
     sim.set_limit(ROOM, 0)
-    profile, _ = measure(workflow, session, place, "little", {}, lambda *progress: None, budget_s=0.1)
+    profile = measure(workflow, session, place, "little", {}, lambda *progress: None, budget_s=0.1)
     pricer = Pricer(as_measured(workflow, profile), profile, linked(place, profile))
     together = collocated(workflow, 1)
     assert pricer.memory(together.tree)[0] > ROOM

@@ -70,7 +70,7 @@ def test_an_episode_ends_at_its_first_success_where_the_benchmark_has_it_so(tmp_
 def test_where_rows_have_several_tasks_each_is_counted_by_itself(tmp_path, capsys) -> None:
     small = ["env.obs_size=4", "env.horizon=20", "env.chunks_per_rollout=4", "env.chunk=5", "env.options.timeout_s=200"]
     few = ["eval.num_episodes=12", "eval.seed=0", "eval.num_envs=4"]
-    env = ["env=libero_goal", "env._target_=libero_stand_in.make_env", *small]
+    env = ["env=libero", "env.options.suite=goal", "env.options.adapter=libero_stand_in.StandIn", *small]
     info = evaluate(tmp_path, "policy=random", *env, *few, "eval.end_at_success=true")
     printed = capsys.readouterr().out
     of = {name: [e["success_once"] for e in info["episodes"] if e["task"] == name] for name in info["tasks"]}

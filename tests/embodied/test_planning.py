@@ -23,7 +23,7 @@ from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution import profiler
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.profile import FORMAT, load_profile
+from rlinf_embodied.planning.profile import FORMAT, Profile, load_profile
 from rlinf_embodied.runtime import host as host_module
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
@@ -60,13 +60,13 @@ def slowness() -> Iterator[int]:
 
 # ------------------------------------------------------------------------------------------------------- the profiler
 @pytest.fixture(scope="module")
-def measured() -> tuple[SerialSession, dict, list[tuple]]:
-    """The session that was used, the profile in the form of its file, and the progress that was shown."""
+def measured() -> tuple[SerialSession, Profile, list[tuple]]:
+    """The session that was used, the profile, and the progress that was shown."""
     seen: list[tuple] = []
     session, workflow = SerialSession(), training_workflow(tiny(), str(clone(tiny())))
     told = lambda *progress: seen.append(progress)  # noqa: E731
-    _, data = profiler.measure(workflow, session, cluster(2), "tiny", {"config": "x"}, told, budget_s=0.5)
-    return session, data, seen
+    profile = profiler.measure(workflow, session, cluster(2), "tiny", {"config": "x"}, told, budget_s=0.5)
+    return session, profile, seen
 
 
 def test_profiling_leaves_no_trace_in_training(measured) -> None:
@@ -80,16 +80,19 @@ def test_profiling_leaves_no_trace_in_training(measured) -> None:
 
 
 def test_a_profile_holds_every_stage_edge_and_weight_of_the_workflow(measured, tmp_path) -> None:
-    _, data, seen = measured
-    profiler.store_profile(tmp_path / "p.json", data)
-    profile = load_profile(tmp_path / "p.json")
+    _, profile, seen = measured
+    profiler.store_profile(tmp_path / "p.json", profile)
+    assert load_profile(tmp_path / "p.json").to_dict() == profile.to_dict()
     for stage in ("env", "policy", "actor"):
         assert (profile.stages[stage].seconds > 0).all()
     # 4 rows of a block x 16 x 16 pixels x 3 colours, proprioception and privileged state on top
     assert 4 * 16 * 16 * 3 < profile.edge_bytes_per_item["env", "policy"] < 4 * 16 * 16 * 3 + 500
     assert profile.edge_bytes_per_item["policy", "env"] == 4 * 4 * 2 * 4  # rows, chunk, action dimensions, float32
     assert profile.edge_bytes_per_item["policy", "actor"] > profile.edge_bytes_per_item["env", "actor"] > 0
-    assert profile.weights["actor", "policy"].export_s > 0
+    weights = profile.weights["actor", "policy"]
+    assert weights.export_s > 0
+    assert weights.bytes == pytest.approx((clone(tiny()) / "model.safetensors").stat().st_size, rel=0.2)
+    assert "2 blocks on a device" in profile.sources["probes"]
     assert profile.links is not None
     done = [number for _, number, _, _ in seen]
     assert done == sorted(done)
@@ -100,7 +103,7 @@ def test_profiles_are_found_again_until_something_that_matters_changes(tmp_path,
     monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path))
     key = lambda config, devices=2: profiler.fingerprint(cluster(devices), EmbodiedJob(config).planning_parts())  # noqa: E731
     path = lambda config, devices=2: profiler.cached_path("x", "t", key(config, devices))  # noqa: E731
-    profiler.store_profile(path(tiny()), json.loads(profile_file(tmp_path).read_text()) | {"fingerprint": key(tiny())})
+    profiler.store_profile(path(tiny()), load_profile(profile_file(tmp_path)))
     same = tiny("run.seed=9", "run.num_iterations=7", "eval.num_episodes=9")
     assert path(same).exists()
     others = [tiny("env.num_envs=32"), tiny("policy.hidden_size=64"), tiny("algorithm.epochs=3")]

@@ -1,4 +1,4 @@
-"""gym-aloha's episodes repeat themselves; skipped where its environment is missing (experiments.setup.aloha)."""
+"""gym-aloha's episodes repeat themselves; skipped where its environment is missing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from envs.foreign.place import REPOSITORY
+from envs.foreign.adapter import missing, python_of
 from envs.foreign.process import environment_of
-from experiments.setup.aloha import ALOHA
 
 REFERENCE = Path(__file__).resolve().parents[1] / "aloha_reference.py"
-INSTALLED = pytest.mark.skipif(bool(ALOHA.place.missing()), reason=ALOHA.place.missing())
+INSTALLED = pytest.mark.skipif(bool(missing("aloha")), reason=missing("aloha"))
 
 
 @INSTALLED
@@ -21,8 +20,16 @@ INSTALLED = pytest.mark.skipif(bool(ALOHA.place.missing()), reason=ALOHA.place.m
 @pytest.mark.parametrize("task", ["AlohaTransferCube-v0", "AlohaInsertion-v0"])
 def test_an_episode_is_a_function_of_seed_and_actions_to_the_last_number_and_pixel(tmp_path: Path, task: str) -> None:
     out = tmp_path / "told.json"
-    command = [str(ALOHA.place.python()), "-P", str(REFERENCE), str(out), f"gym_aloha:gym_aloha/{task}", "300", "1"]
-    done = subprocess.run(command, env=environment_of(REPOSITORY, "osmesa"), cwd=tmp_path, capture_output=True)
+    command = [
+        str(python_of("aloha")),
+        "-P",
+        str(REFERENCE),
+        str(out),
+        f"gym_aloha:gym_aloha/{task}",
+        "300",
+        "1",
+    ]
+    done = subprocess.run(command, env=environment_of(), cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     told = json.loads(out.read_text())
     print(told)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import libero_stand_in
 import numpy as np
 import pytest
 
-from envs.foreign import wire
-from envs.foreign.place import Place
-from envs.foreign.rows import Rows
+from envs.foreign import process, wire
 from envs.foreign.wire import Message
-from rlinf_embodied.errors import SimulatorError
+from envs.foreign.worker import Rows
+from envs.libero import LiberoOptions
 
 
 # ---------------------------------------------------------------------------------------------------------------- wire
@@ -48,36 +46,43 @@ def test_half_a_message_is_waited_for_no_longer_than_allowed() -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- rows
 class Counted(libero_stand_in.Adding):
-    """A stand-in's scene that tells when it and its renderers are closed."""
+    """A stand-in's scene that notes when it and its renderers are closed."""
 
-    closed: list[str]
+    def __init__(self, task: int, closed: list[str]) -> None:
+        self.task, self.closed = task, closed
 
-    def open_eye(self) -> SimpleNamespace:
-        return SimpleNamespace(close=lambda: self.closed.append(f"eye {self.task}"))
+    def open_renderer(self) -> SimpleNamespace:
+        return SimpleNamespace(close=lambda: self.closed.append(f"renderer {self.task}"))
+
+    def expert(self) -> np.ndarray:
+        return np.full(2, self.task, dtype=np.float32)
 
     def close(self) -> None:
         self.closed.append(f"scene {self.task}")
 
 
+class Counting(libero_stand_in.StandIn):
+    def __init__(self) -> None:
+        super().__init__("libero_goal", LiberoOptions(spare_scenes=1))
+        self.builds: list[int] = []
+        self.closed: list[str] = []
+
+    def scene(self, task: int) -> Counted:
+        self.builds.append(task)
+        return Counted(task, self.closed)
+
+
 def reset(rows: Rows, **tasks: int) -> None:
     """Resets rows to tasks, as reset(rows, r0=3)."""
     starts = [(task, 0, task) for task in tasks.values()]
-    answer = rows.answer(Message("reset", {"rows": [int(name[1:]) for name in tasks], "starts": starts}))
-    assert answer.kind == "state", answer.values
+    assert rows.run(Message("reset", {"rows": [int(name[1:]) for name in tasks], "starts": starts})).kind == "state"
 
 
 def test_scenes_are_built_once_and_the_one_that_waited_longest_goes_first() -> None:
-    builds: list[int] = []
-    closed: list[str] = []
-
-    def build(task: int) -> Counted:
-        scene = Counted(task, builds)
-        scene.closed = closed
-        return scene
-
-    rows = Rows(build, ["agentview"], 4, num_spare=1)
+    adapter = Counting()
+    rows, builds, closed = Rows(adapter, ["agentview"], 4), adapter.builds, adapter.closed
     reset(rows, r0=0, r1=1)
-    rows.answer(Message("images", {"rows": [0, 1]}))
+    rows.run(Message("images", {"rows": [0, 1]}))
     reset(rows, r0=0, r1=1)
     assert builds == [0, 1]
     reset(rows, r0=1, r1=0)  # row 0 needs a second scene of task 1, row 1 takes the one that row 0 left
@@ -85,27 +90,30 @@ def test_scenes_are_built_once_and_the_one_that_waited_longest_goes_first() -> N
     assert closed == []
     reset(rows, r0=2)
     reset(rows, r0=3)
-    assert closed == ["scene 1", "eye 1", "scene 1"] or closed == ["scene 1", "scene 1", "eye 1"]
+    assert closed == ["scene 1", "renderer 1", "scene 1"] or closed == ["scene 1", "scene 1", "renderer 1"]
+    rows.close()
+    assert len(closed) == len(builds) + 2
 
 
 def test_an_expert_acts_for_the_rows_that_are_asked_for() -> None:
-    class Pointing(libero_stand_in.Adding):
-        def expert(self) -> np.ndarray:
-            return np.full(2, self.task, dtype=np.float32)
-
-    rows = Rows(lambda task: Pointing(task, []), [], 4)
+    rows = Rows(Counting(), [], 4)
     reset(rows, r0=3, r1=5)
-    answer = rows.answer(Message("expert", {"rows": [1, 0]}))
-    assert answer.arrays["actions"].tolist() == [[5, 5], [3, 3]]
+    assert rows.run(Message("expert", {"rows": [1, 0]})).arrays["actions"].tolist() == [[5, 5], [3, 3]]
 
 
-def test_a_missing_environment_names_its_folder_and_the_command(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+# ------------------------------------------------------------------------------------------------------------ renderer
+@pytest.mark.parametrize(
+    ("chosen", "installed", "used"),
+    [
+        ("", ("EGL", "OSMesa"), "egl"),
+        ("", ("OSMesa",), "osmesa"),
+        ("", (), "egl"),
+        ("glfw", ("EGL",), "glfw"),
+    ],
+)
+def test_a_renderer_that_is_installed_is_used_unless_one_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, chosen: str, installed: tuple[str, ...], used: str
 ) -> None:
-    place = Place("Sim", ".venv-sim", "RLINF_EMBODIED_SIM", "experiments.setup.sim")
-    monkeypatch.setenv("RLINF_EMBODIED_SIM", str(tmp_path))
-    with pytest.raises(SimulatorError, match=rf"{tmp_path} is none: install it by `python -m experiments\.setup\.sim`"):
-        place.python()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").touch()
-    assert place.missing() == ""
+    monkeypatch.setenv("MUJOCO_GL", chosen)
+    monkeypatch.setattr(process.ctypes.util, "find_library", lambda name: name if name in installed else None)
+    assert process.offscreen_gl() == used

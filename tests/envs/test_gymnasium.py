@@ -12,8 +12,8 @@ from gym_envs import Picture
 from gymnasium import spaces
 
 from envs.episodes import EpisodeEnv
+from envs.foreign.simulator import resized
 from envs.gym.env import make_env
-from envs.gym.rows import resized
 from envs.gym.spaces import ActionCode, ObservationCode, taken_as_numbers
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import EnvConfig
@@ -25,6 +25,10 @@ WALK = replace(CHEETAH, task="gym_envs:Walk-v0", horizon=10, carry_over=False, c
 
 def walk(rows: int = 2, options: dict | None = None, **changes: object) -> EpisodeEnv:
     return make_env(replace(WALK, options={"make": options or {}}, **changes), rows)
+
+
+def row_of(env: EpisodeEnv, row: int) -> gymnasium.Env:
+    return env._sim._links[0]._rows._scenes[row][1].env.unwrapped
 
 
 def forward(rows: int = 2) -> torch.Tensor:
@@ -133,7 +137,7 @@ def test_actions_are_scaled_to_the_bounds_and_clipped() -> None:
         env.step_chunk(torch.full((1, 1, 1), action))
         if env.running()[0] is None:
             env.reset([0])
-    received = [float(a[0]) for a in env._sim._rows[0].env.unwrapped.received[1:]]  # the first looks for success
+    received = [float(a[0]) for a in row_of(env, 0).received[1:]]  # the first looks for success
     assert received == [-2.0, 2.5, 4.0]
 
 
@@ -196,7 +200,7 @@ def picture(**changes: object) -> EpisodeEnv:
 def test_an_observation_that_is_an_image_is_seen_as_one_and_has_no_state() -> None:
     env = picture()
     seen = env.reset([0, 1])
-    where = [row.env.unwrapped.where for row in env._sim._rows]
+    where = [row_of(env, row).where for row in (0, 1)]
     assert seen.proprio.shape == (2, 0)
     assert seen.images is not None
     assert seen.images.shape == (2, 1, 3, 3, 3)

@@ -16,18 +16,17 @@ import pytest
 import torch
 
 from envs.episodes import EpisodeEnv
-from envs.foreign.wire import Message
-from envs.libero import env as libero_env
-from envs.libero.options import PLACE, read_options
-from envs.libero.simulator import LiberoSimulator
-from envs.libero.starts import start_of
-from envs.libero.worker import open_libero
+from envs.foreign.env import adapter_of, make_env
+from envs.foreign.simulator import ForeignSimulator
+from envs.foreign.worker import why_not_imported
+from envs.libero import Libero, LiberoOptions
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, HangError, SimulatorError
 
-STAND_IN = (sys.executable, "-P", libero_stand_in.__file__)
+ADAPTER = "libero_stand_in.StandIn"
 CONFIG = EnvConfig(
+    _target_="envs.foreign.env.make_env",
     task="libero_goal",
     control_mode="osc_pose",
     reward=Reward.sparse,
@@ -39,41 +38,50 @@ CONFIG = EnvConfig(
     chunk=2,
     chunks_per_rollout=4,
     hold_steps=1,
-    options={"processes": 2, "timeout_s": 60},
+    options={"adapter": ADAPTER, "processes": 2, "timeout_s": 60},
 )
 TRAINING = 1 << 30
 
 
 @pytest.fixture
-def simulator() -> Iterator[LiberoSimulator]:
+def env() -> Iterator[EpisodeEnv]:
     """Three rows in two processes: row 0, and rows 1 and 2."""
-    made = make()
+    made = make_env(CONFIG, 3, render_final=True)
     yield made
     made.close()
 
 
-def make(config: EnvConfig = CONFIG) -> LiberoSimulator:
-    return LiberoSimulator(config, read_options(config), config.num_envs, STAND_IN)
+@pytest.fixture
+def simulator(env: EpisodeEnv) -> ForeignSimulator:
+    return env._sim
+
+
+def make(config: EnvConfig = CONFIG, **options: object) -> ForeignSimulator:
+    return make_env(replace(config, options={"adapter": ADAPTER, **options}), config.num_envs)._sim
 
 
 # -------------------------------------------------------------------------------------------------------------- starts
+def suite(**options: object) -> Libero:
+    return Libero("libero_goal", LiberoOptions(**options))
+
+
 def test_500_evaluation_seeds_in_a_row_are_every_task_and_initial_state_once() -> None:
-    starts = [start_of(seed, range(10)) for seed in range(9000, 9500)]
+    starts = [suite().start(seed, range(10)) for seed in range(9000, 9500)]
     assert Counter((start.task, start.state) for start in starts) == Counter(
         (task, state) for task in range(10) for state in range(50)
     )
     assert [start.task for start in starts[:12]] == [*range(10), 0, 1]  # so that fewer episodes are of all tasks
 
 
-def test_training_draws_its_own_initial_states_unless_it_is_told_otherwise() -> None:
-    assert start_of(TRAINING + 3, range(10)).state is None
-    assert start_of(TRAINING + 3, range(10), train_on_benchmark=True).state in range(50)
-    assert start_of(TRAINING - 1, range(10)).state in range(50)
-    assert {start_of(seed, [4]).task for seed in (0, 1, TRAINING)} == {4}
+def test_training_draws_its_own_initial_states_unless_asked_for_the_benchmarks() -> None:
+    assert suite().start(TRAINING + 3, range(10)).state is None
+    assert suite(train_on_benchmark=True).start(TRAINING + 3, range(10)).state in range(50)
+    assert suite().start(TRAINING - 1, range(10)).state in range(50)
+    assert {suite().start(seed, [4]).task for seed in (0, 1, TRAINING)} == {4}
 
 
 # ----------------------------------------------------------------------------------------------------------- simulator
-def test_each_row_has_the_task_and_state_of_its_seed_and_its_own_actions(simulator: LiberoSimulator) -> None:
+def test_each_row_has_the_task_and_state_of_its_seed_and_its_own_actions(simulator: ForeignSimulator) -> None:
     simulator.reset([0, 1, 2], [0, 21, TRAINING + 2])
     assert [task.name for task in simulator.tasks] == [
         "libero_goal_0",
@@ -88,7 +96,7 @@ def test_each_row_has_the_task_and_state_of_its_seed_and_its_own_actions(simulat
     assert not state.success.any()
 
 
-def test_images_are_turned_for_the_policy_and_upright_for_people(simulator: LiberoSimulator) -> None:
+def test_images_are_turned_for_the_policy_and_upright_for_people(simulator: ForeignSimulator) -> None:
     simulator.reset([0, 1, 2], [5, 6, 8])
     seen = simulator.images([2, 0])
     assert seen.shape == (2, 2, 4, 4, 3)
@@ -98,14 +106,13 @@ def test_images_are_turned_for_the_policy_and_upright_for_people(simulator: Libe
 
 
 def test_images_can_be_upside_down_as_mujoco_has_them() -> None:
-    simulator = make(replace(CONFIG, options={"rotate": 0}))
+    simulator = make(rotate=0)
     simulator.reset([0], [0])
     assert simulator.images([0])[0, 0, 0, 0].tolist() == [255] * 3
     simulator.close()
 
 
-def test_an_episode_tells_its_instruction_and_ends_with_its_tasks_name(simulator: LiberoSimulator) -> None:
-    env = EpisodeEnv(CONFIG, simulator, lambda: simulator.tasks, render_final=True)
+def test_an_episode_has_its_instruction_and_ends_with_its_tasks_name(env: EpisodeEnv) -> None:
     assert env.reset([3, 4, 5]).instruction == ("do 3", "do 4", "do 5")
     push = torch.zeros(3, 2, 7)
     push[1, :, 0] = 1.0
@@ -125,7 +132,7 @@ def test_one_instruction_may_stand_for_all() -> None:
 
 
 def test_one_task_of_a_suite_can_be_chosen() -> None:
-    simulator = make(replace(CONFIG, options={"task": 6}))
+    simulator = make(task=6)
     simulator.reset([0, 1, 2], [0, 1, 2])
     assert {task.name for task in simulator.tasks} == {"libero_goal_6"}
     assert simulator.measure(torch.zeros(3, 7)).proprio[:, :2].tolist() == [[6, 0], [6, 1], [6, 2]]
@@ -133,7 +140,7 @@ def test_one_task_of_a_suite_can_be_chosen() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- faults
-def test_a_process_that_dies_is_named_with_what_it_said_last(simulator: LiberoSimulator) -> None:
+def test_a_process_that_dies_is_named_with_what_it_said_last(simulator: ForeignSimulator) -> None:
     with pytest.raises(SimulatorError) as error:
         simulator.reset([0, 1], [0, libero_stand_in.DIES])
     text = str(error.value)
@@ -144,14 +151,14 @@ def test_a_process_that_dies_is_named_with_what_it_said_last(simulator: LiberoSi
         simulator.step(torch.zeros(3, 7), [1])
 
 
-def test_a_process_that_was_killed_hints_at_the_memory(simulator: LiberoSimulator) -> None:
+def test_a_process_that_was_killed_hints_at_the_memory(simulator: ForeignSimulator) -> None:
     os.kill(simulator.pids[0], signal.SIGKILL)
     with pytest.raises(SimulatorError, match=r"SIGKILL \(often .* too little memory\).*env\.num_envs"):
         simulator.reset([0], [0])
 
 
-def test_a_process_that_hangs_is_named_and_ended(simulator: LiberoSimulator) -> None:
-    for process in simulator._processes:
+def test_a_process_that_hangs_is_named_and_ended(simulator: ForeignSimulator) -> None:
+    for process in simulator._links:
         process._timeout_s = 0.5
     words = r"process 0 \(rows 0-0\).*has not answered 'reset' for 0\.5 s.*env\.options\.timeout_s"
     with pytest.raises(HangError, match=words):
@@ -163,7 +170,7 @@ def test_a_process_that_hangs_is_named_and_ended(simulator: LiberoSimulator) -> 
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_an_exception_keeps_its_words_and_other_rows_their_answers(simulator: LiberoSimulator) -> None:
+def test_an_exception_keeps_its_words_and_other_rows_their_answers(simulator: ForeignSimulator) -> None:
     with pytest.raises(SimulatorError, match=r"rows 0-0\) failed in 'reset': ValueError: no such drawer"):
         simulator.reset([0, 1, 2], [libero_stand_in.REFUSES, 1, 2])
     simulator.reset(
@@ -176,49 +183,53 @@ def test_an_exception_keeps_its_words_and_other_rows_their_answers(simulator: Li
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"task": "libero_100"}, "env.task is 'libero_100'.*libero_90"),
-        ({"options": {"settle_step": 3}}, "env.options.settle_step is not known.*did you mean settle_steps"),
-        ({"options": {"task": 10}}, "env.options.task is 10: libero_goal has tasks 0 to 9"),
+        ({"task": "libero_7", "options": {"suite": "7"}}, "env.options.suite is '7'.*use spatial, object"),
+        ({"options": {"settle_step": 3}}, "env.options.settle_step is 3.*LiberoOptions"),
+        ({"options": {"task": 10}}, "env.options.task is 10, but libero_goal has tasks 0 to 9"),
         ({"options": {"rotate": 90}}, "env.options.rotate is 90.*use 180"),
         ({"reward": Reward.dense}, "env.reward is 'dense'.*use sparse"),
         ({"cameras": ["base_camera"]}, "env.cameras is 'base_camera'.*use agentview"),
         ({"control_mode": "pd_ee_delta_pose"}, "env.control_mode.*use osc_pose"),
     ],
 )
-def test_what_libero_cannot_do_is_said_before_anything_starts(changes: dict[str, object], words: str) -> None:
+def test_what_libero_cannot_do_is_said_before_anything_starts(changes: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        read_options(replace(CONFIG, **changes))
+        adapter_of(replace(CONFIG, **(changes | {"options": {"adapter": ADAPTER, **changes.get("options", {})}})))
 
 
-def test_a_missing_environment_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(PLACE.variable, str(tmp_path))
-    with pytest.raises(SimulatorError, match=r"python -m experiments\.setup\.libero"):
-        libero_env.make_env(CONFIG, 3)
+LIBERO = replace(CONFIG, options={"adapter": "envs.libero.Libero"})
+
+
+def test_a_missing_environment_names_its_folder_and_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLINF_EMBODIED_LIBERO", str(tmp_path))
+    with pytest.raises(SimulatorError, match=rf"{tmp_path} does not exist.*experiments\.setup\.foreign libero"):
+        make_env(LIBERO, 3)
 
 
 def test_a_python_without_libero_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "bin" / "python").chmod(0o755)
-    monkeypatch.setenv(PLACE.variable, str(tmp_path))
+    monkeypatch.setenv("RLINF_EMBODIED_LIBERO", str(tmp_path))
     with pytest.raises(
         SimulatorError, match="LIBERO cannot be imported: ModuleNotFoundError: No module named 'libero'"
     ):
-        libero_env.make_env(CONFIG, 1)
+        make_env(LIBERO, 1)
 
 
-def test_a_renderer_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "libero.py").write_text("""raise AttributeError("'NoneType' object has no attribute 'glGetError'")""")
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_renderer_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
-    rows, answer = open_libero(Message("open", {}))
-    assert rows is None
-    assert "MUJOCO_GL=osmesa finds no library: apt-get install libosmesa6" in str(answer.values["text"])
+    text = why_not_imported("LIBERO", AttributeError("'NoneType' object has no attribute 'glGetError'"))
+    assert "MUJOCO_GL=osmesa finds no library: apt-get install libosmesa6" in text
 
 
-@pytest.mark.parametrize("suite", ["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"])
-def test_every_suite_is_a_choice_that_libero_can_run(suite: str) -> None:
-    env = compose_evaluate([f"env={suite}", "policy=random"]).env
-    read_options(env)
-    assert env.task == suite
+@pytest.mark.parametrize("suite", ["spatial", "object", "goal", "10", "90"])
+def test_every_suite_is_a_choice_that_libero_can_run_for_the_benchmarks_time(suite: str) -> None:
+    env = compose_evaluate(["env=libero", f"env.options.suite={suite}", "policy=random"]).env
+    adapter_of(env)
+    assert env.task == f"libero_{suite}"
+    assert env.horizon == {"spatial": 220, "object": 280, "goal": 300, "10": 520, "90": 400}[suite]
+    assert env.chunks_per_rollout * env.chunk == env.horizon
     assert env.hold_steps == 1  # an episode ends at its first success

@@ -1,6 +1,6 @@
 """LIBERO itself: what its rows show equals the benchmark's own loop, episodes have no past, and success is success.
 
-Skipped where its environment is missing (python -m experiments.setup.libero).
+Skipped where its environment is missing (python -m experiments.setup.foreign libero).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from envs.foreign.place import REPOSITORY
+from envs.foreign.adapter import missing, python_of
+from envs.foreign.env import make_env
 from envs.foreign.process import environment_of
-from envs.libero import env as libero_env
-from envs.libero.options import PLACE
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.interfaces.envs import VectorEnv
@@ -29,20 +28,21 @@ TRAINING = 1 << 30
 
 
 pytestmark = [
-    pytest.mark.skipif(bool(PLACE.missing()), reason=PLACE.missing()),
+    pytest.mark.skipif(bool(missing("libero")), reason=missing("libero")),
     pytest.mark.timeout(1800),  # a task takes seconds to build
 ]
 
 
 def section(suite: str, **options: float) -> EnvConfig:
-    env = compose_evaluate([f"env={suite}", "policy=random"]).env
-    return replace(env, num_envs=1, block_size=1, obs_size=32, chunk=CHUNK, options={"timeout_s": 1500, **options})
+    env = compose_evaluate(["env=libero", f"env.options.suite={suite}", "policy=random"]).env
+    options = {**env.options, "timeout_s": 1500, **options}
+    return replace(env, num_envs=1, block_size=1, obs_size=32, chunk=CHUNK, options=options)
 
 
 @pytest.fixture(scope="module")
 def drawer() -> Iterator[VectorEnv]:
     """A row of the task of LIBERO-10 with a drawer that is open at the start, in a cabinet whose place is drawn."""
-    env = libero_env.make_env(section("libero_10", task=3), 1)
+    env = make_env(section("10", task=3), 1)
     yield env
     env.close()
 
@@ -57,10 +57,18 @@ def run(env: VectorEnv, seed: int, actions: Tensor) -> tuple[np.ndarray, np.ndar
 def test_rows_show_what_the_benchmarks_own_loop_shows(drawer: VectorEnv, tmp_path: Path) -> None:
     """Bit for bit, for its first three initial states, in another order, with episodes of training in between."""
     out = tmp_path / "reference.npz"
-    command = [str(PLACE.python()), "-P", str(REFERENCE), str(out), "libero_10", "3", "3", str(STEPS), "7"]
-    done = subprocess.run(
-        command, env=environment_of(REPOSITORY, "osmesa"), capture_output=True, text=True, check=False
-    )
+    command = [
+        str(python_of("libero")),
+        "-P",
+        str(REFERENCE),
+        str(out),
+        "libero_10",
+        "3",
+        "3",
+        str(STEPS),
+        "7",
+    ]
+    done = subprocess.run(command, env=environment_of(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     theirs = np.load(out)
     actions = torch.from_numpy(theirs["actions"])
@@ -111,7 +119,7 @@ class PickAndPlace:
 
 
 def test_a_can_that_is_put_into_the_basket_is_success_and_nothing_else_is() -> None:
-    env = libero_env.make_env(replace(section("libero_object", task=0), cameras=[]), 1)
+    env = make_env(replace(section("object", task=0), cameras=[]), 1)
     shown = env.reset([0])
     assert shown.instruction == ("pick up the alphabet soup and place it in the basket",)
     expert, results = PickAndPlace(env), []

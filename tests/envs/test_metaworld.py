@@ -1,6 +1,6 @@
 """MetaWorld's rows: what config may say, what a seed stands for, and, where it is installed, that episodes repeat.
 
-The latter are skipped where its environment is missing (python -m experiments.setup.metaworld).
+The latter are skipped where its environment is missing (python -m experiments.setup.foreign metaworld).
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from envs.episodes import EpisodeEnv
-from envs.foreign.place import REPOSITORY
+from envs.foreign.adapter import missing, python_of
+from envs.foreign.env import make_env, read_options
 from envs.foreign.process import environment_of
-from envs.metaworld.env import make_env
-from envs.metaworld.options import PLACE, read_options
 from envs.metaworld.tasks import INSTRUCTIONS, MT10, SUITES
 from policies.tokenizer import WordTokenizer
 from rlinf_embodied.compose import compose_evaluate
@@ -25,13 +24,13 @@ from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
 REFERENCE = Path(__file__).resolve().parents[1] / "metaworld_reference.py"
-INSTALLED = pytest.mark.skipif(bool(PLACE.missing()), reason=PLACE.missing())
+INSTALLED = pytest.mark.skipif(bool(missing("metaworld")), reason=missing("metaworld"))
 TRAINING = 1 << 30
 
 
-def section(task: str = "mt10", **changes: object) -> EnvConfig:
-    env = compose_evaluate(["env=metaworld_mt10", "policy=random"]).env
-    return replace(env, task=task, num_envs=2, block_size=2, obs_size=16, **changes)
+def section(task: str = "mt10", options: dict[str, object] | None = None, **changes: object) -> EnvConfig:
+    env = compose_evaluate(["env=metaworld", f"env.task={task}", "policy=random"]).env
+    return replace(env, num_envs=2, block_size=2, obs_size=16, options={**env.options, **(options or {})}, **changes)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +51,8 @@ def test_what_metaworld_cannot_do_is_said_before_anything_starts(changes: dict[s
 
 
 def test_a_missing_environment_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(PLACE.variable, str(tmp_path))
-    with pytest.raises(SimulatorError, match=r"python -m experiments\.setup\.metaworld"):
+    monkeypatch.setenv("RLINF_EMBODIED_METAWORLD", str(tmp_path))
+    with pytest.raises(SimulatorError, match=r"python -m experiments\.setup\.foreign metaworld"):
         make_env(section(), 1)
 
 
@@ -80,7 +79,7 @@ def test_rows_take_their_tasks_in_turn_and_tell_them_by_the_instruction_alone(en
     assert seen.privileged is not None
     assert seen.privileged.shape == (2, 39 + 10 + 2)
     assert seen.privileged[:, 39:49].argmax(1).tolist() == [3, (TRAINING + 8) % 10]
-    assert (env._sim.told["state"][0] != env._sim.told["state"][1]).any()
+    assert (seen.privileged[0, :39] != seen.privileged[1, :39]).any()
 
 
 @INSTALLED
@@ -99,10 +98,8 @@ def test_the_expert_opens_a_drawer_and_the_episode_ends(env: EpisodeEnv) -> None
 def test_episodes_are_the_benchmarks_whatever_ran_before(tasks: tuple[str, ...], tmp_path: Path) -> None:
     """Bit for bit: ours after other episodes against an env that was just built and set to the same task."""
     out = tmp_path / "compared.npz"
-    command = [str(PLACE.python()), "-P", str(REFERENCE), str(out), "20", *tasks]
-    done = subprocess.run(
-        command, env=environment_of(REPOSITORY, "osmesa"), capture_output=True, text=True, check=False
-    )
+    command = [str(python_of("metaworld")), "-P", str(REFERENCE), str(out), "20", *tasks]
+    done = subprocess.run(command, env=environment_of(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = np.load(out)
     for task in tasks:
@@ -113,7 +110,7 @@ def test_episodes_are_the_benchmarks_whatever_ran_before(tasks: tuple[str, ...],
 
 @INSTALLED
 def test_pictures_can_be_the_benchmarks_own_and_are_lit_alike(env: EpisodeEnv) -> None:
-    full = make_env(replace(section(), options={"pictures": "benchmark"}), 2)
+    full = make_env(section(options={"pictures": "benchmark"}), 2)
     ours, theirs = env.reset([0, 4]).images, full.reset([0, 4]).images
     full.close()
     assert ours is not None

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from math_runs import tiny_math
-from plan_cases import profile, stage
+from plan_cases import cluster, profile, stage
 from runs import GRPO, tiny
 
 from rlinf_embodied.embodied import workflow as embodied
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.planning.measurement import Measurements, Sample, profile_dict
+from rlinf_embodied.planning.probes import Measurements, Shown, profile_of
 from rlinf_embodied.planning.profile import Workload, parse_profile, workflow_for
 from rlinf_embodied.reasoning import workflow as reasoning
 from rlinf_embodied.workflow.graph import Workflow
@@ -42,8 +42,9 @@ def what_is_planned(work: Workflow) -> dict[str, object]:
 @pytest.mark.parametrize("run", RUNS)
 def test_the_graph_that_a_profile_makes_is_the_one_that_was_measured(run: str) -> None:
     work = RUNS[run]()
-    measured = Measurements([Sample(name, k, 1, 0.5) for name in work.stages for k in (1, 2)])
-    again = workflow_for(parse_profile(profile_dict("x", work, "cpu", measured, {})))
+    measured = Measurements(work)
+    measured.stages = {name: Shown(seconds={(1, 1): [0.5], (2, 1): [0.5]}) for name in work.stages}
+    again = workflow_for(parse_profile(profile_of("x", cluster(2), measured, {}).to_dict()))
     assert what_is_planned(again) == what_is_planned(work)
     assert not any(spec.config for spec in again.stages.values())
 

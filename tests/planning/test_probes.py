@@ -1,43 +1,101 @@
-"""The runs that measure a workflow cover the grid that its plans need."""
+"""Which runs measure a workflow, and how what they show becomes a profile."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from plan_cases import cluster, embodied, replace_cluster
 
-from rlinf_embodied.cluster.hardware import with_waiting
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan, Temporal, resolve
-from rlinf_embodied.planning.probes import Probe, collocated, probes, shortened, switching, with_blocks
+from rlinf_embodied.cluster.hardware import Cluster, Links, with_waiting
+from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.probes import (
+    Measurements,
+    Probe,
+    Shown,
+    collocated,
+    disaggregated,
+    fill,
+    fill_bytes,
+    grid,
+    probes,
+    profile_of,
+    sample,
+    shortened,
+    switching,
+    with_blocks,
+)
+from rlinf_embodied.planning.profile import Profile, WeightProfile, parse_profile
+from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
 
 
-def workflow(blocks: int = 8, steps: int = 20) -> Workflow:
-    return embodied((0.0, 1.0), (0.0, 1.0), (0.0, 1.0), blocks=blocks, steps=steps)[0]
+def workflow(blocks: int = 8, steps: int = 20, episode: int = 0) -> Workflow:
+    work = embodied((0.0, 1.0), (0.0, 1.0), (0.0, 1.0), blocks=blocks, steps=steps)[0]
+    return replace(work, loops={n: replace(o, typical_steps=episode) for n, o in work.loops.items()})
+
+
+def chain(blocks: int = 8, granularities: tuple[int, ...] = (0,), **stages: StageSpec) -> Workflow:
+    specs = {name: StageSpec(name, f"fakes.{name}", None) for name in "ba"} | stages
+    return Workflow("chain", blocks, specs, (Edge("a", "b", granularities=granularities),))
 
 
 def cells(blocks: int, devices: int, stage: str) -> set[tuple[int, int]]:
-    return {(p.blocks_per_call(stage), p.devices(stage)) for p in probes(workflow(blocks), cluster(devices))}
+    return {p.cell(stage) for p in probes(workflow(blocks), cluster(devices))}
 
 
-def test_two_devices_are_measured_together_apart_and_one_alone() -> None:
-    assert cells(8, 2, "env") == {(4, 2), (4, 1), (8, 1)}
-    assert cells(8, 2, "policy") == {(4, 2), (4, 1), (8, 1)}
-    assert cells(8, 2, "actor") == {(4, 2), (8, 1)}
+# ----------------------------------------------------------------------------------------------------------- the probes
+@pytest.mark.parametrize("devices", [1, 2, 8, 64, 1024])
+@pytest.mark.parametrize("per_device", [1, 4, 32])
+def test_no_probe_puts_more_than_a_few_blocks_on_a_device(devices: int, per_device: int) -> None:
+    for graph in (workflow(per_device * devices), chain(per_device * devices)):
+        found = probes(graph, cluster(devices, node=min(devices, 8)))
+        assert max(probe.most_blocks for probe in found) <= min(8, max(2, per_device if devices > 1 else 8))
+        assert len(found) <= 4
 
 
-def test_many_devices_are_measured_with_the_few_blocks_that_each_has_too() -> None:
-    assert cells(8, 4, "env") == {(2, 4), (2, 1), (4, 1), (8, 1)}
-    assert cells(3, 8, "env") == {(1, 3), (1, 1), (2, 1), (3, 1)}  # never more devices than blocks
-
-
-def test_one_device_needs_one_run_and_one_block_no_second_device() -> None:
-    assert [probe.name for probe in probes(workflow(8), cluster(1))] == ["collocated on 1"]
+def test_two_devices_are_measured_collocated_disaggregated_and_one_alone() -> None:
+    assert cells(4, 2, "env") == cells(4, 2, "policy") == {(2, 2), (1, 1), (2, 1)}
+    assert cells(4, 2, "actor") == {(2, 2), (1, 2), (2, 1)}
+    assert cells(64, 2, "env") == {(8, 2), (4, 1), (8, 1)}
+    assert cells(2, 8, "env") == {(1, 2), (1, 1), (2, 1)}  # never more devices than blocks
+    assert cells(8, 1, "env") == {(8, 1), (4, 1)}
     assert cells(1, 2, "env") == {(1, 1)}
 
 
-@pytest.mark.parametrize(("blocks", "devices"), [(8, 2), (3, 2), (1, 4), (7, 5), (2, 2)])
+def test_several_nodes_are_measured_together_and_one_by_itself() -> None:
+    names = [probe.name for probe in probes(workflow(64), cluster(16, node=8))]
+    assert names == ["collocated on 16", "disaggregated", "collocated on 1", "collocated on a node"]
+
+
+def test_a_chain_has_no_disaggregated_probe() -> None:
+    names = ["collocated on 2", "collocated on 1", "few on 1"]
+    assert [probe.name for probe in probes(chain(), cluster(2))] == names
+    assert [probe.name for probe in probes(chain(granularities=()), cluster(2))] == [*names, "one block"]  # may stream
+    waiting = chain(b=StageSpec("b", "fakes.b", None, waits=True))
+    last = probes(waiting, with_waiting(cluster(2), 1))[-1]  # while it waits the others go on block by block
+    assert (last.name, last.workflow.num_blocks, last.plan.devices()) == ("one block", 1, (0,))
+
+
+def test_few_blocks_are_whole_batches() -> None:
+    batched = chain(32, a=StageSpec("a", "fakes.a", None, blocks_per_batch=8))
+    assert {probe.cell("a")[0] for probe in probes(batched, cluster(2))} == {8, 16}
+    assert with_blocks(batched, 3).stages["a"].blocks_per_batch == 1
+    assert with_blocks(chain(granularities=(4, 0)), 3).edges[0].granularities == (0,)
+
+
+def unlike(kind: str = "gpu", speed: float = 1.0, node: int | None = None) -> Cluster:
+    one = replace(cluster(2).node_groups()[0], devices_per_node=1)
+    return replace(cluster(2), groups=(one, replace(one, kind=kind, speed=speed, beside=node)))
+
+
+def test_unlike_devices_need_to_know_what_few_blocks_cost() -> None:
+    last = probes(workflow(16), unlike(speed=0.5, node=0))[-1]
+    assert (last.name, last.cell("env")) == ("one block", (1, 1))
+
+
+@pytest.mark.parametrize(("blocks", "devices"), [(8, 2), (3, 2), (1, 4), (7, 5), (2, 2), (100, 7)])
 def test_every_probe_is_a_plan_that_could_run(blocks: int, devices: int) -> None:
     for probe in probes(workflow(blocks), cluster(devices)):
         trees = [{"tree": probe.plan.to_dict()["tree"]}]
@@ -45,47 +103,11 @@ def test_every_probe_is_a_plan_that_could_run(blocks: int, devices: int) -> None
 
 
 def test_calls_are_as_large_as_the_executor_makes_them_where_everything_goes_through_the_store() -> None:
+    apart = disaggregated(workflow(8), 2)
+    assert Probe("x", workflow(8), apart, cluster(2)).cell("env") == (4, 1)
+    assert Probe("x", workflow(8), collocated(workflow(8), 2), cluster(2)).cell("env") == (4, 2)
     stored = replace_cluster(cluster(2), transport="object_store")
-    both = (Leaf("env", (0, 1)), Leaf("policy", (0, 1)))
-    plan = Plan("two shards", 2, Temporal((LoopNode("rollout", both, 2), Leaf("actor", (0, 1)))))
-    sizes = {
-        where.transport: Probe("x", workflow(8), plan, where).blocks_per_call("env") for where in (cluster(2), stored)
-    }
-    assert sizes == {"adaptive": 4, "object_store": 2}
-
-
-def test_a_chain_without_loops_is_measured_together_only() -> None:
-    stages = {name: StageSpec(name, f"fakes.{name}", None) for name in ("b", "a")}
-    chain = Workflow("chain", 4, stages, (Edge("a", "b", granularities=()),))
-    names = ["collocated on 2", "collocated on 1", "few on 1"]
-    assert [probe.name for probe in probes(chain, cluster(2))] == [*names, "one block"]  # they may stream
-    whole = Workflow("chain", 4, stages, (Edge("a", "b"),))
-    assert [probe.name for probe in probes(whole, cluster(2))] == names
-    assert [*collocated(chain, 2).leaves()] == ["a", "b"]
-    waiting = Workflow("chain", 4, stages | {"b": StageSpec("b", "fakes.b", None, waits=True)}, whole.edges)
-    last = probes(waiting, with_waiting(cluster(2), 1))[-1]  # while it waits the others go on block by block
-    assert (last.name, last.workflow.num_blocks, last.plan.devices()) == ("one block", 1, (0,))
-
-
-def test_unlike_devices_need_to_know_what_few_blocks_cost() -> None:
-    one = replace(cluster(2).node_groups()[0], devices_per_node=1)
-    unlike = replace(cluster(2), groups=(one, replace(one, beside=0, speed=0.5)))
-    assert "one block" not in [probe.name for probe in probes(workflow(8), cluster(2))]
-    last = probes(workflow(8), unlike)[-1]
-    assert (last.name, last.blocks_per_call("env")) == ("one block", 1)
-
-
-def test_rollouts_are_shortened_only_as_far_as_they_stand_for_whole_ones() -> None:
-    whole = workflow(steps=20)
-    assert shortened(whole, 0.1).loops["rollout"].chunk_steps == 20  # it does not say how many would do
-    (loop,) = whole.loops.values()
-    object.__setattr__(loop, "typical_steps", 8)
-    assert [shortened(whole, share).loops["rollout"].chunk_steps for share in (0.1, 0.6, 1.0)] == [8, 12, 20]
-
-
-def test_fewer_blocks_flow_at_once() -> None:
-    chain = Workflow("chain", 8, {n: StageSpec(n, "x.y", None) for n in "ab"}, (Edge("a", "b", granularities=(4, 0)),))
-    assert with_blocks(chain, 3).edges[0].granularities == (0,)
+    assert Probe("x", workflow(8), apart, stored).cell("policy") == (4, 1)
 
 
 def test_a_probe_whose_stages_switch_has_one_part_in_memory_at_a_time() -> None:
@@ -93,3 +115,161 @@ def test_a_probe_whose_stages_switch_has_one_part_in_memory_at_a_time() -> None:
     assert switching(probe).plan.exclusive() == {"env": {"actor"}, "policy": {"actor"}, "actor": {"env", "policy"}}
     assert not any(probe.plan.exclusive().values())
     assert switching(probe).name == "x, switching"
+
+
+# ------------------------------------------------------------------------------------------------------- what they show
+def span(name: str, worker: int, seconds: float) -> Span:
+    return Span(name, name.split(".")[0], worker, "cpu", 0.0, seconds)
+
+
+def shown(probe: Probe, run: Workflow, spans: list[Span], rounds: dict[str, int] | None = None) -> dict[str, float]:
+    return sample(probe, run, probe.workflow, spans, rounds or {})
+
+
+def test_the_worker_that_took_longest_counts_for_both_sides_of_a_loop() -> None:
+    probe = Probe("x", workflow(), collocated(workflow(), 2), cluster(2))
+    spans = [span("env.open", 0, 2.0), span("env.step", 0, 6.0), span("policy.step", 0, 2.0)]  # 10 s
+    spans += [span("env.step", 1, 4.0), span("policy.step", 1, 4.5), span("actor.run", 0, 3.0)]  # 8.5 s
+    found = shown(probe, workflow(), spans)
+    assert found == pytest.approx({"env": 8.0 / 20, "policy": 2.0 / 20, "actor": 3.0})
+    switches = [span("actor.offload", 0, 7.0), span("policy.install_weights", 0, 7.0), span("env.onload", 0, 7.0)]
+    assert shown(probe, workflow(), spans + switches) == found  # no work
+
+
+def test_disaggregated_each_side_counts_by_itself_and_a_call_is_a_shard() -> None:
+    probe = Probe("x", workflow(), disaggregated(workflow(), 2), cluster(2))
+    spans = [span("env.step", 0, 8.0), span("policy.step", 1, 4.0), span("actor.run", 1, 3.0), span("actor.run", 0, 2)]
+    found = shown(probe, workflow(), spans, {"env": 2, "policy": 2})
+    # steps, shards, rounds
+    assert found == pytest.approx({"env": 8.0 / (20 * 2 * 2), "policy": 4.0 / 80, "actor": 3.0})
+
+
+def test_behind_a_shortened_rollout_a_stage_has_less_to_do_than_behind_a_whole_one() -> None:
+    probe, run = Probe("x", workflow(), collocated(workflow(), 1), cluster(2)), shortened(workflow(), 10)
+    spans = [span("env.step", 0, 5.0), span("policy.step", 0, 1.0), span("actor.run", 0, 3.0)]
+    assert shown(probe, run, spans) == pytest.approx({"env": 0.5, "policy": 0.1, "actor": 6.0})
+    opened = shown(probe, run, [*spans, span("env.open", 0, 2.0)])["env"]
+    assert opened == pytest.approx((2.0 + 10.0) / 20)  # once per rollout, however short it is
+
+
+def test_resets_that_a_short_rollout_does_not_reach_are_counted() -> None:
+    """Episodes of 5 chunk-steps: 4 resets in 20, of which 4 steps show the first alone, and 10 steps all."""
+    whole = workflow(episode=5)
+    probe = Probe("x", whole, collocated(whole, 1), cluster(2))
+    spans = [span("env.open", 0, 2.0), span("env.step", 0, 1.0), span("policy.step", 0, 1.0)]
+    spans.append(span("actor.run", 0, 1.0))
+    assert shown(probe, shortened(whole, 4), spans)["env"] == pytest.approx((4 * 2.0 + 5.0) / 20)
+    assert shown(probe, shortened(whole, 10), spans)["env"] == pytest.approx((2.0 + 2.0) / 20)
+
+
+def half_as_fast(graph: Workflow, actor_s: tuple[float, float]) -> float:
+    """Returns what is filed of an actor on two workers, of which the second one is at half speed."""
+    probe = Probe("x", graph, collocated(graph, 2), unlike(speed=0.5, node=0))
+    spans = [span(f"{stage}.step", worker, 1.0) for stage in ("env", "policy") for worker in (0, 1)]
+    spans += [span("actor.run", worker, seconds) for worker, seconds in enumerate(actor_s)]
+    return shown(probe, graph, spans)["actor"]
+
+
+def test_a_device_that_is_known_to_be_slow_makes_no_stage_slow() -> None:
+    """Its 6 s are 3 s of an alike device, which is less than what worker 0 took."""
+    assert half_as_fast(workflow(), (4.0, 6.0)) == pytest.approx(4.0)
+    # both take 6 s, worker 0 because it waits: two devices of speed 1 would take 3 s
+    stages = workflow().stages
+    graph = replace(workflow(), stages={**stages, "actor": replace(stages["actor"], collective=True)})
+    assert half_as_fast(graph, (6.0, 6.0)) == pytest.approx(3.0)
+
+
+# ------------------------------------------------------------------------------------------------------------ the cells
+def test_cells_are_kept_and_the_others_filled() -> None:
+    # on one device 4 s at 4 items and 6 s at 8; two at once are a quarter slower
+    assert np.allclose(fill({(4, 1): 4.0, (8, 1): 6.0, (4, 2): 5.0}, [4, 8], [1, 2]), [[4.0, 5.0], [6.0, 7.5]])
+    # the curve may be that of two devices: one is a fifth faster at 8 items
+    assert np.allclose(fill({(4, 2): 4.0, (8, 2): 5.0, (8, 1): 4.0}, [4, 8], [1, 2]), [[3.2, 4.0], [4.0, 5.0]])
+
+
+def test_what_has_one_point_grows_in_proportion_and_bytes_do_not() -> None:
+    assert np.allclose(fill({(8, 1): 6.0, (4, 2): 3.3}, [4, 8], [1, 2]), [[3.0, 3.3], [6.0, 6.6]])
+    assert np.allclose(fill_bytes({(8, 1): 6.0}, [4, 8], [1, 2]), 6.0)
+    assert fill_bytes({}, [1, 2], [1]).tolist() == [[0.0], [0.0]]
+    # next to nothing on one device and much on two is no ratio by which other cells grow
+    assert fill_bytes({(4, 1): 1e-3, (8, 1): 5.0, (4, 2): 100.0}, [4, 8], [1, 2]).tolist() == [[1e-3, 100], [5, 5]]
+    assert grid({(3, 1): 1.0}) == ([3, 6], [1])  # a slope needs two points
+
+
+def test_between_and_below_points_times_are_linear_but_never_less_than_in_proportion() -> None:
+    table = fill({(4, 1): 4.0, (8, 1): 12.0, (6, 2): 9.0, (1, 2): 1.0}, [1, 4, 6, 8], [1, 2])
+    assert [row[0] for row in table] == pytest.approx([1.0, 4.0, 8.0, 12.0])  # the line would be below zero at 1
+
+
+# ---------------------------------------------------------------------------------------------------------- the profile
+def measurements(**actor: object) -> Measurements:
+    measured = Measurements(workflow())
+    for stage in measured.stages:
+        measured.stages[stage] = Shown(seconds={(2, 1): [0.5, 0.4, 0.9], (4, 1): [1.0]})
+    for key, value in actor.items():
+        setattr(measured.stages["actor"], key, value)
+    return measured
+
+
+def made(measured: Measurements, machine: Cluster | None = None) -> Profile:
+    return profile_of("x", machine or cluster(2), measured, {"config": "a"})
+
+
+def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
+    measured = measurements(offloaded_bytes=5.0, offload_s=0.25, onload_s=0.5)
+    measured.stages["env"].resident, measured.stages["env"].working = {(4, 1): 100.0}, {(4, 1): 7.0}
+    measured.rounds, measured.edge_bytes_per_item = [1, 2], {("env", "policy"): 12.0}
+    measured.links = Links(latency_s=0.002, within_node_bytes_per_s=1e8)
+    measured.chunk_steps = 20
+    profile = parse_profile(made(measured).to_dict())
+    env, actor = profile.stages["env"], profile.stages["actor"]
+    assert float(env.call_s(2, 1)) == pytest.approx(0.5)  # the median
+    assert (env.spread_s, env.offloaded_bytes, env.stays) == (pytest.approx(0.5), 100.0, True)  # it has no offload
+    assert (actor.stays, actor.offloaded_bytes, actor.onload_s) == (False, 5.0, 0.5)
+    assert profile.workload is not None
+    assert (profile.workload.expected_rounds, profile.workload.num_items) == (1.5, 8)
+    assert profile.links == measured.links
+
+
+def test_memory_of_more_blocks_than_were_measured_follows_the_slope() -> None:
+    measured = measurements(resident={(2, 1): 10.0, (4, 1): 14.0}, working={(2, 1): 1.0, (4, 1): 2.0})
+    measured.chunk_steps = 20
+    actor = made(measured).stages["actor"]
+    assert (float(actor.resident(64, 1)), float(actor.working(64, 1))) == (134.0, 32.0)
+
+
+def test_data_of_the_steps_that_were_left_out_takes_memory_too() -> None:
+    measured = measurements(working={(2, 1): 1.0})
+    measured.chunk_steps, measured.edge_bytes_per_item = 5, {("env", "actor"): 8.0, ("env", "policy"): 100.0}
+    stages = made(measured).stages
+    assert float(stages["actor"].working(4, 1)) == 1.0 + 4 * 8.0 * 0.75
+    assert float(stages["policy"].working(4, 1)) == 0.0  # what it is shown does not wait
+
+
+def test_what_an_actor_shares_with_the_policy_of_its_worker_is_told_apart() -> None:
+    both = made(measurements(resident={(4, 1): 90.0}, sharing={(4, 1): 30.0})).stages["actor"]
+    assert (float(both.resident(4, 1)), both.shared_bytes) == (90.0, 60.0)
+    measured = measurements(sharing={(4, 1): 30.0})  # never alone in a worker: it would hold the weights as well
+    measured.weights["actor", "policy"] = WeightProfile(50.0)
+    alone = made(measured).stages["actor"]
+    assert (float(alone.resident(4, 1)), alone.shared_bytes) == (80.0, 50.0)
+    assert made(measurements(resident={(4, 1): 90.0})).stages["actor"].shared_bytes == 0.0
+
+
+def test_every_kind_of_device_is_measured_and_one_that_is_not_is_named() -> None:
+    machine = unlike(kind="h200")
+    last = probes(workflow(16), machine)[-1]
+    assert (last.name, last.kind, last.plan.devices(), last.cell("actor")) == (
+        "collocated on 1 h200",
+        "h200",
+        (1,),
+        (8, 1),
+    )
+    measured = measurements()
+    assert made(measured, machine).unmeasured_kinds(machine) == ["h200"]
+    spans = [span("env.step", 1, 60.0), span("policy.step", 1, 40.0), span("actor.run", 1, 0.75)]
+    measured.add(last, last.workflow, spans, {})
+    profile = made(measured, machine)
+    assert profile.unmeasured_kinds(machine) == []
+    assert profile.stages["actor"].kind_factors == {"h200": pytest.approx(0.75 / 2.0)}  # 8 items take 2 s on the others
+    assert profile.stages["actor"].items_per_device.tolist() == [2, 4]

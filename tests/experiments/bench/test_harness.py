@@ -156,10 +156,10 @@ def test_only_results_of_the_same_benchmark_can_be_joined(tmp_path):
     assert earlier_results("", "auto") == {}
     with pytest.raises(ConfigError, match=r"join is 'nowhere.json', which cannot be read .*: give an earlier out="):
         earlier_results("nowhere.json", "auto")
-    (tmp_path / "r.json").write_text('{"benchmark": "ablation", "rows": []}')
+    (tmp_path / "r.json").write_text('{"benchmark": "driver", "rows": []}')
     with pytest.raises(ConfigError, match="which benchmark 'auto' did not write"):
         earlier_results(str(tmp_path / "r.json"), "auto")
-    assert earlier_results(str(tmp_path / "r.json"), "ablation")["rows"] == []
+    assert earlier_results(str(tmp_path / "r.json"), "driver")["rows"] == []
 
 
 def test_commands_name_every_run_that_results_are_from():

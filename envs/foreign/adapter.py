@@ -1,0 +1,177 @@
+"""What a simulator in its own virtual environment has to define: one module with an `Adapter` and its `Scene`.
+
+Two processes import that module: the run, which reads the facts and checks the options, and the simulator's process,
+which builds scenes.  So the module imports the simulator's packages where it uses them, and neither torch nor Hydra.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.errors import SimulatorError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FIRST_TRAINING_SEED = 1 << 30  # of reset seeds; those of evaluation are smaller
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How an episode begins, as Start(task=3, state=17, seed=9173)."""
+
+    task: int  # index in Facts.tasks
+    state: int | None  # which of the benchmark's initial states; None: drawn from `seed`
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the simulator's process reports once its packages are imported; JSON values only."""
+
+    tasks: Sequence[tuple[str, str]]  # name and instruction
+    action_dim: int
+    proprio_dim: int
+    privileged_dim: int = 0
+    has_object: bool = False  # whether `state` reports `object`
+    backend: str = ""
+    has_success: bool = True
+    history_free: bool = True
+    categorical: bool = False
+    films: bool = True  # whether it can render videos
+    ends: bool = False  # whether `state` reports `terminated` and `truncated`
+    warning: str = ""  # what the user should know
+
+
+@dataclass(kw_only=True, slots=True)
+class ForeignOptions:
+    """Options of env.options that every simulator in its own environment has."""
+
+    adapter: str = ""  # import path of the Adapter
+    processes: int = 0  # per worker, each runs a share of its rows; 0: one, on a GPU one per core
+    spare_scenes: int = 2  # per process, kept for episodes of tasks that no row is running
+    timeout_s: int = 600  # how long a process may take to answer; building a scene takes seconds
+
+    def __post_init__(self) -> None:
+        for name, use in (("processes", 0), ("spare_scenes", 2)):
+            value = getattr(self, name)
+            require(value >= 0, f"env.options.{name}", value, "it is not negative", f"use {use}")
+        require(self.timeout_s > 0, "env.options.timeout_s", self.timeout_s, "it is positive", "use 600")
+
+
+class Renderer(Protocol):
+    """Renders the scenes of one task."""
+
+    def close(self) -> None: ...
+
+
+class Scene(Protocol):
+    """A simulator of one row and one task; a scene whose simulator has a scripted expert also has `expert()`."""
+
+    def begin(self, start: Start) -> None:
+        """Brings it to the initial state of an episode, whatever ran before."""
+        ...
+
+    def step(self, action: np.ndarray) -> None:
+        """Runs one control step; action float32 [A]."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """Returns success, reward, proprio [P], and what Facts says that it reports: privileged [Q], object [3] (m),
+        terminated and truncated."""
+        ...
+
+    def open_renderer(self) -> Renderer:
+        """Returns a renderer for all scenes of this task."""
+        ...
+
+    def image(self, renderer: Any, camera: str, size: int) -> np.ndarray:
+        """Returns uint8 [H, W, 3], upright; [size, size, 3] if the simulator can choose."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Adapter:
+    """A simulator; one subclass each, as envs/libero.py and envs/metaworld.py."""
+
+    key: ClassVar[str]  # .venv-<key>, experiments/setup/<key>.txt, configs/env/<key>.yaml
+    name: ClassVar[str]  # in messages
+    packages: ClassVar[tuple[str, ...]] = ()  # imported in this order before anything else
+    Options: ClassVar[type] = ForeignOptions
+    scripted: ClassVar[bool] = False  # whether its scenes have an expert
+    film_camera = ""  # shown in videos; "": the first of env.cameras
+
+    def __init__(self, task: str, options: Any) -> None:
+        """Takes env.task and the checked options."""
+        self.task, self.options = task, options
+
+    # ------------------------------------------------------------------------------------------------- in the run
+    def check(self, config: EnvConfig) -> None:
+        """Raises ConfigError if the simulator cannot run this section."""
+
+    def only(self) -> int | None:
+        """Returns the index of the only task to run; None: all tasks of the suite."""
+        return None
+
+    def start(self, seed: int, tasks: Sequence[int]) -> Start:
+        """Returns the start that a reset seed stands for; its task is one of `tasks`."""
+        return Start(tasks[seed % len(tasks)], None, seed)
+
+    def title(self) -> str:
+        """Returns its name in messages about processes."""
+        return self.name
+
+    def python(self) -> Path:
+        """Returns the Python that runs the simulator.
+
+        Raises:
+            SimulatorError: it is not installed.
+        """
+        python = python_of(self.key)
+        if not python.exists():
+            raise SimulatorError(
+                f"{self.name} runs in a virtual environment of its own, and {folder_of(self.key)} does not exist: "
+                f"install it with `python -m experiments.setup.foreign {self.key}`, or set "
+                f"{variable_of(self.key)} to its folder"
+            )
+        return python
+
+    # --------------------------------------------------------------------------------- in the simulator's process
+    def open(self, cameras: Sequence[str], size: int) -> Facts:
+        """Returns the facts; `packages` are imported."""
+        raise NotImplementedError
+
+    def scene(self, task: int) -> Scene:
+        """Builds a scene."""
+        raise NotImplementedError
+
+    def oriented(self, image: np.ndarray) -> np.ndarray:
+        """Returns an upright image as the policy sees it."""
+        return image
+
+
+def variable_of(key: str) -> str:
+    """Returns the environment variable that overrides the folder of a simulator's virtual environment."""
+    return f"RLINF_EMBODIED_{key.upper()}"
+
+
+def python_of(key: str) -> Path:
+    """Returns the Python of a simulator's virtual environment, whether it exists or not."""
+    return folder_of(key) / "bin" / "python"
+
+
+def folder_of(key: str) -> Path:
+    """Returns the folder of a simulator's virtual environment, whether it exists or not."""
+    return Path(os.environ.get(variable_of(key)) or REPOSITORY / f".venv-{key}").absolute()
+
+
+def missing(key: str) -> str:
+    """Returns why a simulator cannot be used, "" if it can."""
+    return "" if python_of(key).exists() else f"no {folder_of(key)}: python -m experiments.setup.foreign {key}"

@@ -1,1 +1,0 @@
-"""LIBERO's suites behind the project's env interfaces, in processes of an environment of their own."""

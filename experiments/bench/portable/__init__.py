@@ -1,1 +1,0 @@
-"""What portable bits cost."""

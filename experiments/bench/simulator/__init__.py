@@ -1,1 +1,0 @@
-"""Env steps per second of the batched simulator beside stock ManiSkill."""

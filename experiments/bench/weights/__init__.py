@@ -1,1 +1,0 @@
-"""How fast weights go from one worker to others of its node."""
