@@ -32,7 +32,7 @@ from envs.stock import build_task, overrides
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.typed_options import NoOptions, typed
+from rlinf_embodied.interfaces.options import NoOptions, typed
 
 logger = logging.getLogger(__name__)
 

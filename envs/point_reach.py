@@ -32,8 +32,8 @@ from envs.episodes import EpisodeEnv
 from envs.simulator import Measurement
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.interfaces.options import numbers
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.typed_options import numbers
 
 STEP = 0.15  # of the unit square's half side, at action 1
 REACHED = 0.15  # distance at which the goal is reached

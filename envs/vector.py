@@ -50,7 +50,7 @@ from envs.stock import action_dim, task_actions
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import VectorEnv
-from rlinf_embodied.targets import load_target
+from rlinf_embodied.plug_ins import load_target
 
 if TYPE_CHECKING:
     from envs.adapters.sb3 import StableBaselinesVec

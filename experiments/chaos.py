@@ -9,28 +9,32 @@ one of them.  Other keys are those of the training, for example plan=collocated.
 weights are the same, bit for bit; 1: not so; 2: wrong input.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlinf_embodied.chaos.settings import Options, configure, pinned
+from rlinf_embodied.command_line import main
+from rlinf_embodied.compose import split
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.words import exit_code, parse
 
 
-def main(words: Sequence[str]) -> int:
-    own, overrides = parse(Options, words)
+def request(words: Sequence[str]) -> tuple[Options, list[str], Path]:
+    """Returns the options, the overrides of the training and the folder."""
+    own, overrides = split(Options, words)
     folders = [text.removeprefix("run.dir=") for text in overrides if text.startswith("run.dir=")]
     root = Path(folders[-1] if folders else "runs/chaos") / f"{own.workflow}-{own.seed}"
     overrides = [text for text in overrides if not text.startswith("run.dir=")]
-    configure(own, overrides, root)  # wrong input is told before torch is imported
+    configure(own, overrides, root)  # wrong input is reported before torch is imported
     if root.exists():
         raise ConfigError(f"run.dir has {root}, of an earlier comparison: use another run.dir, or remove it")
-    overrides = pinned(overrides)
+    return own, pinned(overrides), root
+
+
+def compare_runs(asked: tuple[Options, list[str], Path]) -> int:
     from rlinf_embodied.chaos.comparison import compare  # imports torch, which must find the pins
 
-    return compare(own, overrides, root)
+    return compare(*asked)
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    main(compare_runs, Options, request)

@@ -10,7 +10,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from rlinf_embodied.command_line import emulation_main
+from rlinf_embodied.command_line import main
 from rlinf_embodied.config import EmulationConfig
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import workflow_for
@@ -46,4 +46,4 @@ def emulate(config: EmulationConfig) -> None:
 
 
 if __name__ == "__main__":
-    emulation_main(emulate)
+    main(emulate, EmulationConfig)

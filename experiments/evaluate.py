@@ -6,19 +6,9 @@ python experiments/evaluate.py checkpoint=runs/math/checkpoints/latest eval.num_
 python experiments/evaluate.py checkpoint=models/qwen data.files.all=gsm8k.jsonl      a Hugging Face folder as it is
 """
 
-from rlinf_embodied.command_line import evaluate_main
-from rlinf_embodied.config import EvaluateAnswersConfig, EvaluateConfig
-
-
-def evaluate(config: EvaluateConfig | EvaluateAnswersConfig) -> int:
-    if isinstance(config, EvaluateAnswersConfig):
-        from rlinf_embodied.reasoning.evaluate import evaluate_command as evaluate_answers
-
-        return evaluate_answers(config)
-    from rlinf_embodied.embodied.evaluate import evaluate_command  # imports torch
-
-    return evaluate_command(config)
-
+from rlinf_embodied import evaluate
+from rlinf_embodied.command_line import compose_evaluation, main
+from rlinf_embodied.config import EvaluateConfig
 
 if __name__ == "__main__":
-    evaluate_main(evaluate)
+    main(evaluate, EvaluateConfig, compose_evaluation)

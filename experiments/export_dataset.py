@@ -6,16 +6,16 @@ python experiments/export_dataset.py policy=expert env=maniskill_pick out=runs/p
 python experiments/export_dataset.py checkpoint=<teacher> env=maniskill_push out=runs/push    it acts, cameras look on
 """
 
-from rlinf_embodied.command_line import export_main
+from rlinf_embodied import export
+from rlinf_embodied.command_line import main
+from rlinf_embodied.compose import compose_export
 from rlinf_embodied.config import ExportConfig
 
 
-def export(config: ExportConfig) -> None:
-    from rlinf_embodied.embodied.export import export_dataset  # imports torch
-
-    found = export_dataset(config, lambda done, total: print(f"episodes {done}/{total}", flush=True))
-    print(f"{found.solved} of {found.run} episodes solved the task; {found.written} written to {config.out}")
+def report(config: ExportConfig) -> None:
+    found = export(config)
+    print(f"{found['solved']} of {found['run']} episodes solved the task; {found['written']} written to {config.out}")
 
 
 if __name__ == "__main__":
-    export_main(export)
+    main(report, ExportConfig, compose_export)

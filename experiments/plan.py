@@ -13,7 +13,7 @@ goes to memory.md and memory.json.
 
 from pathlib import Path
 
-from rlinf_embodied.command_line import planning_main
+from rlinf_embodied.command_line import main
 from rlinf_embodied.config import MemoryConfig, PlanningConfig, Precision
 from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.memory import PolicyShape
@@ -69,4 +69,4 @@ def memory_shapes(path: Path, memory: MemoryConfig) -> dict[str, PolicyShape]:
 
 
 if __name__ == "__main__":
-    planning_main(plan)
+    main(plan, PlanningConfig)

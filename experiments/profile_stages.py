@@ -10,29 +10,34 @@ that the stages' times depend on stay as they are.  It is measured anew each tim
 these sizes of blocks instead, and compares the best plans.
 """
 
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rlinf_embodied.command_line import math_main, train_main
+from rlinf_embodied.command_line import main
+from rlinf_embodied.compose import compose_math, compose_train, split
 from rlinf_embodied.config import MathConfig, TrainConfig
 
-REASONING, SIZES = "workflow=reasoning", "block_sizes="
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Keys beside those of the training."""
 
-def profile(given: list[str]) -> Callable[[TrainConfig | MathConfig], None]:
-    def work(config: TrainConfig | MathConfig) -> None:
-        # it imports torch: only once the rest of the input is known to be right
-        from rlinf_embodied.stage_profiles import profile_stages, sizes_in
-
-        profile_stages(config, sizes_in(given))
-
-    return work
+    workflow: str = "embodied"  # or reasoning
+    block_sizes: str = ""  # rows, such as 8,16,32
 
 
 if __name__ == "__main__":
-    sizes = [word.removeprefix(SIZES) for word in sys.argv if word.startswith(SIZES)]
-    sys.argv[1:] = [word for word in sys.argv[1:] if not word.startswith(SIZES)]
-    if REASONING in sys.argv:
-        sys.argv.remove(REASONING)
-        math_main(profile(sizes))
-    train_main(profile(sizes))
+    sizes: list[str] = []
+
+    def compose_job(words: Sequence[str]) -> TrainConfig | MathConfig:
+        own, overrides = split(Options, words)
+        sizes.extend([own.block_sizes] if own.block_sizes else [])
+        return compose_math(overrides) if own.workflow == "reasoning" else compose_train(overrides)
+
+    def profile(config: TrainConfig | MathConfig) -> None:
+        # it imports torch: only once the rest of the input is known to be right
+        from rlinf_embodied.stage_profiles import profile_stages, sizes_in
+
+        profile_stages(config, sizes_in(sizes))
+
+    main(profile, TrainConfig, compose_job)

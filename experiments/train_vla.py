@@ -3,21 +3,21 @@
 python experiments/train_vla.py env=maniskill_pick policy=tiny_vla algorithm=ppo plan=collocated run.dir=runs/mine
 """
 
-import time
+from collections.abc import Sequence
 
-STARTED = time.time()  # of the command: imports count
+from rlinf_embodied import train
+from rlinf_embodied.command_line import STARTED, main
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.starting_point import require_start
 
-from rlinf_embodied.command_line import train_main  # noqa: E402
-from rlinf_embodied.config import TrainConfig  # noqa: E402
 
-
-def train(config: TrainConfig) -> int:
-    # these import torch: only once the input is known to be right
-    from rlinf_embodied.embodied.job import EmbodiedJob
-    from rlinf_embodied.training.trainer import Trainer
-
-    return Trainer(EmbodiedJob(config), started=STARTED).run()
+def compose_startable(words: Sequence[str]) -> TrainConfig:
+    """Returns the config, after a check that the training has something to start from."""
+    config = compose_train(words)
+    require_start(config)
+    return config
 
 
 if __name__ == "__main__":
-    train_main(train)
+    main(lambda config: train(config, STARTED), TrainConfig, compose_startable)

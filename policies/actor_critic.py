@@ -20,9 +20,9 @@ from policies.running_statistics import RunningStatistics
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, PolicyOutput, PolicySpec, Record
 from rlinf_embodied.randomness import words
-from rlinf_embodied.typed_options import typed
 
 _LIMIT = 10.0  # deviations at which a standardised state is clipped
 _NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride: Mnih et al. 2015, on images of 84 pixels

@@ -19,8 +19,8 @@ from policies.tiny_vla import TinyVLA, TinyVLANet
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record
-from rlinf_embodied.typed_options import typed
 
 _FREQUENCIES = 8  # of the embedding of time: sine and cosine each
 

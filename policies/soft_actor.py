@@ -18,6 +18,7 @@ from policies.checkpoint_folder import KeptInFolder
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.options import NoOptions, typed
 from rlinf_embodied.interfaces.policies import (
     Evaluation,
     Features,
@@ -28,7 +29,6 @@ from rlinf_embodied.interfaces.policies import (
     ReparameterizedPolicy,
 )
 from rlinf_embodied.randomness import words
-from rlinf_embodied.typed_options import NoOptions, typed
 
 _INSIDE = 1 - 1e-5  # the largest action that has a density
 _LOG_STD = (-20.0, 2.0)  # as Haarnoja et al. bound it

@@ -24,9 +24,9 @@ from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as l
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
+from rlinf_embodied.interfaces.options import NoOptions
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
 from rlinf_embodied.randomness import words
-from rlinf_embodied.typed_options import NoOptions
 
 _FLOOR = 0.01  # least deviation that inputs are divided by
 _LIMIT = 10.0  # deviations

@@ -28,9 +28,9 @@ from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as l
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.options import NoOptions
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
 from rlinf_embodied.randomness import words
-from rlinf_embodied.typed_options import NoOptions
 
 _FLOORS = {"proprio": 0.01, "vision": 1e-3, "privileged": 0.01}  # least deviations that inputs are divided by
 _REACH = 2  # bins to either side of the likeliest one whose mean is the greedy action (docs/results/recipe.md)

@@ -1,1 +1,107 @@
-"""RL training for embodied AI: workflows written once, planned and run anywhere."""
+"""RL training for embodied AI: workflows written once, planned and run anywhere.
+
+    from rlinf_embodied import train
+    from rlinf_embodied.compose import compose_train
+
+    summary = train(compose_train(["env=point_reach", "run.num_iterations=2"]))
+
+The commands of experiments/ are these functions of a config, which is composed or built from its dataclasses.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlinf_embodied.config import (
+        EvaluateAnswersConfig,
+        EvaluateConfig,
+        ExportConfig,
+        ImitationConfig,
+        MathConfig,
+        TrainConfig,
+    )
+    from rlinf_embodied.training.job import Job
+
+__all__ = ["evaluate", "export", "train"]
+
+
+def train(config: TrainConfig | ImitationConfig | MathConfig, started: float | None = None) -> dict[str, Any]:
+    """Trains, and returns what <run.dir>/summary.json holds.
+
+    Args:
+        config: its type says what is trained.
+        started: when the command was given, in seconds since the epoch; None: now.
+
+    Raises:
+        RlinfError: the input is wrong, or the work failed.
+        Stopped: a signal asked for the end of the run, which can be resumed.
+    """
+    from rlinf_embodied.command_line import pin
+
+    pin(config)
+    job = _job(config)
+    from rlinf_embodied.stop_signals import Stopped
+    from rlinf_embodied.training.trainer import Trainer
+
+    trainer = Trainer(job, started)
+    code = trainer.run()
+    if code:
+        raise Stopped(code - 128)
+    return json.loads((trainer.folder / "summary.json").read_text(encoding="utf-8"))
+
+
+def _job(config: object) -> Job:
+    """Returns the job of a config; imports torch only if the input is right as far as that can be known without."""
+    from rlinf_embodied.config import ImitationConfig, MathConfig, TrainConfig
+
+    if isinstance(config, TrainConfig):
+        from rlinf_embodied.embodied.starting_point import require_start
+
+        require_start(config)
+        from rlinf_embodied.embodied.job import EmbodiedJob
+
+        return EmbodiedJob(config)
+    if isinstance(config, ImitationConfig):
+        from rlinf_embodied.embodied.imitation_job import ImitationJob
+
+        return ImitationJob(config)
+    assert isinstance(config, MathConfig)
+    from rlinf_embodied.reasoning.job import ReasoningJob
+
+    return ReasoningJob(config)
+
+
+def evaluate(config: EvaluateConfig | EvaluateAnswersConfig) -> dict[str, Any]:
+    """Evaluates a policy or a language model, and returns what <run.dir>/eval_info.json holds.
+
+    Raises:
+        RlinfError: the input is wrong, or the work failed.
+    """
+    from rlinf_embodied.command_line import pin
+    from rlinf_embodied.config import EvaluateConfig
+
+    pin(config)
+    if isinstance(config, EvaluateConfig):
+        from rlinf_embodied.embodied.evaluate import evaluate_command as evaluate_policy
+
+        return evaluate_policy(config)
+    from rlinf_embodied.reasoning.evaluate import evaluate_command as evaluate_answers
+
+    return evaluate_answers(config)
+
+
+def export(config: ExportConfig) -> dict[str, Any]:
+    """Writes episodes of a policy as a dataset, and returns how many were `run`, `solved` and `written`.
+
+    Raises:
+        RlinfError: the input is wrong, or the work failed.
+    """
+    from rlinf_embodied.command_line import pin
+
+    pin(config)
+    from rlinf_embodied.embodied.export import export_dataset
+
+    found = export_dataset(config, lambda done, total: print(f"episodes {done}/{total}", flush=True))
+    return {"run": found.run, "solved": found.solved, "written": found.written}

@@ -24,7 +24,7 @@ GIB = 2**30
 LEAST_MEMORY_BYTES = 3 * GIB  # two workers with a simulator, and the driver
 LEAST_DISK_BYTES = 2 * GIB  # checkpoints and videos of a few runs
 LEAST_SHARED_BYTES = GIB // 2  # Ray's object store; below it, Ray falls back to files and says so in every run
-LIBRARIES = ("ray", "mani_skill", "sapien", "torch", "torchvision", "timm", "transformers", "hydra-core", "numpy")
+LIBRARIES = ("ray", "mani_skill", "sapien", "torch", "torchvision", "timm", "transformers", "omegaconf", "numpy")
 
 TORCH_PROBE = """
 import json, torch

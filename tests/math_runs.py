@@ -70,7 +70,7 @@ def tiny_math(*overrides: str) -> MathConfig:
     return copy.deepcopy(_composed(tuple(tiny_math_overrides(*overrides))))
 
 
-@functools.cache  # Hydra takes longer than the run
+@functools.cache  # composing takes longer than the run
 def _composed(overrides: tuple[str, ...]) -> MathConfig:
     return compose_math(overrides)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_embodied.command_line import train_main
+from rlinf_embodied.command_line import main
+from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError, PlugInError
-from rlinf_embodied.targets import load_plug_in, source_digest
-from rlinf_embodied.user_code import raised_by_user
+from rlinf_embodied.plug_ins import load_plug_in, raised_by_user, source_digest
 
 
 def raised(work) -> BaseException:
@@ -33,7 +33,7 @@ def test_only_the_lines_of_the_user_are_shown(monkeypatch) -> None:
     assert all(line.startswith(f"  {__file__}, line ") for line in lines)
     assert lines[-1].endswith(', in mine: return json.loads("{")')
     with monkeypatch.context() as patch:
-        patch.setattr("rlinf_embodied.user_code._OURS", (Path(__file__).parent,))
+        patch.setattr("rlinf_embodied.plug_ins._OURS", (Path(__file__).parent,))
         assert raised_by_user(raised(mine)) is None
 
 
@@ -73,6 +73,5 @@ def test_the_command_shows_no_traceback_of_ours(monkeypatch, capsys, error) -> N
     def work(config):
         raise pickle.loads(pickle.dumps(error))
 
-    monkeypatch.setattr(sys, "argv", ["script.py"])
-    assert getattr(raised(lambda: train_main(work)), "code", None) == 1
+    assert getattr(raised(lambda: main(work, TrainConfig, words=[])), "code", None) == 1
     assert capsys.readouterr().err == f"error: {error}\n"

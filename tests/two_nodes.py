@@ -28,8 +28,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlinf_embodied.command_line import main
+from rlinf_embodied.compose import chosen
 from rlinf_embodied.errors import ConfigError, RlinfError
-from rlinf_embodied.words import chosen, exit_code, parse_all
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CODE = "/srv"  # where the repository lies in both nodes
@@ -250,8 +251,7 @@ def check(nodes: Sequence[Node], workflow: str, plans: Sequence[str]) -> bool:
     return good
 
 
-def main(words: Sequence[str]) -> int:
-    options = parse_all(Options, words, "two_nodes")
+def run(options: Options) -> int:
     workflows = chosen(options.workflow.removeprefix("all"), SCRIPTS, "workflow")
     plans = list(chosen(options.plan.removeprefix("all"), dict.fromkeys(PLANS), "plan"))
     try:
@@ -268,4 +268,4 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    main(run, Options)

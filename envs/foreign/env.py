@@ -14,8 +14,8 @@ from envs.foreign.simulator import ForeignSimulator, default_processes, shares_o
 from envs.foreign.wire import Message
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.targets import load_target
-from rlinf_embodied.typed_options import typed
+from rlinf_embodied.interfaces.options import typed
+from rlinf_embodied.plug_ins import load_target
 
 WORKER = ("-P", "-m", "envs.foreign.worker")
 

@@ -12,7 +12,7 @@ from envs.foreign.worker import Rows
 from envs.gym.row import CAMERA, Gymnasium, GymnasiumOptions
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.typed_options import typed
+from rlinf_embodied.interfaces.options import typed
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:

@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rlinf_embodied.command_line import train_main
+from rlinf_embodied.command_line import main
 from rlinf_embodied.config import EnvConfig, TrainConfig
 
 TASKS = ("PickCube-v1", "PushCube-v1", "PullCube-v1")
@@ -59,4 +59,4 @@ def table(config: TrainConfig) -> int:
 
 
 if __name__ == "__main__":
-    train_main(table)
+    main(table, TrainConfig)

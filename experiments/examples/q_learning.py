@@ -13,6 +13,7 @@ import gymnasium
 import torch
 
 from rlinf_embodied.cluster.hardware import Cluster, local_cluster
+from rlinf_embodied.compose import compose
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import measure
 from rlinf_embodied.learning.reduce import ExactReducer
@@ -21,7 +22,6 @@ from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.words import parse_all
 from rlinf_embodied.workflow.graph import WHOLE, Edge, StageSpec, WeightEdge, Workflow
 
 HERE = "experiments.examples.q_learning"  # where workers find the stages
@@ -127,7 +127,7 @@ class Options:
 if __name__ == "__main__":
     from rlinf_embodied.runtime.ray_session import RaySession
 
-    own = parse_all(Options, sys.argv[1:], "q_learning")
+    own = compose(Options, sys.argv[1:])
     flow = workflow(own.env, [float(rate) for rate in own.rates.split(",")])
     best, returns = train(flow, session := RaySession(), local_cluster(None), own.iterations)
     session.close()

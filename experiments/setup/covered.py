@@ -8,15 +8,14 @@ The table holds for the versions of ManiSkill and SAPIEN that the results were f
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.bench.coverage.table import results_of
+from rlinf_embodied.command_line import main
 from rlinf_embodied.errors import DataError
-from rlinf_embodied.words import exit_code, parse_all
 
 COVERED = Path(__file__).resolve().parents[2] / "envs" / "batched" / "covered.json"
 
@@ -44,8 +43,7 @@ def covered(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"versions": {name: installed[name] for name in ("mani_skill", "sapien")}, "tasks": table}
 
 
-def main(arguments: Sequence[str]) -> int:
-    own = parse_all(Options, arguments, "covered")
+def write(own: Options) -> None:
     try:
         found = json.loads(Path(own.results).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -54,8 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         ) from error
     COVERED.write_text(json.dumps(covered(found), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(f"written to {COVERED}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    main(write, Options)

@@ -44,7 +44,7 @@ INSTALL = (*PIP, "install", "--no-deps", "--no-compile", "--no-build-isolation",
 # What runs import, in two processes: the second one comes to torch when the first one has compiled most of it.
 IMPORTS = (
     "import torch, torchvision, timm, transformers, safetensors.torch, torch.distributed.fsdp",
-    "import hydra, rich.live, ray, sapien, av, matplotlib.pyplot, gymnasium, tensorboard, mani_skill.envs",
+    "import omegaconf, rich.live, ray, sapien, av, matplotlib.pyplot, gymnasium, tensorboard, mani_skill.envs",
 )
 
 

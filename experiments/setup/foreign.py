@@ -23,8 +23,7 @@ from typing import Any
 from envs.foreign.adapter import folder_of
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.errors import ConfigError, RlinfError
-from rlinf_embodied.targets import load_target
-from rlinf_embodied.words import exit_code
+from rlinf_embodied.plug_ins import load_target
 
 OSMESA = "libosmesa6"
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
@@ -142,4 +141,7 @@ def install_renderer() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except RlinfError as error:
+        sys.exit(f"error: {error}")

@@ -36,6 +36,7 @@ from policies.openvla.statistics import OFT_EPSILON, range_of, require_dim
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import (
     Evaluation,
     Features,
@@ -47,7 +48,6 @@ from rlinf_embodied.interfaces.policies import (
 )
 from rlinf_embodied.learning.activation_checkpointing import checkpoint_blocks
 from rlinf_embodied.randomness import words
-from rlinf_embodied.typed_options import typed
 
 _STATE_LIMIT, _STATE_FLOOR = 10.0, 0.01  # of the critic's standardised state; see Standardise
 

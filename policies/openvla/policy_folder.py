@@ -26,7 +26,7 @@ from policies.openvla.settings import WHOLE
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.typed_options import typed
+from rlinf_embodied.interfaces.options import typed
 
 FILE, CRITIC, ADAPTERS, ADAPTER_CONFIG = (
     "policy.json",

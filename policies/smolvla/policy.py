@@ -22,9 +22,9 @@ from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record
 from rlinf_embodied.randomness import words
-from rlinf_embodied.typed_options import typed
 
 _FLOOR, _LIMIT = 0.01, 10.0  # least deviation that inputs are divided by; deviations beyond which they are clipped
 

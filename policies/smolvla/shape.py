@@ -13,7 +13,7 @@ from typing import Any
 from policies.checkpoint_folder import read_json
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.typed_options import typed
+from rlinf_embodied.interfaces.options import typed
 
 TYPE = "smolvla"
 _ACTION = "give the config.json of a SmolVLA"

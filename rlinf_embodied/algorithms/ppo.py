@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlinf_embodied.algorithms.batch import TrainingBlock
+from rlinf_embodied.algorithms.losses import explained_variance
 from rlinf_embodied.algorithms.on_policy import Blocks, OnPolicy, explained_sums
 from rlinf_embodied.algorithms.policy_learners import VALUE
 from rlinf_embodied.algorithms.rollout_samples import Rollouts, normalize_blocks, ppo_block
@@ -36,6 +37,5 @@ class PPO(OnPolicy):
         batches = self.minibatches(step_context, blocks, "value", self.algorithm.value_epochs)
         passes = lambda block, index: self._objective.value_passes(padded[block], index)  # noqa: E731
         fitted = fit(self.learners[VALUE], batches, passes)
-        return value_metrics(
-            fitted, self.training.reducer.sum_blocks({b: explained_sums(t) for b, t in blocks.items()})
-        )
+        sums = self.training.reducer.sum_blocks({b: explained_sums(t) for b, t in blocks.items()})
+        return value_metrics(fitted, explained_variance(sums))

@@ -167,6 +167,11 @@ def gpu_names() -> list[str]:
     return _asked_of_gpus("name")
 
 
+def uses_accelerators(config: ClusterConfig) -> bool:
+    """Returns whether a run on this machine computes on accelerators; of a Ray cluster only its nodes know."""
+    return config.torch_device not in ("auto", "cpu") or (config.torch_device == "auto" and bool(gpu_names()))
+
+
 def gpu_memory_bytes() -> list[int]:
     """Returns the memory of each visible NVIDIA GPU: the host's where its driver reports none, since they share it."""
     reported = _asked_of_gpus("memory.total")  # in MiB, or "[N/A]"
@@ -359,7 +364,7 @@ def described_cluster(data: Mapping[str, object], path: str) -> Cluster:
         ):
             raise ConfigError(
                 f"{path}.nodes[{i}].beside is {group.beside!r}, but it is the number of an earlier group with nodes of "
-                f"its own, and as many as these: mend the file"
+                f"its own, and as many as these: correct the file"
             )
     links = _record(Links, data.get("links", {}), f"{path}.links")
     kinds = "+".join(group.kind for group in groups)
@@ -389,7 +394,7 @@ def _record(schema: type[_Schema], data: object, path: str) -> _Schema:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LARGEST:
             what = "the name of a kind of device" if name == "kind" else "a positive number"
-            raise ConfigError(f"{path}.{name} is {value!r}, but it is {what}: mend the file")
+            raise ConfigError(f"{path}.{name} is {value!r}, but it is {what}: correct the file")
         if name in _COUNTS and value != int(value):
-            raise ConfigError(f"{path}.{name} is {value!r}, but it is a whole number: mend the file")
+            raise ConfigError(f"{path}.{name} is {value!r}, but it is a whole number: correct the file")
     return schema(**body)

@@ -1,66 +1,65 @@
-"""The Hydra edge: overrides and the files under configs/ become one typed, checked config.
+"""Overrides and the files under configs/ become one typed, checked config; imports nothing heavy.
 
-    commands.py     the configs of training and planning; the order of events
-    evaluation.py   the config of an evaluation, from what its checkpoint says
-    overrides.py    one override of the command line: read, and checked against the schema
-    user_files.py   an env or a plan in a file of the user's, as a choice of its group
-    files.py        the files under configs/, and configs of runs as files
-    explain.py      what a wrong key or value is answered with
-
-Nothing heavy is imported on the way.
+composition.py  presets, files and overrides are merged and become dataclasses
+overrides.py    one `key=value`: read by the type of its key
+checkpoints.py  configs of evaluations and exports, whose defaults are those of a checkpoint
+explain.py      errors for a wrong key or value: its path, the rule, the next action
 """
 
-from rlinf_embodied.compose.commands import (
-    CONTROL_GROUPS,
-    MATH_GROUPS,
-    PLANNING_GROUPS,
-    SFT_GROUPS,
-    TRAIN_GROUPS,
-    compose_control,
-    compose_emulation,
-    compose_math,
-    compose_planning,
-    compose_sft,
-    compose_train,
-)
-from rlinf_embodied.compose.evaluation import (
-    ANSWERS_GROUPS,
-    EVALUATE_GROUPS,
-    EXPORT_GROUPS,
-    compose_answers,
-    compose_evaluate,
-    compose_export,
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlinf_embodied.compose.checkpoints import compose_answers, compose_evaluate, compose_export
+from rlinf_embodied.compose.composition import (
+    CONFIG_DIR,
+    FILE_SUFFIXES,
+    choices,
+    compose,
+    groups,
+    load,
+    read_mapping,
+    split,
+    stored_tree,
+    to_yaml,
 )
 from rlinf_embodied.compose.explain import keys
-from rlinf_embodied.compose.files import CONFIG_DIR, FILE_SUFFIXES, choices, load, read_mapping, to_yaml
-from rlinf_embodied.compose.overrides import PATH_KEYS
-from rlinf_embodied.compose.user_files import stored_tree
+from rlinf_embodied.compose.overrides import chosen, names_of
+from rlinf_embodied.config import ImitationConfig, MathConfig, TrainConfig
 
 __all__ = [
-    "ANSWERS_GROUPS",
     "CONFIG_DIR",
-    "CONTROL_GROUPS",
-    "EVALUATE_GROUPS",
-    "EXPORT_GROUPS",
     "FILE_SUFFIXES",
-    "MATH_GROUPS",
-    "PATH_KEYS",
-    "PLANNING_GROUPS",
-    "SFT_GROUPS",
-    "TRAIN_GROUPS",
     "choices",
+    "chosen",
+    "compose",
     "compose_answers",
-    "compose_control",
-    "compose_emulation",
     "compose_evaluate",
     "compose_export",
     "compose_math",
-    "compose_planning",
     "compose_sft",
     "compose_train",
+    "groups",
     "keys",
     "load",
+    "names_of",
     "read_mapping",
+    "split",
     "stored_tree",
     "to_yaml",
 ]
+
+
+def compose_train(overrides: Sequence[str] = ()) -> TrainConfig:
+    """Returns the config of experiments/train_vla.py; raises ConfigError as `compose` does."""
+    return compose(TrainConfig, overrides)
+
+
+def compose_sft(overrides: Sequence[str] = ()) -> ImitationConfig:
+    """Returns the config of experiments/train_sft.py; raises ConfigError as `compose` does."""
+    return compose(ImitationConfig, overrides)
+
+
+def compose_math(overrides: Sequence[str] = ()) -> MathConfig:
+    """Returns the config of experiments/train_llm_math.py; raises ConfigError as `compose` does."""
+    return compose(MathConfig, overrides)

@@ -54,7 +54,7 @@ def did_you_mean(word: str, names: Sequence[str], prefix: str = "") -> str:
 
 
 def explained(error: Exception, schema: type, source: str) -> ConfigError:
-    """Returns Hydra's or OmegaConf's error as one line; the reason for a wrong type sits in the cause only."""
+    """Returns OmegaConf's error as one line; the reason for a wrong type sits in the cause only."""
     reason: BaseException | None = error
     while reason is not None and not isinstance(reason, OmegaConfBaseException):
         reason = reason.__cause__ or reason.__context__
@@ -68,7 +68,8 @@ def explained(error: Exception, schema: type, source: str) -> ConfigError:
     kind = known.get(path) or _item_type(known.get(path.rpartition(".")[0]))
     message = str(reason.msg or reason).splitlines()[0]
     rule = f"it must be {_type_name(kind)}" if kind is not None else "the schema in rlinf_embodied/config/ forbids it"
-    action = f"use {_example(kind)}" if kind is not None else did_you_mean(path, list(known)).strip() or "mend the key"
+    neighbour = did_you_mean(path, list(known)).strip() or "correct the key"
+    action = neighbour if kind is None else f"use {_example(kind)}"
     where = "" if source == "the command line" else f" in {source}"
     return ConfigError(f"{path} is {reason.value!r}{where}, but {rule} ({message}): {action}")
 

@@ -1,117 +1,91 @@
-"""One override of the command line, such as `env.num_envs=8`: read, and checked against the schema."""
+"""One `key=value` of the command line: read by the type of its key, and checked against the schema.
+
+A text is taken as it stands, so that a path may hold any character; quotes around it are removed.  Every other value is
+YAML: `3`, `1e-3`, `true`, `null`, `[a,b]`, `{a: 1}`.
+"""
 
 from __future__ import annotations
 
-import functools
+import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
-from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
-from hydra.errors import HydraException
+import yaml
+from omegaconf import OmegaConf
 
-from rlinf_embodied.compose.explain import did_you_mean, keys, unknown_key
-from rlinf_embodied.compose.files import SWITCHES, choice_folder, choices
-from rlinf_embodied.config import ControlConfig, TrainConfig
-from rlinf_embodied.config.renamed import require_current, require_current_choice
+from rlinf_embodied.compose.explain import keys, unknown_key
 from rlinf_embodied.errors import ConfigError
 
-# keys whose values are places of files: a name may hold anything, with quotes around it or without
-PATH_KEYS = (
-    "hierarchy.checkpoint",
-    *("run.dir", "resume", "checkpoint", "env", "policy", "plan", "plan.file", "plan.profile"),
-    *("policy.folder", "out", "data", "sft.checkpoint"),
-    *("warm_start.checkpoint", "warm_start.demonstrations", "warm_start.teacher", "warm_start.cache_dir"),
-)
+_Case = TypeVar("_Case")
+_ALIASES = {"env.id": "env.task"}  # Gymnasium's name
+SWITCHES = {"run.exact": {"true": "exact", "false": "off"}}  # enumerations that also take true and false
 
 
-ALIASES = {"env.id": "env.task"}  # what others call a key, as Gymnasium its envs
-
-
-def spelled(text: str) -> str:
-    """Returns an override under the key's own name, where an alias was given."""
-    key, assigned, value = text.partition("=")
-    return f"{ALIASES.get(key, key)}{assigned}{value}"
-
-
-@functools.cache  # Hydra's grammar takes a millisecond, and each check reads the override anew
-def parsed(text: str) -> Override:
-    """Returns an override as Hydra reads it.
+def read_override(text: str, schema: type, groups: Sequence[str]) -> tuple[str, Any]:
+    """Returns key and value of an override such as `env.num_envs=8`; the name of a flag alone stands for true.
 
     Raises:
-        ConfigError: it has not the form key=value, or holds signs that have to be quoted.
+        ConfigError: the key is unknown, or the value cannot be read.
     """
+    key, assigned, value = text.partition("=")
+    key = _ALIASES.get(key.strip(), key.strip())
+    if key in groups:
+        return key, _unquoted(value)
+    known = keys(schema)
+    kind = type_of(key, known)
+    if kind is None:
+        raise unknown_key(key, known, groups)
+    if not assigned:
+        if kind is bool:
+            return key, True
+        raise ConfigError(f"{text!r} has no value: use {key}=<value>")
+    return key, _value(key, value, kind)
+
+
+def names_of(text: str) -> list[str]:
+    """Returns the names of a list such as "a,b"; none for an empty text."""
+    return [name for name in text.split(",") if name]
+
+
+def chosen(names: str, cases: Mapping[str, _Case], option: str = "cases") -> dict[str, _Case]:
+    """Returns the cases of a list such as "serial,collocated-2", all of them for an empty one.
+
+    Raises:
+        ConfigError: there is no such case.
+    """
+    wanted = names_of(names) or list(cases)
+    for name in wanted:
+        if name not in cases:
+            raise ConfigError(f"{option} has {name!r}, but there are {', '.join(cases)}: use some of these")
+    return {name: cases[name] for name in wanted}
+
+
+def type_of(key: str, known: Mapping[str, object]) -> object:
+    """Returns the type of a key, None if the schema has no such key; a mapping takes any key below its own."""
+    if key in known:
+        return known[key]
+    open_key = next((k for k, kind in known.items() if key.startswith(f"{k}.") and typing.get_origin(kind) is dict), "")
+    return typing.get_args(known[open_key])[1] if open_key else None
+
+
+def _value(key: str, value: str, kind: object) -> Any:
+    arms = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if value == "null" and type(None) in arms:
+        return None
+    if str in arms and len([arm for arm in arms if arm is not type(None)]) == 1:
+        return _unquoted(value)
+    if any(hasattr(arm, "__members__") for arm in arms):
+        return SWITCHES.get(key, {}).get(value.lower(), _unquoted(value))
     try:
-        return OverridesParser.create().parse_override(text)
-    except HydraException as error:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))["value"]
+    except yaml.YAMLError as error:
+        why = " ".join(str(error).split())
         raise ConfigError(
-            f"{text!r} cannot be read as an override, which has the form key=value: "
-            "quote values with spaces, commas, '=' or brackets, as in 'key=\"a, b\"'"
+            f"{key} is {value!r}, which cannot be read ({why}): lists are [a,b], mappings {{a: 1}}"
         ) from error
 
 
-def readable(text: str) -> str:
-    """Returns an override that Hydra can read: a path with signs that mean something to Hydra is quoted."""
-    key, assigned, path = text.partition("=")
-    if not assigned or not (key in PATH_KEYS or key.startswith("data.files.")):
-        return text
-    if "${" in path:
-        raise ConfigError(f"{key} is {path!r}, but '${{' begins a reference to another key: rename the file or folder")
-    try:
-        value = parsed(text).value()
-    except ConfigError:
-        value = ()  # no text: Hydra does not know a sign
-    return (
-        text if value is None or isinstance(value, str) else f"{key}={QuotedString(path, Quote.single).with_quotes()}"
-    )
-
-
-def checked_override(text: str, schema: type, groups: Sequence[str]) -> str:
-    """Returns an override that names something; free-form keys (`dict` fields) get Hydra's sign for a new key."""
-    override = parsed(text)
-    key = override.key_or_group
-    if override.is_sweep_override():
-        raise ConfigError(
-            f"{text!r} gives {key} several values, but a run has one: use {key}=<value>, for lists {key}=[a,b]"
-        )
-    if key in groups and not override.is_delete():
-        _check_choice(key, override.value(), schema)
-        return text
-    known = keys(schema)
-    parent = next((k for k, kind in known.items() if typing.get_origin(kind) is dict and key.startswith(f"{k}.")), None)
-    if parent is not None:
-        return text if text[0] in "+~" else f"++{text}"
-    if key not in known:
-        require_current(key)
-        raise unknown_key(key, known, groups)
-    if override.is_delete():
-        raise ConfigError(f"{text} deletes {key}, but every key has a value: set {key}=<value> instead")
-    value = override.value()
-    return f"{key}={SWITCHES[key][value]}" if key in SWITCHES and isinstance(value, bool) else text
-
-
-def placed(text: str, schema: type, groups: Sequence[str]) -> str:
-    """Returns a choice such as algorithm=ppo with the folder in which the schema's own choices lie."""
-    group, _, choice = text.partition("=")
-    folder = choice_folder(group, schema)
-    return text if group not in groups or folder == group else f"{folder}@{group}={choice}"
-
-
-def _check_choice(group: str, value: object, schema: type) -> None:
-    """Raises where a group has no such choice; those of the store (plan files, checkpoints) count as well."""
-    names = choices(group, schema)
-    stored: typing.Any = ConfigStore.instance().repo
-    for part in choice_folder(group, schema).split("/"):
-        stored = stored.get(part, {})
-    if isinstance(value, str) and (value in names or f"{value}.yaml" in stored):
-        return
-    require_current_choice(group, str(value))
-    takes_files = group in ("plan", "env") or (group == "policy" and schema in (TrainConfig, ControlConfig))
-    files = ", or a path to a .yaml file" if takes_files else ""
-    hint = f"one of configs/{choice_folder(group, schema)}{files}"
-    generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""
-    raise ConfigError(
-        f"{group} is {value!r}, but it must be {hint}:{did_you_mean(str(value), names, f'{group}=')} "
-        f"choose from {', '.join(names)}{generic}"
-    )
+def _unquoted(value: str) -> str:
+    quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if quoted else value

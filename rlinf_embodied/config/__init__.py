@@ -1,4 +1,4 @@
-"""The configuration: one typed dataclass per section, checked when built; imports neither torch, ray nor hydra.
+"""The configuration: one typed dataclass per section, checked when built; imports neither torch, ray nor omegaconf.
 
     env.py        the section `env`
     learning.py   the sections `policy`, `warm_start`, `sft`
@@ -11,7 +11,6 @@
     run.py        the sections `run`, `wandb`, `trackio`, `eval`, `checkpoint`
     commands.py   what the other commands read, section by section; the checks that span several
     checks.py     the form of every check
-    renamed.py    names that files of earlier runs may hold, and what they are called now
 
 Every default lives here; the files under configs/ only say what differs.  A check names the path, the value, the rule
 and what to do next.  Sections are handed to the component they belong to; nobody gets the whole but the entry points.

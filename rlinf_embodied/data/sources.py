@@ -10,8 +10,7 @@ from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.jsonl import JsonlProblems
 from rlinf_embodied.data.problems import Problem, ProblemSource, Split
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.targets import load_plug_in
-from rlinf_embodied.user_code import named_when_raised
+from rlinf_embodied.plug_ins import load_plug_in, named_when_raised
 
 _Answer = TypeVar("_Answer")
 

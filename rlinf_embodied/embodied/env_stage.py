@@ -27,10 +27,9 @@ from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.paced_env import PacedEnv
 from rlinf_embodied.errors import RlinfError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
+from rlinf_embodied.plug_ins import load_target, raised_by_user
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
-from rlinf_embodied.targets import load_target
-from rlinf_embodied.user_code import raised_by_user
 
 Blocks = tuple[int, ...]
 

@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from rlinf_embodied.config import Critic, EvaluateConfig, PolicyConfig, RecoveryConfig
 from rlinf_embodied.embodied.evaluation import (
@@ -48,8 +49,8 @@ def require_file(checkpoint: str) -> None:
         )
 
 
-def evaluate_command(config: EvaluateConfig) -> int:
-    """Evaluates what the config names; prints the result and returns the exit code.
+def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
+    """Evaluates what the config names; prints the result and returns it as written to eval_info.json.
 
     Raises:
         CheckpointError: the checkpoint is missing or foreign, was trained under other conditions, or fits other sizes.
@@ -95,7 +96,7 @@ def evaluate_command(config: EvaluateConfig) -> int:
         f"episode_len {result.episode_len:.1f}; seeds {config.eval.seed}..{config.eval.seed + len(result.episodes) - 1}"
     )
     print(f"written to {folder.path / 'eval_info.json'}" + (f", videos in {videos}" if _filmed(folder) else ""))
-    return 0
+    return folder.read_json("eval_info.json")
 
 
 def _acting(policy: PolicyConfig, checkpoint: str, asked: EvaluationEnvConfig) -> StageSpec:

@@ -26,9 +26,9 @@ from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import require_version
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
-from rlinf_embodied.targets import load_target
 
 View = Callable[[TwoLevelColumns, EnvColumns], tuple[PolicyColumns, EnvColumns]]
 

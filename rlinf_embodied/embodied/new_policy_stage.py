@@ -20,9 +20,9 @@ from rlinf_embodied.embodied.warm_start_stage import ROWS, WarmStartStageConfig,
 from rlinf_embodied.interfaces.envs import EnvSpec, VectorEnv
 from rlinf_embodied.interfaces.policies import ImitationPolicy, Policy
 from rlinf_embodied.learning.shared_policy import move
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StageContext, StepContext
-from rlinf_embodied.targets import load_target
 
 _LEAST_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
 

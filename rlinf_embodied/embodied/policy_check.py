@@ -17,11 +17,10 @@ from torch import Tensor
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, Policy, PolicyOutput
 from rlinf_embodied.learning.shared_policy import move
-from rlinf_embodied.targets import load_plug_in, load_target
-from rlinf_embodied.typed_options import typed
-from rlinf_embodied.user_code import named_when_raised
+from rlinf_embodied.plug_ins import load_plug_in, load_target, named_when_raised
 
 _Answer = TypeVar("_Answer")
 _PACKAGE = "policies."

@@ -20,7 +20,7 @@ from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.shared_policy import SharedPolicy, move
-from rlinf_embodied.targets import load_target
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 _LOG = logging.getLogger(__name__)

@@ -8,21 +8,22 @@ from typing import cast
 
 from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.targets import load_plug_in, load_target
-from rlinf_embodied.typed_options import NoOptions, typed
+from rlinf_embodied.interfaces.options import NoOptions, typed
+from rlinf_embodied.plug_ins import load_plug_in, load_target
 
 # envs that can say why they have no scripted expert without being built; of others it is known when they are
 _WHY_NO_EXPERT = {"envs.maniskill.make_env": "envs.expert_tasks.why_no_expert"}
 
 
 def require_start(config: TrainConfig) -> None:
-    """Checks that there is a scripted expert, or something in its place.
+    """Checks that there is a scripted expert, something in its place, or a run that may be resumed.
 
     Raises:
         ConfigError: there is neither.
     """
     start, env = config.warm_start, config.env
-    if start.checkpoint or start.demonstrations or start.teacher or start.from_nothing:
+    given = start.checkpoint or start.demonstrations or start.teacher or start.from_nothing
+    if given or may_resume(config):
         return
     why = why_no_expert(env)
     if why is None:

@@ -16,9 +16,9 @@ from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartS
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
+from rlinf_embodied.plug_ins import source_digest
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
-from rlinf_embodied.targets import source_digest
 from rlinf_embodied.training import warm_start as common
 from rlinf_embodied.workflow.graph import StageSpec
 

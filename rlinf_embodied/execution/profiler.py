@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-import rlinf_embodied
 from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster, Links, processor
 from rlinf_embodied.config import PlanConfig
@@ -34,10 +33,10 @@ from rlinf_embodied.execution.iteration import Finishes
 from rlinf_embodied.execution.meter import METER, MeteredSession, measure_links
 from rlinf_embodied.planning.probes import Cell, Measurements, Probe, probes, profile_of, shortened, switching
 from rlinf_embodied.planning.profile import DISTURBED, Profile, WeightProfile
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.residents import can_leave
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -79,7 +78,7 @@ def _targets(part: object) -> Iterator[str]:
 
 def code_digest(targets: Iterator[str]) -> str:
     """Returns a digest of this package's source and that of the modules, or whole packages, that targets lie in."""
-    folders = {Path(cast(str, rlinf_embodied.__file__)).parent}
+    folders = {Path(__file__).parents[1]}
     for target in targets:
         top = importlib.util.find_spec(target.partition(".")[0])
         if top is not None and top.origin is not None:

@@ -12,7 +12,6 @@ from fractions import Fraction
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import MAX_STALENESS
-from rlinf_embodied.config.renamed import with_current_stages
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.calls import owners
 from rlinf_embodied.planning.plan_check import require_runnable, require_staleness
@@ -210,7 +209,7 @@ def _parse_parts(kind: str, body: object, known: tuple[int, Devices], here: str)
 
 
 def without_absent(data: object, workflow: Workflow) -> object:
-    """Returns a tree without the leaves marked `optional` whose stage the workflow lacks; None if nothing is left.
+    """Returns a tree without the leaves and loops marked `optional` whose stages the workflow lacks; None if nothing is left.
 
     A node with a single part left is that part.
     """
@@ -220,6 +219,9 @@ def without_absent(data: object, workflow: Workflow) -> object:
     if kind == "leaf" and isinstance(body, Mapping) and body.get("optional"):
         kept = {key: value for key, value in body.items() if key != "optional"}
         return {"leaf": kept} if body.get("stage") in workflow.stages else None
+    if kind == "loop" and isinstance(body, Mapping) and body.get("optional"):
+        kept = {key: value for key, value in body.items() if key != "optional"}
+        return {"loop": kept} if set(body.get("stages", ())) & set(workflow.stages) else None
     if kind not in ("temporal", "spatial"):
         return data
     parts = body.get("parts") if isinstance(body, Mapping) else body
@@ -327,7 +329,7 @@ def resolve(
             "use plan=collocated or a larger cluster"
         )
     _, variant = max(fitting, key=lambda entry: entry[0])
-    tree = without_absent(with_current_stages(variant["tree"], workflow.stages), workflow)
+    tree = without_absent(variant["tree"], workflow)
     parsed = _parse(tree, (num_devices, cores), f"plan.{name}")
     plan = Plan(name, num_devices + len(cores), parsed, _staleness(variant, name))
     require_runnable(name, plan.tree, workflow)

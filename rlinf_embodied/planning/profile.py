@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlinf_embodied.cluster.hardware import Cluster, Links
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.targets import load_plug_in
+from rlinf_embodied.plug_ins import load_plug_in
 from rlinf_embodied.workflow.graph import Workflow
 
 Floats = NDArray[np.float64]

@@ -20,7 +20,7 @@ from rlinf_embodied.algorithms.advantages import (
     squared_deviations,
     std_of,
 )
-from rlinf_embodied.algorithms.losses import explained_variance_sums, value_loss
+from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, value_loss
 from rlinf_embodied.config import LanguagePolicyConfig, ReasoningAlgorithmConfig
 from rlinf_embodied.interfaces.language import ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
@@ -30,12 +30,12 @@ from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import move
 from rlinf_embodied.learning.snapshot import StageState, kept
 from rlinf_embodied.learning.update import VALUE_STATISTICS, Shuffle, fit, minibatches, value_metrics
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.batch import Completions, Rewards, TokenAdvantages
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, dynamic_batches, microbatches
 from rlinf_embodied.reasoning.policy_folder import load_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
-from rlinf_embodied.targets import load_target
 
 OPTIMIZER, MODULE = "critic_optimizer", "critic_module"  # in a checkpoint
 
@@ -138,7 +138,7 @@ class CriticStage:
         batches = minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.value_epochs)
         fitted = fit(self._learner, batches, lambda block, index: self._passes(blocks[block], index.tolist()))
         explained = {b: explained_variance_sums(r.values, r.returns, r.mask) for b, r in blocks.items()}
-        return value_metrics(fitted, self._reducer.sum_blocks(explained))
+        return value_metrics(fitted, explained_variance(self._reducer.sum_blocks(explained)))
 
     def _passes(self, rows: _Rows, index: Sequence[int]) -> list[Pass]:
         chosen, budget, made = rows.sequences.select(index), self._algorithm.tokens_per_microbatch, []

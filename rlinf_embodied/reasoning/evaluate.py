@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rlinf_embodied.config import EvaluateAnswersConfig, RecoveryConfig
 from rlinf_embodied.data.sources import problem_source
@@ -19,8 +20,8 @@ from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.training.recovery import Recovery
 
 
-def evaluate_command(config: EvaluateAnswersConfig) -> int:
-    """Evaluates what the config names; prints the result and returns the exit code.
+def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
+    """Evaluates what the config names; prints the result and returns it as written to eval_info.json.
 
     Raises:
         CheckpointError: the checkpoint is missing, foreign or damaged.
@@ -44,7 +45,7 @@ def evaluate_command(config: EvaluateAnswersConfig) -> int:
     print(f"{source}: greedy {result}")
     print(result.table(), end="")
     print(f"written to {folder.path / 'eval_info.json'} and samples.md")
-    return 0
+    return folder.read_json("eval_info.json")
 
 
 def _write(folder: RunFolder, config: EvaluateAnswersConfig, result: AnswerResult) -> None:

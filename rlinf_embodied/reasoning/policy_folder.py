@@ -15,11 +15,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_embodied.config import DataConfig, GenerationConfig, LanguagePolicyConfig, MathConfig, RewardConfig
-from rlinf_embodied.config.renamed import with_current_keys
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.shared_policy import SharedPolicy, move
-from rlinf_embodied.targets import load_target
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 FILE = "evaluation.json"
@@ -65,7 +64,7 @@ def trained_on(folder: Path) -> TrainedOn:
         CheckpointError: the folder is missing, foreign, or damaged.
     """
     try:
-        content = with_current_keys(json.loads((folder / FILE).read_text(encoding="utf-8")))
+        content = dict(json.loads((folder / FILE).read_text(encoding="utf-8")))
         content.pop("libraries", None)
         return cast(TrainedOn, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainedOn), content)))
     except OSError as error:

@@ -22,10 +22,9 @@ from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PromptTemplate
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.plug_ins import load_plug_in, named_when_raised
 from rlinf_embodied.reasoning.answers import decide, solves
 from rlinf_embodied.reasoning.verifier_pool import VerifierPool
-from rlinf_embodied.targets import load_plug_in
-from rlinf_embodied.user_code import named_when_raised
 
 RewardFunction = Callable[[str, Problem], float]  # (completion without its ending token, problem) -> what it earns
 _RIGHT = 1.0  # what a function gives a right answer, at least

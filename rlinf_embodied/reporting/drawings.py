@@ -129,6 +129,8 @@ class _Plot:
         title = f"<title>{escape(line.title or line.label)}</title>"
         width = 0.8 if line.marks else 2
         drawn = [f'<path d="M{path}" fill="none" stroke="{line.colour}" stroke-width="{width}">{title}</path>']
+        if len(points) == 1 and not line.marks:  # a path of one point is not drawn
+            drawn.append(f'<circle cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="3" fill="{line.colour}"/>')
         if not line.marks:
             around = [*(high for _, high in ends), *(low for low, _ in reversed(ends))]
             corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in around)

@@ -7,7 +7,7 @@ from html import escape
 
 from rlinf_embodied.reporting import sections, work
 from rlinf_embodied.reporting.curves import curves
-from rlinf_embodied.reporting.pieces import missing, share, table
+from rlinf_embodied.reporting.pieces import measured, missing, table
 from rlinf_embodied.reporting.runs import Run, pooled
 from rlinf_embodied.reporting.settings import alike, differing
 
@@ -60,7 +60,7 @@ def comparison(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in run.rates))
     rows = []
     for run in runs:
-        cells = [text for name in names for text in (share(run.before, name), _now(run, name))]
+        cells = [text for name in names for text in (measured(run.before, name), _now(run, name))]
         per_iteration = run.summary.get("measured_s_per_iteration")
         speed = f"{per_iteration:.2f}" if per_iteration else "-"
         rows.append([run.name, run.state, str(run.num_iterations), *cells, str(run.plan.get("name", "-")), speed])
@@ -82,7 +82,7 @@ def _curves(runs: Sequence[Run]) -> str:
 
 def _now(run: Run, name: str) -> str:
     if run.after:
-        return share(run.after, name)
+        return measured(run.after, name)
     last = pooled(run, name)[-1:]
     return f"now {100 * last[0][1]:.1f} % (sampled)" if last else "-"
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 
 from rlinf_embodied.reporting.drawings import short
 from rlinf_embodied.telemetry.metrics import percent
+
+SHARES = ("success_once", "success_at_end", "accuracy")  # metrics in per cent; others are in units of their own
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -26,9 +29,18 @@ def folded(title: str, inside: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{inside}</details>"
 
 
-def share(result: Mapping[str, object], name: str) -> str:
-    """Returns a rate with its interval and, where known, the number behind it; "-" where it was not measured."""
-    if f"{name}_interval" not in result:
-        return short(float(value)) if isinstance(value := result.get(name), int | float) else "-"
+def measured(result: Mapping[str, Any], name: str) -> str:
+    """Returns a metric with its 95 % interval and, if known, the number of trials; "-" if it was not measured."""
+    value, interval = result.get(name), result.get(f"{name}_interval")
+    if not isinstance(value, int | float):
+        return "-"
+    if interval is None:
+        return value_of(name, value)
     number = result.get("num_episodes") or result.get("num_problems")
-    return percent(result, name) + (f" of {number}" if number else "")
+    shown = percent(result, name) if name in SHARES else f"{short(value)} [{short(interval[0])}, {short(interval[1])}]"
+    return shown + (f" of {number}" if number else "")
+
+
+def value_of(name: str, value: float | None) -> str:
+    """Returns the value of a metric in its unit; "-" if there is none."""
+    return "-" if value is None else f"{100 * value:.1f} %" if name in SHARES else short(float(value))

@@ -56,6 +56,11 @@ class Run:
         return int(self.metrics[-1]["iteration"] or 0) if self.metrics else int(self.summary.get("iterations", 0))
 
     @property
+    def kept(self) -> int:
+        """The iteration whose weights a finished run ends with: the last one, or that of its best check."""
+        return int(self.summary.get("weights_of_iteration", self.num_iterations))
+
+    @property
     def unit(self) -> str:
         """What `global_step` counts."""
         names = {name for row in self.metrics for name in row}

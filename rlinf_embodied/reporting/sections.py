@@ -6,18 +6,19 @@ import base64
 from html import escape
 from pathlib import Path
 
-from rlinf_embodied.reporting.drawings import short
-from rlinf_embodied.reporting.pieces import folded, missing, share, table
+from rlinf_embodied.reporting.pieces import folded, measured, missing, table, value_of
 from rlinf_embodied.reporting.runs import FILES, Run, pooled
 from rlinf_embodied.reporting.settings import changed, defaults, flat
 
 
 def outcome(run: Run) -> str:
     """What came of it, in one line and a table: the metric, before and after."""
+    number = run.num_iterations
+    kept = "" if run.kept == number else f" The weights are those of iteration {run.kept}, the best by its checks."
     state = {
-        "finished": f"Finished after {run.num_iterations} iterations.",
-        "running": f"Still running: {run.num_iterations} iterations so far.",
-        "stopped": f"Stopped after {run.num_iterations} iterations, before its end.",
+        "finished": f"Finished after {number} iterations.{kept}",
+        "running": f"Still running: {number} iterations so far.",
+        "stopped": f"Stopped after {number} iterations, before its end.",
     }[run.state]
     absent = [name for name in FILES if not (run.folder / name).exists()]
     notes = f'<p class="state {run.state}">{state}</p>{_headline(run)}'
@@ -26,10 +27,10 @@ def outcome(run: Run) -> str:
     if not run.before and not run.rates:
         return notes + missing("no evaluation has been written, and no iteration was finished")
     rows = []
-    for name in [*run.rates, *(name for name in ("return", "reward") if name in run.before)]:
+    for name in dict.fromkeys([*run.rates, *(name for name in ("return", "reward") if name in run.before)]):
         now = pooled(run, name)[-1:] if not run.after else []
-        last = f"{100 * now[0][1]:.1f} % in the last iterations (sampled)" if now else share(run.after, name)
-        rows.append([name, share(run.before, name), last])
+        last = f"{100 * now[0][1]:.1f} % in the last iterations (sampled)" if now else measured(run.after, name)
+        rows.append([name, measured(run.before, name), last])
     speeds = [
         ("seconds per iteration", f"{run.summary['measured_s_per_iteration']:.2f}" if run.summary else ""),
         ("minutes of training", f"{run.summary['rl_s'] / 60:.1f}" if "rl_s" in run.summary else ""),
@@ -46,8 +47,8 @@ def _headline(run: Run) -> str:
     name = next(iter(run.rates), None)
     if name is None or f"{name}_interval" not in run.before:
         return ""
-    after = f" &rarr; <b>{escape(share(run.after, name))}</b>" if run.after else ", the end has not come"
-    return f'<p class="headline">{escape(name)}: <b>{escape(share(run.before, name))}</b>{after}</p>'
+    after = f" &rarr; <b>{escape(measured(run.after, name))}</b>" if run.after else ", the end has not come"
+    return f'<p class="headline">{escape(name)}: <b>{escape(measured(run.before, name))}</b>{after}</p>'
 
 
 def settings(run: Run) -> str:
@@ -68,24 +69,22 @@ def settings(run: Run) -> str:
 
 def evaluations(run: Run) -> str:
     """Every evaluation and check, in order."""
-    names = [*run.rates, *(name for name in ("return", "reward", "episode_len", "length") if name in run.before)]
-    rows = [["before", "0", *(share(run.before, name) for name in names)]] if run.before else []
+    others = [name for name in ("return", "reward", "episode_len", "length") if name in run.before]
+    names = list(dict.fromkeys([*run.rates, *others]))
+    rows = [["before", "0", *(measured(run.before, name) for name in names)]] if run.before else []
     for row in run.metrics:
         for kind in ("eval", "check"):
             found = [row.get(f"{kind}/{name}") for name in names]
             if any(value is not None for value in found):
-                cells = [_plain(name, value) for name, value in zip(names, found, strict=True)]
+                cells = [value_of(name, value) for name, value in zip(names, found, strict=True)]
                 rows.append([kind, str(row["iteration"]), *cells])
+        if row.get("check/ended_early"):
+            rows.append(["check, ended early: worse than the best", str(row["iteration"]), *("-" for _ in names)])
     if run.after:
-        rows.append(["after", str(run.num_iterations), *(share(run.after, name) for name in names)])
+        rows.append(["after", str(run.kept), *(measured(run.after, name) for name in names)])
     if not rows:
         return missing("nothing was evaluated yet")
     return table(["evaluation", "iteration", *names], rows)
-
-
-def _plain(name: str, value: float | None) -> str:
-    is_share = name in ("success_once", "success_at_end", "accuracy")
-    return "-" if value is None else f"{100 * value:.1f} %" if is_share else short(value)
 
 
 def videos(run: Run, budget_bytes: int) -> str:

@@ -23,14 +23,13 @@ from typing import Protocol, cast, runtime_checkable
 from rlinf_embodied import device as devices
 from rlinf_embodied.errors import NoRoomError, PlugInError, RlinfError, WorkerError
 from rlinf_embodied.learning.groups import Group, SoloGroup
+from rlinf_embodied.plug_ins import load_target, raised_by_user
 from rlinf_embodied.runtime import relay
 from rlinf_embodied.runtime.heartbeat import Activity
 from rlinf_embodied.runtime.residents import Residents
 from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.runtime.watched_group import WatchedGroup
-from rlinf_embodied.targets import load_target
 from rlinf_embodied.telemetry.trace import Span
-from rlinf_embodied.user_code import raised_by_user
 from rlinf_embodied.workflow.graph import StageSpec
 
 

@@ -37,7 +37,7 @@ def launch(spec: WorkerSpec, placement: Mapping[str, object], line: Line) -> Act
         **placement,
         max_restarts=0,
         max_task_retries=0,
-        runtime_env={"env_vars": worker_variables(spec.threads)},
+        runtime_env={"env_vars": worker_variables(spec.threads, spec.device)},
         name=None,
     )
     return cast(ActorHandle, remote.remote(spec, os.getcwd(), line))

@@ -6,6 +6,7 @@ import os
 import sys
 
 from rlinf_embodied import portable
+from rlinf_embodied.device import is_accelerator
 
 _DRIVER = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -21,9 +22,9 @@ def prepare_driver() -> None:
         os.environ.setdefault(name, value)
 
 
-def worker_variables(threads: int) -> dict[str, str]:
-    """Returns the environment of a worker process: where the driver is pinned (portable/), so is it."""
-    return task_variables(threads) | portable.worker_variables()
+def worker_variables(threads: int, device: str = "cpu") -> dict[str, str]:
+    """Returns the environment of a worker process; on CPU cores it is pinned (portable/) if the driver is."""
+    return task_variables(threads) | ({} if is_accelerator(device) else portable.worker_variables())
 
 
 def task_variables(threads: int = 1) -> dict[str, str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -48,7 +50,12 @@ class LiveView:
     """
 
     def __init__(
-        self, num_iterations: int, title: str, columns: Sequence[Column] = (), console: Console | None = None
+        self,
+        num_iterations: int,
+        title: str,
+        columns: Sequence[Column] = (),
+        console: Console | None = None,
+        log: Path | None = None,
     ) -> None:
         """Shows nothing yet.
 
@@ -57,9 +64,11 @@ class LiveView:
             title: for example "PickCube-v1 · ppo".
             columns: what is shown of an iteration beside its number, the stages' seconds and the time left.
             console: where to write; None: standard output.
+            log: a file that every line is appended to, besides.
         """
         self._num_iterations, self._title, self._columns = num_iterations, title, tuple(columns)
         self._console = console or Console(highlight=False, soft_wrap=True)
+        self._log = log
         self._live: Live | None = None
         self._rows: list[tuple[int, dict[str, float]]] = []
         self._bar: tuple[str, int, int, str] | None = None
@@ -85,12 +94,12 @@ class LiveView:
             self._live.stop()
             self._live = None
         if self._final is not None:
-            self._console.print(Text(self._final))
+            self._print(self._final)
 
     def note(self, text: str) -> None:
         """Prints a line that stays."""
         self._bar = None
-        self._console.print(Text(text))
+        self._print(text)
         self._refresh()
 
     def last_line(self, text: str) -> None:
@@ -104,7 +113,7 @@ class LiveView:
         finished = done >= total
         if finished or (self._live is None and now - self._last_line_s > _QUIET_S):
             self._last_line_s = now
-            self._console.print(Text(f"{what} {done}/{total} {remark}".rstrip()))
+            self._print(f"{what} {done}/{total} {remark}".rstrip())
         self._refresh()
 
     def update(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -112,9 +121,21 @@ class LiveView:
         self._bar = None
         self._time(metrics)
         self._rows = [*self._rows, (iteration, dict(metrics))][-_HISTORY:]
+        line = self._line(iteration, metrics)
         if self._live is None:
-            self._console.print(Text(self._line(iteration, metrics)))
+            self._print(line)
+        else:
+            self._append(line)
         self._refresh()
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text))
+        self._append(text)
+
+    def _append(self, text: str) -> None:
+        if self._log is not None:
+            with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as stream:
+                stream.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
     def _time(self, metrics: Mapping[str, float]) -> None:
         """Updates the seconds per iteration: as seen here (evaluations included), or as the first metrics tell."""

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import Cluster
@@ -21,7 +22,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.process_lock import ProcessLock
 from rlinf_embodied.telemetry.run_files import writing
 
-_PACKAGES = ("torch", "ray", "mani_skill", "sapien", "gymnasium", "timm", "transformers", "numpy", "hydra-core")
+_PACKAGES = ("torch", "ray", "mani_skill", "sapien", "gymnasium", "timm", "transformers", "numpy", "omegaconf")
 
 
 def library_versions() -> dict[str, str]:
@@ -112,6 +113,10 @@ class RunFolder:
     def write_json(self, name: str, content: object) -> Path:
         """Writes JSON, indented."""
         return self.write_text(name, json.dumps(content, indent=2) + "\n")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Returns what a JSON file of the run holds."""
+        return json.loads((self.path / name).read_text(encoding="utf-8"))
 
     def append_json(self, name: str, content: object) -> None:
         """Adds a line of JSON.

@@ -80,6 +80,7 @@ class Evaluations:
         progress.checks_s += time.time() - start
         progress.reached = self._job.goal if result.reached and progress.iteration > 0 else None
         said = "; the goal is reached" if progress.reached else ""
+        metrics["check/ended_early"] = float(result.score is None)
         if result.score is None:
             said = "; ended early, it can no longer equal the best"
         else:  # the share of a check that ended early says little

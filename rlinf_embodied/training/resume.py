@@ -10,13 +10,18 @@ from typing import cast
 
 import yaml
 
-from rlinf_embodied.compose import PATH_KEYS, keys, to_yaml
+from rlinf_embodied.compose import keys, to_yaml
 from rlinf_embodied.config import FREE_ON_RESUME, KEPT_ON_RESUME
-from rlinf_embodied.config.renamed import with_current_keys
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning.checkpoint import Newest, load_state, newest_undamaged, verify
 from rlinf_embodied.training.job import JobConfig, Progress
 
+# keys whose values are places of files
+_PATH_KEYS = (
+    *("run.dir", "resume", "plan.file", "plan.profile", "policy.folder", "data", "data.files"),
+    *("sft.checkpoint", "hierarchy.checkpoint", "warm_start.checkpoint", "warm_start.demonstrations"),
+    *("warm_start.teacher", "warm_start.cache_dir"),
+)
 _ABSENT = "not given"
 _SHOWN = 4  # differences in an error
 _STARTS = ("sft.checkpoint", "warm_start.checkpoint")  # the key that begins a run with another one's policy
@@ -81,10 +86,10 @@ def _progress(path: Path, state: Mapping[str, object]) -> Progress:
 
 
 def _config(path: Path, state: Mapping[str, object]) -> dict[str, object]:
-    """Returns the config of the run that wrote a checkpoint, as plain data under present names."""
+    """Returns the config of the run that wrote a checkpoint, as plain data."""
     try:
-        return with_current_keys(yaml.safe_load(str(state["config"])))
-    except (KeyError, AttributeError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return dict(yaml.safe_load(str(state["config"])))
+    except (KeyError, TypeError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise _foreign(path, "config", error) from error
 
 
@@ -169,6 +174,6 @@ def _at(tree: object, key: str) -> object:
 
 def _equal(key: str, before: object, here: object) -> bool:
     """Whether two values are the same; two ways to write one place are."""
-    if (key in PATH_KEYS or key == "data.files") and isinstance(before, str) and isinstance(here, str):
+    if key in _PATH_KEYS and isinstance(before, str) and isinstance(here, str):
         return Path(before).expanduser().resolve() == Path(here).expanduser().resolve()
     return before == here

@@ -76,9 +76,6 @@ class Trainer:
         """
         self._job, self._config, self._sessions = job, job.config, sessions
         require_boards(self._config.run)
-        if self._config.run.exact is Exactness.portable:
-            portable.require()
-            portable.verify()
         self._account = Account(job, started or time.time())
         path = Path(self._config.run.dir or f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         require_unused(self._config)
@@ -89,6 +86,9 @@ class Trainer:
             self._resumed = None if self._resumption is None else self._resumption.path
             job.require_checkpoint(self._resumed)
             self._cluster: Cluster = find_cluster(self._config.cluster)
+            if self._config.run.exact is Exactness.portable and self._cluster.kind == "cpu":
+                portable.require()
+                portable.verify()
             self._planning = Planning(job, self._cluster, job.workflow(""))
             self._folder = folder or RunFolder(path, locked=True)
         except BaseException:
@@ -96,6 +96,11 @@ class Trainer:
                 folder.unlock()
             raise
         self._checkpoints = Checkpoints(job, self._folder)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self._folder.path
 
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
@@ -120,7 +125,9 @@ class Trainer:
             boards = start_boards(folder, config.run, config.wandb, config.trackio, asdict(config))
             writer = MetricsWriter(folder, boards)
             try:
-                with LiveView(config.run.num_iterations, self._job.title, self._job.columns) as view:
+                with LiveView(
+                    config.run.num_iterations, self._job.title, self._job.columns, log=folder / "console.log"
+                ) as view:
                     for line in self._job.launch_notes():
                         view.note(line)
                     if self._resumption is not None:

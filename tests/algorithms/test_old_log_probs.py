@@ -11,10 +11,10 @@ import torch
 from runs import GRPO, clone, digest, executor_for, iterate, tiny, trees
 
 from policies.tiny_vla import TinyVLA
-from rlinf_embodied.algorithms.off_policy import Mismatch
-from rlinf_embodied.config import AlgorithmConfig, Level, TrainConfig
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective
+from rlinf_embodied.algorithms.off_policy import Mismatch
+from rlinf_embodied.config import AlgorithmConfig, Level, TrainConfig
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces.policies import Evaluation
 from rlinf_embodied.runtime.session import SerialSession

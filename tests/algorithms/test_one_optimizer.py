@@ -14,11 +14,11 @@ from stable_baselines3.common.logger import configure
 from torch import Tensor, nn
 
 from policies.actor_critic import ActorCritic
+from rlinf_embodied.algorithms.batch import TrainingBlock
+from rlinf_embodied.algorithms.clipped_objective import Objective
+from rlinf_embodied.algorithms.policy_learners import POLICY, VALUE, VALUE_GROUP, Learners
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.algorithms.batch import TrainingBlock
-from rlinf_embodied.algorithms.policy_learners import POLICY, VALUE, VALUE_GROUP, Learners
-from rlinf_embodied.algorithms.clipped_objective import Objective
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.groups import SoloGroup

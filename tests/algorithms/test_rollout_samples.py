@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, Critic, Level
-from rlinf_embodied.algorithms.rollout_samples import grpo_block, normalize_blocks, ppo_block
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TrainingBlock
+from rlinf_embodied.algorithms.rollout_samples import grpo_block, normalize_blocks, ppo_block
+from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, Critic, Level
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import ExactReducer

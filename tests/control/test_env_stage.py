@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from control_runs import reach, small
-
 from rlinf_embodied.control.env_stage import TransitionEnvConfig, TransitionEnvStage
+
 from rlinf_embodied.algorithms.transitions import ALL
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.randomness import reset_seed, uniform

@@ -15,10 +15,10 @@ from control_runs import small
 from torch import Tensor, nn
 
 from policies.soft_actor import SoftActor
-from rlinf_embodied.config import ControlAlgorithmConfig
-from rlinf_embodied.embodied.replay_stage import DEMONSTRATIONS, ReplayConfig, ReplayStage
 from rlinf_embodied.algorithms.sac import SoftUpdates
 from rlinf_embodied.algorithms.transitions import ALL, Columns
+from rlinf_embodied.config import ControlAlgorithmConfig
+from rlinf_embodied.embodied.replay_stage import DEMONSTRATIONS, ReplayConfig, ReplayStage
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import ExactReducer

@@ -13,9 +13,9 @@ from stable_baselines3.common.logger import configure
 from torch import Tensor, nn
 
 from policies.soft_actor import SoftActor
-from rlinf_embodied.config import ControlConfig
 from rlinf_embodied.algorithms.sac import SoftUpdates
 from rlinf_embodied.algorithms.transitions import Columns
+from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.groups import SoloGroup
@@ -33,7 +33,7 @@ class Space(gymnasium.Env):
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION,))
 
 
-def updates(config: ControlConfig, num_blocks: int) -> tuple[SoftActor, SoftUpdates]:
+def updates(config: TrainConfig, num_blocks: int) -> tuple[SoftActor, SoftUpdates]:
     policy = SoftActor(config.policy, SPEC, seed=1)
     return policy, SoftUpdates(policy, config.algorithm, ExactReducer(SoloGroup(), (0,) * num_blocks), seed=5)
 

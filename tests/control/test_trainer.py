@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from control_runs import DAGGER, RLPD, reach, recorded, small, train
+from rlinf_embodied.control.acting_stage import ActingStage
+from rlinf_embodied.control.learner_stage import ControlLearnerStage as LearnerStage
 from runs import metric_rows
 from training_faults import lost, once
 
-from rlinf_embodied.control.acting_stage import ActingStage
-from rlinf_embodied.control.learner_stage import ControlLearnerStage as LearnerStage
 from rlinf_embodied.embodied.replay_stage import ReplayStage
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.learning.checkpoint import load_tensors

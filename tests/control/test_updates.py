@@ -6,8 +6,8 @@ import torch
 from control_runs import small
 
 from policies.soft_actor import SoftActor
-from rlinf_embodied.algorithms.imitation import CloningUpdates
 from rlinf_embodied.algorithms.critics import Ensemble
+from rlinf_embodied.algorithms.imitation import CloningUpdates
 from rlinf_embodied.algorithms.iql import ImplicitUpdates
 from rlinf_embodied.algorithms.sac import SoftUpdates
 from rlinf_embodied.algorithms.transitions import Columns

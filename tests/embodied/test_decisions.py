@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_embodied.config import AlgorithmConfig, Critic
-from rlinf_embodied.algorithms.rollout_samples import ppo_block
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
+from rlinf_embodied.algorithms.rollout_samples import ppo_block
+from rlinf_embodied.config import AlgorithmConfig, Critic
 from rlinf_embodied.embodied.hierarchy import Decisions
 from rlinf_embodied.interfaces.envs import Observation
 

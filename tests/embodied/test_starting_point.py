@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from runs import clone, tiny, train
 
+import rlinf_embodied
 from envs.expert_tasks import EXPERT_TASKS, why_no_expert
-from rlinf_embodied.command_line import _compose_training
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
@@ -71,18 +71,18 @@ def test_any_of_them_is_enough(given: str) -> None:
 
 def test_a_run_that_goes_on_needs_no_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        _compose_training([*PEG, f"run.dir={tmp_path}"])
+        require_start(compose_train([*PEG, f"run.dir={tmp_path}"]))
     (tmp_path / "checkpoints").mkdir()
-    assert _compose_training([*PEG, f"run.dir={tmp_path}"]).run.dir == str(tmp_path)
+    require_start(compose_train([*PEG, f"run.dir={tmp_path}"]))
     with pytest.raises(ConfigError):
-        _compose_training([*PEG, f"run.dir={tmp_path}", "resume=never"])
+        rlinf_embodied.train(compose_train([*PEG, f"run.dir={tmp_path}", "resume=never"]))
 
 
 def test_a_dry_run_says_so_too_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from rlinf_embodied.command_line import train_main\n"
+        "import runpy, sys\n"
         f"sys.argv = ['train_vla.py', *{PEG!r}, 'run.dry=true']\n"
-        "try:\n    train_main(lambda config: 0)\n"
+        "try:\n    runpy.run_path('experiments/train_vla.py', run_name='__main__')\n"
         "finally:\n    assert not {'torch', 'mani_skill', 'ray'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=False)

@@ -22,7 +22,7 @@ from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import RlinfError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, Observation, RunningEpisode, VectorEnv
-from rlinf_embodied.targets import load_target
+from rlinf_embodied.plug_ins import load_target
 
 N, CHUNK = 3, 5
 POINT = EnvConfig(

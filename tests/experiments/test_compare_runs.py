@@ -26,7 +26,7 @@ def finished(folder: Path, before: float, after: float) -> str:
 
 def test_a_row_has_intervals_and_says_whether_they_overlap(monkeypatch, capsys, tmp_path: Path) -> None:
     folders = [finished(tmp_path / "a", 0.5, 0.9), finished(tmp_path / "b", 0.5, 0.55)]
-    code, out, _ = call(monkeypatch, capsys, "compare_runs", str(tmp_path / "pages" / "both"), *folders)
+    code, out, _ = call(monkeypatch, capsys, "compare_runs", f"runs={','.join(folders)}", f"out={tmp_path}/pages/both")
     assert code == 0
     header, _, first, second, _, command, _ = out.splitlines()
     assert header.startswith("| run | seed | plan | success_once before |")
@@ -42,11 +42,11 @@ def test_runs_that_cannot_be_compared_are_refused(monkeypatch, capsys, tmp_path:
     ours, target = finished(tmp_path / "a", 0.5, 0.9), str(tmp_path / "both")
     unfinished = Path(finished(tmp_path / "b", 0.5, 0.9))
     (unfinished / "summary.json").unlink()
-    code, _, err = call(monkeypatch, capsys, "compare_runs", target, ours, str(unfinished))
+    code, _, err = call(monkeypatch, capsys, "compare_runs", f"runs={ours},{unfinished}", f"out={target}")
     assert (code, "b is no finished run: give run folders with summary.json" in err) == (2, True)
     other = Path(finished(tmp_path / "c", 0.5, 0.9))
     summary = json.loads((other / "summary.json").read_text())
     (other / "summary.json").write_text(json.dumps(summary | {"accuracy_before": 0.5}))
-    code, _, err = call(monkeypatch, capsys, "compare_runs", target, ours, str(other))
+    code, _, err = call(monkeypatch, capsys, "compare_runs", f"runs={ours},{other}", f"out={target}")
     assert (code, "the runs are of two workflows" in err) == (2, True)
     assert not (tmp_path / "both.md").exists()

@@ -9,7 +9,8 @@ import openvla_folders as toys
 import pytest
 
 from experiments.plan import plan
-from rlinf_embodied.compose import CONFIG_DIR, compose_planning
+from rlinf_embodied.compose import CONFIG_DIR, compose
+from rlinf_embodied.config import PlanningConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.planning.plan import resolve
 from rlinf_embodied.planning.profile import load_profile, workflow_for
@@ -71,7 +72,7 @@ def test_a_models_memory_is_planned_from_its_config_alone(
     toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [f"model={toy}", "memory.num_devices=[1,2]", "memory.lora_rank=2", f"run.dir={tmp_path}"]
-    plan(compose_planning(overrides))
+    plan(compose(PlanningConfig, overrides))
     printed = capsys.readouterr().out
     terms, arranged = json.loads((tmp_path / "memory.json").read_text()).values()
     sizes = {row["term"]: row for row in terms}
@@ -91,7 +92,7 @@ def test_a_policy_that_flows_is_planned_with_its_expert_alone_and_whole(tmp_path
     published = json.loads((CONFIG_DIR / "models" / "smolvla.json").read_text())
     path = tmp_path / "config.json"
     path.write_text(json.dumps(published | {"num_vlm_layers": 2, "num_steps": 2, "chunk_size": 4}))
-    plan(compose_planning([f"model={path}", "memory.num_devices=[1]", f"run.dir={tmp_path}"]))
+    plan(compose(PlanningConfig, [f"model={path}", "memory.num_devices=[1]", f"run.dir={tmp_path}"]))
     terms, _ = json.loads((tmp_path / "memory.json").read_text()).values()
     sizes = {row["term"]: {name: row[name].replace(",", "") for name in ("expert", "full")} for row in terms}
     assert int(sizes["of them trained"]["expert"]) < int(sizes["of them trained"]["full"])
@@ -107,7 +108,7 @@ def test_a_policy_that_flows_is_planned_with_its_expert_alone_and_whole(tmp_path
 
 
 def test_adapters_that_lie_nowhere_are_refused(toy: Path, tmp_path: Path) -> None:
-    config = compose_planning([f"model={toy}", "memory.lora_targets=[q_prj]", f"run.dir={tmp_path}"])
+    config = compose(PlanningConfig, [f"model={toy}", "memory.lora_targets=[q_prj]", f"run.dir={tmp_path}"])
     with pytest.raises(ConfigError, match=r"memory.lora_targets has 'q_prj', but no linear layer or convolution"):
         plan(config)
     assert not (tmp_path / "memory.json").exists()

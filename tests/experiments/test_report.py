@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
-from experiments.report import main, parse
-from rlinf_embodied.compose import compose_math, compose_train, to_yaml
+from experiments.report import Options, report
+from rlinf_embodied.compose import compose, compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.process_lock import ProcessLock
 from rlinf_embodied.reporting.activity import Activity, idle_shares, measured, predicted, union_s
-from rlinf_embodied.reporting.drawings import short, ticks
+from rlinf_embodied.reporting.drawings import Chart, Line, line_chart, short, ticks
 from rlinf_embodied.reporting.page import comparison, page
 from rlinf_embodied.reporting.runs import pooled, read_run
-from rlinf_embodied.reporting.sections import outcome, settings, videos
+from rlinf_embodied.reporting.sections import evaluations, outcome, settings, videos
 from rlinf_embodied.telemetry.trace import Span, write_trace
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -306,36 +306,62 @@ def test_videos_are_inlined_up_to_a_size_and_the_rest_is_named(tmp_path: Path) -
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
-def test_the_command_takes_one_run_or_several() -> None:
-    assert parse(["run.dir=runs/a"]).out == Path("runs/a/report.html")
-    both = parse(["run.dir=x/a", "runs=x/b,x/c", "out=o.html", "videos_mb=2.5"])
-    assert both.folders == (Path("x/a"), Path("x/b"), Path("x/c"))
-    assert (both.out, both.videos_mb) == (Path("o.html"), 2.5)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "run.dir is not given, .* give run.dir=<run folder>"),
-        (["run.dir=a", "run.dir=b"], "out is not given, .* give out=<file>.html"),
-        (["rundir=a"], "'rundir=a' is not understood: give run.dir=<value>"),
-        (["run.dir="], "'run.dir=' is not understood"),
-        (["run.dir=a", "videos_mb=many"], "videos_mb is 'many', but it is a number of megabytes"),
+        (["runs=a,b"], "out is not given, .* give out=<file>.html"),
+        (["rundir=a"], "rundir is unknown"),
+        (["run.dir=a", "videos_mb=many"], "videos_mb is 'many', but it must be float"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        parse(words)
+        report(compose(Options, words))
 
 
 def test_the_page_is_written_beside_the_run(tmp_path: Path, capsys) -> None:
     folder = finished(tmp_path / "run")
     before = {path.name for path in folder.iterdir()}
-    main([f"run.dir={folder}"])
+    report(compose(Options, [f"run.dir={folder}"]))
     assert {path.name for path in folder.iterdir()} - before == {"report.html"}
     assert capsys.readouterr().out.startswith(f"{folder}/report.html (0.")
+    report(compose(Options, [f"runs={folder},{folder}", f"out={tmp_path}/both.html", "videos_mb=0"]))
+    assert "2 runs compared" in (tmp_path / "both.html").read_text()
     with pytest.raises(ConfigError, match=r"out is '.*', but it cannot be written .* elsewhere"):
-        main([f"run.dir={folder}", f"out={folder}/config.yaml/page.html"])
+        report(compose(Options, [f"run.dir={folder}", f"out={folder}/config.yaml/page.html"]))
+
+
+def test_a_return_is_no_percentage_and_has_one_row(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    for when, value in (("before", -54.5), ("after", 3224.8)):
+        summary[when] = {"return": value, "return_interval": [value - 1, value + 1], "num_episodes": 20}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.pop("rollout/success_once", None)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = Checked(outcome(read_run(folder))).text
+    assert "%" not in text.replace("95 %", "")
+    assert text.count("-54.5 [-55.5, -53.5] of 20") == 2  # the headline and one row
+    assert "3.22k" in text
+
+
+def test_the_page_names_the_iteration_whose_weights_were_kept(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"weights_of_iteration": 1}))
+    assert "The weights are those of iteration 1, the best by its checks." in outcome(read_run(folder))
+
+
+def test_a_check_that_ended_early_is_listed_and_a_lone_point_drawn(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows[0] |= {"check/ended_early": 1.0}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "check, ended early" in evaluations(read_run(folder))
+    assert "<circle" in line_chart(Chart("steps", "", lines=[Line("", [(3.0, 0.5)], "#123456")]))
 
 
 def test_settings_are_compared_where_every_run_has_them(tmp_path: Path) -> None:

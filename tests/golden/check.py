@@ -17,13 +17,13 @@ digests as <folder>/<recipe>.json.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf_embodied import portable
-from rlinf_embodied.words import chosen, exit_code, parse_all
+from rlinf_embodied.command_line import main
+from rlinf_embodied.compose import chosen
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = ("clone", "language", "pick")
@@ -66,8 +66,9 @@ def write(folder: Path, recipe: str, found: Mapping[str, str]) -> None:
     (folder / f"{recipe}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
-def check(own: Options, names: Sequence[str]) -> int:
+def check(own: Options) -> int:
     """Computes the recipes and returns the exit code."""
+    names = list(chosen(own.recipe.removeprefix("all"), dict.fromkeys(NAMES), "recipe"))
     if own.pinned:
         portable.pin()
         portable.verify()
@@ -88,11 +89,5 @@ def check(own: Options, names: Sequence[str]) -> int:
     return 1 if wrong else 0
 
 
-def main(arguments: Sequence[str]) -> int:
-    own = parse_all(Options, arguments, "golden")
-    names = chosen(own.recipe.removeprefix("all"), dict.fromkeys(NAMES), "recipe")
-    return check(own, list(names))
-
-
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    main(check, Options)

@@ -10,28 +10,25 @@ value of the golden; tokens must be equal.  Exit codes: 0 all are within the lim
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf_embodied.words import exit_code, parse_all
+from rlinf_embodied.command_line import main
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The arguments."""
 
-    folder: str = ""
+    folder: str
     limit: float = 1e-4
 
 
-def main(arguments: Sequence[str]) -> int:
-    own = parse_all(Options, arguments, "check", needed=["folder"])
+def check(own: Options) -> int:
     from tests.oracles.folders import check_folders  # imports torch
 
     return check_folders(Path(own.folder), own.limit)
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    main(check, Options)

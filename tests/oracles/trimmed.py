@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from torch import Tensor
 from policies.checkpoint_folder import write_json
 from policies.openvla.prompt import BOS_TOKEN, EMPTY_TOKEN, STOP_TOKEN
 from policies.openvla.settings import OpenVLAConfig, read_config
-from rlinf_embodied.words import exit_code, parse_all
+from rlinf_embodied.command_line import main
 
 TENSORS, SHAPES = "trimmed.safetensors", "trimmed.json"
 _MODEL, _ROWS = "model.safetensors", "rows"
@@ -135,11 +134,9 @@ def _files(checkpoint: Path) -> dict[str, dict[str, Tensor]]:
     return {_MODEL: model, **side}
 
 
-def main(arguments: Sequence[str]) -> int:
-    own = parse_all(Options, arguments, "trimmed", needed=["folder", "out"])
+def write(own: Options) -> None:
     trim(Path(own.folder), Path(own.out), own.keep)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    main(write, Options)

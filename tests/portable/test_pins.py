@@ -71,8 +71,9 @@ def test_a_missing_compiler_is_named(monkeypatch) -> None:
 def test_a_default_that_is_impossible_falls_back_and_a_wish_is_refused() -> None:
     code = (
         "import sys; sys.argv = ['x', 'env=point_reach'{wish}]\n"
-        "from rlinf_embodied.command_line import train_main\n"
-        "train_main(lambda config: print(config.run.exact.value))"
+        "from rlinf_embodied.command_line import main\n"
+        "from rlinf_embodied.config import TrainConfig\n"
+        "main(lambda config: print(config.run.exact.value), TrainConfig)"
     )
     done = run(code.format(wish=""), CC="no-such-compiler")
     assert (done.stdout.strip(), done.returncode) == ("exact", 0)

@@ -8,7 +8,7 @@ from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
 from rlinf_embodied.workflow.graph import StageSpec
 
-HEAVY = {"torch", "sapien", "mani_skill", "gymnasium", "transformers", "matplotlib", "hydra"}
+HEAVY = {"torch", "sapien", "mani_skill", "gymnasium", "transformers", "matplotlib"}
 MOST_MB = 160  # measured: see docs; 64 of them and Ray fit into 16 GiB
 
 

@@ -89,3 +89,16 @@ def test_brackets_in_notes_are_no_markup():
     view, stream = make_view(terminal=False)
     view.note("success 90.0 % [85.1, 93.4] [red]")
     assert stream.getvalue() == "success 90.0 % [85.1, 93.4] [red]\n"
+
+
+def test_every_line_is_kept_in_a_file(tmp_path) -> None:
+    path = tmp_path / "console.log"
+    with LiveView(2, "run", console=Console(file=io.StringIO()), log=path) as view:
+        view.note("plan collocated")
+        view.update(1, {"time/env_s": 1.0})
+        view.last_line("done")
+    assert [line.split(" ", 1)[1].split("  ")[0] for line in path.read_text().splitlines()] == [
+        "plan collocated",
+        "iteration 1/2",
+        "done",
+    ]

@@ -79,7 +79,7 @@ def test_the_gantt_chart_shows_when_each_worker_was_busy(tmp_path):
 def test_spans_are_plain_data_without_torch_ray_or_matplotlib():
     code = (
         "import sys, rlinf_embodied.telemetry.trace\n"
-        "print([m for m in ('torch', 'ray', 'matplotlib', 'hydra') if m in sys.modules])"
+        "print([m for m in ('torch', 'ray', 'matplotlib', 'omegaconf') if m in sys.modules])"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed == "[]\n"

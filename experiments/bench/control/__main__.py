@@ -32,8 +32,8 @@ from experiments.bench.control.arms import speeds
 from experiments.bench.control.curves import Curve, draw, seeds_of, trained
 from experiments.bench.control.peer import peers
 from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, chosen, ratios
-from rlinf_embodied.compose import compose_control
-from rlinf_embodied.config import ControlConfig, ControlName
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import ControlName, TrainConfig
 from rlinf_embodied.errors import ConfigError
 
 GOAL, FLOOR = 1.5, 1.0
@@ -82,7 +82,7 @@ def _plain(curves: Mapping[str, Sequence[Curve]]) -> dict[str, list[dict]]:
     return {name: [asdict(curve) for curve in several] for name, several in curves.items()}
 
 
-def measure_one(run: Run[Options], config: ControlConfig) -> Report:
+def measure_one(run: Run[Options], config: TrainConfig) -> Report:
     """Trains seed by seed."""
     own, curves = run.options, {name: list[Curve]() for name in ("ours", run.options.peer) if name}
     for seed in own.each_seed:
@@ -114,7 +114,7 @@ def measure_one(run: Run[Options], config: ControlConfig) -> Report:
     )
 
 
-def measure_speed(run: Run[Options], config: ControlConfig) -> Report:
+def measure_speed(run: Run[Options], config: TrainConfig) -> Report:
     """Measures what an env step with its updates costs, in processor seconds."""
     found = speeds(config, run.options.rounds, run.options.iterations)
     goal = Goal("env steps per processor second, ours / SB3", ratios(found["ours"], found["sb3"]), GOAL, floor=FLOOR)
@@ -134,7 +134,7 @@ def measure(run: Run[Options]) -> Report:
     own = run.options
     if own.cases:
         return measure_cases(run)
-    config, _ = compose_control(run.overrides), own.each_seed
+    config, _ = compose_train(run.overrides), own.each_seed
     if own.peer not in ("", "sb3"):
         raise ConfigError(f"peer is {own.peer!r}, but there is sb3 only: use peer=sb3, or leave it out")
     if own.peer and (config.algorithm.name is not ControlName.sac or config.algorithm.num_critics != 2):

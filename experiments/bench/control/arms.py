@@ -13,7 +13,7 @@ from typing import cast
 
 from experiments.bench.harness import Worker, alternate
 from rlinf_embodied import portable
-from rlinf_embodied.config import ControlConfig
+from rlinf_embodied.config import TrainConfig
 
 _LOOP = {"name": "rollout", "stages": {"env": "all", "policy": "all"}}
 _LEAVES = [{"leaf": {"stage": stage, "devices": "all"}} for stage in ("replay", "learner")]
@@ -23,7 +23,7 @@ ALONE = [{"tree": {"temporal": [{"loop": _LOOP}, *_LEAVES]}}]
 class Ours:
     """Our training, under the collocated plan on one device of this process."""
 
-    def __init__(self, config: ControlConfig) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         """Makes the stages and takes all steps before the first update, and one iteration more."""
         if config.run.exact.value == "portable":
             portable.pin()
@@ -31,10 +31,10 @@ class Ours:
 
         torch.set_num_threads(1)
         from experiments.bench.harness.trainings import in_this_process, iterations, one_device
-        from rlinf_embodied.control.job import ControlJob
+        from rlinf_embodied.embodied.job import EmbodiedJob
         from rlinf_embodied.runtime.session import SerialSession
 
-        job = ControlJob(config)
+        job = EmbodiedJob(config)
         folder = str(job.starting_policy(SerialSession(), one_device(), lambda *progress: None))
         self._inside = in_this_process(job.workflow(folder), ALONE)
         self._steps = iterations(job, self._inside.__enter__(), 10**9)
@@ -51,7 +51,7 @@ class Ours:
 class Theirs:
     """The peer's."""
 
-    def __init__(self, config: ControlConfig) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         import torch
 
         torch.set_num_threads(1)
@@ -66,7 +66,7 @@ class Theirs:
         return time.process_time() - start
 
 
-def speeds(config: ControlConfig, rounds: int, iterations: int) -> dict[str, list[float]]:
+def speeds(config: TrainConfig, rounds: int, iterations: int) -> dict[str, list[float]]:
     """Returns env steps per processor second of both, round by round."""
     workers: Sequence[Worker] = [Worker(arm, config) for arm in (Ours, Theirs)]
     steps = iterations * config.steps_per_iteration

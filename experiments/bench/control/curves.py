@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.bench.harness import REPOSITORY, Child
-from rlinf_embodied.compose import compose_control, compose_train
-from rlinf_embodied.config import ControlConfig, TrainConfig
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.metrics import read_metrics
 
@@ -89,7 +89,7 @@ def learned(
     return Curve(seed, steps, returns, success, statistics.median(speeds[1:] or speeds))
 
 
-_COMPOSE = {"train_control": compose_control, "train_vla": compose_train}
+_COMPOSE = {"train_control": compose_train, "train_vla": compose_train}
 
 
 def trained(words: Sequence[str], seed: int, folder: Path, points: int, command: str = "train_control") -> Curve:
@@ -115,12 +115,12 @@ def _children_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def read_curve(folder: Path, seed: int, config: ControlConfig | TrainConfig, cpu_s: float = 0.0) -> Curve:
+def read_curve(folder: Path, seed: int, config: TrainConfig | TrainConfig, cpu_s: float = 0.0) -> Curve:
     """Returns the curve that a run left."""
     rows, summary = read_metrics(folder), json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     before, after = summary["before"], summary["after"]
     asked = [row for row in rows if "eval/return" in row]
-    first = config.first_update if isinstance(config, ControlConfig) else 0
+    first = config.first_update if isinstance(config, TrainConfig) else 0
     learning = [row["charts/SPS"] for row in rows[first + 1 :]]
     success = [before.get("success_once"), *(row.get("eval/success_once") for row in asked), after.get("success_once")]
     return Curve(

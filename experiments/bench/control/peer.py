@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from experiments.bench.control.curves import Curve, learned
 from experiments.bench.harness import Worker
-from rlinf_embodied.config import ControlConfig
+from rlinf_embodied.config import TrainConfig
 
 if TYPE_CHECKING:
     from stable_baselines3 import SAC
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class StableBaselines:
     """Trains it."""
 
-    def __init__(self, config: ControlConfig) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         self._config = config
 
     def learn(self, seed: int, points: int) -> Curve:
@@ -32,7 +32,7 @@ class StableBaselines:
         return learned(model, seed, total, points, ask, time.perf_counter)
 
 
-def soft_actor_critic(config: ControlConfig, seed: int) -> SAC:
+def soft_actor_critic(config: TrainConfig, seed: int) -> SAC:
     """Returns their algorithm, which gathers as many env steps as ours and then makes as many updates."""
     from stable_baselines3 import SAC
     from stable_baselines3.common.env_util import make_vec_env
@@ -56,13 +56,13 @@ def soft_actor_critic(config: ControlConfig, seed: int) -> SAC:
     )
 
 
-def _make(config: ControlConfig) -> Any:
+def _make(config: TrainConfig) -> Any:
     import gymnasium
 
     return partial(gymnasium.make, config.env.task, max_episode_steps=config.env.horizon)
 
 
-def peers(config: ControlConfig, seed: int, points: int) -> Curve:
+def peers(config: TrainConfig, seed: int, points: int) -> Curve:
     """Trains the peer with one seed, in a process of its own."""
     worker = Worker(StableBaselines, config)
     try:

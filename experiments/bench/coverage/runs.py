@@ -39,8 +39,8 @@ from envs.experts import expert_of
 from envs.maniskill import reward_mode
 from envs.stock import build_task, task_actions
 from envs.tasks import TaskView
+from rlinf_embodied.compose import compose, names_of
 from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.words import names_of, parse_all
 
 WHOLE_STEPS = 100  # of the first episode with a robot's default control mode, or the task's horizon if that is shorter
 OTHER_STEPS = 24  # with other control modes
@@ -297,7 +297,7 @@ def _compare_robot(task: str, robot: object, is_default: bool, modes: Sequence[s
 
 def main(arguments: Sequence[str]) -> None:
     """Compares one task; what is found is written as it comes."""
-    own = parse_all(Options, arguments, "runs")
+    own = compose(Options, arguments)
     with Path(own.into).open("w") as stream:
         for line in compare_task(own.task, names_of(own.robots), names_of(own.modes)):
             stream.write(json.dumps(line) + "\n")

@@ -49,7 +49,7 @@ from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Policy
-from rlinf_embodied.targets import load_target
+from rlinf_embodied.plug_ins import load_target
 
 TOY = (
     "env=point_reach",

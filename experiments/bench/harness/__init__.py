@@ -10,7 +10,7 @@ from experiments.bench.harness.command import Benchmark, Run, use_one_thread_per
 from experiments.bench.harness.processes import ONE_THREAD, REPOSITORY, Child, Worker, last_lines
 from experiments.bench.harness.report import Report, Table, commands, earlier_results, joined, machine, write_results
 from experiments.bench.harness.statistics import Goal, Spread, Timing, ratios
-from rlinf_embodied.words import chosen, names_of
+from rlinf_embodied.compose import chosen, names_of
 
 __all__ = [
     "ONE_THREAD",

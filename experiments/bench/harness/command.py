@@ -12,7 +12,8 @@ from typing import Generic, TypeVar
 
 from experiments.bench.harness.processes import ONE_THREAD
 from experiments.bench.harness.report import Report, machine, write_results
-from rlinf_embodied.words import exit_code, parse, parse_all
+from rlinf_embodied.compose import compose, split
+from rlinf_embodied.errors import RlinfError
 
 _Options = TypeVar("_Options")
 PRIVATE = "folder="  # where a run's own files lie says nothing about its numbers
@@ -48,12 +49,14 @@ class Benchmark(Generic[_Options]):
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Measures, prints and writes; returns the exit code, 2 for wrong input."""
-        return exit_code(self._run, arguments)
+        try:
+            return self._run(sys.argv[1:] if arguments is None else arguments)
+        except RlinfError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
 
     def _run(self, words: Sequence[str]) -> int:
-        options, overrides = parse(self.options, words)
-        if not self.takes_overrides:
-            parse_all(self.options, words, self.name)
+        options, overrides = split(self.options, words) if self.takes_overrides else (compose(self.options, words), [])
         if self.one_thread:
             use_one_thread_per_process()
         recorded = [word for word in words if not word.startswith(PRIVATE)]

@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from experiments.bench.llm.work import StepLog, Work
-from rlinf_embodied.compose import compose_math
+from rlinf_embodied.compose import compose, compose_math
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor, IterationResult
@@ -28,7 +28,6 @@ from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.telemetry.trace import stage_seconds
 from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
-from rlinf_embodied.words import parse_all
 
 SAME = (
     "algorithm.beta2=0.999",
@@ -130,4 +129,4 @@ def train(own: Settings) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(train(parse_all(Settings, sys.argv[1:], "ours")))
+    sys.exit(train(compose(Settings, sys.argv[1:])))

@@ -26,6 +26,7 @@ from experiments.bench.harness import REPOSITORY
 from policies.causal_lm import CausalLM
 from policies.char_tokenizer import EOS
 from rlinf_embodied.algorithms.log_probs import token_log_probs
+from rlinf_embodied.compose import compose
 from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
@@ -36,7 +37,6 @@ from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, microbatches
 from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.verifier import Verifier
-from rlinf_embodied.words import parse_all
 
 FORM = CompactTemplate()
 _Settings = TypeVar("_Settings", bound="Ranks")
@@ -205,7 +205,7 @@ def run_ranks(module: str, kind: type[_Settings], train: Callable[[_Settings], N
     Raises:
         WorkerError: a rank failed.
     """
-    own = parse_all(kind, sys.argv[1:], module)
+    own = compose(kind, sys.argv[1:])
     if own.processes == 1 or "RANK" in os.environ:
         train(own)
         return
@@ -231,7 +231,7 @@ class Start(Work):
 
 def main() -> None:
     """Makes the start: python -m experiments.bench.llm.work [start=runs/bench_llm/start] [worked=0.3] [seed=0]."""
-    own = parse_all(Start, sys.argv[1:], "work")
+    own = compose(Start, sys.argv[1:])
     make_start(own, own.start_steps)
     print(f"{own.start}: greedy accuracy {greedy_accuracy(Path(own.start), own, 500):.3f}")
 

@@ -26,10 +26,10 @@ import torch
 from experiments.bench.harness import Timing
 from experiments.bench.harness.trainings import COLLOCATED
 from experiments.bench.rollout.limit import Limit, Recorder
-from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.actor_stage import ActorStage
 from rlinf_embodied.algorithms.batch import RolloutReport
+from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStage
+from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.learning.groups import SoloGroup
@@ -52,7 +52,7 @@ class WatchedEnvStage(EnvStage):
         return shard.env
 
 
-class IdleActor(ActorStage):
+class IdleActor(PolicyLearner):
     """Learns nothing, so that every rollout is the same."""
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:

@@ -12,7 +12,7 @@ from experiments.bench.control.__main__ import BENCHMARK
 from experiments.bench.control.arms import Ours, Theirs
 from experiments.bench.control.curves import Curve, draw, read_curve
 from experiments.bench.control.peer import StableBaselines
-from rlinf_embodied.compose import compose_control, compose_train
+from rlinf_embodied.compose import compose_train
 from rlinf_embodied.errors import ConfigError
 
 
@@ -51,7 +51,7 @@ def test_a_case_is_a_training_that_composes(tmp_path, name) -> None:
             f"{tmp_path}/{case.source}/seed_7/run/checkpoints/latest" if case.source else None
         )
         return
-    config = compose_control(words)
+    config = compose_train(words)
     assert config.algorithm.name.acts == (case.unit == "env steps")
     assert config.run.num_iterations > config.first_update
 

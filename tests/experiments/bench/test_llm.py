@@ -21,10 +21,10 @@ from experiments.bench.llm import arms, bare, ours, trl_peer
 from experiments.bench.llm import work as llm_work
 from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.advantages import group_advantages
+from rlinf_embodied.compose import compose
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.reasoning import training_rows
-from rlinf_embodied.words import parse_all
 
 needs_trl = pytest.mark.skipif(
     importlib.util.find_spec("trl") is None, reason="needs TRL: pip install -c constraints.txt -e '.[peers]'"
@@ -76,12 +76,12 @@ def test_steps_have_different_problems_and_none_of_the_test_split(work):
 
 
 def test_work_passes_through_arguments(work):
-    given = parse_all(bare.Settings, [*work.arguments(), "steps=3"], "bare")
+    given = compose(bare.Settings, [*work.arguments(), "steps=3"])
     assert given == bare.Settings.of(work, steps=3)
-    with pytest.raises(ConfigError, match=r"'stepz=3' is no argument of bare: use some of .*steps"):
-        parse_all(bare.Settings, ["stepz=3"], "bare")
-    with pytest.raises(ConfigError, match="prompts is 'many', but it must be a int"):
-        parse_all(bare.Settings, ["prompts=many"], "bare")
+    with pytest.raises(ConfigError, match=r"stepz is unknown.* did you mean steps\?"):
+        compose(bare.Settings, ["stepz=3"])
+    with pytest.raises(ConfigError, match="prompts is 'many', but it must be int"):
+        compose(bare.Settings, ["prompts=many"])
 
 
 # ------------------------------------------------------------------------------------------------ no-framework baseline

@@ -14,7 +14,7 @@ from experiments.bench.control.curves import Curve, draw
 from experiments.bench.harness import Run
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.embodied.env_stage import make_env
-from rlinf_embodied.targets import load_target
+from rlinf_embodied.plug_ins import load_target
 
 PENDULUM = ppo_curves.Case("Pendulum-v1", ("env=gymnasium",), 1, ppo_curves.STEPS, ("sb3",))
 

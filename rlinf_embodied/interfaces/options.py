@@ -28,7 +28,7 @@ def numbers(options: Mapping[str, Any], path: str) -> dict[str, float]:
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{path}.{name} is {value!r}, but a number is needed: give one")
-    return dict(options)
+    return {name: float(value) for name, value in options.items()}
 
 
 def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Options:

@@ -1,20 +1,28 @@
-"""Dotted paths: how configs name what is imported only where it is needed."""
+"""Plug-ins: what configs name by dotted paths, and errors that show the user's own lines."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import inspect
-from collections.abc import Callable
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.user_code import raised_by_user
+from rlinf_embodied.errors import ConfigError, RlinfError
+
+_ROOT = Path(__file__).resolve().parent.parent
+_OURS = tuple(_ROOT / name for name in ("rlinf_embodied", "envs", "policies", "experiments"))
+_EXAMPLES = _ROOT / "experiments/examples"  # they are what a user would write
+_LIBRARIES = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_SHOWN = 5  # frames
 
 
 def load_target(target: str) -> Callable[..., object]:
-    """Returns the object at a dotted path, for example "envs.maniskill.ManiSkillEnv" (Hydra's `_target_`)."""
+    """Returns the object at a dotted path, for example "envs.maniskill.ManiSkillEnv" (`_target_`)."""
     module, _, name = target.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
@@ -71,3 +79,43 @@ def _imported(target: str, path: str) -> Callable[..., object]:
             raise ConfigError(f"{said} has no {name} ({error}): correct the name") from error
         action = "put its folder on PYTHONPATH, which workers get as well" if missing else "mend that file"
         raise ConfigError(f"{said} cannot be imported ({error}): {action}") from error
+
+
+def raised_by_user(error: BaseException) -> str | None:
+    """Returns what was raised and the user's lines that led there, None where none of them did.
+
+    For example "KeyError: 'proprio', from\n  /home/me/my_mlp.py, line 41, in value: return self.critic(...)".
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_of_user(frame.filename)]
+    if not frames:
+        return None
+    lines = [f"  {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}" for frame in frames[-_SHOWN:]]
+    return "\n".join([f"{type(error).__name__}: {error}, from", *lines])
+
+
+@contextmanager
+def named_when_raised(refusal: Callable[[str], RlinfError]) -> Iterator[None]:
+    """Answers what the user's code raises in the block with an error of ours; what we raise there stays as it is.
+
+    Args:
+        refusal: makes the error of the text of `raised_by_user`.
+
+    Raises:
+        RlinfError: the user's code raised.
+    """
+    try:
+        yield
+    except RlinfError:
+        raise
+    except Exception as error:
+        told = raised_by_user(error)
+        if told is None:
+            raise
+        raise refusal(told) from error
+
+
+def _is_of_user(filename: str) -> bool:
+    path = Path(filename).resolve()
+    if not path.is_file() or path.is_relative_to(_EXAMPLES):
+        return path.is_file()
+    return not any(path.is_relative_to(folder) for folder in (*_OURS, *_LIBRARIES))

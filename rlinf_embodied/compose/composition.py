@@ -1,0 +1,311 @@
+"""Presets, files and overrides become one typed, checked config.
+
+Order of events, each over the one before: the defaults of the schema (rlinf_embodied/config/), the presets that
+configs/<command>.yaml lists, or those chosen in their place, that file's own values, and the overrides.  All keys are
+checked, and the dataclasses are built once, which checks their combinations.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass, make_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlinf_embodied.compose.explain import did_you_mean, explained, keys
+from rlinf_embodied.compose.overrides import SWITCHES, read_override
+from rlinf_embodied.config import (
+    AlgorithmConfig,
+    EvaluateAnswersConfig,
+    EvaluateConfig,
+    ExportConfig,
+    ImitationConfig,
+    MathConfig,
+    TrainConfig,
+)
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.plug_ins import load_plug_in, load_target
+
+CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
+FILE_SUFFIXES = (".yaml", ".yml", ".json")  # of a file that stands where a preset of a group could
+# the file that lists the presets of a command; other schemas have none
+_FILES: dict[type, str] = {
+    TrainConfig: "train_vla",
+    ImitationConfig: "train_sft",
+    MathConfig: "train_llm_math",
+    EvaluateConfig: "evaluate",
+    EvaluateAnswersConfig: "evaluate_answers",
+    ExportConfig: "export_dataset",
+}
+_GOOD_VALUES = {"env.task": "envs.expert_tasks.EXPERT_TASKS"}  # of what presets leave open (`???`)
+_EXAMPLES = {  # of keys without a default
+    "data": "data=<file>.h5, data=<LeRobot folder>, or several of them joined by commas",
+    "out": "out=<file>.h5 for ManiSkill, or out=<new folder> for LeRobot",
+}
+_PPO = "rlinf_embodied.config.PPOConfig"
+_OWN = "_self_"  # the place of the file's own values among its presets
+_GLOBAL = "# @package _global_"  # first line of a preset that sets keys of several sections
+_RESOLVERS = {  # what files under configs/ may compute from other keys
+    "sum": lambda a, b: int(a) + int(b),
+    "divide": lambda a, b: int(a) // int(b),
+    "equal": lambda a, b: a == b,
+    "if": lambda condition, then, otherwise: then if condition else otherwise,
+}
+_Config = TypeVar("_Config")
+
+
+class Preset(NamedTuple):
+    """A group's folder below configs/, and the file in it that is taken by default."""
+
+    folder: str
+    default: str
+
+
+def groups(schema: type) -> dict[str, Preset]:
+    """Returns the groups of presets that a command has, by name, in the order in which they are merged."""
+    return {name: preset for name, preset in _listed(schema) if name != _OWN}
+
+
+def choices(group: str, schema: type | None = None) -> list[str]:
+    """Returns the names of the presets of a group, sorted; those of a command, or of configs/<group>."""
+    preset = groups(schema).get(group) if schema else None
+    return sorted(path.stem for path in (CONFIG_DIR / (preset.folder if preset else group)).glob("*.yaml"))
+
+
+def compose(
+    schema: type[_Config], overrides: Sequence[str] = (), sections: Mapping[str, object] | None = None
+) -> _Config:
+    """Returns the config for overrides such as `["env=maniskill_push", "run.seed=1"]`.
+
+    Args:
+        schema: the dataclass to be built.
+        overrides: `key=value` for every key of the schema, `group=preset` or `group=<file>`.
+        sections: values of whole sections that take the place of their default presets.
+
+    Raises:
+        ConfigError: an unknown group, preset or key, a wrong type, or an impossible combination.
+    """
+    for name, resolver in _RESOLVERS.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
+    sections, source = sections or {}, "the command line"
+    schema = _with_algorithm(schema, _algorithm_of(overrides))
+    try:
+        given = [read_override(text, schema, list(groups(schema))) for text in overrides]
+        chosen = {key: value for key, value in given if key in groups(schema)}
+        config = OmegaConf.structured(schema)
+        OmegaConf.set_readonly(config, False)  # of a frozen dataclass
+        config = OmegaConf.merge(config, {k: v for k, v in sections.items() if k not in chosen})
+        for group, preset in _listed(schema):
+            if group in chosen:
+                path = _preset_path(group, str(chosen[group]), preset, schema)
+            elif group in sections:
+                continue
+            else:
+                path = CONFIG_DIR / preset.folder / f"{preset.default}.yaml"
+            for layer in _layers(path, group):
+                source = str(path)
+                _require_filled(layer, path, {key for key, _ in given})
+                config = OmegaConf.merge(config, _switched(layer))
+        source = "the command line"
+        for key, value in given:
+            if key not in chosen:
+                OmegaConf.update(config, key, value, merge=True, force_add=key not in keys(schema))
+        _require_given(config, schema)
+        return _plain(OmegaConf.to_object(config))
+    except (OmegaConfBaseException, OverflowError) as error:
+        raise explained(error, schema, source) from error
+
+
+def split(schema: type[_Config], overrides: Sequence[str]) -> tuple[_Config, list[str]]:
+    """Returns the config of the overrides whose keys a schema has, and all other overrides.
+
+    Raises:
+        ConfigError: as for `compose`.
+    """
+    mine = [text for text in overrides if text.partition("=")[0] in keys(schema)]
+    return compose(schema, mine), [text for text in overrides if text not in mine]
+
+
+def load(path: Path, schema: type[_Config]) -> _Config:
+    """Returns the config in a YAML file, such as the config.yaml of a run.
+
+    Raises:
+        ConfigError: the file cannot be read, or does not fit the schema.
+    """
+    try:
+        data = _switched(read_mapping(path))
+        schema = _with_algorithm(schema, _target(data.get("algorithm")))
+        return _plain(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), data)))
+    except (OmegaConfBaseException, OverflowError) as error:
+        raise explained(error, schema, str(path)) from error
+
+
+def to_yaml(config: object) -> str:
+    """Returns a config (any dataclass of config/) as YAML; `load` reads it back."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config), resolve=True)
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Returns the keys and values in a YAML or JSON file.
+
+    Raises:
+        ConfigError: it cannot be read, is no valid YAML, or holds something else.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}): give the path of an existing YAML file") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date like 2001-13-01
+        where = " ".join(str(error).split())
+        raise ConfigError(f"{path} is no valid YAML: correct the file ({where})") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds a {type(data).__name__}, but keys with values are needed: correct the file")
+    return data
+
+
+def stored_tree(data: Mapping[str, object]) -> dict[str, object]:
+    """Returns the variant that a plan.json holds: a tree for its number of devices and no other."""
+    number = data.get("num_devices", 1)
+    variant: dict[str, object] = {"min_devices": number, "max_devices": number, "tree": data.get("tree")}
+    return variant | {"staleness": data["staleness"]} if "staleness" in data else variant
+
+
+# ------------------------------------------------------------------------------------------------- the algorithm's keys
+@functools.cache
+def _with_algorithm(schema: type[_Config], target: str) -> type[_Config]:
+    """Returns a training's schema with the dataclass of the chosen algorithm as its section `algorithm`.
+
+    Raises:
+        ConfigError: algorithm._target_ is no dataclass of an algorithm.
+    """
+    if schema is not TrainConfig:
+        return schema
+    path, rule = "algorithm._target_", "it is the dotted path of a dataclass below AlgorithmConfig"
+    kind = load_plug_in(target, path)
+    fits = isinstance(kind, type) and issubclass(kind, AlgorithmConfig) and is_dataclass(kind)
+    require(fits, path, target, rule, "see docs/own_algorithm.md")
+    return make_dataclass(schema.__name__, [("algorithm", kind)], bases=(schema,), kw_only=True)  # pyright: ignore
+
+
+def _algorithm_of(overrides: Sequence[str]) -> str:
+    """Returns algorithm._target_ as the overrides have it, by themselves or by the preset that they choose."""
+    given = dict(text.partition("=")[::2] for text in overrides)
+    if "algorithm._target_" in given:
+        return given["algorithm._target_"].strip("'\"")
+    value = given.get("algorithm", "ppo").strip("'\"")
+    path = Path(value).expanduser() if value.endswith(FILE_SUFFIXES) or "/" in value else None
+    path = path or CONFIG_DIR / "algorithm" / f"{value}.yaml"
+    layers = _layers(path, "algorithm") if path.is_file() else []
+    found = [_target(layer.get("algorithm")) for layer in layers]
+    return found[-1] if found else _PPO  # whoever reads the preset says what is wrong with it
+
+
+def _target(section: object) -> str:
+    return str(section.get("_target_", _PPO)) if isinstance(section, Mapping) else _PPO
+
+
+def _plain(config: object) -> typing.Any:
+    """Returns a config as an object of the schema's own class."""
+    if type(config) is TrainConfig or not isinstance(config, TrainConfig):
+        return config
+    return TrainConfig(**{entry.name: getattr(config, entry.name) for entry in fields(config)})
+
+
+@functools.cache
+def _listed(schema: type) -> tuple[tuple[str, Preset], ...]:
+    """Returns the `defaults` of a command's file: (group, preset), and (_self_, the file itself) at its place."""
+    name = next((_FILES[one] for one in schema.__mro__ if one in _FILES), None)
+    if name is None:
+        return ()
+    listed = []
+    for entry in read_mapping(CONFIG_DIR / f"{name}.yaml")["defaults"]:
+        if entry == _OWN:
+            listed.append((_OWN, Preset("", name)))
+        else:
+            ((key, default),) = entry.items()  # `group: preset`, or `folder@group: preset`
+            folder, _, group = key.rpartition("@")
+            listed.append((group, Preset(folder or group, default)))
+    return tuple(listed)
+
+
+def _preset_path(group: str, value: str, preset: Preset, schema: type) -> Path:
+    """Returns the file of a chosen preset: one of configs/, or the user's.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    if value.endswith(FILE_SUFFIXES) or "/" in value:
+        return Path(value).expanduser()
+    names = choices(group, schema)
+    if value not in names:
+        generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""
+        raise ConfigError(
+            f"{group} is {value!r}, but it must be one of configs/{preset.folder}, or a path to a .yaml file:"
+            f"{did_you_mean(value, names, f'{group}=')} choose from {', '.join(names)}{generic}"
+        )
+    return CONFIG_DIR / preset.folder / f"{value}.yaml"
+
+
+def _layers(path: Path, group: str) -> list[dict[str, Any]]:
+    """Returns what a file sets, as values of the whole config; the presets that it builds on come before it."""
+    data = read_mapping(path)
+    if group == _OWN:
+        data.pop("defaults", None)
+        return [data]
+    if CONFIG_DIR not in path.resolve().parents and group == "plan":
+        data = _plan_section(path, data)
+    before = [name for name in data.pop("defaults", ()) if name != _OWN]
+    layers = [layer for name in before for layer in _layers(path.with_name(f"{name}.yaml"), group)]
+    is_global = path.read_text(encoding="utf-8").startswith(_GLOBAL)
+    return [*layers, data if is_global else {group: data}]
+
+
+def _plan_section(path: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """Returns the plan section for a plan file, or for the plan.json of a run."""
+    if "tree" in data and "trees" not in data:
+        data = {"name": data.get("name"), "trees": [stored_tree(data)]}
+    if not data.get("trees"):
+        raise ConfigError(
+            f"plan is {str(path)!r}, but the file has no `trees`: see configs/plan/collocated.yaml for the form"
+        )
+    return {**data, "name": data.get("name") or path.stem, "file": str(path.resolve())}
+
+
+def _require_filled(layer: Mapping[str, Any], path: Path, given: set[str]) -> None:
+    """Checks that what a preset leaves open (`???`) is given: the default of the schema would be wrong for it."""
+    for group, section in layer.items():
+        for name, value in section.items() if isinstance(section, Mapping) else ():
+            key = f"{group}.{name}"
+            if value == "???" and key not in given:
+                known = typing.cast("Sequence[str]", load_target(_GOOD_VALUES[key])) if key in _GOOD_VALUES else ()
+                example = f", for example one of those with a scripted expert: {', '.join(known)}" if known else ""
+                raise ConfigError(
+                    f"{key} is not given, but {group}={path.stem} stands for any: give {key}=<name>{example}"
+                )
+
+
+def _require_given(config: DictConfig, schema: type) -> None:
+    """Checks the keys of a command that have no default."""
+    required = [entry.name for entry in fields(schema) if entry.default is MISSING and entry.default_factory is MISSING]
+    for name in required:
+        if not is_dataclass(keys(schema)[name]) and (OmegaConf.is_missing(config, name) or config[name] == ""):
+            raise ConfigError(
+                f"{name} is not given, but the command needs it: give {_EXAMPLES.get(name, f'{name}=<value>')}"
+            )
+
+
+def _switched(data: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of a file with names of enumerations in place of true and false."""
+    for key, names in SWITCHES.items():
+        section, _, name = key.partition(".")
+        inside = data.get(section)
+        if isinstance(inside, dict) and isinstance(inside.get(name), bool):
+            data = {**data, section: {**inside, name: names[str(inside[name]).lower()]}}
+    return data
