@@ -7,14 +7,17 @@ import functools
 import json
 from pathlib import Path
 
+from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
-from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.config import AlgorithmConfig, PolicyConfig, TrainConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.planning.plan import resolve
-from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
@@ -110,3 +113,21 @@ def trained(config: TrainConfig, plan: list[dict], devices: int, session: Sessio
         progress.iteration += 1
     (digest,) = set(executor.call("actor", "weights_digest", StepContext(iterations)))
     return digest, metrics
+
+
+def learning(kind: type[Algorithm], policy: object, algorithm: AlgorithmConfig, num_blocks: int = 1, seed: int = 5):
+    """Returns an algorithm as the learner stage makes it, alone with its blocks."""
+    return kind(
+        Training(
+            algorithm=algorithm,
+            policy=policy,
+            settings=PolicyConfig(),
+            seed=seed,
+            block_size=1,
+            num_iterations=1,
+            exact=True,
+            reducer=ExactReducer(SoloGroup(), (0,) * num_blocks),
+            context=solo_context(range(num_blocks)),
+            copy=lambda: policy,
+        )
+    )

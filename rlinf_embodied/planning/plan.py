@@ -209,7 +209,7 @@ def _parse_parts(kind: str, body: object, known: tuple[int, Devices], here: str)
 
 
 def without_absent(data: object, workflow: Workflow) -> object:
-    """Returns a tree without the leaves and loops marked `optional` whose stages the workflow lacks; None if nothing is left.
+    """Returns a tree without leaves and loops marked `optional` that the workflow lacks; None if nothing is left.
 
     A node with a single part left is that part.
     """

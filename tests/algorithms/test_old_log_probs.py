@@ -14,7 +14,7 @@ from policies.tiny_vla import TinyVLA
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective
 from rlinf_embodied.algorithms.off_policy import Mismatch
-from rlinf_embodied.config import AlgorithmConfig, Level, TrainConfig
+from rlinf_embodied.config import Level, PPOConfig, TrainConfig
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces.policies import Evaluation
 from rlinf_embodied.runtime.session import SerialSession
@@ -120,7 +120,7 @@ def test_the_loss_carries_the_truncated_ratio_at_its_own_level(level: Level) -> 
     )
     scored = Evaluation(old.clone().requires_grad_())
     cap = 1.1
-    algorithm = AlgorithmConfig(ratio_level=level, tis_cap=cap)
+    algorithm = PPOConfig(ratio_level=level, tis_cap=cap)
     objective = Objective(algorithm, 1.0, lambda *rows: scored, lambda *rows: old, joint=False)
     (one,) = objective.policy_passes(rows, torch.arange(len(rows)), critic_only=False)
     expected, counts = 0.0, made & valid[..., None]

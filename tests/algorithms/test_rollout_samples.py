@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.algorithms.rollout_samples import grpo_block, normalize_blocks, ppo_block
-from rlinf_embodied.config import AlgorithmConfig, AlgorithmName, Critic, Level
+from rlinf_embodied.config import Critic, GRPOConfig, Level, OnPolicyConfig, PPOConfig
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import ExactReducer
@@ -97,8 +97,8 @@ def showing(values: Tensor, sees: bool) -> Observation:
     return Observation(torch.zeros(n, 1), ("",) * n, images if sees else None, None if sees else privileged)
 
 
-def algorithm(**changes) -> AlgorithmConfig:
-    return AlgorithmConfig(gamma=GAMMA, gae_lambda=LAMBDA, **changes)
+def algorithm(**changes) -> OnPolicyConfig:
+    return PPOConfig(gamma=GAMMA, gae_lambda=LAMBDA, **changes)
 
 
 def episodes_of(rollout: Rollout, row: int) -> list[list[tuple[int, int]]]:
@@ -205,8 +205,8 @@ def test_normalised_advantages_have_mean_0_and_deviation_1_over_all_valid_action
 
 
 # --------------------------------------------------------------------------------------------------------------- grpo
-def grpo(**changes) -> AlgorithmConfig:
-    return AlgorithmConfig(name=AlgorithmName.grpo, group_size=2, **changes)
+def grpo(**changes) -> OnPolicyConfig:
+    return GRPOConfig(group_size=2, **changes)
 
 
 def round_of(lengths: list[int], rewards: list[float], success: list[bool], number: int = 0) -> tuple:

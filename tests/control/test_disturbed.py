@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from control_runs import RLPD, reach, small
-from rlinf_embodied.control.env_stage import TransitionEnvStage
-from rlinf_embodied.control.learner_stage import LearnerStage
 from runs import drawing, metric_rows
 from training_faults import lost, once
 
 from rlinf_embodied.embodied import job as job_module
+from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.replay_stage import ReplayStage
 from rlinf_embodied.training.trainer import Trainer
 
@@ -42,9 +42,9 @@ def straight(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "stage", "method", "call", "after"),
     [
-        ("sac", LearnerStage, "run", 2, True),
+        ("sac", PolicyLearner, "run", 2, True),
         ("sac", ReplayStage, "run", 2, False),
-        ("rlpd", TransitionEnvStage, "step", 16, False),
+        ("rlpd", EnvStage, "step", 16, False),
     ],
 )
 def test_what_a_fault_takes_is_run_again(tmp_path, monkeypatch, straight, kind, stage, method, call, after) -> None:

@@ -33,7 +33,7 @@ from experiments.bench.control.curves import Curve, draw, seeds_of, trained
 from experiments.bench.control.peer import peers
 from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, chosen, ratios
 from rlinf_embodied.compose import compose_train
-from rlinf_embodied.config import ControlName, TrainConfig
+from rlinf_embodied.config import SACConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
 
 GOAL, FLOOR = 1.5, 1.0
@@ -104,7 +104,7 @@ def measure_one(run: Run[Options], config: TrainConfig) -> Report:
         )
         for name, several in curves.items()
     ]
-    unit = "env steps" if config.algorithm.name.acts else "updates"
+    unit = "env steps" if config.algorithm.acts else "updates"
     title = f"{config.env.task}, {config.algorithm.name}"
     header = (title, "return before", f"after {curves['ours'][0].steps[-1]} {unit}", f"{unit}/s")
     return Report(
@@ -137,7 +137,7 @@ def measure(run: Run[Options]) -> Report:
     config, _ = compose_train(run.overrides), own.each_seed
     if own.peer not in ("", "sb3"):
         raise ConfigError(f"peer is {own.peer!r}, but there is sb3 only: use peer=sb3, or leave it out")
-    if own.peer and (config.algorithm.name is not ControlName.sac or config.algorithm.num_critics != 2):
+    if own.peer and not (isinstance(config.algorithm, SACConfig) and config.algorithm.num_critics == 2):
         raise ConfigError(f"peer is {own.peer!r}, but its SAC is plain: use algorithm=sac, or leave peer out")
     if own.rounds and not own.peer:
         raise ConfigError(f"rounds is {own.rounds}, but speed is measured beside the peer's: add peer=sb3")

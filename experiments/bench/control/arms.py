@@ -16,7 +16,7 @@ from rlinf_embodied import portable
 from rlinf_embodied.config import TrainConfig
 
 _LOOP = {"name": "rollout", "stages": {"env": "all", "policy": "all"}}
-_LEAVES = [{"leaf": {"stage": stage, "devices": "all"}} for stage in ("replay", "learner")]
+_LEAVES = [{"leaf": {"stage": stage, "devices": "all"}} for stage in ("replay", "actor")]
 ALONE = [{"tree": {"temporal": [{"loop": _LOOP}, *_LEAVES]}}]
 
 
@@ -38,7 +38,7 @@ class Ours:
         folder = str(job.starting_policy(SerialSession(), one_device(), lambda *progress: None))
         self._inside = in_this_process(job.workflow(folder), ALONE)
         self._steps = iterations(job, self._inside.__enter__(), 10**9)
-        self.seconds(config.first_update + 1)
+        self.seconds(config.algorithm.typical_iteration(config.env) + 1)
 
     def seconds(self, count: int) -> float:
         """Runs so many iterations and returns the processor seconds that they took."""
@@ -57,8 +57,11 @@ class Theirs:
         torch.set_num_threads(1)
         from experiments.bench.control.peer import soft_actor_critic
 
-        self._model, self._size = soft_actor_critic(config, config.run.seed), config.steps_per_iteration
-        self.seconds(config.first_update + 1)
+        self._model, self._size = (
+            soft_actor_critic(config, config.run.seed),
+            config.env.num_envs * config.env.chunks_per_rollout,
+        )
+        self.seconds(config.algorithm.typical_iteration(config.env) + 1)
 
     def seconds(self, count: int) -> float:
         start = time.process_time()
@@ -68,8 +71,10 @@ class Theirs:
 
 def speeds(config: TrainConfig, rounds: int, iterations: int) -> dict[str, list[float]]:
     """Returns env steps per processor second of both, round by round."""
+    from experiments.bench.control.peer import steps_per_iteration
+
     workers: Sequence[Worker] = [Worker(arm, config) for arm in (Ours, Theirs)]
-    steps = iterations * config.steps_per_iteration
+    steps = iterations * steps_per_iteration(config)
 
     def speed(worker: Worker) -> float:
         return steps / cast(float, worker.ask("seconds", iterations).answer())

@@ -26,10 +26,18 @@ class StableBaselines:
         from stable_baselines3.common.evaluation import evaluate_policy
 
         config = self._config
-        model, total = soft_actor_critic(config, seed), config.run.num_iterations * config.steps_per_iteration
+        model, total = (
+            soft_actor_critic(config, seed),
+            config.run.num_iterations * steps_per_iteration(config),
+        )
         held = make_vec_env(_make(config), 1, seed=config.eval.seed)
         ask = lambda: (float(cast(float, evaluate_policy(model, held, config.eval.num_episodes)[0])), None)  # noqa: E731
         return learned(model, seed, total, points, ask, time.perf_counter)
+
+
+def steps_per_iteration(config: TrainConfig) -> int:
+    """Returns the env steps of an iteration over all rows."""
+    return config.env.num_envs * config.env.chunks_per_rollout
 
 
 def soft_actor_critic(config: TrainConfig, seed: int) -> SAC:
@@ -44,12 +52,14 @@ def soft_actor_critic(config: TrainConfig, seed: int) -> SAC:
         make_vec_env(_make(config), env.num_envs, seed=seed, vec_env_cls=DummyVecEnv),
         learning_rate=algorithm.lr,
         buffer_size=algorithm.capacity,
-        learning_starts=config.first_update * config.steps_per_iteration,
+        learning_starts=config.algorithm.typical_iteration(config.env)
+        * config.env.num_envs
+        * config.env.chunks_per_rollout,
         batch_size=algorithm.batch_size,
         tau=algorithm.tau,
         gamma=algorithm.gamma,
         train_freq=env.chunks_per_rollout,
-        gradient_steps=config.updates_per_iteration,
+        gradient_steps=config.algorithm.schedule(config.env).updates,
         policy_kwargs={"net_arch": [algorithm.critic_hidden_size] * algorithm.critic_layers},
         seed=seed,
         device="cpu",
