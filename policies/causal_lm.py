@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from policies.adapters import add_adapters, merged_model
-from policies.char_tokenizer import EOS_ID, PAD_ID, char_tokenizer
-from policies.decoding import CachedDecoder, RecomputingDecoder, has_plain_cache
+from policies.decoding import CachedDecoder, has_plain_cache
 from policies.language_folder import no_progress_bars, read_model, read_tokenizer, special_tokens
 from policies.lean_decoding import LeanDecoder, is_lean
+from policies.text_codec import EOS_ID, PAD_ID, TextCodec, char_tokenizer
 from rlinf_embodied.algorithms.log_probs import token_log_probs, token_log_probs_and_entropy
 from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
-from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
 from rlinf_embodied.randomness import words
@@ -48,15 +45,13 @@ class CausalLM:
             CheckpointError: nothing ends a sequence.
             ConfigError: adapters that do not fit.
         """
-        self.tokenizer = tokenizer
         self.model = model.eval()  # the plain architecture; adapters sit inside its layers
         pad_id, eos_ids = special_tokens(model, tokenizer, where)
         text = model.config.get_text_config()
         context = getattr(text, "max_position_embeddings", None)
         self.spec = LanguageSpec(text.model_type, text.vocab_size, context, pad_id, eos_ids)
         self.module: nn.Module = model if lora is None else add_adapters(model, lora, seed)
-        self._system: list[dict[str, str]] = []  # what a chat begins with
-        self._template_args: dict[str, Any] = {}
+        self.codec = TextCodec(tokenizer, context)
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         # where one token ends and pads, it must stay possible
         self._never = None if pad_id in eos_ids else torch.tensor([pad_id])
@@ -106,8 +101,13 @@ class CausalLM:
         else:
             dtype = torch.bfloat16 if config.precision is Precision.bfloat16 else torch.float32
             policy = cls.load(folder, lora=lora, seed=seed, dtype=dtype)
-        policy.set_chat(config.system_prompt, config.chat_template_args)
+        policy.codec.set_chat(config.system_prompt, config.chat_template_args)
         return policy
+
+    @classmethod
+    def codec_from_config(cls, config: LanguagePolicyConfig, folder: Path | None) -> TextCodec:
+        """See LanguagePolicy."""
+        return TextCodec.from_config(config, folder)
 
     def save(self, folder: Path, max_shard_bytes: int = 5_000_000_000) -> None:
         """Writes config, weights (adapters merged) and tokenizer for transformers' from_pretrained."""
@@ -117,71 +117,22 @@ class CausalLM:
         self.tokenizer.save_pretrained(folder)
 
     # ------------------------------------------------------------------------------------------------------------ text
-    def set_chat(self, system_prompt: str | None, template_args: Mapping[str, object]) -> None:
-        """Sets what prompts are written with beside the problem.
-
-        Args:
-            system_prompt: the system's message; None: there is none.
-            template_args: what the chat template reads, for example {"enable_thinking": False}.
-
-        Raises:
-            ConfigError: the tokenizer has no chat template, or its template reads none of that name.
-        """
-        template = self.tokenizer.chat_template
-        for path, value in (("policy.system_prompt", system_prompt), ("policy.chat_template_args", template_args)):
-            rule = "the tokenizer has no chat template that could write it"
-            require(not value or template is not None, path, value, rule, "leave it out, or use a chat model's folder")
-        unknown = [name for name in template_args if name not in str(template)]
-        rule = f"the model's chat template does not read {', '.join(unknown)}"
-        require(not unknown, "policy.chat_template_args", dict(template_args), rule, "use names that stand in it")
-        self._system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-        self._template_args = dict(template_args)
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, with its chat template."""
+        return self.codec.tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, in the model's chat template where it has one.
-
-        Raises:
-            ConfigError: no tokens come out, the tokenizer does not know a character, or its chat template refuses.
-        """
-        if self.tokenizer.chat_template is None:
-            tokens = self._tokens(text, add_special_tokens=True)
-        else:
-            chat = [*self._system, {"role": "user", "content": text}]
-            try:
-                written = self.tokenizer.apply_chat_template(
-                    chat, tokenize=False, add_generation_prompt=True, **self._template_args
-                )
-            except TemplateError as error:
-                what = "policy.system_prompt with a user's message" if self._system else "a user's message alone"
-                raise ConfigError(
-                    f"the tokenizer's chat template refuses {what} ({error}): change chat_template in "
-                    "the model folder (policy.folder), or use another model"
-                ) from error
-            tokens = self._tokens(str(written), add_special_tokens=False)  # the template wrote them
-        if not tokens:
-            raise ConfigError(f"the prompt {text!r} has no tokens: a prompt has at least one; correct the data")
-        return tokens
+        """See TextCodec."""
+        return self.codec.encode(text)
 
     def encode_completion(self, text: str) -> list[int]:
-        """Returns the tokens of an answer and the token that ends it.
-
-        Raises:
-            ConfigError: the tokenizer does not know a character.
-        """
-        return [*self._tokens(text, add_special_tokens=False), self.spec.eos_ids[0]]
-
-    def _tokens(self, text: str, add_special_tokens: bool) -> list[int]:
-        try:
-            return list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
-        except Exception as error:  # the tokenizers library raises nothing finer
-            raise ConfigError(
-                f"the tokenizer cannot read {text[:200]!r} ({error}): use its characters only, or a model whose "
-                "tokenizer knows them all (for the model from scratch: policy.characters)"
-            ) from error
+        """Returns the tokens of an answer and the token that ends it."""
+        return [*self.codec.encode_answer(text), self.spec.eos_ids[0]]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens, special ones left out."""
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        """See TextCodec."""
+        return self.codec.decode(tokens)
 
     # ----------------------------------------------------------------------------------------------------------- model
     def log_probs(
@@ -212,12 +163,20 @@ class CausalLM:
         return logits if self._never is None else logits.index_fill(-1, self._never.to(logits.device), -torch.inf)
 
     def decoder(self, max_num_seqs: int, width: int) -> Decoder:
-        """Returns memory for so many rows of at most `width` tokens; the fastest one that fits the architecture."""
+        """Returns memory for so many rows of at most `width` tokens; the fastest one that fits the architecture.
+
+        Raises:
+            ConfigError: the model's layers keep something else than one key and value per token.
+        """
         if is_lean(self.model, width):
             return LeanDecoder(self.model, max_num_seqs, width, self._masked)
         if has_plain_cache(self.model, width):
             return CachedDecoder(self.model, max_num_seqs, width, self._masked)
-        return RecomputingDecoder(self.model, max_num_seqs, width, self.spec.pad_id, self._masked)
+        raise ConfigError(
+            f"generation.engine is 'transformers', but layers of {self.spec.name} do not keep one key and value for "
+            f"each of {width} tokens: use generation.engine=vllm and eval.engine=vllm, another model, or, for one "
+            "with a sliding window, shorter prompts and completions"
+        )
 
     def parameters(self) -> list[nn.Parameter]:
         """Returns what RL trains, in a fixed order: all parameters, or the adapters where there are any."""

@@ -1,4 +1,4 @@
-"""Decoding by transformers' own forward pass, for any architecture.
+"""Decoding by transformers' own forward pass, for any architecture whose layers keep keys and values.
 
 Rows that decode together write the same column of a ring of W columns, whatever their own position is:
 
@@ -240,56 +240,3 @@ class CachedDecoder(RingDecoder):
         ).logits[:, -1]
         ring.close_column(n)
         return self._masked(logits)
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrefix:
-    """N prompts as they are."""
-
-    logits: Tensor  # [N, V]
-    tokens: Tensor  # int64 [N, P], padded on the right
-    lengths: Tensor  # int64 [N]
-
-
-class RecomputingDecoder:
-    """Rows as plain tokens, read anew at each step: for architectures whose memory is not one entry per token."""
-
-    def __init__(self, model: PreTrainedModel, max_num_seqs: int, width: int, pad_id: int, masked: Logits) -> None:
-        self._model, self._pad_id, self._masked = model, pad_id, masked
-        self._device = next(model.parameters()).device
-        self._tokens = torch.full((max_num_seqs, width), pad_id, device=self._device)
-        self._lengths = torch.zeros(max_num_seqs, dtype=torch.long, device=self._device)
-
-    @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> TextPrefix:
-        """Reads N prompts."""
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
-        longest = max(map(len, prompts))
-        padded = [[*prompt, *[self._pad_id] * (longest - len(prompt))] for prompt in prompts]
-        tokens = torch.tensor(padded, device=self._device)
-        return TextPrefix(self._next(tokens, lengths), tokens, lengths)
-
-    @torch.inference_mode()
-    def join(self, prefix: Prefix, prompts: Tensor, slots: Tensor) -> None:
-        """Puts copies of prompts into slots."""
-        assert isinstance(prefix, TextPrefix), "a prefix of another decoder"
-        self._tokens[slots, : prefix.tokens.shape[1]] = prefix.tokens[prompts]
-        self._lengths[slots] = prefix.lengths[prompts]
-
-    @torch.inference_mode()
-    def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Moves rows into other slots."""
-        self._tokens[targets], self._lengths[targets] = self._tokens[sources], self._lengths[sources]
-
-    @torch.inference_mode()
-    def step(self, tokens: Tensor) -> Tensor:
-        """Appends one token to each of slots 0..n-1 and returns the next one's logits [n, V]."""
-        n = len(tokens)
-        rows = torch.arange(n, device=self._device)
-        self._tokens[rows, self._lengths[:n]] = tokens
-        self._lengths[:n] += 1
-        return self._next(self._tokens[:n, : int(self._lengths[:n].max())], self._lengths[:n])
-
-    def _next(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        logits = self._model(input_ids=tokens, use_cache=False).logits
-        return self._masked(logits[torch.arange(len(tokens), device=self._device), lengths - 1])

@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -71,6 +72,19 @@ def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             "the folder is incomplete or of another architecture; copy it again"
         )
     return model.eval()
+
+
+def read_context(folder: Path) -> int | None:
+    """Returns how many tokens a prompt and its completion may have together; None: no limit.
+
+    Raises:
+        CheckpointError: there is no config that transformers can load.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder} has no {CONFIG} that transformers can load ({error})") from error
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def require_files(folder: Path) -> None:

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from policies.causal_lm import CausalLM
-from policies.char_tokenizer import char_tokenizer
+from policies.text_codec import char_tokenizer
 
 V = 25
 _COMMON = {

@@ -79,7 +79,6 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
             "ray",
             [
                 "experiments/bench/soak.py",  # looks at it
-                "experiments/bench/weights/__main__.py",  # measures its store
                 "rlinf_embodied/chaos/harm.py",  # does it harm
                 *(
                     f"rlinf_embodied/runtime/{name}.py"

@@ -189,24 +189,14 @@ class MathConfig:
         require_no_cores(self.cluster)
         target, rule = self.run.until_success, "only training in simulators is stopped by its success"
         require(target is None, "run.until_success", target, rule, "leave it out")
-        group, block = algorithm.group_size, generation.rows_per_block
-        smaller = _largest(group, block, self.num_rows)
-        sets = _largest(smaller, generation.rows_per_batch, self.num_rows)
+        group, block = algorithm.group_size, self.rows_per_block
         require(
             block % group == 0 and self.num_rows % block == 0,
             "generation.rows_per_block",
             block,
             f"a block holds whole groups of algorithm.group_size={group}, and algorithm.prompts_per_iteration x "
             f"algorithm.group_size = {self.num_rows} completions are whole blocks",
-            f"use {smaller} with generation.rows_per_batch={sets}",
-        )
-        require(
-            self.num_rows % generation.rows_per_batch == 0,
-            "generation.rows_per_batch",
-            generation.rows_per_batch,
-            f"algorithm.prompts_per_iteration x algorithm.group_size = {self.num_rows} completions are decoded in sets "
-            "of that size",
-            f"use {_largest(block, generation.rows_per_batch, self.num_rows)}, or another number of prompts",
+            f"use {_largest(group, block, self.num_rows)}",
         )
         require_exact(self.run.exact, "algorithm", algorithm.reduction)
         for path, engine in (("generation.engine", generation.engine), ("eval.engine", self.eval.engine)):
@@ -238,8 +228,10 @@ class MathConfig:
             or self.warm_start.checkpoint is not None,
             "policy.folder",
             self.policy.folder,
-            "data.files and data._target_ hold problems for a model that can read already",
-            "give the folder of a causal language model, or warm_start.checkpoint, or use generated problems",
+            "the small model learns to write from generated problems and their steps, which neither data.files nor "
+            "data._target_ has",
+            "train it on generated problems first and give warm_start.checkpoint=<run.dir>/checkpoints/latest, or give "
+            "the folder of a pretrained model",
         )
 
     @property
@@ -248,19 +240,24 @@ class MathConfig:
         return self.algorithm.prompts_per_iteration * self.algorithm.group_size
 
     @property
+    def rows_per_block(self) -> int:
+        """Completions of a block: all of a round that has fewer than generation.rows_per_block."""
+        return min(self.generation.rows_per_block, self.num_rows)
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of a round."""
-        return self.num_rows // self.generation.rows_per_block
+        return self.num_rows // self.rows_per_block
 
     @property
     def prompts_per_block(self) -> int:
         """Prompts of a block."""
-        return self.generation.rows_per_block // self.algorithm.group_size
+        return self.rows_per_block // self.algorithm.group_size
 
     @property
     def blocks_per_batch(self) -> int:
-        """Blocks of a decoding batch."""
-        return self.generation.rows_per_batch // self.generation.rows_per_block
+        """Blocks of a decoding batch: as many as generation.rows_per_batch has room for, in batches of equal size."""
+        return _largest(self.rows_per_block, self.generation.rows_per_batch, self.num_rows) // self.rows_per_block
 
 
 def _require_whole_distribution(evaluation: AnswerEvalConfig, generation: GenerationConfig) -> None:

@@ -56,7 +56,7 @@ class GenerationConfig:
     temperature: float = 1.0  # of sampling, and of the log-probs alike
     top_p: float = 1.0
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
-    rows_per_batch: int = 128  # completions of a decoding batch: consecutive blocks, in one worker
+    rows_per_batch: int = 128  # at most so many completions in a decoding batch: consecutive blocks, in one worker
     max_num_seqs: int = 128  # of these at a time (vLLM's word); the next one starts as soon as one has ended
     engine: Engine = Engine.transformers
     vllm: VllmConfig = field(default_factory=VllmConfig)  # of engine=vllm
@@ -79,13 +79,6 @@ class GenerationConfig:
             self.top_p,
             "generation.engine=vllm does not tell the mass of a nucleus, without which log-probs are not comparable",
             "use 1.0, or generation.engine=transformers",
-        )
-        require(
-            self.rows_per_batch % self.rows_per_block == 0,
-            "generation.rows_per_batch",
-            self.rows_per_batch,
-            f"it is a multiple of generation.rows_per_block={self.rows_per_block}",
-            f"use {max(1, self.rows_per_batch // self.rows_per_block) * self.rows_per_block}",
         )
 
 

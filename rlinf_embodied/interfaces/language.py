@@ -95,6 +95,17 @@ class TokenLogProbs:
 
 
 @runtime_checkable
+class PromptCodec(Protocol):
+    """What turns a prompt into tokens, without the model's weights."""
+
+    context_length: int | None  # tokens of prompt and completion together; None: no limit
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a prompt, in the model's chat template where it has one."""
+        ...
+
+
+@runtime_checkable
 class LanguagePolicy(Protocol):
     """A causal language model with its tokenizer.
 
@@ -146,6 +157,11 @@ class LanguagePolicy(Protocol):
             CheckpointError: the folder is incomplete or damaged.
             ConfigError: settings that do not fit the model.
         """
+        ...
+
+    @classmethod
+    def codec_from_config(cls, config: LanguagePolicyConfig, folder: Path | None) -> PromptCodec:
+        """Returns what encodes prompts as the policy of these arguments does."""
         ...
 
 

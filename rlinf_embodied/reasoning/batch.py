@@ -78,13 +78,13 @@ class Group:
 # ------------------------------------------------------------------------------------------------- between the stages
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """The problems of a block with those of the other blocks of its batch."""
+    """The problems of a block, each with its prompt, and those of the other blocks of its batch."""
 
-    blocks: tuple[tuple[Problem, ...], ...]
+    blocks: tuple[tuple[tuple[Problem, Prompt], ...], ...]
     index: int  # of this block among them
 
     @property
-    def own(self) -> tuple[Problem, ...]:
+    def own(self) -> tuple[tuple[Problem, Prompt], ...]:
         """The block's problems."""
         return self.blocks[self.index]
 

@@ -6,7 +6,7 @@ last bits of its log-probs and gradients) do not depend on the worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,7 +96,12 @@ def microbatches(
 
 @torch.no_grad()
 def all_log_probs(
-    policy: LanguagePolicy, sequences: Sequences, temperature: float, token_budget: int, with_entropy: bool = False
+    policy: LanguagePolicy,
+    sequences: Sequences,
+    temperature: float,
+    token_budget: int,
+    with_entropy: bool = False,
+    progress: Callable[[], None] = lambda: None,
 ) -> TokenLogProbs:
     """Returns log-probs of all completions in the order of `sequences`, float32 [B, R], without a gradient."""
     longest = max(map(len, sequences.completions))
@@ -108,6 +113,7 @@ def all_log_probs(
         _put(log_probs, rows, found.log_probs)
         if found.entropy is not None:
             _put(entropy, rows, found.entropy)
+        progress()
     return TokenLogProbs(log_probs, entropy if with_entropy else None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlinf_embodied.config import EvaluateAnswersConfig, RecoveryConfig
 from rlinf_embodied.data.sources import problem_source
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, AnswerStageConfig
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
 from rlinf_embodied.reasoning.policy_folder import FILE, trained_on
 from rlinf_embodied.reasoning.verifier import reward_function
@@ -35,9 +35,9 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
     folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
     cluster = find_cluster(config.cluster)
     model = LanguageStageConfig(config.policy, str(folder_of_policy), config.run.seed)
-    sections = (config.data, config.generation, config.reward, config.eval)
+    evaluated = AnswerStageConfig(model, config.data, config.generation, config.reward, config.eval)
     with open_session(config.cluster) as session, LiveView(1, str(folder_of_policy)) as view:
-        made = lambda: AnswerEvaluation(model, *sections, session, cluster, last_step=0, progress=view.progress)  # noqa: E731
+        made = lambda: AnswerEvaluation(evaluated, session, cluster, last_step=0, progress=view.progress)  # noqa: E731
         recovery = Recovery(session, RecoveryConfig(), view.note)
         result = recovery.repeat("evaluation", lambda: made().run(0), session.clear)
     _write(folder, config, result)

@@ -3,7 +3,7 @@
 greedy    one answer per problem at temperature 0: accuracy with Wilson's interval
 sampled   n answers per problem at the training's temperature: pass@k, unbiased (Chen et al. 2021, arXiv 2107.03374)
 forced    greedy, with the first token of a chain of thought given (forced prefix): what the policy could do
-          already, had it only shown its working
+          already if it only wrote out its steps
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import AnswerEvalConfig, DataConfig, GenerationConfig, RewardConfig
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import prompt_template
-from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
+from rlinf_embodied.interfaces.language import PromptCodec
 from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
-from rlinf_embodied.reasoning.verifier import Verifier, reward_function
+from rlinf_embodied.reasoning.prompt_stage import Asked, PromptSource, codec_of, engine_limits, tightest
+from rlinf_embodied.reasoning.verifier import Verifier
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.metrics import Z95, Rate
@@ -44,14 +45,23 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AnswerStageConfig:
-    """What the stage needs to know."""
+    """What is evaluated, and on which problems."""
 
     model: LanguageStageConfig
     data: DataConfig
     generation: GenerationConfig
     reward: RewardConfig
     eval: AnswerEvalConfig
-    num_problems: int
+
+    def problems(self, codec: PromptCodec) -> PromptSource:
+        """Returns the held-out problems."""
+        limit = tightest(codec, self.generation.max_new_tokens, engine_limits(self.generation, self.eval.engine))
+        return PromptSource(self.data, self.data.seed, codec, limit)
+
+    def number(self, problems: PromptSource) -> int:
+        """Returns how many are asked."""
+        size = problems.size(Split.test)
+        return self.eval.num_problems if size is None else min(size, self.eval.num_problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +75,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerReport:
-    """What a worker found out about its problems, by block."""
+class Answers:
+    """The answers to a block of problems."""
 
-    correct: dict[int, tuple[tuple[bool, ...], ...]]  # of each problem's answers
-    earned: dict[int, float]  # sum over the block's answers
+    correct: tuple[tuple[bool, ...], ...]  # of each problem's answers
+    earned: float  # sum over all of them
     tokens: int
     truncated: int
-    shown: dict[int, tuple[Answer, ...]]
+    shown: tuple[Answer, ...]
 
 
 class AnswerStage(LanguageStage):
@@ -92,15 +102,8 @@ class AnswerStage(LanguageStage):
         super().setup(context)
         config = self._config
         self._prompt_template = prompt_template(config.data.prompt_template)
-        self._source = problem_source(config.data, config.data.seed)
-        reward = config.reward
-        self._verifier = Verifier(
-            self._prompt_template,
-            num_workers=reward.num_workers,
-            timeout_s=reward.timeout_s,
-            function=reward_function(reward),
-            concurrency=reward.concurrency,
-        )
+        self._source = config.problems(codec_of(config.model.policy, config.model.folder))
+        self._verifier = Verifier.of(config.reward, self._prompt_template, context.progress)
         self._shared.leave(self._user)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
@@ -109,47 +112,43 @@ class AnswerStage(LanguageStage):
         self._shared.enter(self._user)
         try:
             blocks = sorted(inputs)[int(number) : int(number) + 1]
-            return Output(dict.fromkeys(inputs), self._run(Mode(mode), blocks))
+            return Output(dict.fromkeys(inputs), {block: self._run(Mode(mode), block) for block in blocks})
         finally:
             self._shared.leave(self._user)
 
-    def _run(self, mode: Mode, blocks: Sequence[int]) -> AnswerReport:
-        correct, earned, shown, tokens, truncated = {}, {}, {}, 0, 0
-        for block in blocks:
-            problems = self._problems(block)
-            texts, lengths, ended = self._answers(problems, mode)
-            size = len(texts) // len(problems)
-            every = [problem for problem in problems for _ in range(size)]
-            verified = self._verifier.verify(texts, every, ended)
-            right, earned[block] = verified.correct, float(verified.raw.sum(dtype=np.float64))
-            correct[block] = tuple(tuple(row) for row in right.reshape(-1, size).tolist())
-            first = range(0, len(texts), size)
-            shown[block] = tuple(Answer(every[i].question, every[i].answer, texts[i], bool(right[i])) for i in first)
-            tokens, truncated = tokens + sum(lengths), truncated + len(ended) - sum(ended)
-        limit = self._config.eval.num_shown if mode is Mode.greedy else 0
-        per_block = self._config.eval.problems_per_block
-        few = {block: rows[: max(0, limit - block * per_block)] for block, rows in shown.items()}
-        return AnswerReport(correct, earned, tokens, truncated, few)
+    def _run(self, mode: Mode, block: int) -> Answers:
+        per_block, number = self._config.eval.problems_per_block, self._config.number(self._source)
+        first = block * per_block
+        asked = self._source.batch(Split.test, first, min(per_block, number - first))
+        texts, lengths, ended = self._answers(asked, mode)
+        size = len(texts) // len(asked)
+        every = [problem for problem, _ in asked for _ in range(size)]
+        verified = self._verifier.verify(texts, every, ended)
+        right = verified.correct
+        limit = max(0, self._config.eval.num_shown - first) * size if mode is Mode.greedy else 0
+        return Answers(
+            tuple(tuple(row) for row in right.reshape(-1, size).tolist()),
+            float(verified.raw.sum(dtype=np.float64)),
+            sum(lengths),
+            len(ended) - sum(ended),
+            tuple(
+                Answer(every[i].question, every[i].answer, texts[i], bool(right[i]))
+                for i in range(0, min(len(texts), limit), size)
+            ),
+        )
 
-    def _problems(self, block: int) -> list[Problem]:
-        size = self._config.eval.problems_per_block
-        start = block * size
-        return self._source.batch(Split.test, start, min(size, self._config.num_problems - start))
-
-    def _answers(self, problems: Sequence[Problem], mode: Mode) -> tuple[list[str], list[int], list[bool]]:
+    def _answers(self, asked: Sequence[Asked], mode: Mode) -> tuple[list[str], list[int], list[bool]]:
         """Returns texts, lengths in tokens, and whether each came to its end; problem by problem."""
         config, policy = self._config.generation, self._shared.policy
-        begun = {p.id: self._forced_prefix(p) if mode is Mode.forced else [] for p in problems}
-        prompts = [Prompt(p.id, (*policy.encode(self._prompt_template.prompt(p)), *begun[p.id])) for p in problems]
+        begun = {problem.id: self._forced_prefix(problem) if mode is Mode.forced else [] for problem, _ in asked}
+        prompts = tuple(Prompt(prompt.id, (*prompt.tokens, *begun[prompt.id])) for _, prompt in asked)
         sampled = mode is Mode.sampled
-        group_size = self._config.eval.num_samples if sampled else 1
         longest = config.max_new_tokens - max(map(len, begun.values()))
         sampling = SamplingParams(longest, config.temperature if sampled else 0.0, config.top_p if sampled else 1.0)
         noise = Noise(self._model.seed, 0, "evaluation")
-        block = GenerationBlock(tuple(prompts), group_size)
-        groups = self._generate(block, sampling, noise, config, self._config.eval.engine)
+        block = GenerationBlock(prompts, self._config.eval.num_samples if sampled else 1)
         texts, lengths, ended = [], [], []
-        for group in groups:
+        for group in self._generate(block, sampling, noise, config, self._config.eval.engine):
             for row, length in zip(group.tokens.tolist(), group.lengths.tolist(), strict=True):
                 texts.append(policy.decode([*begun[group.prompt.id], *row[:length]]))
                 lengths.append(length)
@@ -160,9 +159,8 @@ class AnswerStage(LanguageStage):
         """Returns the first token of a chain of thought, nothing where the problem comes without its steps."""
         if not problem.solution:
             return []
-        return self._shared.policy.encode_completion(self._prompt_template.completion(problem, chain_of_thought=True))[
-            :1
-        ]
+        steps = self._prompt_template.completion(problem, chain_of_thought=True)
+        return self._shared.policy.encode_completion(steps)[:1]
 
 
 # -------------------------------------------------------------------------------------------------------------- results
@@ -253,8 +251,9 @@ def sampled_result(correct: Sequence[Sequence[bool]]) -> Sampled:
     return Sampled(size, pass_at, intervals)
 
 
-def _first_right(correct: Sequence[Sequence[bool]]) -> Rate:
-    return Rate(sum(row[0] for row in correct), len(correct))
+def _first_right(blocks: Sequence[Answers]) -> Rate:
+    rows = [row for block in blocks for row in block.correct]
+    return Rate(sum(row[0] for row in rows), len(rows))
 
 
 class AnswerEvaluation:
@@ -264,11 +263,7 @@ class AnswerEvaluation:
 
     def __init__(
         self,
-        model: LanguageStageConfig,
-        data: DataConfig,
-        generation: GenerationConfig,
-        reward: RewardConfig,
-        evaluation: AnswerEvalConfig,
+        config: AnswerStageConfig,
         session: Session,
         cluster: Cluster,
         last_step: int,
@@ -278,55 +273,44 @@ class AnswerEvaluation:
 
         `progress` is called with (mode, problems done, problems in all, "").
         """
-        self._progress = progress
-        size = problem_source(data, data.seed).size(Split.test)
-        self._eval, self._last_step, self._own_reward = evaluation, last_step, reward._target_ is not None
-        number = evaluation.num_problems if size is None else min(size, evaluation.num_problems)
-        config = AnswerStageConfig(model, data, generation, reward, evaluation, number)
-        blocks = -(-number // evaluation.problems_per_block)
-        self._number = number
-        stages = {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", config)}
-        workflow = Workflow("evaluation", blocks, stages)
+        self._config, self._last_step, self._progress = config, last_step, progress
+        self._number = config.number(config.problems(codec_of(config.model.policy, config.model.folder)))
+        blocks = -(-self._number // config.eval.problems_per_block)
+        workflow = Workflow("evaluation", blocks, {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", config)})
         self.executor = Executor.on_all_devices(workflow, session, cluster)
         owners = self.executor.plan.all_owners(workflow)[STAGE]
         self._rounds = max(owners.count(worker) for worker in owners)
 
     def run(self, step: int) -> AnswerResult:
         """Answers every problem."""
-        greedy, spans, shown, totals = self._answers(step, Mode.greedy)
-        sampled = forced = None
-        if self._eval.num_samples and step in (0, self._last_step):
-            sampled = sampled_result(self._answers(step, Mode.sampled)[0])
-        if self._eval.forced_prefix and step == 0:
-            forced = _first_right(self._answers(step, Mode.forced)[0])
-        number = len(greedy)
+        evaluation, spans, sampled, forced = self._config.eval, list[Span](), None, None
+        greedy = self._answers(step, Mode.greedy, spans)
+        if evaluation.num_samples and step in (0, self._last_step):
+            sampled = sampled_result([row for block in self._answers(step, Mode.sampled, []) for row in block.correct])
+        if evaluation.forced_prefix and step == 0:
+            forced = _first_right(self._answers(step, Mode.forced, []))
+        number = self._number
         return AnswerResult(
-            *(_first_right(greedy), self._eval.num_problems),
-            *(totals[0] / number, totals[1] / number),
-            totals[2] / number if self._own_reward else None,
-            *(sampled, forced, shown, spans),
+            accuracy=_first_right(greedy),
+            num_asked=evaluation.num_problems,
+            length=sum(block.tokens for block in greedy) / number,
+            truncated=sum(block.truncated for block in greedy) / number,
+            reward=sum(b.earned for b in greedy) / number if self._config.reward._target_ is not None else None,
+            sampled=sampled,
+            forced=forced,
+            shown=tuple(answer for block in greedy for answer in block.shown),
+            spans=tuple(spans),
         )
 
-    def _answers(
-        self, step: int, mode: Mode
-    ) -> tuple[list[tuple[bool, ...]], tuple[Span, ...], tuple[Answer, ...], tuple[int, int, float]]:
-        """Returns who is right by problem, spans, answers to show, and (tokens, truncated answers, rewards)."""
-        reports: list[AnswerReport] = []
-        spans: list[Span] = []
+    def _answers(self, step: int, mode: Mode, spans: list[Span]) -> list[Answers]:
+        """Returns the answers block by block, and adds to `spans`."""
+        found: dict[int, Answers] = {}
         for number in range(self._rounds):
             result = self.executor.run(StepContext(step, message=f"{mode.value} {number}"))
-            reports += result.all_of(STAGE, AnswerReport)
+            for report in result.all_of(STAGE, dict):
+                found |= report
             spans += result.spans
             if self._progress is not None:
-                done = sum(len(rows) for report in reports for rows in report.correct.values())
+                done = sum(len(answers.correct) for answers in found.values())
                 self._progress(f"{mode.value} answers", done, self._number, "")
-        blocks = sorted((block, rows) for report in reports for block, rows in report.correct.items())
-        shown = sorted((block, rows) for report in reports for block, rows in report.shown.items())
-        earned = sorted(item for report in reports for item in report.earned.items())
-        tokens, truncated = sum(report.tokens for report in reports), sum(report.truncated for report in reports)
-        return (
-            [row for _, rows in blocks for row in rows],
-            tuple(spans),
-            tuple(answer for _, answers in shown for answer in answers),
-            (tokens, truncated, sum(value for _, value in earned)),
-        )
+        return [answers for _, answers in sorted(found.items())]

@@ -15,7 +15,7 @@ for other shapes), which is a function of the block's content and of S.  Another
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -27,32 +27,23 @@ from rlinf_embodied.algorithms.log_probs import (
     log_softmax,
     restrict_to_nucleus,
 )
-from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, SamplingParams
 
 
-def require_context(
-    policy: LanguagePolicy, prompts: Sequence[Prompt], sampling: SamplingParams, max_model_len: int | None = None
-) -> None:
-    """Checks that the longest prompt and its completion fit into the model's context, and into that of the engine.
-
-    Args:
-        policy: whose context is meant.
-        prompts: what is completed.
-        sampling: how long completions may be.
-        max_model_len: what generation.vllm allows for, where vLLM decodes.
+def require_context(policy: LanguagePolicy, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
+    """Checks that the longest prompt and its completion fit into the model's context.
 
     Raises:
         ConfigError: they do not, or a prompt has no tokens.
     """
-    longest = max(prompts, key=lambda prompt: len(prompt.tokens))
     if empty := [prompt.id for prompt in prompts if not prompt.tokens]:
         raise ConfigError(
             f"prompts {empty[:5]} have no tokens, but the first token needs something to follow: drop them"
         )
+    longest = max(prompts, key=lambda prompt: len(prompt.tokens))
     limit, length = policy.spec.context_length, len(longest.tokens)
     if limit is not None and length + sampling.max_new_tokens > limit:
         raise ConfigError(
@@ -60,10 +51,6 @@ def require_context(
             f"the context of {policy.spec.name} holds {limit}: use at most {max(0, limit - length)} new tokens, "
             "shorter prompts, or a model with a longer context"
         )
-    needed = length + sampling.max_new_tokens
-    rule = f"prompt {longest.id} with its completion may have {needed} tokens"
-    known = max_model_len is not None
-    require(not known or max_model_len >= needed, "generation.vllm.max_model_len", max_model_len, rule, f"use {needed}")
 
 
 def generate(
@@ -74,6 +61,7 @@ def generate(
     *,
     max_num_seqs: int,
     in_order: bool = False,
+    progress: Callable[[], None] = lambda: None,
 ) -> Iterator[Group]:
     """Yields every group of a block as soon as it has ended; `in_order` holds back those that overtook an earlier one.
 
@@ -84,6 +72,7 @@ def generate(
         noise: keys of the uniforms.
         max_num_seqs: S, rows that decode together: memory against speed.
         in_order: whether groups come in the order of `block.prompts`.
+        progress: called after each step.
 
     Raises:
         ConfigError: a prompt and its completion exceed the context, the block is empty, or S is.
@@ -95,13 +84,14 @@ def generate(
             "1; use a larger generation.max_num_seqs, algorithm.group_size or block"
         )
     require_context(policy, block.prompts, sampling)
-    return _groups(_Decoding(policy, block, sampling, noise, max_num_seqs), in_order)
+    return _groups(_Decoding(policy, block, sampling, noise, max_num_seqs), in_order, progress)
 
 
-def _groups(decoding: _Decoding, in_order: bool) -> Iterator[Group]:
+def _groups(decoding: _Decoding, in_order: bool, progress: Callable[[], None]) -> Iterator[Group]:
     held: list[int] = []
     handed_out = 0
     for finished in decoding.run():
+        progress()
         held.extend(finished)
         if in_order:
             held.sort()
@@ -138,11 +128,10 @@ class _Decoding:
         self.read_from, self.read_to = 0, 0  # prompts in `prefix`
 
     def run(self) -> Iterator[list[int]]:
-        """Yields numbers of finished groups, ascending within a step, until all rows have ended."""
+        """Yields numbers of finished groups, ascending within a step; [] in others, until all rows have ended."""
         finished = self._admit(torch.arange(self.max_num_seqs, device=self.lengths.device))
         while True:
-            if groups := self._count(finished):
-                yield groups
+            yield self._count(finished)
             if len(self.row_of) == 0:
                 return
             finished = self._step()

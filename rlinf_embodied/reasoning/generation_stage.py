@@ -1,10 +1,11 @@
 """Generation as a stage: the blocks of a batch are decoded at once, and each is handed on when its groups have ended.
 
     set     blocks 0 1 2 3 of one worker: one call of `generate`, whose groups come in the order of their prompts
-    call    for some blocks of a set, ascending: decodes until their groups are there, and no further; the next call
-            goes on where this one stopped, so that a stage downstream has work while long completions are decoded
+    call    for some blocks, ascending: decodes until their groups are there, and no further; the next call continues
+            where this one stopped, so that a stage downstream has work while long completions are decoded
 
-Which rows decode together is a matter of the block numbers alone, never of the plan.
+On a CPU the block numbers alone determine which rows decode together, never the plan.  On accelerators and in vLLM the
+sets of a call decode together, so that no slot waits for the end of a set.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from itertools import islice
 from typing import cast
 
 from rlinf_embodied.config import Engine, GenerationConfig, LanguagePolicyConfig
-from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
@@ -26,7 +26,6 @@ from rlinf_embodied.reasoning.batch import (
     GenerationReport,
     Group,
     Noise,
-    Prompt,
     PromptSet,
     SamplingParams,
 )
@@ -60,7 +59,7 @@ class LanguageStage:
         shared = context.share(model.share, lambda: load_policy(model.policy, model.folder, model.seed, context.device))
         self._shared = cast(SharedPolicy[LanguagePolicy], shared)
         self._shared.enter(self._user)
-        self._device = context.device
+        self._device, self._progress = context.device, context.progress
 
     def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:
         """Installs a new version; checksum and names are verified first."""
@@ -74,7 +73,12 @@ class LanguageStage:
         policy = self._shared.policy
         if engine is Engine.vllm:
             return generate_with_vllm(policy, block, sampling, noise, self._shared.version, config.vllm)
-        return generate(policy, block, sampling, noise, max_num_seqs=config.max_num_seqs, in_order=True)
+        return generate(
+            *(policy, block, sampling, noise),
+            max_num_seqs=config.max_num_seqs,
+            in_order=True,
+            progress=self._progress,
+        )
 
     def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory; the weights stay if another stage uses them."""
@@ -91,7 +95,6 @@ class GenerationStageConfig:
     model: LanguageStageConfig
     generation: GenerationConfig
     group_size: int
-    prompt_template: str  # of the prompts
 
 
 class GenerationStage(LanguageStage):
@@ -102,45 +105,53 @@ class GenerationStage(LanguageStage):
     def __init__(self, config: GenerationStageConfig) -> None:
         super().__init__(config.model)
         self._config = config
-        self._prompt_template = prompt_template(config.prompt_template)
-        self._under_way: tuple[tuple[int, ...], Iterator[Group]] = (), iter(())
+        self._under_way: tuple[tuple[int, ...], dict[int, Iterator[Group]]] = (), {}  # key, by the set's first block
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Returns the Completions of each block.
-
-        Raises:
-            ConfigError: a prompt with its completion exceeds the model's context.
-        """
+        """Returns the Completions of each block."""
         start, made, finish_s = time.perf_counter(), {}, {}
-        for block in sorted(inputs):
-            (prompts,) = cast("list[PromptSet]", inputs[block])
-            made[block] = self._completions(step_context, block, prompts)
+        asked = {block: cast("list[PromptSet]", inputs[block])[0] for block in sorted(inputs)}
+        for block, prompts in asked.items():
+            made[block] = self._completions(step_context, block, prompts, asked)
             finish_s[block] = time.perf_counter() - start
         lengths = [n for block in made.values() for group in block.groups for n in group.lengths.tolist()]
         ended = sum(int(group.ended.sum()) for block in made.values() for group in block.groups)
         report = GenerationReport(sum(lengths), len(lengths), len(lengths) - ended, max(lengths), finish_s)
         return Output(made, report)
 
-    def _completions(self, step_context: StepContext, block: int, prompts: PromptSet) -> Completions:
-        key = (step_context.iteration, step_context.attempt, step_context.round, block - prompts.index)
+    def _completions(
+        self, step_context: StepContext, block: int, prompts: PromptSet, asked: Mapping[int, PromptSet]
+    ) -> Completions:
+        key = (step_context.iteration, step_context.attempt, step_context.round)
         if self._under_way[0] != key:
-            self._under_way = key, self._decoding(step_context, prompts)
-        groups = tuple(islice(self._under_way[1], len(prompts.own)))
+            self._under_way = key, {}
+        decoding, first = self._under_way[1], block - prompts.index
+        if first not in decoding:
+            decoding |= self._begun(step_context, first, asked)
+        groups = tuple(islice(decoding[first], len(prompts.own)))
         assert len(groups) == len(prompts.own), "blocks of a set are asked for once, in ascending order"
         if prompts.index == len(prompts.blocks) - 1:
-            self._under_way = (), iter(())  # its memory is free
+            del decoding[first]  # the last one frees its memory
         texts = tuple(
             self._shared.policy.decode(row[:length])
             for group in groups
             for row, length in zip(group.tokens.tolist(), group.lengths.tolist(), strict=True)
         )
-        return Completions(prompts.own, groups, texts, self._shared.version)
+        return Completions(tuple(problem for problem, _ in prompts.own), groups, texts, self._shared.version)
 
-    def _decoding(self, step_context: StepContext, prompts: PromptSet) -> Iterator[Group]:
-        config, policy = self._config.generation, self._shared.policy
-        problems = [problem for block in prompts.blocks for problem in block]
-        asked = tuple(Prompt(p.id, tuple(policy.encode(self._prompt_template.prompt(p)))) for p in problems)
+    def _begun(
+        self, step_context: StepContext, first: int, asked: Mapping[int, PromptSet]
+    ) -> dict[int, Iterator[Group]]:
+        """Begins to decode a set, on accelerators and in vLLM with all sets that this call asks for from there on.
+
+        On a CPU the rows that decode together may not depend on the plan: their number changes the last bits.
+        """
+        config = self._config.generation
+        sets = {block - prompts.index: prompts for block, prompts in asked.items() if block - prompts.index >= first}
+        if self._device == "cpu" and config.engine is not Engine.vllm:
+            sets = {first: sets[first]}
+        rows = tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block)
         sampling = SamplingParams(config.max_new_tokens, config.temperature, config.top_p)
         noise = Noise(self._model.seed, step_context.iteration)
-        block = GenerationBlock(asked, self._config.group_size)
-        return self._generate(block, sampling, noise, config, config.engine)
+        block = GenerationBlock(rows, self._config.group_size)
+        return dict.fromkeys(sets, self._generate(block, sampling, noise, config, config.engine))

@@ -9,27 +9,25 @@ from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import Engine, MathConfig, ReasoningName
+from rlinf_embodied.config import MathConfig, ReasoningName
 from rlinf_embodied.config.algorithms import require_correction
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.data.sources import problem_source, require_laws
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.precision import require_precision
-from rlinf_embodied.reasoning.batch import Prompt, RewardReport, SamplingParams
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
-from rlinf_embodied.reasoning.generation import require_context
+from rlinf_embodied.reasoning.batch import RewardReport
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, AnswerStageConfig
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
-from rlinf_embodied.reasoning.policy_folder import load_policy, trained_on
+from rlinf_embodied.reasoning.policy_folder import trained_on
+from rlinf_embodied.reasoning.prompt_stage import PromptSource, codec_of, engine_limits, tightest
 from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.reasoning.verifier import reward_function
 from rlinf_embodied.reasoning.warm_start import starting_policy
-from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
+from rlinf_embodied.reasoning.workflow import run_iteration, training_limits, training_workflow
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
@@ -44,7 +42,7 @@ from rlinf_embodied.workflow.graph import Workflow
 _PROBLEMS = "problems"  # used so far
 _IDLE = "idle_iterations"  # the last ones in a row without an advantage; absent: none
 _MANY_CUT = 0.5  # share of an iteration's completions
-_LOOKED_AT = 2000  # of the problems of a stream without end: their prompts are measured before anything starts
+_LOOKED_AT = 2000  # of the problems for training of a user's source
 
 
 class ReasoningJob:
@@ -75,6 +73,7 @@ class ReasoningJob:
         self.cache_dir = config.warm_start.cache_dir
         self._warned_of_cuts = False  # by the last iteration
         self._warned_of_format = False
+        self._left_out: list[str] = []  # which prompts
         self._reference = ""  # folder that the divergence is measured from, once it is known
 
     @property
@@ -95,7 +94,7 @@ class ReasoningJob:
         parts = [f"what {reward._target_} returns" if reward._target_ else "1 for a right answer, 0 for another"]
         parts += [f"{reward.format_reward:g} for the right format"] if reward.format_reward else []
         parts += [f"up to -{reward.overlong_penalty:g} for length"] if reward.overlong_tokens else []
-        return [f"reward   {', '.join(parts)} (reward.*)"]
+        return [f"reward   {', '.join(parts)} (reward.*)", *self._left_out]
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; also checks that problems can be had, and that their prompts fit the model's context.
@@ -143,36 +142,39 @@ class ReasoningJob:
         problem_source(data, data.seed).batch(Split.test, 0, 1)
         (first,) = problem_source(data, self.config.run.seed).batch(Split.train, 0, 1)
         if data._target_ is not None:
-            trained = self._problems(Split.train, self.config.run.seed)
+            trained = self._problems(Split.train, self.config.run.seed, _LOOKED_AT)
             held_out = self._problems(Split.test, data.seed, self.config.eval.num_problems)
             require_laws(data._target_, first, trained, held_out)
 
     def _require_context(self, folder: str | None) -> None:
-        config = self.config
-        policy = load_policy(config.policy, folder, config.run.seed, "cpu").policy
-        trained = self._longest(policy, Split.train, config.run.seed)
-        held_out = self._longest(policy, Split.test, config.data.seed, config.eval.num_problems)
-        engines = {config.generation.engine, config.eval.engine}
-        max_model_len = config.generation.vllm.max_model_len if Engine.vllm in engines else None
-        require_context(policy, [trained, held_out], SamplingParams(config.generation.max_new_tokens), max_model_len)
-        longest = len(trained.tokens) + config.generation.max_new_tokens
-        if longest > config.algorithm.tokens_per_microbatch:
-            raise ConfigError(
-                f"algorithm.tokens_per_microbatch is {config.algorithm.tokens_per_microbatch}, but a prompt with its "
-                f"completion may have {longest} tokens and none is cut: use at least {longest}"
-            )
+        """Counts the prompts that are too long; of the policy only the tokenizer is loaded.
 
-    def _longest(self, policy: LanguagePolicy, split: Split, seed: int, most: int | None = None) -> Prompt:
-        """Returns the longest prompt of a split: of all its rows or the first `most`, or of the start of a stream."""
-        template = prompt_template(self.config.data.prompt_template)
-        prompts = (Prompt(p.id, tuple(policy.encode(template.prompt(p)))) for p in self._problems(split, seed, most))
-        return max(prompts, key=lambda prompt: len(prompt.tokens))
+        Raises:
+            ConfigError: none fits.
+        """
+        config, codec = self.config, codec_of(self.config.policy, folder)
+        new_tokens = config.generation.max_new_tokens
+        for split, seed, most, limits in (
+            (Split.train, config.run.seed, None, training_limits(config)),
+            (
+                Split.test,
+                config.data.seed,
+                config.eval.num_problems,
+                engine_limits(config.generation, config.eval.engine),
+            ),
+        ):
+            limit = tightest(codec, new_tokens, limits)
+            too_long, number = PromptSource(config.data, seed, codec, limit).too_long(split, most)
+            if too_long and limit is not None:
+                self._left_out.append(
+                    f"prompts  {too_long} of {number} ({split.value}) have more than {limit.prompt} tokens and are "
+                    f"left out ({limit.path}, less generation.max_new_tokens={new_tokens})"
+                )
 
-    def _problems(self, split: Split, seed: int, most: int | None = None) -> list[Problem]:
+    def _problems(self, split: Split, seed: int, most: int) -> list[Problem]:
         source = problem_source(self.config.data, seed)
         size = source.size(split)
-        number = min(n for n in (most, _LOOKED_AT if size is None else size) if n is not None)
-        return source.batch(split, 0, number)
+        return source.batch(split, 0, most if size is None else min(most, size))
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
@@ -192,8 +194,8 @@ class ReasoningJob:
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
         config = self.config
         model = LanguageStageConfig(config.policy, policy_folder, config.run.seed)
-        sections = (config.data, config.generation, config.reward, config.eval)
-        return AnswerEvaluation(model, *sections, session, cluster, config.run.num_iterations)
+        evaluated = AnswerStageConfig(model, config.data, config.generation, config.reward, config.eval)
+        return AnswerEvaluation(evaluated, session, cluster, config.run.num_iterations)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
         """There is no goal to check."""

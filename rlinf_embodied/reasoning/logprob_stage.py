@@ -47,6 +47,9 @@ class LogProbStage(LanguageStage):
                 continue
             sequences = Sequences.of(completions.groups)
             with computing(config.precision, self._device):
-                found = all_log_probs(self._shared.policy, sequences, config.temperature, config.tokens_per_microbatch)
+                found = all_log_probs(
+                    *(self._shared.policy, sequences, config.temperature, config.tokens_per_microbatch),
+                    progress=self._progress,
+                )
             made[block] = LogProbs(found.log_probs, self._shared.version)
         return Output(made)

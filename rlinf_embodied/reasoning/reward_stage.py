@@ -14,7 +14,7 @@ from rlinf_embodied.algorithms.rewards import overlong_penalty
 from rlinf_embodied.config import RewardConfig, SamplesConfig
 from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards, Sample
-from rlinf_embodied.reasoning.verifier import Verification, Verifier, reward_function
+from rlinf_embodied.reasoning.verifier import Verification, Verifier
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
@@ -36,15 +36,8 @@ class RewardStage:
 
     def setup(self, context: StageContext) -> None:
         """Makes the verifier; its processes start when an answer needs them."""
-        reward = self._config.reward
-        self._verifier = Verifier(
-            prompt_template(self._config.prompt_template),
-            num_workers=reward.num_workers,
-            timeout_s=reward.timeout_s,
-            format_reward=reward.format_reward,
-            function=reward_function(reward),
-            concurrency=reward.concurrency,
-        )
+        reward, template = self._config.reward, prompt_template(self._config.prompt_template)
+        self._verifier = Verifier.of(reward, template, context.progress, reward.format_reward)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Rewards of each block."""

@@ -66,6 +66,7 @@ class Verifier:
         format_reward: float = 0.0,
         function: RewardFunction | None = None,
         concurrency: int = 1,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts nothing yet.
 
@@ -76,10 +77,26 @@ class Verifier:
             format_reward: what a completion in the right format earns, right or wrong.
             function: says what a completion earns in place of the problem's answer; 1 and more count as right.
             concurrency: calls of the function at once, in threads.
+            progress: called after each answer that took its time.
         """
         self._template, self._format_reward, self._function = template, format_reward, function
         self._threads = ThreadPoolExecutor(concurrency, "reward") if concurrency > 1 else None
-        self._pool = VerifierPool(num_workers, timeout_s)
+        self._pool, self._progress = VerifierPool(num_workers, timeout_s), progress
+
+    @classmethod
+    def of(
+        cls, reward: RewardConfig, template: PromptTemplate, progress: Callable[[], None], format_reward: float = 0.0
+    ) -> Verifier:
+        """Returns the verifier of a config; see `reward_function` for what it raises."""
+        return cls(
+            template,
+            num_workers=reward.num_workers,
+            timeout_s=reward.timeout_s,
+            format_reward=format_reward,
+            function=reward_function(reward),
+            concurrency=reward.concurrency,
+            progress=progress,
+        )
 
     def __enter__(self) -> Verifier:
         return self
@@ -91,7 +108,7 @@ class Verifier:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that were started."""
+        """Process ids of the processes that were started."""
         return self._pool.pids
 
     def verify(
@@ -114,7 +131,9 @@ class Verifier:
         formatted = np.array([self._template.is_formatted(text) for text in completions], bool) & complete
         asked = list(zip(completions, problems, complete, strict=True))
         if self._function is None:
-            correct = self._settle([self._decide(text, problem) if whole else False for text, problem, whole in asked])
+            correct = self._asked_about(
+                [self._decide(text, problem) if whole else False for text, problem, whole in asked]
+            )
             raw = correct.astype(np.float32)
         else:
             raw = np.array(self._earned(self._function, asked), np.float32)
@@ -128,7 +147,11 @@ class Verifier:
 
     def _earned(self, function: RewardFunction, asked: Sequence[tuple[str, Problem, bool]]) -> list[float]:
         one = lambda row: _earned(function, row[0], row[1]) if row[2] else 0.0  # noqa: E731
-        return list(map(one, asked) if self._threads is None else self._threads.map(one, asked))
+        found = []
+        for value in map(one, asked) if self._threads is None else self._threads.map(one, asked):
+            found.append(value)
+            self._progress()
+        return found
 
     def _decide(self, completion: str, problem: Problem) -> bool | tuple[str, str]:
         answer = self._template.final_answer(completion)
@@ -136,10 +159,10 @@ class Verifier:
             return False
         return decide(answer, problem.answer) if problem.rule is None else solves(answer, problem.rule)
 
-    def _settle(self, decisions: list[bool | tuple[str, str]]) -> np.ndarray:
+    def _asked_about(self, decisions: list[bool | tuple[str, str]]) -> np.ndarray:
         """Asks math-verify about what is undecided, once for each different pair."""
         pairs = list(dict.fromkeys(found for found in decisions if isinstance(found, tuple)))
-        equal = dict(zip(pairs, self._pool.equal(pairs), strict=True))
+        equal = dict(zip(pairs, self._pool.equal(pairs, self._progress), strict=True))
         return np.array([equal[found] if isinstance(found, tuple) else found for found in decisions], bool)
 
 

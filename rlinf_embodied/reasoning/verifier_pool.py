@@ -1,12 +1,11 @@
-"""A pool of processes that compare answers, each question under hard limits.
+"""Processes that compare answers with math-verify, each question under hard limits.
 
-    caller --[answer, reference]--> worker process (math-verify)      one question at a time per worker
-    caller <-------- 1 or 0 -------
+    thread --[answer, reference]--> process (verifier_worker.py)      one question at a time
+    thread <-------- 1 or 0 -------
 
-The caller blocks until all questions are answered.  A worker that used up its processor time was ended by the kernel:
-its question counts as not equal.  A worker that dies in any other way is replaced and its question asked again, so that
-a killed process changes no result; a question that three workers die of counts as not equal.  Workers end when the pipe
-to them is closed, thus also when their owner is killed.
+The kernel ends a process that used up its processor time: its question counts as not equal.  A process that ends in any
+other way is replaced and its question asked again, so that a killed process changes no result; a question that three
+processes end at counts as not equal.  Processes end when the pipe to them is closed, also when their owner is killed.
 """
 
 from __future__ import annotations
@@ -15,31 +14,22 @@ import contextlib
 import json
 import logging
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 from rlinf_embodied.errors import WorkerError
 
-_READY = b"ready"
+_READY = b"ready\n"
 _LOG = logging.getLogger(__name__)
-_MOST_DEATHS = 3  # of workers, at one question or at start-up
-_START_S, _STUCK_S = 120.0, 60.0  # of the clock on the wall: only a worker that does not run at all takes that long
+_MOST_ENDS = 3  # of processes, at one question or at start-up
+_START_S, _STUCK_S = 120.0, 60.0  # of wall time: only a process that does not run at all takes that long
 _MEMORY_BYTES = 2 << 30
-
-
-@dataclass(slots=True)
-class _Question:
-    index: int
-    line: bytes
-    deaths: int = 0
 
 
 class VerifierPool:
@@ -52,11 +42,10 @@ class VerifierPool:
             num_workers: processes, at most.
             timeout_s: processor seconds that one question may take.
         """
-        assert num_workers >= 1
-        assert timeout_s > 0
         self._num_workers, self._timeout_s = num_workers, timeout_s
-        self._workers: list[_Worker] = []
-        self._failed_starts = 0
+        self._idle: list[_Process] = []
+        self._busy: list[_Process] = []
+        self._closing = False
 
     def __enter__(self) -> VerifierPool:
         return self
@@ -68,95 +57,77 @@ class VerifierPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that were started."""
-        return [worker.pid for worker in self._workers]
+        """Process ids of the processes that were started."""
+        return [process.pid for process in (*self._busy, *self._idle)]
 
-    def equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+    def equal(self, pairs: Sequence[tuple[str, str]], progress: Callable[[], None] = lambda: None) -> list[bool]:
         """Returns, for each (answer, reference) in order, whether math-verify takes them for the same.
 
         Raises:
-            WorkerError: no worker can be started.
+            WorkerError: no process can be started.
         """
-        results = [False] * len(pairs)
-        waiting = deque(_Question(i, json.dumps(pair).encode() + b"\n") for i, pair in enumerate(pairs))
+        if not pairs:
+            return []
+        threads, results = ThreadPoolExecutor(min(self._num_workers, len(pairs)), "verifier"), []
         try:
-            while waiting or any(worker.question for worker in self._workers):
-                self._hand_out(waiting)
-                for worker in self._heard_from():
-                    self._receive(worker, waiting, results)
+            for found in threads.map(self._ask, pairs):
+                results.append(found)
+                progress()
         except BaseException:
-            self.close()  # replies still under way would be taken for those of the next call
+            self.close()
             raise
+        finally:
+            threads.shutdown(cancel_futures=True)
+            self._closing = False
         return results
 
     def close(self) -> None:
         """Ends all processes; the next question starts new ones."""
-        for worker in self._workers:
-            worker.end()
-        self._workers = []
+        self._closing = True
+        for process in (*self._busy, *self._idle):
+            process.kill()
+        while self._idle:
+            self._idle.pop().end()
+        self._closing = bool(self._busy)  # their threads see the ends, and start nothing
 
-    def _hand_out(self, waiting: deque[_Question]) -> None:
-        """Gives a question to each worker without one, and starts workers while they are wanted."""
-        self._workers = [worker for worker in self._workers if worker.question or worker.is_alive()]
-        idle = [worker for worker in self._workers if worker.question is None]
-        while waiting and (idle or len(self._workers) < self._num_workers):
-            if not idle:
-                idle.append(_Worker(self._timeout_s))
-                self._workers.append(idle[-1])
-            idle.pop().ask(waiting.popleft())
+    def _ask(self, pair: tuple[str, str]) -> bool:
+        for number in range(_MOST_ENDS):
+            if self._closing:
+                break
+            process = self._idle.pop() if self._idle else self._started()
+            self._busy.append(process)
+            reply = process.ask(json.dumps(pair).encode() + b"\n", _STUCK_S)
+            self._busy.remove(process)
+            if reply:
+                self._idle.append(process)
+                return reply == b"1\n"
+            status, _ = process.end()
+            if not process.was_asked:  # it had ended before
+                return self._ask(pair)
+            if status == -signal.SIGPROF:
+                _LOG.debug("an answer took more than %s s: %.200r", self._timeout_s, pair)
+                break
+            _LOG.warning("a verifier process ended with status %s (%d. time at this answer)", status, number + 1)
+        return False
 
-    def _heard_from(self) -> list[_Worker]:
-        """Waits for replies or deaths; ends workers that did not get to run at all."""
-        busy = [worker for worker in self._workers if worker.question]
-        with selectors.DefaultSelector() as selector:
-            for worker in busy:
-                selector.register(worker.replies, selectors.EVENT_READ, worker)
-            nearest_s = min(worker.deadline_s for worker in busy) - time.monotonic()
-            heard = [key.data for key, _ in selector.select(max(nearest_s, 0.0))]
-        for worker in busy:
-            if worker not in heard and worker.deadline_s < time.monotonic():
-                worker.kill()
-        return heard
-
-    def _receive(self, worker: _Worker, waiting: deque[_Question], results: list[bool]) -> None:
-        question = worker.question
-        assert question is not None
-        for reply in worker.read():
-            if reply == _READY:
-                self._failed_starts = 0
-            elif reply:
-                results[question.index] = reply == b"1"
-                worker.question = None
-            else:
-                self._workers.remove(worker)
-                self._bury(worker, question, waiting)
-
-    def _bury(self, worker: _Worker, question: _Question, waiting: deque[_Question]) -> None:
-        """Decides what becomes of a dead worker's question: not equal, or asked again."""
-        status = worker.end()
-        if not worker.is_ready:
-            self._failed_starts += 1
-            if self._failed_starts == _MOST_DEATHS:
-                self._failed_starts = 0
-                raise WorkerError(
-                    f"verifier: {_MOST_DEATHS} processes in a row ended while they started, the last one with status "
-                    f"{status} and the words {worker.last_words!r}: install what is missing, or free memory"
-                )
-            waiting.append(question)
-        elif status == -signal.SIGPROF:
-            _LOG.debug("an answer took more than %s s: %.200r", self._timeout_s, question.line)
-        else:
-            question.deaths += 1
-            _LOG.warning("a verifier process ended with status %s (%d. time at this answer)", status, question.deaths)
-            if question.deaths < _MOST_DEATHS:
-                waiting.append(question)
+    def _started(self) -> _Process:
+        status, words = 0, ""
+        for _ in range(_MOST_ENDS):
+            process = _Process(self._timeout_s)
+            if process.read(_START_S) == _READY:
+                return process
+            status, words = process.end()
+        raise WorkerError(
+            f"verifier: {_MOST_ENDS} processes in a row ended while they started, the last one with status {status} "
+            f"and the words {words!r}: install what is missing, or free memory"
+        )
 
 
 def _environment() -> dict[str, str]:
-    """Returns all that a worker process sees of its owner's environment.
+    """Returns all that a process sees of its owner's environment.
 
     What a model wrote goes through a parser and a computer algebra system there: tokens and passwords of the owner have
-    no business beside it.
+    no business in it.
     """
     needed = {
         "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),  # this package, and math-verify
@@ -166,71 +137,47 @@ def _environment() -> dict[str, str]:
     return needed | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
 
 
-class _Worker:
-    """One process, its pipes, and the question that it is at."""
+class _Process:
+    """One process and its pipes."""
 
     def __init__(self, timeout_s: float) -> None:
-        """Starts the process; it takes questions at once and answers them when it is ready."""
-        command = [sys.executable, "-m", "rlinf_embodied.reasoning.verifier_worker", str(timeout_s), str(_MEMORY_BYTES)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "rlinf_embodied.reasoning.verifier_worker", str(timeout_s), str(_MEMORY_BYTES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=_environment(),
             start_new_session=True,  # Ctrl-C is for the owner, which finishes its iteration
         )
+        self.pid, self.was_asked = self._process.pid, False
+
+    def ask(self, line: bytes, most_s: float) -> bytes:
+        """Sends a question and returns the reply, b"" where the process ended."""
+        self.was_asked = self._process.poll() is None
         assert self._process.stdin is not None
+        if self.was_asked:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+        return self.read(most_s)
+
+    def read(self, most_s: float) -> bytes:
+        """Returns the next line, b"" where the process ended; one that says nothing for so long is killed."""
         assert self._process.stdout is not None
-        self._questions, self.replies = self._process.stdin, self._process.stdout
-        self._unread, self._closed = b"", False
-        self.last_words = ""
-        self.pid = self._process.pid
-        self.question: _Question | None = None
-        self.is_ready = False
-        self.deadline_s = time.monotonic() + _START_S
-
-    def is_alive(self) -> bool:
-        """Returns whether the process still runs."""
-        return self._process.poll() is None
-
-    def ask(self, question: _Question) -> None:
-        """Sends a question; that the process is dead shows when its reply is read."""
-        self.question = question
-        self.deadline_s = time.monotonic() + (_STUCK_S if self.is_ready else _START_S)
-        with contextlib.suppress(BrokenPipeError):
-            self._questions.write(question.line)
-            self._questions.flush()
-
-    def read(self) -> list[bytes]:
-        """Returns the replies that have arrived, one empty text where the process has ended."""
-        piece = os.read(self.replies.fileno(), 4096)
-        if not piece:
-            self._closed = True
-            return [b""]
-        *replies, self._unread = (self._unread + piece).split(b"\n")
-        if _READY in replies:
-            self.is_ready = True
-            self.deadline_s = time.monotonic() + _STUCK_S
-        return replies
+        if not select.select([self._process.stdout], [], [], most_s)[0]:
+            self.kill()
+        return self._process.stdout.readline()
 
     def kill(self) -> None:
-        """Ends the process now; its end shows when its reply is read."""
         self._process.kill()
 
-    def end(self) -> int:
-        """Ends the process if it still runs; returns its exit status, negative for a signal.
-
-        One whose pipe was found closed is given the time to finish ending, so that the status tells what ended it.
-        """
-        if not self._closed:
-            self._process.kill()
-        status = self._process.wait()
-        with contextlib.suppress(BrokenPipeError):
-            self._questions.close()
-        self.replies.close()
+    def end(self) -> tuple[int, str]:
+        """Waits for a process that ended or was killed; returns its status, negative for a signal, and last words."""
+        assert self._process.stdin is not None
+        with self._process, contextlib.suppress(BrokenPipeError):  # closes the pipes, waits
+            self._process.stdin.close()
         self._errors.seek(0)
-        self.last_words = self._errors.read()[-500:].decode(errors="replace").strip()
+        words = self._errors.read()[-500:].decode(errors="replace").strip()
         self._errors.close()
-        return status
+        return self._process.returncode, words

@@ -67,7 +67,7 @@ def generate_with_vllm(
         ObjectiveError: the engine does not compute with the policy's weights.
     """
     settings = settings or VllmConfig()
-    require_context(policy, block.prompts, sampling, settings.max_model_len)
+    require_context(policy, block.prompts, sampling)
     rule = "vLLM does not tell the mass of a nucleus, without which its log-probs are not comparable"
     require(sampling.top_p == 1, "generation.top_p", sampling.top_p, rule, "use 1.0, or engine=transformers")
     vllm = vllm_package()

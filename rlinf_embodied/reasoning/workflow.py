@@ -34,7 +34,7 @@ from rlinf_embodied.reasoning.critic_stage import CriticReport, CriticStageConfi
 from rlinf_embodied.reasoning.generation_stage import GenerationStageConfig, LanguageStageConfig
 from rlinf_embodied.reasoning.graph import reasoning_graph, resample
 from rlinf_embodied.reasoning.logprob_stage import LogProbStageConfig
-from rlinf_embodied.reasoning.prompt_stage import PromptStageConfig
+from rlinf_embodied.reasoning.prompt_stage import Limit, PromptStageConfig, engine_limits
 from rlinf_embodied.reasoning.reward_stage import RewardStageConfig
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
@@ -49,7 +49,7 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         policy_folder: what every copy of the policy starts from.
         reference_folder: what the divergence is measured from; "": the same.
     """
-    algorithm, generation = config.algorithm, config.generation
+    algorithm = config.algorithm
     ppo = algorithm.name is ReasoningName.ppo
     old_log_probs, reference = algorithm.num_steps > 1, algorithm.kl_coef > 0
     sources = ["generation", "reward"]
@@ -62,7 +62,7 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         ("prompts", *sources, "actor"),
         config.num_blocks,
         streams=streams,
-        items_per_block=generation.rows_per_block,
+        items_per_block=config.rows_per_block,
         blocks_per_batch=config.blocks_per_batch,
         repeat=resample(sampling_filter, 1 + algorithm.max_resamples) if algorithm.dynamic_sampling else None,
         configs=_configs(config, policy_folder, reference_folder or policy_folder, tuple(sources)),
@@ -76,16 +76,27 @@ def _configs(config: MathConfig, folder: str, reference: str, sources: tuple[str
     data, generation, algorithm, seed = config.data, config.generation, config.algorithm, config.run.seed
     model = LanguageStageConfig(config.policy, folder, seed)
     frozen = LanguageStageConfig(config.policy, reference, seed, share="reference")
+    limits = training_limits(config)
     read = (generation.temperature, algorithm.tokens_per_microbatch, algorithm.precision)
     return {
-        "prompts": PromptStageConfig(data, seed, config.prompts_per_block, config.blocks_per_batch),
-        "generation": GenerationStageConfig(model, generation, algorithm.group_size, data.prompt_template),
+        "prompts": PromptStageConfig(
+            *(data, config.policy, folder, seed, config.prompts_per_block, config.blocks_per_batch, limits),
+            generation.max_new_tokens,
+        ),
+        "generation": GenerationStageConfig(model, generation, algorithm.group_size),
         "reward": RewardStageConfig(config.reward, data.prompt_template, generation.max_new_tokens, config.samples),
         "old_log_probs": LogProbStageConfig(model, *read, proximal=True),
         "reference": LogProbStageConfig(frozen, *read),
         "critic": CriticStageConfig(config.policy, folder, seed, algorithm),
         "actor": ActorStageConfig(model, config, sources),
     }
+
+
+def training_limits(config: MathConfig) -> tuple[Limit, ...]:
+    """Returns what limits prompts for training, beyond the model's context."""
+    budget, new_tokens = config.algorithm.tokens_per_microbatch, config.generation.max_new_tokens
+    budget_limit = Limit(budget, f"algorithm.tokens_per_microbatch is {budget}", new_tokens)
+    return (budget_limit, *engine_limits(config.generation, config.generation.engine))
 
 
 # ----------------------------------------------------------------------------------------------------- dynamic sampling

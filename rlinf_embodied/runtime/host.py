@@ -61,6 +61,10 @@ class Output:
     report: object = None
 
 
+def _no_progress() -> None:
+    """Nobody watches."""
+
+
 @dataclass(slots=True)
 class StageContext:
     """What a stage learns about its place when it is set up."""
@@ -74,6 +78,7 @@ class StageContext:
     group: Group  # the workers of this stage, for collectives
     shared: dict[str, object]  # objects that several stages of one worker share
     exclusive: frozenset[str] = frozenset()  # stages of this worker that may not be in its memory together with this
+    progress: Callable[[], None] = _no_progress  # called by long methods now and then: they are slow, and do not hang
 
     def share(self, key: str, make: Callable[[], object]) -> object:
         """Returns the worker's one object of that name, made on first use."""
@@ -218,7 +223,7 @@ class WorkerHost:
 
     def add_stage(self, spec: StageSpec, context: StageContext) -> object:
         """Builds a stage and returns the facts that its `setup` reports."""
-        context.shared = self.shared
+        context.shared, context.progress = self.shared, self.activity.progress
         try:
             make = load_target(spec.target)
             self._pin_threads()

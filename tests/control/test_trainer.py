@@ -115,7 +115,11 @@ def test_a_run_starts_from_the_policy_of_another(straight, tmp_path) -> None:
         ),
         (["policy=actor_critic"], ConfigError, r"policy\._target_ is 'policies\.actor_critic.*use policy=soft_actor"),
         (["policy.options.x=1"], ConfigError, r"policy\.options\.x is 1, but what reads this section has no options"),
-        (["warm_start.checkpoint=/nowhere"], CheckpointError, r"warm_start\.checkpoint is '/nowhere', but there is no"),
+        (
+            ["warm_start.from_nothing=false", "warm_start.checkpoint=/nowhere"],
+            CheckpointError,
+            r"warm_start\.checkpoint is '/nowhere', but there is no",
+        ),
         (
             ["algorithm=rlpd", "algorithm.expert_steps=80", "algorithm.batch_size=4"],
             ConfigError,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policies.causal_lm import CausalLM
-from policies.char_tokenizer import char_tokenizer
+from policies.text_codec import char_tokenizer
 from policies.value_lm import ValueLM
 from rlinf_embodied.config import LoraSettings, TinyLMConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError

@@ -75,7 +75,9 @@ def taken(monkeypatch) -> list[tuple[int, int, int, tuple[int, ...]]]:
         output = original(self, step_context, inputs)
         for block, made in output.blocks.items():
             assert isinstance(made, PromptSet)
-            seen.append((step_context.iteration, step_context.round, block, tuple(problem.id for problem in made.own)))
+            seen.append(
+                (step_context.iteration, step_context.round, block, tuple(problem.id for problem, _ in made.own))
+            )
         return output
 
     monkeypatch.setattr(PromptStage, "run", run)
@@ -119,7 +121,7 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
         output = give(self, step_context, inputs)
         for block, made in output.blocks.items():
             assert isinstance(made, PromptSet)
-            questions[step_context.round, block] = [problem.question for problem in made.own]
+            questions[step_context.round, block] = [problem.question for problem, _ in made.own]
         return output
 
     def recorded(self, rounds):

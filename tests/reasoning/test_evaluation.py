@@ -18,7 +18,7 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.reasoning.evaluate import evaluate_command
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, sampled_result
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, AnswerStageConfig, sampled_result
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.telemetry.metrics import Rate
@@ -29,8 +29,8 @@ NUMBER = 20
 
 def evaluated(config: MathConfig, devices: int = 1, step: int = 0) -> AnswerResult:
     model = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
-    sections = (config.data, config.generation, config.reward, config.eval)
-    return AnswerEvaluation(model, *sections, SerialSession(), cluster(devices), last_step=7).run(step)
+    asked = AnswerStageConfig(model, config.data, config.generation, config.reward, config.eval)
+    return AnswerEvaluation(asked, SerialSession(), cluster(devices), last_step=7).run(step)
 
 
 def settings(*overrides: str) -> MathConfig:

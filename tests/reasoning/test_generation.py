@@ -23,8 +23,6 @@ ARCHITECTURES = [
     ("LeanDecoder", "llama"),
     ("CachedDecoder", "qwen3"),
     ("CachedDecoder", "gpt2"),
-    ("RecomputingDecoder", "windowed"),
-    ("RecomputingDecoder", "bloom"),
 ]
 
 
@@ -51,6 +49,12 @@ def run(policy, block=BLOCK, sampling=SHORT, noise=NOISE, max_num_seqs=100, **op
     groups = list(generate(policy, block, sampling, noise, max_num_seqs=max_num_seqs, **options))
     assert sorted(group.prompt.id for group in groups) == sorted(prompt.id for prompt in block.prompts)
     return {group.prompt.id: group for group in groups}
+
+
+@pytest.mark.parametrize("architecture", ["windowed", "bloom"])
+def test_a_model_without_keys_and_values_of_every_token_is_refused(architecture):
+    with pytest.raises(ConfigError, match=r"generation\.engine is 'transformers', but layers of .*: use .*engine=vllm"):
+        run(language_model(architecture))
 
 
 @torch.no_grad()
@@ -310,7 +314,7 @@ def test_recorded_log_probs_are_those_of_training_at_the_same_weights(sampling):
     assert (recorded - trained).abs().max() <= 1e-5
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "bloom"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
 def test_so_they_are_on_the_general_path(architecture):
     recorded, trained = recorded_and_trained(language_model(architecture), SamplingParams(20))
     assert (recorded - trained).abs().max() <= 1e-5

@@ -43,16 +43,15 @@ def decoder_steps(monkeypatch) -> list[int]:
 
 def stage_of(config: MathConfig) -> GenerationStage:
     model = LanguageStageConfig(config.policy, str(warm(config)), config.run.seed)
-    generation, group = config.generation, config.algorithm.group_size
-    stage = GenerationStage(GenerationStageConfig(model, generation, group, config.data.prompt_template))
+    stage = GenerationStage(GenerationStageConfig(model, config.generation, config.algorithm.group_size))
     stage.setup(solo_context(BLOCKS))
     return stage
 
 
 def prompts_of(config: MathConfig, start: int = 0) -> dict[int, list[object]]:
-    stage = PromptStage(
-        PromptStageConfig(config.data, config.run.seed, config.prompts_per_block, config.blocks_per_batch)
-    )
+    made = training_workflow(config, str(warm(config))).stages["prompts"].config
+    assert isinstance(made, PromptStageConfig)
+    stage = PromptStage(made)
     stage.setup(solo_context(BLOCKS))
     output = stage.run(StepContext(0, message=start), {block: [] for block in BLOCKS})
     return {block: [payload] for block, payload in output.blocks.items()}
@@ -95,6 +94,22 @@ def test_blocks_of_a_set_share_its_steps(decoder_steps):
     stage_of(config).run(StepContext(0), prompts_of(config))
     assert max(decoder_steps) == 8
     assert len(decoder_steps) > together
+
+
+def test_sets_of_a_call_share_its_steps_on_accelerators(decoder_steps):
+    """A long answer of one set holds up no slot of the next one."""
+    config = tiny_math("generation.max_num_seqs=8")
+    prompts, stage = prompts_of(config), stage_of(config)
+    expected = stage.run(StepContext(0), prompts)
+    alone = len(decoder_steps)
+    decoder_steps.clear()
+    stage._device = "cuda"
+    stage.run(StepContext(1, num_chunks=2), {block: prompts[block] for block in (0, 1, 2)})  # a set's half is asked for
+    decoder_steps.clear()
+    found = stage.run(StepContext(0), prompts)
+    assert len(decoder_steps) < alone
+    for block in BLOCKS:
+        same(found.blocks[block], expected.blocks[block], tolerance=1e-5)
 
 
 def test_fewer_slots_give_the_same_tokens(decoder_steps):

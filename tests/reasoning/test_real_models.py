@@ -12,16 +12,20 @@ from math_runs import tiny_math, train_math, untimed_rows
 from model_folders import EOS, gsm8k_rows, model_folder, write_rows
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from policies import causal_lm
 from policies.causal_lm import CausalLM
-from rlinf_embodied.config import MathConfig
+from policies.text_codec import TextCodec, char_tokenizer
+from rlinf_embodied.config import DataConfig, MathConfig
+from rlinf_embodied.data.problems import Split
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, PlanError, RlinfError
 from rlinf_embodied.learning.checkpoint import weights_sha256
-from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.job import ReasoningJob
+from rlinf_embodied.reasoning.prompt_stage import Limit, PromptSource
 from rlinf_embodied.training import trainer as trainer_module
 from rlinf_embodied.training.trainer import Trainer
 
 NUM_TEST = 6
+ASCII = "".join(map(chr, range(32, 127))) + "\n"
 
 
 @pytest.fixture(scope="module")
@@ -136,25 +140,39 @@ def refused(kind: type[RlinfError], *parts: str, config: MathConfig) -> None:
 
 def test_prompts_longer_than_the_context(files, tmp_path, nothing_starts) -> None:
     short = model_folder(tmp_path / "short", "qwen2", context=90)
-    parts = ["generation.max_new_tokens is 16", "tokens and the context of qwen2 holds 90", "use at most", "shorter"]
+    parts = ["the context of the model holds 90 tokens", "shortest of 20 prompts", "generation.max_new_tokens=16"]
     refused(ConfigError, *parts, config=config_of(short, files, tmp_path / "run"))
-    # held-out questions count, too
-    long = gsm8k_rows(20, 2)
-    long[1]["question"] += " Think." * 60
-    test = write_rows(tmp_path / "long.jsonl", long)
-    model = model_folder(tmp_path / "model", "qwen2", context=256)
-    parts = ["generation.max_new_tokens is 16", "context of qwen2 holds 256", "shorter prompts"]
-    refused(ConfigError, *parts, config=config_of(model, files | {"test": test}, tmp_path / "run"))
 
 
-def test_every_row_of_a_file_is_measured(files, tmp_path, nothing_starts, monkeypatch) -> None:
-    monkeypatch.setattr(job_module, "_LOOKED_AT", 2)  # a stream without end is looked into that far
-    rows = gsm8k_rows(100, 90)
-    rows[-1]["question"] += " Think." * 60
+def test_problems_with_too_long_prompts_are_counted_and_left_out(files, tmp_path, capsys, monkeypatch) -> None:
+    """Another problem takes the place of one for training; held-out ones become fewer."""
+    loaded, read_model = [], causal_lm.read_model
+    monkeypatch.setattr(causal_lm, "read_model", lambda *asked: loaded.append(asked) or read_model(*asked))
+    train, test = gsm8k_rows(0, 20), gsm8k_rows(20, NUM_TEST)
+    for row in (*train[:10], test[1]):
+        row["question"] += " Think." * 60
+    files = {"train": write_rows(tmp_path / "train", train), "test": write_rows(tmp_path / "test", test)}
     model = model_folder(tmp_path / "model", "qwen2", context=256)
-    train = write_rows(tmp_path / "train.jsonl", rows)
-    parts = ["generation.max_new_tokens is 16", "context of qwen2 holds 256", "shorter prompts"]
-    refused(ConfigError, *parts, config=config_of(model, files | {"train": train}, tmp_path / "run"))
+    trainer = Trainer(ReasoningJob(config_of(model, files, tmp_path / "run")))
+    assert loaded == []  # the tokenizer is enough
+    trainer.run()
+    out = capsys.readouterr().out
+    assert "prompts  10 of 20 (train) have more than 240 tokens and are left out (the context of the model" in out
+    assert f"prompts  1 of {NUM_TEST} (test) have more than 240 tokens" in out
+    assert json.loads((tmp_path / "run/summary.json").read_text())["num_eval_problems"] == NUM_TEST - 1
+
+
+def test_every_position_of_a_stream_has_the_same_problem_whichever_are_left_out(files) -> None:
+    data, codec = (
+        DataConfig(files={"train": files["train"], "test": files["test"]}),
+        TextCodec(char_tokenizer(ASCII), 200),
+    )
+    lengths = sorted(len(row["question"]) for row in gsm8k_rows(0, 20))
+    source = PromptSource(data, 3, codec, Limit(lengths[6] + 5, "x is 1", 5))  # about a third fits
+    whole = source.batch(Split.train, 0, 40)
+    assert [source.batch(Split.train, place, 1)[0] for place in range(40)] == whole
+    assert len({prompt.id for _, prompt in whole}) == 40
+    assert max(len(prompt.tokens) for _, prompt in whole) <= lengths[6]
 
 
 def test_files_that_hold_no_problems(folders, files, tmp_path, nothing_starts) -> None:
@@ -188,7 +206,7 @@ def test_a_folder_that_is_none(files, tmp_path, nothing_starts) -> None:
 
 def test_microbatches_smaller_than_a_sequence(folders, files, tmp_path, nothing_starts) -> None:
     config = config_of(folders["qwen2"], files, tmp_path / "run", "algorithm.tokens_per_microbatch=50")
-    parts = ["algorithm.tokens_per_microbatch is 50", "a prompt with its completion may have", "use at least"]
+    parts = ["algorithm.tokens_per_microbatch is 50", "prompts for the split 'train' with its", "use at least"]
     refused(ConfigError, *parts, config=config)
 
 
@@ -197,7 +215,7 @@ def test_microbatches_smaller_than_a_sequence(folders, files, tmp_path, nothing_
     [
         (["data.level=sums4"], ["data.level is 'sums4'", "a level is one of", "for example sum4-6-9"]),
         (["data.level=chain2-3", 'policy.characters="0123456789+-=;#"'], ["cannot read", "policy.characters"]),
-        (["generation.max_new_tokens=40"], ["generation.max_new_tokens is 40", "holds 40", "use at most"]),
+        (["generation.max_new_tokens=40"], ["context of the model holds 40", "generation.max_new_tokens=40"]),
         (["algorithm.tokens_per_microbatch=20"], ["tokens_per_microbatch is 20", "use at least 2"]),
     ],
 )

@@ -126,10 +126,9 @@ def test_a_question_that_every_worker_dies_of_counts_as_not_equal(caplog):
 
         def kill_whoever_works():
             while not done.wait(0.02):
-                for worker in list(pool._workers):
-                    if worker.is_ready and worker.question is not None:
-                        with contextlib.suppress(ProcessLookupError):  # it died of the last shot only now
-                            os.kill(worker.pid, signal.SIGKILL)
+                for process in list(pool._busy):
+                    with contextlib.suppress(ProcessLookupError):  # the last signal ended it only now
+                        os.kill(process.pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill_whoever_works)
         killer.start()

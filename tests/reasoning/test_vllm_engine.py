@@ -23,7 +23,7 @@ from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.reasoning import vllm_engine, vllm_process
 from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Noise, Prompt, PromptSet, SamplingParams
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerStageConfig
 from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
 from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
 from rlinf_embodied.runtime.host import StepContext, solo_context
@@ -228,15 +228,16 @@ def test_the_stage_hands_on_what_the_engine_generates_block_by_block(engine, tmp
     policy.save(tmp_path)
     config = compose_math(["generation.engine=vllm", "run.exact=false", "generation.max_new_tokens=9"])
     model = LanguageStageConfig(config.policy, str(tmp_path), seed=3)
-    stage = GenerationStage(GenerationStageConfig(model, config.generation, 4, "compact"))
+    stage = GenerationStage(GenerationStageConfig(model, config.generation, 4))
     stage.setup(solo_context((0, 1)))
     problems = problem_source(DataConfig(level="sum1-2-9"), 3).batch(Split.train, 0, 4)
-    together = tuple(problems[:2]), tuple(problems[2:])
-    output = stage.run(StepContext(0), {block: [PromptSet(together, block)] for block in (0, 1)})
+    asked = [(problem, Prompt(problem.id, tuple(policy.encode(problem.question)))) for problem in problems]
+    together = tuple(asked[:2]), tuple(asked[2:])
+    output = stage.run(StepContext(0), {block: [PromptSet((together[block],), 0)] for block in (0, 1)})
     for block in (0, 1):
         completions = output.blocks[block]
         assert isinstance(completions, Completions)
-        assert [group.prompt.id for group in completions.groups] == [problem.id for problem in together[block]]
+        assert [group.prompt.id for group in completions.groups] == [problem.id for problem, _ in together[block]]
         assert_log_probs_are_those_of(policy, completions.groups, config.generation.temperature)
         assert len(completions.texts) == 8
     assert engine.OldLLM.made == 1
@@ -263,8 +264,8 @@ def test_greedy_answers_of_an_evaluation_are_those_of_our_own_decoder(engine):
 def evaluated(*overrides):
     config = tiny_math("eval.num_problems=12", "eval.num_samples=2", *overrides)
     model = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
-    sections = (config.data, config.generation, config.reward, config.eval)
-    return AnswerEvaluation(model, *sections, SerialSession(), cluster(1), last_step=7).run(0)
+    asked = AnswerStageConfig(model, config.data, config.generation, config.reward, config.eval)
+    return AnswerEvaluation(asked, SerialSession(), cluster(1), last_step=7).run(0)
 
 
 def test_a_process_that_does_not_end_is_killed(monkeypatch):
@@ -307,14 +308,6 @@ def test_a_completion_beyond_the_context_is_refused_before_an_engine_starts(engi
     with pytest.raises(ConfigError, match=r"max_new_tokens is 95.*prompt 7 has 5 tokens"):
         run(language_model("qwen2"), sampling=SamplingParams(max_new_tokens=95))
     assert engine.OldLLM.made == 0
-
-
-def test_a_completion_beyond_what_the_engine_is_made_for_is_refused_before_it_starts(engine):
-    assert run(language_model("qwen2"), max_model_len=14)  # 5 tokens of a prompt, 9 of its completion
-    vllm_engine.close_engine()
-    with pytest.raises(ConfigError, match=r"generation.vllm.max_model_len is 13.*prompt 7.*14 tokens: use 14"):
-        run(language_model("qwen2"), max_model_len=13)
-    assert engine.OldLLM.made == 1
 
 
 @pytest.mark.parametrize("which", ["generation", "eval"])

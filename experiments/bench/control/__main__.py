@@ -1,15 +1,12 @@
-"""Learning curves over seeds: of experiments/train_control.py, of two levels, of SAC beside Stable-Baselines3's.
+"""Learning curves over seeds: of experiments/train_vla.py, of two levels, of SAC beside Stable-Baselines3's.
 
 python -m experiments.bench.control cases=all [seeds=6201,6202,6203] [points=10] [out=docs/results/control] [folder=...]
-python -m experiments.bench.control peer=sb3 rounds=3 [iterations=10] [out=...]      env.id=HalfCheetah-v5 ...
 python -m experiments.bench.control [seeds=0,1,2] [peer=sb3] [points=10] [out=...]   env.id=HalfCheetah-v5 ...
 
 cases    all, or names of cases.py joined by commas: these trainings, each in one process on one core; overrides come
          after their own words.  What `folder` holds of them already is not trained again, so that a run that was
          interrupted goes on, and cases can be run one by one.
-rounds   no curves but speed: ours and the peer's training take turns for `iterations` iterations that learn, and tell
-         env steps per processor second.
-neither  a seed at a time, each in a process of its own, ours and then the peer's, so that whatever else the machine
+none     a seed at a time, each in a process of its own, ours and then the peer's, so that whatever else the machine
          does disturbs both.  The peer may use every core.
 
 A curve is what greedy held-out episodes give at `points` numbers of env steps (of updates, where nothing acts).  The
@@ -28,7 +25,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments.bench.control import cases
-from experiments.bench.control.arms import speeds
 from experiments.bench.control.curves import Curve, draw, seeds_of, trained
 from experiments.bench.control.peer import peers
 from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, chosen, ratios
@@ -47,8 +43,6 @@ class Options:
     seeds: str = ""  # "": 0,1,2; of cases those that no setting was chosen by
     peer: str = ""  # or sb3
     points: int = 10
-    rounds: int = 0  # of speed alone; 0: curves
-    iterations: int = 10  # of each arm in a round
     folder: str = "runs/bench_control"
     out: str = ""
 
@@ -61,8 +55,8 @@ class Options:
 def measure_cases(run: Run[Options]) -> Report:
     """Trains case by case; what others begin with comes before them."""
     own, curves = run.options, dict[str, list[Curve]]()
-    if own.peer or own.rounds:
-        raise ConfigError(f"cases is {own.cases!r}, but the peer runs beside one training: leave peer and rounds out")
+    if own.peer:
+        raise ConfigError(f"cases is {own.cases!r}, but a peer is compared with one training: leave peer out")
     names = list(cases.CASES if own.cases == "all" else chosen(own.cases, cases.CASES, "cases"))
     settings = {name: [*cases.CASES[name].words, *cases.COMMON, *run.overrides] for name in names}
     for name in names:
@@ -114,22 +108,11 @@ def measure_one(run: Run[Options], config: TrainConfig) -> Report:
     )
 
 
-def measure_speed(run: Run[Options], config: TrainConfig) -> Report:
-    """Measures what an env step with its updates costs, in processor seconds."""
-    found = speeds(config, run.options.rounds, run.options.iterations)
-    goal = Goal("env steps per processor second, ours / SB3", ratios(found["ours"], found["sb3"]), GOAL, floor=FLOOR)
-    rows = [(name, f"{Spread.of(several):.1f}") for name, several in found.items()]
-    header = (f"{config.env.task}, {config.algorithm.name}", "env steps per processor second")
-    content = {"speeds": found, "goals": [goal]}
-    return Report(content=content, text="\n\n".join([str(Table(header, rows)), str(goal)]))
-
-
 def measure(run: Run[Options]) -> Report:
     """Measures what the arguments ask for.
 
     Raises:
-        ConfigError: seeds that are no numbers, an unknown case or peer, a peer beside another algorithm than SAC, or
-            speed without a peer.
+        ConfigError: seeds that are no numbers, an unknown case or peer, or a peer of another algorithm than SAC.
     """
     own = run.options
     if own.cases:
@@ -139,9 +122,7 @@ def measure(run: Run[Options]) -> Report:
         raise ConfigError(f"peer is {own.peer!r}, but there is sb3 only: use peer=sb3, or leave it out")
     if own.peer and not (isinstance(config.algorithm, SACConfig) and config.algorithm.num_critics == 2):
         raise ConfigError(f"peer is {own.peer!r}, but its SAC is plain: use algorithm=sac, or leave peer out")
-    if own.rounds and not own.peer:
-        raise ConfigError(f"rounds is {own.rounds}, but speed is measured beside the peer's: add peer=sb3")
-    return measure_speed(run, config) if own.rounds else measure_one(run, config)
+    return measure_one(run, config)
 
 
 BENCHMARK = Benchmark("control", Options, measure, takes_overrides=True, one_thread=False)

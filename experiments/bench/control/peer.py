@@ -52,9 +52,7 @@ def soft_actor_critic(config: TrainConfig, seed: int) -> SAC:
         make_vec_env(_make(config), env.num_envs, seed=seed, vec_env_cls=DummyVecEnv),
         learning_rate=algorithm.lr,
         buffer_size=algorithm.capacity,
-        learning_starts=config.algorithm.typical_iteration(config.env)
-        * config.env.num_envs
-        * config.env.chunks_per_rollout,
+        learning_starts=algorithm.typical_iteration(env) * steps_per_iteration(config),
         batch_size=algorithm.batch_size,
         tau=algorithm.tau,
         gamma=algorithm.gamma,

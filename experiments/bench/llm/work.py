@@ -24,7 +24,7 @@ import torch
 
 from experiments.bench.harness import REPOSITORY
 from policies.causal_lm import CausalLM
-from policies.char_tokenizer import EOS
+from policies.text_codec import EOS
 from rlinf_embodied.algorithms.log_probs import token_log_probs
 from rlinf_embodied.compose import compose
 from rlinf_embodied.config import TinyLMConfig

@@ -1,4 +1,4 @@
-"""Env steps per second of ManiSkill's own env, our env, our rollout with the policy, and the no-framework baseline.
+"""Env steps per second of ManiSkill's own env, our env, and our rollout with the policy.
 
 python -m experiments.bench.rollout [rounds=4] [chunks=20] [stock_steps=60] [out=docs/results/rollout.json] [overrides]
 
@@ -7,7 +7,6 @@ One run, alternating rounds, all on the same recorded rollout (see parts.py):
     (a) stock   ManiSkill's env: same robot, cameras and resolution, rendering every step, meshes as they are
     (b) env     our env alone: one observation per chunk, partial resets
     (c) rollout env and policy in the loop of training, in one process and one call
-    (d) limit   inverse kinematics, steps of PhysX, per chunk one image per camera and one policy call; no resets
 
 and with two workers: two Ray workers under the executor against two plain processes.  The policy is the clone that
 training starts from (made first if it is not in the cache).  Overrides are those of train_vla.py.
@@ -38,9 +37,7 @@ LABELS = {
     "stock": "(a) stock ManiSkill, 1 core",
     "env": "(b) our env alone, 1 core",
     "rollout": "(c) our rollout, 1 worker",
-    "limit": "(d) limit, 1 core",
     "rollout x2": "(c) our rollout, 2 plain processes",
-    "limit x2": "(d) limit, 2 plain processes",
     "ray x2": "(c) our rollout, 2 Ray workers",
 }
 Rounds = Mapping[str, Sequence[Timing]]
@@ -93,9 +90,9 @@ def measure(run: Run[Options]) -> Report:
     try:
         at_once("env", plain)  # both are built
         at_once("stock", plain[:1])
-        alone = {name: partial(at_once, name, plain[:1]) for name in ("stock", "env", "rollout", "limit")}
-        both = {f"{name} x2": partial(at_once, name, plain) for name in ("rollout", "limit")}
-        arms: dict[str, Callable[[], Timing]] = {**alone, **both, "ray x2": on_ray.rollout}
+        alone = {name: partial(at_once, name, plain[:1]) for name in ("stock", "env", "rollout")}
+        both = {"rollout x2": partial(at_once, "rollout", plain), "ray x2": on_ray.rollout}
+        arms: dict[str, Callable[[], Timing]] = {**alone, **both}
         timings = alternate(arms, own.rounds)
     finally:
         on_ray.close()
@@ -109,8 +106,6 @@ def goals(timings: Rounds) -> list[Goal]:
     speed = {name: [timing.rate for timing in several] for name, several in timings.items()}
     return [
         Goal("(b) / (a), per core", ratios(speed["env"], speed["stock"]), 20.0, floor=8.0),
-        Goal("(c) / (d), 1 worker", ratios(speed["rollout"], speed["limit"]), 0.9),
-        Goal("(c) / (d), 2 plain processes", ratios(speed["rollout x2"], speed["limit x2"]), 0.9),
         Goal("2 Ray workers / 2 plain processes", ratios(speed["ray x2"], speed["rollout x2"]), 0.95),
     ]
 
@@ -118,15 +113,13 @@ def goals(timings: Rounds) -> list[Goal]:
 def report(timings: Rounds) -> Report:
     """Returns speeds, parts of an env step and goals."""
     speed = {name: Spread.of(timing.rate for timing in several) for name, several in timings.items()}
-    parts = {
-        name: {part: Spread.of(1e3 * t.parts[part] / t.count for t in timings[name]) for part in timings[name][0].parts}
-        for name in ("rollout", "limit")
-    }
+    timed = timings["rollout"]
+    parts = {part: Spread.of(1e3 * t.parts[part] / t.count for t in timed) for part in timed[0].parts}
     reached = goals(timings)
     speeds = [
         (LABELS[name], f"{speed[name].median:.0f}", f"{speed[name].low:.0f}-{speed[name].high:.0f}") for name in LABELS
     ]
-    shown = [(f"{name}: {part}", f"{s:.3f}") for name, several in parts.items() for part, s in several.items()]
+    shown = [(part, f"{spread:.3f}") for part, spread in parts.items()]
     tables = (
         Table(("env steps/s", "median", "min-max"), speeds),
         Table(("ms per env step, 1 worker", "median (min-max)"), shown),

@@ -1,13 +1,8 @@
-"""The pieces that are timed, each in a process of its own: stock env, our env, our rollout, and the limit.
+"""The pieces that are timed, each in a process of its own: stock env, our env, our rollout.
 
-    record    one rollout as in training; all it does to the env is kept (limit.py)
-    rollout   the same rollout again: what a worker does, without Ray
-    env       the same chunks of actions, without the policy
-    limit     the same inverse kinematics, drive targets, steps, images and policy calls, without anything else
-              (resets run too, but count for nothing)
-    stock     the same actions on one env object of ManiSkill's own, rendering every step
-
-Rollouts of one seed, iteration and weights are equal bit for bit, so that all of these do the same work.
+rollout   a rollout as in training: what a worker does, without Ray
+env       the same chunks of actions, without the policy
+stock     the same actions on one env object of ManiSkill's own, rendering every step
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
@@ -22,19 +17,18 @@ from typing import cast
 
 import gymnasium as gym
 import torch
+from torch import Tensor
 
 from experiments.bench.harness import Timing
 from experiments.bench.harness.trainings import COLLOCATED
-from experiments.bench.rollout.limit import Limit, Recorder
 from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.workflow import training_workflow
-from rlinf_embodied.interfaces.envs import VectorEnv
+from rlinf_embodied.interfaces.envs import ChunkResult, Observation, VectorEnv
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.planning.plan import resolve
-from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Call, Output, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -74,6 +68,40 @@ def bench_workflow(config: TrainConfig, folder: str) -> Workflow:
 
 
 # -------------------------------------------------------------------------------------------------------------- process
+class Recording:
+    """What one rollout asks of an env."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        """Records from now on."""
+        self.first_seeds: list[int] = []
+        self.chunks: list[tuple[Tensor, list[int] | None]] = []
+        self.episodes: list[tuple[int, list[Tensor]]] = []  # (seed, actions [A]) in order of their end
+        self.env_steps = 0
+        self._env, self._reset, self._step_chunk = env, env.reset, env.step_chunk
+        self._running: list[tuple[int, list[Tensor]]] = []
+        env.reset, env.step_chunk = self._recorded_reset, self._recorded_chunk  # type: ignore[method-assign]
+
+    def stop(self) -> None:
+        """Gives the env its own methods back."""
+        del self._env.reset, self._env.step_chunk
+
+    def _recorded_reset(self, seeds: list[int], rows: list[int] | None = None) -> Observation:
+        self.first_seeds = [int(seed) for seed in seeds]
+        self._running = [(seed, []) for seed in self.first_seeds]
+        return self._reset(seeds, rows)
+
+    def _recorded_chunk(self, actions: Tensor, next_seeds: list[int] | None = None) -> ChunkResult:
+        result = self._step_chunk(actions, next_seeds)
+        self.chunks.append((actions.clone(), next_seeds))
+        self.env_steps += int(result.valid.sum())
+        for row, (_, made) in enumerate(self._running):
+            made.extend(actions[row][result.valid[row]].unbind(0))
+        for row in result.final_rows:
+            self.episodes.append(self._running[row])
+            self._running[row] = (next_seeds[row] if next_seeds else -1, [])
+        return result
+
+
 class Bench:
     """One process with every piece; each method does one measurement."""
 
@@ -91,10 +119,9 @@ class Bench:
             )
             self._host.add_stage(workflow.stages[name], context)
         self._env = cast(WatchedEnvStage, self._host.stages["env"]).env
-        self._limit = Limit(self._env)
-        with Recorder(self._env, self._limit) as recorder:
-            self.rollout()
-        self._recording = recorder.recording
+        self._recording = Recording(self._env)
+        self.rollout()
+        self._recording.stop()
         self._stock = None
 
     def rollout(self) -> Timing:
@@ -124,25 +151,6 @@ class Bench:
         for actions, seeds in self._recording.chunks:
             self._env.step_chunk(actions, seeds)
         return Timing(time.perf_counter() - start, self._recording.env_steps)
-
-    def limit(self) -> Timing:
-        """Sums the costs of the no-framework baseline."""
-        limit = self._limit
-        limit.seconds = dict.fromkeys(limit.seconds, 0.0)
-        for event in self._recording.events:
-            event()
-        assert limit.state() == self._recording.end, "the replay is another rollout than the recorded one"
-        parts = limit.seconds | {"policy": sum(self._policy_call() for _ in self._recording.chunks)}
-        return Timing(sum(parts.values()), self._recording.env_steps, parts)
-
-    @torch.no_grad()
-    def _policy_call(self) -> float:
-        policy, seen = self._host.stages["policy"]._shared.policy, self._recording.observation
-        shape = (len(seen), policy.spec.chunk, policy.spec.action_dim)
-        noise = torch.from_numpy(uniform(0, "bench", 0, shape=shape))
-        start = time.perf_counter()
-        policy.act(policy.encode(seen), noise, self._config.policy.temperature)
-        return time.perf_counter() - start
 
     def stock(self) -> Timing:
         """Plays the recorded episodes on ManiSkill's own env, resets included, until enough steps are made."""

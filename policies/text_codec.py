@@ -1,0 +1,130 @@
+"""Text to tokens and back, as a language model's tokenizer and chat template say; needs no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from policies.language_folder import read_context, read_tokenizer, require_files
+from rlinf_embodied.config import LanguagePolicyConfig
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.errors import ConfigError
+
+PAD, EOS = "<pad>", "<eos>"
+PAD_ID, EOS_ID = 0, 1
+MATH_CHARACTERS = "0123456789+-*/=;#()x,:?"
+
+
+def char_tokenizer(characters: str = MATH_CHARACTERS) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of `characters`: <pad> is 0, <eos> is 1, character i is i + 2; others are unknown to it.
+
+    Raises:
+        ConfigError: a character appears twice, or there is none.
+    """
+    if not characters or len(set(characters)) != len(characters):
+        raise ConfigError(
+            f"policy.characters is {characters!r}, but it lists each character once: remove what is double"
+        )
+    vocabulary = {token: i for i, token in enumerate([PAD, EOS, *characters])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, clean_up_tokenization_spaces=False
+    )
+
+
+class TextCodec:
+    """A tokenizer with what a chat template is given beyond the problem."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, context_length: int | None) -> None:
+        self.tokenizer, self.context_length = tokenizer, context_length
+        self._system: list[dict[str, str]] = []  # what a chat begins with
+        self._template_args: dict[str, Any] = {}
+
+    @classmethod
+    def from_config(cls, config: LanguagePolicyConfig, folder: Path | None) -> TextCodec:
+        """Returns the codec of a model folder, or of the model from scratch.
+
+        Raises:
+            CheckpointError: the folder has no usable config or tokenizer.
+            ConfigError: see `set_chat`.
+        """
+        if folder is None:
+            codec = cls(char_tokenizer(config.characters), config.context_length)
+        else:
+            require_files(folder)
+            codec = cls(read_tokenizer(folder), read_context(folder))
+        codec.set_chat(config.system_prompt, config.chat_template_args)
+        return codec
+
+    def set_chat(self, system_prompt: str | None, template_args: Mapping[str, object]) -> None:
+        """Sets what prompts are written with beyond the problem.
+
+        Args:
+            system_prompt: the system's message; None: there is none.
+            template_args: what the chat template reads, for example {"enable_thinking": False}.
+
+        Raises:
+            ConfigError: the tokenizer has no chat template, or its template reads none of that name.
+        """
+        template = self.tokenizer.chat_template
+        for path, value in (("policy.system_prompt", system_prompt), ("policy.chat_template_args", template_args)):
+            rule = "the tokenizer has no chat template that could write it"
+            require(not value or template is not None, path, value, rule, "leave it out, or use a chat model's folder")
+        unknown = [name for name in template_args if name not in str(template)]
+        rule = f"the model's chat template does not read {', '.join(unknown)}"
+        require(not unknown, "policy.chat_template_args", dict(template_args), rule, "use names that stand in it")
+        self._system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+        self._template_args = dict(template_args)
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a prompt, in the model's chat template where it has one.
+
+        Raises:
+            ConfigError: no tokens come out, the tokenizer does not know a character, or its chat template refuses.
+        """
+        if self.tokenizer.chat_template is None:
+            tokens = self._tokens(text, add_special_tokens=True)
+        else:
+            chat = [*self._system, {"role": "user", "content": text}]
+            try:
+                written = self.tokenizer.apply_chat_template(
+                    chat, tokenize=False, add_generation_prompt=True, **self._template_args
+                )
+            except TemplateError as error:
+                what = "policy.system_prompt with a user's message" if self._system else "a user's message alone"
+                raise ConfigError(
+                    f"the tokenizer's chat template refuses {what} ({error}): change chat_template in "
+                    "the model folder (policy.folder), or use another model"
+                ) from error
+            tokens = self._tokens(str(written), add_special_tokens=False)  # the template wrote them
+        if not tokens:
+            raise ConfigError(f"the prompt {text!r} has no tokens: a prompt has at least one; correct the data")
+        return tokens
+
+    def encode_answer(self, text: str) -> list[int]:
+        """Returns the tokens of an answer, without one that ends it.
+
+        Raises:
+            ConfigError: the tokenizer does not know a character.
+        """
+        return self._tokens(text, add_special_tokens=False)
+
+    def _tokens(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        except Exception as error:  # the tokenizers library raises nothing finer
+            raise ConfigError(
+                f"the tokenizer cannot read {text[:200]!r} ({error}): use its characters only, or a model whose "
+                "tokenizer knows them all (for the model from scratch: policy.characters)"
+            ) from error
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens, special ones left out."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
