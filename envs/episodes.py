@@ -75,6 +75,7 @@ class EpisodeEnv:
             obs_size=size,
             cameras=tuple(config.cameras),
             backend=simulator.backend,
+            execute_steps=config.execute_steps,
             has_success=getattr(simulator, "has_success", True),
             categorical=getattr(simulator, "categorical", False),
         )
@@ -96,12 +97,12 @@ class EpisodeEnv:
     def step_chunk(
         self, actions: Tensor | Callable[[int], Tensor], next_seeds: Sequence[int] | None = None
     ) -> ChunkResult:
-        """Runs C env steps; see VectorEnv."""
+        """Runs a chunk's first E env steps; see VectorEnv."""
         self._check_seeds(next_seeds)
         whole = self._checked(actions, (self.spec.chunk,)) if isinstance(actions, Tensor) else None
         started = self._running.clone()
         valid, columns, privileged = [], [], []
-        for k in range(self.spec.chunk):
+        for k in range(self.spec.executed):
             mask = self._running.clone()
             valid.append(mask)
             privileged.append(torch.where(mask[:, None], self._privileged(), 0.0))
@@ -114,17 +115,22 @@ class EpisodeEnv:
         if final and next_seeds is not None:
             self._begin(final, [next_seeds[row] for row in final])
         return ChunkResult(
-            rewards=torch.stack([column.reward for column in columns], 1),
-            terminated=torch.stack([column.terminated for column in columns], 1),
-            truncated=torch.stack([column.truncated for column in columns], 1),
-            valid=torch.stack(valid, 1),
-            success=torch.stack([column.success for column in columns], 1),
-            privileged=torch.stack(privileged, 1),
+            rewards=self._columns([column.reward for column in columns]),
+            terminated=self._columns([column.terminated for column in columns]),
+            truncated=self._columns([column.truncated for column in columns]),
+            valid=self._columns(valid),
+            success=self._columns([column.success for column in columns]),
+            privileged=self._columns(privileged),
             final_rows=tuple(final),
             final_observation=final_observation,
             observation=self._observe(),
             episodes=episodes,
         )
+
+    def _columns(self, steps: list[Tensor]) -> Tensor:
+        """Returns the sub-steps as [N, C, ...]; those that are not executed are zero / False."""
+        nothing = torch.zeros_like(steps[0])
+        return torch.stack(steps + [nothing] * (self.spec.chunk - len(steps)), 1)
 
     def running(self) -> list[RunningEpisode | None]:
         """Returns the running episode of each row, None for frozen rows."""
@@ -285,7 +291,7 @@ class EpisodeEnv:
         """Returns the critic's state [N, Q]: the task's, time in the episode and phase in the chunk, in [-1, 1]."""
         if self._shown is None:
             time = self._steps / self._config.horizon * 2 - 1
-            phase = (self._steps % self._config.chunk) / self._config.chunk * 2 - 1
+            phase = (self._steps % self._config.executed) / self._config.executed * 2 - 1
             known = self._state.proprio if self._state.privileged is None else self._state.privileged
             self._shown = torch.cat([known, time[:, None], phase[:, None]], 1)
         return self._shown

@@ -36,7 +36,7 @@ if __name__ == "__main__":
 
     def profile(config: TrainConfig | MathConfig) -> None:
         # it imports torch: only once the rest of the input is known to be right
-        from rlinf_embodied.stage_profiles import profile_stages, sizes_in
+        from rlinf_embodied.tools.stage_profiles import profile_stages, sizes_in
 
         profile_stages(config, sizes_in(sizes))
 

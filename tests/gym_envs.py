@@ -76,6 +76,31 @@ class Picture(gymnasium.Env):
         return self._draw()
 
 
+class Dot(gymnasium.Env):
+    """A dot that the action moves, nearer to the middle is better; all that it shows is an image, and it never ends."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as gymnasium has it
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self.observation_space = spaces.Box(0, 255, (16, 16, 3), np.uint8)
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.place = self.np_random.uniform(-0.9, 0.9, 2)
+        return self.render(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.place = np.clip(self.place + 0.2 * action, -1, 1)
+        return self.render(), -float(np.abs(self.place).sum()), False, False, {}
+
+    def render(self) -> np.ndarray:
+        x, y = np.meshgrid(np.linspace(-1, 1, 16), np.linspace(-1, 1, 16), indexing="ij")
+        light = np.exp(-4 * ((x - self.place[0]) ** 2 + (y - self.place[1]) ** 2))
+        return np.repeat((255 * light).astype(np.uint8)[..., None], 3, 2)
+
+
 class Handover(gymnasium.Env):
     """What gym-aloha is to an observer: only the picture tells one start from another, and nothing is paid for long.
 
@@ -119,3 +144,4 @@ class Handover(gymnasium.Env):
 gymnasium.register("Walk-v0", Walk, max_episode_steps=3)
 gymnasium.register("Picture-v0", Picture)
 gymnasium.register("Handover-v0", Handover)
+gymnasium.register("Dot-v0", Dot)

@@ -193,7 +193,7 @@ BAD_INPUT = [
     ("env.num_envs=70", ["env.num_envs is 70", "multiple of env.block_size=16", "use 64"]),
     ("env.chunks_per_rollout=8", ["env.chunks_per_rollout is 8", "may take 10 chunk-steps", "env.carry_over=true"]),
     ("env.chunk=51", ["env.chunk is 51", "env.horizon=50", "smaller env.chunk"]),
-    ("env.chunk=7", ["env.horizon is 50", "multiple of env.chunk=7", "use 49"]),
+    ("env.execute_steps=-1", ["env.execute_steps is -1", "env.chunk=5", "at most that many"]),
     ("algorithm.gamma=1.5", ["algorithm.gamma is 1.5", "[0, 1]"]),
     ("algorithm.reduction=fast", ["algorithm.reduction is 'fast'", "run.exact=true", "set run.exact=false"]),
     ("algorithm.dual_clip=1", ["algorithm.dual_clip is 1.0", "1 + algorithm.clip_high=0.2", "use 3.0, or null"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from typing import Protocol
 from envs.foreign import wire
 from envs.foreign.adapter import REPOSITORY
 from envs.foreign.wire import Message
-from envs.foreign.worker import Rows
+from envs.foreign.worker import Rows, offscreen_gl
 from rlinf_embodied.errors import HangError, SimulatorError
 
 _LAST_LINES = 12
@@ -150,10 +149,3 @@ def environment_of(*folders: Path) -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "LP_NUM_THREADS"), "1")
     path = os.pathsep.join(map(str, dict.fromkeys((REPOSITORY, *folders))))
     return {"MUJOCO_GL": offscreen_gl(), **threads, **kept, "PYTHONPATH": path}
-
-
-def offscreen_gl() -> str:
-    """Returns what MuJoCo renders with: MUJOCO_GL, or of EGL and OSMesa the one whose library is installed."""
-    if chosen := os.environ.get("MUJOCO_GL"):
-        return chosen
-    return "osmesa" if not ctypes.util.find_library("EGL") and ctypes.util.find_library("OSMesa") else "egl"

@@ -9,6 +9,7 @@ takes a while.  Scenes of a task share one renderer, which holds the task's mesh
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import importlib
 import os
 import traceback
@@ -120,6 +121,13 @@ def open_rows(values: Mapping[str, Any]) -> tuple[Rows, Message]:
     adapter = cls(values["task"], cls.Options(**values["options"]))
     facts = adapter.open(values["cameras"], values["size"])
     return Rows(adapter, values["cameras"], values["size"]), Message("opened", asdict(facts))
+
+
+def offscreen_gl() -> str:
+    """Returns what MuJoCo renders with: MUJOCO_GL, or of EGL and OSMesa the one whose library is installed."""
+    if chosen := os.environ.get("MUJOCO_GL"):
+        return chosen
+    return "osmesa" if not ctypes.util.find_library("EGL") and ctypes.util.find_library("OSMesa") else "egl"
 
 
 def why_not_imported(what: str, error: Exception) -> str:

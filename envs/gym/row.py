@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import gymnasium
 import numpy as np
 
 from envs.foreign.adapter import REPOSITORY, Adapter, Facts, ForeignOptions, Start, folder_of
+from envs.foreign.worker import offscreen_gl, why_not_imported
 from envs.gym.spaces import ActionCode, ObservationCode, is_history_free, taken_as_numbers, told_success
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import SimulatorError
@@ -19,6 +21,7 @@ from rlinf_embodied.errors import SimulatorError
 CAMERA = "rgb_array"  # the one camera that Gymnasium knows: what `render` returns
 FILM_SIZE = 256  # pixels of MuJoCo's images where the policy sees none
 PROBE_SEED = 0
+MOST_STEPS = 1000  # of an episode for which Gymnasium has no time limit
 _STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
@@ -191,7 +194,7 @@ class Row:
         except Exception as error:
             raise SimulatorError(
                 f"env.task is {self._task!r}, whose render() raised {type(error).__name__}: {error}. Install "
-                "what it draws with (MuJoCo on a machine without a display: EGL or OSMesa, MUJOCO_GL=egl or osmesa), "
+                "what it draws with (MuJoCo: apt-get install libegl1), "
                 "or set env.cameras=[] and eval.record_video=false"
             ) from error
 
@@ -242,6 +245,8 @@ def _made(task: str, make: Mapping[str, Any], size: int) -> gymnasium.Env:
     Raises:
         SimulatorError: there is no such id, or the package that it needs is missing.
     """
+    if not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", offscreen_gl())  # MuJoCo reads it when it is imported
     try:
         entry, given = _entry_point(task), dict(make)
         if isinstance(entry, str) and entry.startswith("gymnasium.envs.mujoco."):
@@ -250,12 +255,27 @@ def _made(task: str, make: Mapping[str, Any], size: int) -> gymnasium.Env:
         draws = CAMERA in getattr(made, "metadata", {}).get("render_modes", ())
         mode = {"render_mode": CAMERA} if draws else {}  # an env that draws nothing need not take the argument
         return gymnasium.make(task, max_episode_steps=-1, disable_env_checker=True, **mode, **given)
+    except AttributeError as error:
+        if "glGetError" not in str(error):
+            raise
+        raise SimulatorError(f"env.task is {task!r}: {why_not_imported('MuJoCo', error)}") from error
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise SimulatorError(
             f"env.task is {task!r}, which gymnasium.make refuses ({type(error).__name__}: {error}): check the "
             "id, install its package, and name the module that registers it before the id, as in my_envs:MyEnv-v0; "
             "the folder of a module of your own has to be on PYTHONPATH"
         ) from error
+
+
+def time_limit(task: str) -> int:
+    """Returns how many steps Gymnasium lets an episode of an id have, or 1000."""
+    try:
+        module, _, name = task.rpartition(":")
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(name).max_episode_steps or MOST_STEPS
+    except (gymnasium.error.Error, ImportError):  # named when the env is made
+        return MOST_STEPS
 
 
 def _entry_point(task: str) -> object:

@@ -122,14 +122,13 @@ def chunk_steps(
     valid: Bool[Tensor, "H B C"],
     gamma: float,
 ) -> ChunkSteps:
-    """Returns a rollout at chunk level; `gamma` is per env step, and valid sub-steps come first in each chunk."""
-    powers = torch.as_tensor([gamma**c for c in range(rewards.shape[-1])], dtype=rewards.dtype, device=rewards.device)
+    """Returns a rollout at chunk level; `gamma` is per env step, and sub-steps that are not valid take no time."""
     length = valid.sum(-1)
     table = torch.as_tensor(
         [gamma**c for c in range(rewards.shape[-1] + 1)], dtype=rewards.dtype, device=rewards.device
     )
     return ChunkSteps(
-        rewards=(torch.where(valid, rewards, 0.0) * powers).sum(-1),
+        rewards=(torch.where(valid, rewards, 0.0) * table[valid.cumsum(-1) - valid.to(torch.int64)]).sum(-1),
         terminated=(terminated & valid).any(-1),
         truncated=(truncated & valid).any(-1),
         valid=length > 0,

@@ -55,6 +55,7 @@ _GLOBAL = "# @package _global_"  # first line of a preset that sets keys of seve
 _RESOLVERS = {  # what files under configs/ may compute from other keys
     "sum": lambda a, b: int(a) + int(b),
     "divide": lambda a, b: int(a) // int(b),
+    "gymnasium_steps": lambda task: load_target("envs.gym.row.time_limit")(task),
     "equal": lambda a, b: a == b,
     "if": lambda condition, then, otherwise: then if condition else otherwise,
 }

@@ -69,7 +69,7 @@ class TrainConfig:
         env, algorithm = self.env, self.algorithm
         env.on_cores(self.cluster.cpu_devices)
         algorithm.check(self)
-        needed = env.horizon // env.chunk
+        needed = env.chunks_per_episode
         require(
             env.carry_over or env.chunks_per_rollout >= needed,
             "env.chunks_per_rollout",
@@ -366,6 +366,7 @@ class EmulationConfig(ProfiledConfig):
     """Everything that experiments/emulate.py reads."""
 
     plan: str = "auto"  # auto, all (what plan.py ranks), temporal, hybrid, spatial, or a path to a plan file
+    probes: bool = False  # profile the emulated devices first as a launch does, and plan with that profile
     time_scale: float | None = None  # wall seconds per emulated second; None: as fast as this machine keeps up with
     out: str | None = None  # a .json file for the results
     run: RunConfig = field(default_factory=lambda: RunConfig(num_iterations=3))

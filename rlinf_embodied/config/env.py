@@ -40,9 +40,10 @@ class EnvConfig:
     task: str = "PickCube-v1"  # any registered ManiSkill task id
     instruction: str | None = None  # None: the task's own sentence
     num_envs: int = 64  # rows over all workers
-    block_size: int = 16  # rows per block: the unit of placement, policy call and gradient microbatch
+    block_size: int = 16  # rows per block, at most num_envs: the unit of placement, policy call and gradient microbatch
     obs_size: int = 64  # pixels, width and height of each camera
-    chunk: int = 5  # actions per policy call
+    chunk: int = 5  # actions that a policy call predicts
+    execute_steps: int = 0  # of these, the first so many are executed before the policy is asked again; 0: all
     horizon: int = 50  # env steps per episode
     chunks_per_rollout: int = 20  # chunk-steps per rollout; 0: an episode; with auto_reset=false at least that
     auto_reset: bool = True  # partial resets: a row whose episode ends starts the next one within the rollout
@@ -67,8 +68,15 @@ class EnvConfig:
     def __post_init__(self) -> None:
         if self.reward is Reward.auto:
             self.reward = Reward.dense_delta if self._target_ == MANISKILL else Reward.dense
-        if self.chunks_per_rollout == 0:
-            self.chunks_per_rollout = max(1, self.horizon // max(1, self.chunk))
+        require(
+            0 <= self.execute_steps <= self.chunk,
+            "env.execute_steps",
+            self.execute_steps,
+            f"a policy call predicts env.chunk={self.chunk} actions",
+            "use at most that many, or 0 for all of them",
+        )
+        if self.chunks_per_rollout == 0 and self.chunk >= 1:
+            self.chunks_per_rollout = self.chunks_per_episode
         for name in ("num_envs", "block_size", "obs_size", "chunk", "horizon", "chunks_per_rollout"):
             value = getattr(self, name)
             require(value >= 1, f"env.{name}", value, "it must be at least 1", f"set env.{name} to a positive number")
@@ -87,19 +95,13 @@ class EnvConfig:
             "leave it out, and let the env's own proprioception hold it",
         )
         require(
-            self.chunk <= self.horizon,
-            "env.chunk",
-            self.chunk,
-            f"a chunk must fit into an episode of env.horizon={self.horizon} steps",
-            "use a smaller env.chunk or a longer env.horizon",
+            self.executed <= self.horizon,
+            "env.execute_steps" if self.execute_steps else "env.chunk",
+            self.executed,
+            f"so many steps must fit into an episode of env.horizon={self.horizon} steps",
+            "use a smaller env.chunk or env.execute_steps, or a longer env.horizon",
         )
-        require(
-            self.horizon % self.chunk == 0,
-            "env.horizon",
-            self.horizon,
-            f"it must be a multiple of env.chunk={self.chunk}",
-            f"use {max(1, self.horizon // self.chunk) * self.chunk}",
-        )
+        self.block_size = min(self.block_size, self.num_envs)
         require(
             self.num_envs % self.block_size == 0,
             "env.num_envs",
@@ -154,6 +156,16 @@ class EnvConfig:
         """Whether a GPU simulates and renders a ManiSkill task where devices are of a kind, torch's name of it."""
         auto = self.backend is Backend.auto and kind == "cuda"
         return self._target_ == MANISKILL and (auto or self.backend is Backend.gpu)
+
+    @property
+    def executed(self) -> int:
+        """Env steps per policy call."""
+        return self.execute_steps or self.chunk
+
+    @property
+    def chunks_per_episode(self) -> int:
+        """Policy calls of a whole episode; the last one may be cut short by its end."""
+        return -(-self.horizon // self.executed)
 
     @property
     def num_blocks(self) -> int:

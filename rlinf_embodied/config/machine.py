@@ -38,7 +38,7 @@ class PlanConfig:
     max_staleness: int = 0  # auto: rollouts may run so many iterations ahead; another plan: they do, see planning/plan
     replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see planning/drift.py
     profile: str | None = None  # auto: a profile file to plan with; None: the cached one, or measured now
-    profile_budget_s: float = 8.0  # auto: seconds for the repeated measurements of a profile, besides set-up
+    profile_budget_s: float = 6.0  # auto: seconds for the repeated measurements of a profile, besides set-up
 
     def __post_init__(self) -> None:
         require(
@@ -46,7 +46,7 @@ class PlanConfig:
             "plan.profile_budget_s",
             self.profile_budget_s,
             "it must be positive",
-            "use 8",
+            "use 6",
         )
         require(
             self.is_auto or bool(self.trees) or self.file is not None,

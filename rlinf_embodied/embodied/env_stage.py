@@ -95,6 +95,7 @@ class EnvStage:
     def __init__(self, config: EnvStageConfig) -> None:
         self._config = config
         self._size = config.env.block_size
+        self._shards: dict[Blocks, _Shard] = {}
 
     def setup(self, context: StageContext) -> EnvSpec:
         """Builds one env object per shard and returns the facts about it."""
@@ -212,7 +213,7 @@ class EnvStage:
 
     def _seen_whole(self, shard: _Shard, row: int) -> bool:
         env = self._config.env
-        return env.carry_over or int(shard.begun[row]) + env.horizon // env.chunk <= env.chunks_per_rollout
+        return env.carry_over or int(shard.begun[row]) + env.chunks_per_episode <= env.chunks_per_rollout
 
     def _light(self, result: ChunkResult) -> ChunkResult:
         """Forgets what nobody downstream reads: images stay with the policy that saw them."""
@@ -296,6 +297,12 @@ class EnvStage:
                 members = column.success[k * size : (k + 1) * size]
                 groups[block * (self._size // size) + k] = tuple(bool(value) for value in members)
         return groups
+
+    def leave(self) -> None:
+        """Closes the simulators: foreign ones have processes, others GPU memory."""
+        for shard in self._shards.values():
+            shard.env.close()
+        self._shards = {}
 
     # ----------------------------------------------------------------------------------------------- context switch
     def offload(self, step_context: StepContext) -> None:

@@ -52,7 +52,6 @@ class EvaluationEnvConfig(EnvStageConfig):
 def evaluation_env(env: EnvConfig, num_envs: int) -> EnvConfig:
     """Returns the env section for evaluation: whole episodes of fixed length."""
     block = math.gcd(env.block_size, num_envs)
-    steps = env.horizon // env.chunk
     return dataclasses.replace(
         env,
         num_envs=num_envs,
@@ -60,7 +59,7 @@ def evaluation_env(env: EnvConfig, num_envs: int) -> EnvConfig:
         auto_reset=False,
         carry_over=False,
         hold_steps=0,
-        chunks_per_rollout=steps,
+        chunks_per_rollout=env.chunks_per_episode,
     )
 
 

@@ -73,10 +73,9 @@ def _require_recording(path: Path, env: EnvConfig, named: str) -> int:
     _require_one_size(path, recording, named)
     longest = max((len(episode.actions) for episode in recording.episodes), default=0)
     if longest > env.horizon:
-        needed = -(-longest // env.chunk) * env.chunk
         raise ConfigError(
             f"env.horizon is {env.horizon}, but {named}={path} has episodes of up to {longest} env steps, whose ends "
-            f"would be missing: set env.horizon={needed}"
+            f"would be missing: set env.horizon={longest}"
         )
     return len(recording.episodes)
 

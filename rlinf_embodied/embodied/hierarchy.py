@@ -34,7 +34,7 @@ HIGH_FOLDER = "high"  # of a checkpoint: the high-level policy's files; those be
 
 def choice_spec(env: EnvSpec, hierarchy: HierarchyConfig) -> EnvSpec:
     """Returns what a high-level policy acts in: it sees what the env shows, and makes one choice at a time."""
-    return replace(env, chunk=1, action_dim=hierarchy.size, categorical=bool(hierarchy.choices))
+    return replace(env, chunk=1, execute_steps=0, action_dim=hierarchy.size, categorical=bool(hierarchy.choices))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def levels_note(hierarchy: HierarchyConfig, env: EnvConfig) -> list[str]:
     what = f"one of {len(hierarchy.choices)}" if hierarchy.choices else f"a point of {hierarchy.size} numbers"
     kind = "instructions" if hierarchy.instructions else "goals" if hierarchy.choices else "as the goal"
     stays = "stays as it is" if hierarchy.frozen else "learns, too"
-    steps = hierarchy.every * env.chunk
+    steps = hierarchy.every * env.executed
     return [f"levels   the higher one chooses {what} {kind} every {steps} env steps; the lower one {stays}"]
 
 
@@ -57,21 +57,14 @@ def require_high_level(hierarchy: HierarchyConfig, env: EnvConfig, kind: str) ->
 
 
 def _require_choices(hierarchy: HierarchyConfig, checkpoint: str) -> None:
-    """Checks that a policy was made for such choices: it would act with others, too, and some would never be made."""
+    """Checks that a policy was made for such choices: with others it would run, and some would never be made."""
     theirs = saved_sizes(Path(checkpoint))
     ours = {"action_dim": hierarchy.size, "categorical": bool(hierarchy.choices), "chunk": 1}
-    if any(name in theirs and theirs[name] != value for name, value in ours.items()):
-        there = _shape_of(theirs.get("action_dim"), bool(theirs.get("categorical")), theirs.get("chunk"))
+    if unlike := {name: theirs[name] for name, value in ours.items() if theirs.get(name, value) != value}:
         raise CheckpointError(
-            f"hierarchy.checkpoint is {checkpoint!r}, a policy that says {there} at a time, but a high-level one says "
-            f"{_shape_of(hierarchy.size, bool(hierarchy.choices), 1)}: give the folder high/ of a checkpoint of two "
-            "levels that chose from as many, or leave it out"
+            f"hierarchy.checkpoint is {checkpoint!r}, a policy with {unlike}, but these choices need {ours}: give the "
+            "folder high/ of a checkpoint of two levels with the same choices, or leave it out"
         )
-
-
-def _shape_of(size: object, categorical: bool, chunk: object) -> str:
-    what = f"one of {size}" if categorical else f"a point of {size} numbers"
-    return what if chunk == 1 else f"{chunk} times {what}"
 
 
 @dataclass(frozen=True, slots=True)

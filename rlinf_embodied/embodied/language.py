@@ -50,7 +50,7 @@ def behaviour_table(
             shown = env.reset(range(seed, seed + num_episodes))
             start = _positions(env.object_positions())
             highest = start[:, 2].clone()
-            for _ in range(env.spec.horizon // env.spec.chunk):
+            for _ in range(env.spec.chunks_per_episode):
                 told = replace(shown, instruction=(instruction,) * num_episodes)
                 actions = policy.act(policy.encode(told), None, 1.0).actions
                 shown = env.step_chunk(actions).observation

@@ -78,7 +78,7 @@ class NewPolicyStage:
         seed, spec = self._config.seed, env.spec
         observation = env.reset(reset_seed(seed, -1, np.arange(ROWS)).tolist()).to(self._device)
         columns: dict[str, list[Tensor]] = {}
-        for step in range(spec.horizon // spec.chunk):
+        for step in range(spec.chunks_per_episode):
             columns.setdefault("proprio", []).append(observation.proprio)
             columns.setdefault("vision", []).append(policy.pooled(policy.encode_frozen(observation)))
             if observation.privileged is not None:

@@ -89,8 +89,8 @@ class Replay:
 
 
 def _chunks(episode: RecordedEpisode, spec: EnvSpec) -> Tensor:
-    """Returns the actions as chunks [horizon / C, C, A]; the last one is repeated to the horizon."""
-    index = np.minimum(np.arange(spec.horizon), len(episode.actions) - 1)
+    """Returns the actions as chunks [H, C, A] that reach the horizon; the last one is repeated."""
+    index = np.minimum(np.arange(spec.chunks_per_episode * spec.chunk), len(episode.actions) - 1)
     return torch.from_numpy(episode.actions[index]).reshape(-1, spec.chunk, spec.action_dim)
 
 

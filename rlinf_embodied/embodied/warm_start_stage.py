@@ -116,7 +116,7 @@ class WarmStartStage:
         observation = self._reset(env, numbers)
         seen: list[list[tuple[Observation, Tensor, Tensor | None]]] = [[] for _ in rows]
         solved = torch.zeros(len(rows), dtype=torch.bool)
-        for chunk_step in range(env.spec.horizon // env.spec.chunk):
+        for chunk_step in range(env.spec.chunks_per_episode):
             positions = env.object_positions()
             labels: list[Tensor] = []
             before = observation if len(self._envs) == 1 else replace(observation, privileged=None)  # differs by task
@@ -238,6 +238,5 @@ class WarmStartStage:
 
 
 def for_demonstrations(env: EnvConfig) -> EnvConfig:
-    """Returns the env section for whole episodes, one per row."""
-    chunks = env.horizon // env.chunk
-    return replace(env, auto_reset=False, carry_over=False, hold_steps=0, chunks_per_rollout=chunks)
+    """Returns the env section for whole episodes, one per row, whose chunks are executed to their end."""
+    return replace(env, auto_reset=False, carry_over=False, hold_steps=0, execute_steps=0, chunks_per_rollout=0)

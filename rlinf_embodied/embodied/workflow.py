@@ -72,7 +72,7 @@ def _loop(config: TrainConfig) -> Loop | None:
         return None
     steps = env.chunks_per_rollout
     # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less to the end
-    loop = replace(rollout(steps), typical_steps=min(env.horizon // env.chunk, steps) if env.auto_reset else 0)
+    loop = replace(rollout(steps), typical_steps=min(env.chunks_per_episode, steps) if env.auto_reset else 0)
     again = algorithm.resampling(env)
     if again is None:
         return loop

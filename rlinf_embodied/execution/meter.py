@@ -1,7 +1,6 @@
-"""What a profile needs of the workers beside times: their memory, the bytes that leave them, and the wire between them.
+"""What a profile needs of the workers besides times: their memory, the bytes that leave them, and the wire.
 
-MeteredSession stands between an executor and a session: it measures memory around each stage that is built, and keeps
-what stages answered so that their bytes can be counted.  Meter and Echo are stages of its own.
+MeteredSession stands between an executor and a session; Meter is a stage that it adds to each worker.
 """
 
 from __future__ import annotations
@@ -41,13 +40,12 @@ class Reading:
 
 
 class Meter:
-    """A stage that reads its worker's memory: that of its accelerator, or the resident pages of its process."""
+    """A stage that reads its worker's memory (of its accelerator, or resident pages of its process) and echoes data."""
 
     def __init__(self, config: None) -> None:
-        """Needs nothing."""
+        pass
 
     def setup(self, context: StageContext) -> None:
-        """Learns which device it is to read."""
         self._device = context.device
         self._of_device = devices.is_accelerator(context.device)
 
@@ -66,63 +64,39 @@ class Meter:
             used = memory.total - memory.free  # the simulator's memory counts too, which torch does not know of
             return Reading(used, used + memory.peak - memory.allocated, cpu, waited_s(), os.getpid())
         used = float(psutil.Process().memory_info().rss)
-        return Reading(used, max(used, _high_water_bytes()), cpu, waited_s(), os.getpid())
+        lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
+        peak = next((1024.0 * float(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0.0)
+        return Reading(used, max(used, peak), cpu, waited_s(), os.getpid())
 
     def count(self, step_context: StepContext, payload: object) -> float:
         """Returns the bytes of a payload."""
         return payload_bytes(payload)
 
-
-def _high_water_bytes() -> float:
-    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
-    return next((1024.0 * float(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0.0)
-
-
-class Echo:
-    """A stage that hands on what it gets: two of them measure the wire."""
-
-    def __init__(self, config: None) -> None:
-        """Needs nothing."""
-
-    def setup(self, context: StageContext) -> None:
-        """Needs nothing."""
-
     def step(self, step_context: StepContext, payloads: Mapping[int, object]) -> dict[int, object]:
-        """Returns new payloads: bytes of step_context.chunk_step in the first call, otherwise what came."""
+        """Returns what came; without payloads new ones of step_context.chunk_step bytes."""
         if any(value is None for value in payloads.values()):
             return {block: torch.zeros(step_context.chunk_step, dtype=torch.uint8) for block in payloads}
         return dict(payloads)
 
 
 METER = StageSpec("profiler.meter", f"{__name__}.Meter", None)
-ECHO = StageSpec("profiler.echo", f"{__name__}.Echo", None)
-
-
-def _leaving(call: Call, refs: Sequence[Ref]) -> list[Ref]:
-    """Returns the block results that do not stay in their worker; both sides of a loop answer for each block."""
-    return [ref for block, ref in zip(call.blocks * 2, refs[:-1], strict=False) if block not in call.keep]
 
 
 def payload_bytes(value: object) -> float:
     """Returns the bytes of all tensors and arrays in a nested payload."""
-    total = 0.0
+    sizes: list[int] = []
 
     def count(leaf: object) -> object:
-        nonlocal total
-        if isinstance(leaf, torch.Tensor):
-            total += leaf.numel() * leaf.element_size()
-        elif isinstance(leaf, np.ndarray):
-            total += leaf.nbytes
+        sizes.append(leaf.nbytes if isinstance(leaf, (torch.Tensor, np.ndarray)) else 0)
         return leaf
 
     map_leaves(value, count)
-    return total
+    return float(sum(sizes))
 
 
-def context_of(worker: int, device: str, num_blocks: int = 1) -> StageContext:
+def context_of(worker: int, device: str) -> StageContext:
     """Returns the context of a stage of one worker."""
-    blocks = tuple(range(num_blocks))
-    return StageContext(worker, device, blocks, (blocks,), num_blocks, (0,) * num_blocks, SoloGroup(), {})
+    return StageContext(worker, device, (0,), ((0,),), 1, (0,), SoloGroup(), {})
 
 
 class MeteredSession:
@@ -166,16 +140,17 @@ class MeteredSession:
         before = self.readings() if not contexts[0].exclusive else self.empty  # the others have left
         facts = self._inner.add_stage(spec, contexts)
         after = self.readings()
-        self.grown[spec.name] = {
-            c.worker: max(0.0, after[c.worker].used_bytes - before[c.worker].used_bytes) for c in contexts
-        }
+        grown = {c.worker: after[c.worker].used_bytes - before[c.worker].used_bytes for c in contexts}
+        self.grown[spec.name] = {worker: max(0.0, num_bytes) for worker, num_bytes in grown.items()}
         return facts
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
-        """Submits, and keeps the references of what leaves a worker if it is recorded."""
+        """Submits, and while it records keeps the references of what leaves a worker."""
         answers = self._inner.submit(calls, collective)
-        if self.recording:
-            self.answers += [(call, _leaving(call, refs)) for (_, call, _), refs in zip(calls, answers, strict=True)]
+        for (_, call, _), refs in zip(calls, answers, strict=True) if self.recording else ():
+            # both sides of a loop answer for each block
+            left = [ref for block, ref in zip(call.blocks * 2, refs[:-1], strict=False) if block not in call.keep]
+            self.answers.append((call, left))
         return answers
 
     def clear(self) -> None:
@@ -193,9 +168,14 @@ class MeteredSession:
         payloads: Sequence[Ref] = (),
     ) -> object:
         """Returns what a stage of one worker answers."""
-        call = Call(stage, method, step_context or StepContext(0))
-        ((receipt,),) = self._inner.submit([(worker, call, payloads)])
-        return of_type(self._inner.fetch([receipt], f"{stage}.{method}"), Receipt)[0].report
+        return self._ask([worker], stage, method, step_context or StepContext(0), payloads)[0]
+
+    def _ask(
+        self, workers: Sequence[int], stage: str, method: str, step_context: StepContext, payloads: Sequence[Ref] = ()
+    ) -> list[object]:
+        calls = [(worker, Call(stage, method, step_context), payloads) for worker in workers]
+        receipts = self._inner.fetch([refs[-1] for refs in self._inner.submit(calls)], f"{stage}.{method}")
+        return [receipt.report for receipt in of_type(receipts, Receipt)]
 
     def seconds_of(
         self, worker: int, stage: str, method: str, step_context: StepContext, payloads: Sequence[Ref] = ()
@@ -212,14 +192,13 @@ class MeteredSession:
         return value
 
     def readings(self) -> dict[int, Reading]:
-        """Returns the memory of every worker."""
-        found = {worker: self.ask(worker, METER.name, "read") for worker in self._devices}
-        return dict(zip(found, of_type(found.values(), Reading), strict=True))
+        """Returns memory and CPU seconds of every worker."""
+        found = self._ask(list(self._devices), METER.name, "read", StepContext(0))
+        return dict(zip(self._devices, of_type(found, Reading), strict=True))
 
     def reset_peaks(self) -> None:
         """Starts new maxima in every worker."""
-        for worker in self._devices:
-            self.ask(worker, METER.name, "reset")
+        self._ask(list(self._devices), METER.name, "reset", StepContext(0))
 
     def bytes_per_block(self, stage: str, method: str) -> float | None:
         """Returns the bytes of a stage's answer for a block (the largest of the first few); None if none left."""
@@ -227,34 +206,24 @@ class MeteredSession:
         values = [value for refs in mine[:2] for value in self._inner.fetch(refs, f"{stage}.{method}")]
         return max((payload_bytes(value) for value in values), default=None)
 
+    # ------------------------------------------------------------------------------------------------------------ wire
+    def link(self, workers: tuple[int, int], num_blocks: int) -> tuple[float, float]:
+        """Returns the seconds of a hop with that many blocks, and the bytes per second beyond, between two workers."""
+        self._bounce(workers, num_blocks, _SMALL)
+        # the quickest of a few rounds: what else the machine does makes a hop longer, never shorter
+        small, large = (min(self._bounce(workers, num_blocks, n) for _ in range(_ROUNDS)) for n in (_SMALL, _LARGE))
+        return max(small, 1e-6), num_blocks * (_LARGE - _SMALL) / max(large - small, 1e-6)
 
-def measure_links(session: Session, devices: Mapping[int, str], num_blocks: int) -> tuple[float, float]:
-    """Returns the seconds of a hop with that many blocks, and the bytes per second beyond, between two workers.
-
-    A payload goes back and forth; nobody computes.
-    """
-    first, second = list(devices)[:2]
-    session.add_stage(ECHO, [context_of(first, devices[first], num_blocks)])
-    session.add_stage(ECHO, [context_of(second, devices[second], num_blocks)])
-    _bounce(session, (first, second), num_blocks, _SMALL, 4)
-    # the quickest of a few rounds: what else the machine does makes a hop longer, never shorter
-    small = min(_bounce(session, (first, second), num_blocks, _SMALL, _HOPS) for _ in range(_ROUNDS))
-    large = min(_bounce(session, (first, second), num_blocks, _LARGE, _HOPS) for _ in range(_ROUNDS))
-    extra_bytes = num_blocks * (_LARGE - _SMALL)
-    return max(small, 1e-6), extra_bytes / max(large - small, 1e-6)
-
-
-def _bounce(session: Session, workers: tuple[int, int], num_blocks: int, num_bytes: int, hops: int) -> float:
-    """Returns seconds per hop of payloads of so many bytes for each block."""
-    blocks = tuple(range(num_blocks))
-    make = Call(ECHO.name, "step", StepContext(0, chunk_step=num_bytes), blocks)
-    (refs,) = session.submit([(workers[0], make, [])])
-    session.fetch([refs[-1]], "profiler.echo")
-    start = time.perf_counter()
-    receipts = []
-    for hop in range(hops):
-        call = Call(ECHO.name, "step", StepContext(0, chunk_step=num_bytes), blocks, 1)
-        (refs,) = session.submit([(workers[(hop + 1) % 2], call, refs[:num_blocks])])
-        receipts.append(refs[-1])
-    session.fetch(receipts, "profiler.echo")
-    return (time.perf_counter() - start) / hops
+    def _bounce(self, workers: tuple[int, int], num_blocks: int, num_bytes: int) -> float:
+        """Returns seconds per hop of payloads of so many bytes for each block; nobody computes."""
+        blocks, step_context = tuple(range(num_blocks)), StepContext(0, chunk_step=num_bytes)
+        (refs,) = self._inner.submit([(workers[0], Call(METER.name, "step", step_context, blocks), [])])
+        self._inner.fetch([refs[-1]], METER.name)
+        start = time.perf_counter()
+        receipts = []
+        for hop in range(_HOPS):
+            call = Call(METER.name, "step", step_context, blocks, 1)
+            (refs,) = self._inner.submit([(workers[(hop + 1) % 2], call, refs[:num_blocks])])
+            receipts.append(refs[-1])
+        self._inner.fetch(receipts, METER.name)
+        return (time.perf_counter() - start) / _HOPS

@@ -13,7 +13,6 @@ import hashlib
 import importlib.util
 import json
 import logging
-import math
 import os
 import platform
 import statistics
@@ -30,7 +29,7 @@ from rlinf_embodied.errors import NoRoomError, PlanError
 from rlinf_embodied.execution.disturbance import Moment, Repetition, busy_s, chosen, shares
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Finishes
-from rlinf_embodied.execution.meter import METER, MeteredSession, measure_links
+from rlinf_embodied.execution.meter import METER, MeteredSession
 from rlinf_embodied.planning.probes import Cell, Measurements, Probe, probes, profile_of, shortened, switching
 from rlinf_embodied.planning.profile import DISTURBED, Profile, WeightProfile
 from rlinf_embodied.plug_ins import load_target
@@ -44,9 +43,10 @@ ShowProgress = Callable[[str, int, int, str], None]  # (what, done, total, remar
 
 _LOG = logging.getLogger(__name__)
 _VERSION = 2  # of what is measured and how
-_REPETITIONS, _MOST_REPETITIONS = 2, 5
+REPETITIONS, _MOST_REPETITIONS = 2, 5
 _AGAIN = 3  # further repetitions of a probe that is disturbed
-_WARM_STEPS = 2  # chunk-steps of the first iteration
+_PATIENCE = 8  # times the budget, that probes may take to run as much as stands for all
+WARM_STEPS = 2  # chunk-steps of the first iteration
 _LINK_BLOCKS = 4
 
 
@@ -159,6 +159,7 @@ class _Profiling:
         self._workflow, self._session, self._cluster, self._planned = workflow, session, cluster, planned
         self._metered = MeteredSession(session)
         self._budget_s, self._chunk_steps = budget_s, 0  # 0: not known before the first short iteration
+        self._is_slow = False  # an iteration that cannot be shortened takes longer than the budget
         self._grown: list[_Grown] = []
         self._took: dict[tuple[str, str], tuple[int, int]] = {}  # workers that sent and got the weights of an edge
         self.measured = Measurements(workflow)
@@ -182,11 +183,11 @@ class _Profiling:
     def _run(self, probe: Probe) -> None:
         self._metered.clear()
         executor = Executor(probe.workflow, probe.plan, cast(Session, self._metered), self._cluster)
-        short_s = self._short_s(executor, probe)
+        short_s = 0.0 if self._is_slow else self._short_s(executor, probe)
+        self._is_slow |= not probe.workflow.loops and short_s > self._budget_s
         if not self._chunk_steps:
-            self._chunk_steps = self._affordable(
-                probe, self._short_s(executor, probe) if probe.workflow.loops else short_s
-            )
+            short_s = self._short_s(executor, probe) if probe.workflow.loops else short_s  # now without what is lazy
+            self._chunk_steps = affordable_steps(self._workflow, self._planned, short_s, self._budget_s)
         self._repeat(probe, executor)
         if not probe.kind:
             self._count_bytes(probe, executor.workflow)
@@ -218,20 +219,10 @@ class _Profiling:
 
     def _short_s(self, executor: Executor, probe: Probe) -> float:
         """Runs a short iteration, as a run's first one, and returns its seconds."""
-        executor.workflow = shortened(probe.workflow, _WARM_STEPS)
+        executor.workflow = shortened(probe.workflow, WARM_STEPS)
         start = time.perf_counter()
         executor.run(StepContext(0))
         return time.perf_counter() - start
-
-    def _affordable(self, first: Probe, short_s: float) -> int:
-        """Returns how many chunk-steps the loops of all probes have, from a short iteration of the first one."""
-        loops = self._workflow.loops.values()
-        steps = max((loop.chunk_steps for loop in loops), default=_WARM_STEPS)
-        # rows that stop early, and are not reset, do less and less towards the end
-        least = max([-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in loops], default=1)
-        work = sum(probe.most_blocks for probe in self._planned) / first.most_blocks
-        all_s = _REPETITIONS * work * short_s * max(1.0, steps / _WARM_STEPS)
-        return max(least, min(steps, math.floor(steps * self._budget_s / max(all_s, 1e-9))))
 
     # --------------------------------------------------------------------------------------------------- iterations
     def _repeat(self, probe: Probe, executor: Executor) -> None:
@@ -259,7 +250,7 @@ class _Profiling:
             spans = tuple(result.spans)
             found.append(Repetition(spans, rounds, shares(begun, self._moment(), spans) if watched else {}))
         collective = [stage for stage, spec in run.stages.items() if spec.collective]
-        kept, disturbed = chosen(found, min(_REPETITIONS, len(found)), collective)
+        kept, disturbed = chosen(found, min(REPETITIONS, len(found)), collective)
         measured.disturbed = max(measured.disturbed, disturbed)
         for one in kept:
             measured.add(probe, run, one.spans, one.rounds)
@@ -375,11 +366,28 @@ class _Profiling:
         """Measures the wire within the first node, and to the next one, between workers that have started."""
         found = dict[str, float]()
         for name, worker in link_ends(self._cluster, self._workflow.num_blocks).items():
-            devices = {k: self._cluster.torch_device(k) for k in (0, worker)}
             blocks = min(_LINK_BLOCKS, max(1, self._workflow.num_blocks // 2))
-            latency_s, found[name] = measure_links(self._session, devices, blocks)
+            latency_s, found[name] = self._metered.link((0, worker), blocks)
             found["latency_s"] = max(latency_s, found.get("latency_s", 0.0))
         return replace(Links(), **found) if found else None
+
+
+def affordable_steps(workflow: Workflow, planned: Sequence[Probe], short_s: float, budget_s: float) -> int:
+    """Returns how many chunk-steps the loops of all probes have: a quarter of all, unless that takes very long.
+
+    Args:
+        workflow: the whole one.
+        planned: all probes.
+        short_s: seconds of an iteration of the first one with WARM_STEPS chunk-steps.
+        budget_s: seconds for the repetitions of all.
+    """
+    loops = workflow.loops.values()
+    most = max((loop.chunk_steps for loop in loops), default=WARM_STEPS)
+    # rows that stop early, and are not reset, do less and less towards the end
+    least = max([-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in loops], default=WARM_STEPS)
+    work = sum(probe.most_blocks for probe in planned) / planned[0].most_blocks
+    step_s = max(REPETITIONS * work * short_s / WARM_STEPS, 1e-9)
+    return max(WARM_STEPS, min(most, max(int(budget_s / step_s), min(least, int(_PATIENCE * budget_s / step_s)))))
 
 
 def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:
@@ -403,6 +411,10 @@ def _enough(found: Sequence[Repetition], spent: float) -> bool:
         found: its repetitions.
         spent: share of its time that they took.
     """
-    quiet = sum(one.is_quiet for one in found)
-    wanted = _MOST_REPETITIONS if spent < 1 else _REPETITIONS if spent < 2 else 1
-    return quiet >= wanted or len(found) >= wanted + _AGAIN
+    quiet, wanted = sum(one.is_quiet for one in found), wanted_repetitions(spent)
+    return quiet >= wanted or len(found) >= wanted + _AGAIN or (spent > _AGAIN and len(found) >= wanted)
+
+
+def wanted_repetitions(spent: float) -> int:
+    """Returns how often a probe is run, by the share of its time that its repetitions took so far."""
+    return _MOST_REPETITIONS if spent < 1 else REPETITIONS if spent < 2 else 1

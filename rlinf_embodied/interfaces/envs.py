@@ -80,7 +80,7 @@ class EnvSpec:
     task: str
     num_envs: int  # N
     chunk: int  # C
-    horizon: int  # env steps per episode, a multiple of C
+    horizon: int  # env steps per episode
     action_dim: int  # A
     proprio_dim: int  # P
     privileged_dim: int  # Q, 0 without
@@ -89,6 +89,17 @@ class EnvSpec:
     backend: str  # which physics ran, for example "physx_cpu (batched)"
     has_success: bool = True  # whether the task can be solved; where not, its return is what counts
     categorical: bool = False  # an action is the choice of one of A: the largest entry, the others are -1
+    execute_steps: int = 0  # of a chunk's actions, the first so many are executed; 0: all C
+
+    @property
+    def executed(self) -> int:
+        """Env steps E of a chunk."""
+        return self.execute_steps or self.chunk
+
+    @property
+    def chunks_per_episode(self) -> int:
+        """Chunks of a whole episode; the last one may be cut short by its end."""
+        return -(-self.horizon // self.executed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +119,10 @@ class EpisodeEnd:
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """What C env steps of N rows gave.
+    """What the E env steps of a chunk of C actions gave, N rows.
 
-    Sub-steps after an episode's end are not valid; a frozen row (ended, not reset) has no valid sub-step and is neither
-    stepped nor rendered.  Where `valid` is False the other entries are zero / False.
+    Sub-steps after an episode's end, and those from E on, are not valid.  A frozen row (ended, not reset) has no valid
+    sub-step and is neither stepped nor rendered.  Where `valid` is False the other entries are zero / False.
     """
 
     rewards: Tensor  # float32 [N, C]
@@ -159,7 +170,7 @@ class VectorEnv(Protocol):
     def step_chunk(
         self, actions: Tensor | Callable[[int], Tensor], next_seeds: Sequence[int] | None = None
     ) -> ChunkResult:
-        """Runs C env steps.
+        """Runs the first E = spec.executed steps of a chunk of C actions.
 
         Args:
             actions: float32 [N, C, A], in [-1, 1] (clipped by the controllers); or a closed-loop controller: a function

@@ -37,7 +37,7 @@ from rlinf_embodied.workflow.graph import WHOLE, Workflow
 
 Cell = tuple[int, int]  # items per device and call, devices
 Cells = Mapping[Cell, float]
-_MOST_BLOCKS = 8  # per device in any probe
+_MOST_BLOCKS = 4  # per device in any probe
 
 
 # ----------------------------------------------------------------------------------------------------------- the probes

@@ -9,23 +9,10 @@ env <==> policy      loop "rollout": H chunk-steps of P shards, possibly repeate
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.workflow.loops import Loop, Repeat, RepeatDecision
-
-__all__ = [
-    "CORES",
-    "WHOLE",
-    "Edge",
-    "Loop",
-    "Repeat",
-    "RepeatDecision",
-    "StageSpec",
-    "WeightEdge",
-    "Workflow",
-]
 
 WHOLE = 0  # a granularity: all blocks of the iteration at once
 CORES = ("cpu",)  # the kinds of a stage that runs on cores only
@@ -77,6 +64,57 @@ class WeightEdge:
 
 
 @dataclass(frozen=True, slots=True)
+class RepeatDecision:
+    """What a repeat decides after a round: stop or not, and what downstream stages are told."""
+
+    enough: bool
+    message: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A cycle of two stages for `chunk_steps` turns: `opener` shows, `answerer` acts; at most `max_rounds` times over.
+
+    After each round `decide` sees the opener's reports of all rounds so far (a list per round, in order of workers).
+    """
+
+    name: str
+    opener: str
+    answerer: str
+    chunk_steps: int
+    max_rounds: int = 1
+    decide: Callable[[Sequence[Sequence[object]]], RepeatDecision] | None = None
+    expected_rounds: float = 1.0  # what a planner counts with
+    shards: tuple[int, ...] = (1, 2)  # parts of the blocks that may be in flight together
+    typical_steps: int = 0  # of an episode, where rows whose episode ends are reset at once; 0: where they wait
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """Both of its stages, the opener first."""
+        return self.opener, self.answerer
+
+    def hops(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Who sends messages to whom."""
+        return (self.opener, self.answerer), (self.answerer, self.opener)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """All that comes before a stage, done again until there is enough for it; at most `max_rounds` times.
+
+    After each round `decide` sees the reports of the stage `decided_by`, of all rounds so far (a list per round, in
+    order of workers).  The stage `before` and those behind it get the data of all rounds, and the decision's message.
+    """
+
+    name: str
+    before: str
+    decided_by: str
+    decide: Callable[[Sequence[Sequence[object]]], RepeatDecision]
+    max_rounds: int
+    expected_rounds: float = 1.0  # what a planner counts with
+
+
+@dataclass(frozen=True, slots=True)
 class Workflow:
     """The macro graph.  Items are blocks, numbered 0 .. num_blocks - 1; every stage processes every block."""
 
@@ -119,7 +157,7 @@ class Workflow:
             if end not in self.stages:
                 raise PlanError(
                     f"workflow {self.name}: {what} names the stage {end!r}, but there are only {sorted(self.stages)}: "
-                    "declare the stage or mend the edge"
+                    "declare it, or use one of these"
                 )
 
     def _check_edge(self, edge: Edge) -> None:
@@ -128,29 +166,20 @@ class Workflow:
             raise PlanError(
                 f"workflow {self.name}: edge {edge.source} -> {edge.target} has granularities {edge.granularities} and "
                 f"bytes_per_item {edge.bytes_per_item}, but chunks divide the {self.num_blocks} blocks (or are WHOLE) "
-                "and bytes are not negative: mend the edge"
+                "and bytes are not negative: correct the edge"
             )
 
     def _check_loop(self, loop: Loop) -> None:
         where = f"workflow {self.name}: loop {loop.name}"
-        for end in loop.sides:
-            if end not in self.stages:
-                raise PlanError(f"{where} names the stage {end!r}: declare it")
+        self._check_ends(f"loop {loop.name}", *loop.sides)
         if loop.opener == loop.answerer:
             raise PlanError(f"{where} has {loop.opener!r} on both sides, but a loop is made of two stages: name both")
         for other in self.loops.values():
             if other.name != loop.name and (shared := set(loop.sides) & set(other.sides)):
                 raise PlanError(f"{where} shares {sorted(shared)} with {other.name}: give each loop its own stages")
-        if loop.chunk_steps < 1 or loop.max_rounds < 1:
-            raise PlanError(
-                f"{where} has chunk_steps={loop.chunk_steps} and max_rounds={loop.max_rounds}, but a loop is bounded "
-                "by positive numbers: set both"
-            )
-        if not 1 <= loop.expected_rounds <= loop.max_rounds:
-            raise PlanError(
-                f"{where} has expected_rounds={loop.expected_rounds}, but a repeat takes between 1 and "
-                f"max_rounds={loop.max_rounds} rounds: mend one of the two"
-            )
+        if loop.chunk_steps < 1:
+            raise PlanError(f"{where} has chunk_steps={loop.chunk_steps}, but a loop has at least one: set it")
+        _check_rounds(where, loop.expected_rounds, loop.max_rounds)
         if late := [e.source for e in self.edges if e.target == loop.answerer and e.source != loop.opener]:
             raise PlanError(
                 f"{where}: {loop.answerer} takes data of {late}, but only the opener of a loop is given what comes "
@@ -174,9 +203,7 @@ class Workflow:
 
     def _check_repeat(self, repeat: Repeat) -> None:
         where = f"workflow {self.name}: repeat {repeat.name}"
-        for stage in (repeat.before, repeat.decided_by):
-            if stage not in self.stages:
-                raise PlanError(f"{where} names the stage {stage!r}: declare it")
+        self._check_ends(f"repeat {repeat.name}", repeat.before, repeat.decided_by)
         upstream = self.upstream(repeat.before)
         if repeat.decided_by not in upstream:
             raise PlanError(
@@ -193,11 +220,7 @@ class Workflow:
             )
         if self.loops:
             raise PlanError(f"{where}: the loops {sorted(self.loops)} repeat by themselves: give them `decide`")
-        if not 1 <= repeat.expected_rounds <= repeat.max_rounds:
-            raise PlanError(
-                f"{where} has expected_rounds={repeat.expected_rounds} and max_rounds={repeat.max_rounds}, but it "
-                "takes between 1 and max_rounds rounds: mend one of the two"
-            )
+        _check_rounds(where, repeat.expected_rounds, repeat.max_rounds)
 
     def loop_of(self, stage: str) -> Loop | None:
         """Returns the loop that a stage is a side of."""
@@ -295,3 +318,11 @@ class Workflow:
                 raise PlanError(f"workflow {self.name}: the edges among {left} form a cycle: declare it as a loop")
             done.extend(ready)
         return tuple(done)
+
+
+def _check_rounds(where: str, expected: float, most: int) -> None:
+    if not 1 <= expected <= most:
+        raise PlanError(
+            f"{where} has expected_rounds={expected:g} and max_rounds={most}, but it takes between 1 and max_rounds "
+            "rounds: change one of the two"
+        )

@@ -203,3 +203,8 @@ def test_a_device_has_the_memory_that_is_said_of_it() -> None:
     assert [group.memory_bytes for group in devices.node_groups()] == [10**9]
     with pytest.raises(ConfigError, match=r"cluster\.device_memory_bytes is 0, but it is a positive number of bytes"):
         ClusterConfig(device_memory_bytes=0)
+
+
+def test_a_gpu_that_shares_the_hosts_memory_has_as_much(monkeypatch) -> None:
+    monkeypatch.setattr(hardware, "_asked_of_gpus", lambda field: ["81920", "[N/A]"])
+    assert hardware.gpu_memory_bytes() == [80 << 30, hardware.host_memory_bytes()]

@@ -9,11 +9,12 @@ import pytest
 import torch
 from runs import GRPO, tiny
 
+from envs.point_reach import PointSimulator
 from rlinf_embodied.algorithms.batch import EnvColumns, RolloutReport
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode
-from rlinf_embodied.runtime.host import StepContext, solo_context
+from rlinf_embodied.runtime.host import Leaving, StepContext, solo_context
 
 
 def stage_for(*overrides: str, group_size: int = 1, keep_images: bool = False) -> EnvStage:
@@ -248,3 +249,14 @@ def test_episodes_that_are_carried_over_count_once_each(monkeypatch: pytest.Monk
     counted = [e.seed for report in reports for e in report.episodes]
     assert sorted([*counted, *env.seeds]) == sorted(env.started)  # those that still run are all that is missing
     assert {report.num_cut for report in reports} == {0}
+
+
+def test_a_stage_that_leaves_its_worker_closes_its_simulators(monkeypatch) -> None:
+    closed = []
+    monkeypatch.setattr(PointSimulator, "close", lambda self: closed.append(self))
+    stage = stage_for()
+    sessions = [shard.env for shard in stage._shards.values()]
+    stage.leave()
+    stage.leave()
+    assert len(closed) == len(sessions) == 1
+    assert isinstance(stage, Leaving)

@@ -56,11 +56,11 @@ def test_sums_in_any_order_may_be_had_where_nothing_is_promised() -> None:
         (["hierarchy.policy._target_=policies.none.P"], r"^hierarchy\.policy\._target_ is 'policies\.none\.P'"),
         (
             ["hierarchy.goals=[[0,0],[1,1]]", *OTHERS],
-            r"^hierarchy\.checkpoint is .*a point of 2 numbers at a time, but a high-level one says one of 2: give",
+            r"^hierarchy\.checkpoint is .*a policy with \{'categorical': False\}, but these choices need .*: give",
         ),
         (
             ["hierarchy.columns=[2]", "hierarchy.goal_low=[0]", "hierarchy.goal_high=[1]"],
-            r"says a point of 2 numbers at a time, but a high-level one says a point of 1 numbers: give",
+            r"a policy with \{'action_dim': 2\}, but these choices need \{'action_dim': 1",
         ),
         (["env.goal_in_proprio=false"], r"^hierarchy\.checkpoint is .*other conditions: goal_in_proprio is True"),
     ],
@@ -73,7 +73,7 @@ def test_a_high_level_policy_of_other_choices_is_refused(words: list[str], messa
 
 def test_a_low_level_policy_is_no_high_level_one() -> None:
     low, _ = folders(two_levels("env.chunk=2", "env.carry_over=true"))
-    with pytest.raises(CheckpointError, match=r"says 2 times a point of 2 numbers at a time, but a high"):
+    with pytest.raises(CheckpointError, match=r"a policy with \{'chunk': 2\}, but these choices need"):
         trainer_of(two_levels(f"hierarchy.checkpoint={low}", "env.chunk=2", "env.carry_over=true"))
 
 

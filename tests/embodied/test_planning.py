@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,35 @@ def test_profiles_are_found_again_until_something_that_matters_changes(tmp_path,
     others = [tiny("env.num_envs=32"), tiny("policy.hidden_size=64"), tiny("algorithm.epochs=3")]
     assert not any(path(other).exists() for other in others)
     assert not path(tiny(), devices=3).exists()
+
+
+def test_a_profile_is_measured_again_once_the_code_of_what_it_measured_has_changed(tmp_path, monkeypatch) -> None:
+    source = tmp_path / "own_reward_env.py"
+    source.write_text("class Env: ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    parts = {"env": {"_target_": "own_reward_env.Env"}, "policy": {"_target_": None}}
+    key = lambda parts=parts: profiler.fingerprint(cluster(2), parts)["code"]  # noqa: E731
+    before = key()
+    assert (key(), key({"env": {}})) == (before, key({}))
+    assert before != key({})
+    source.write_text("class Env: slow = True")
+    assert key() != before
+
+
+def test_a_worker_that_uses_more_cores_than_its_device_has_can_still_be_planned(measured) -> None:
+    _, profile, _ = measured
+    one_core = cluster(2).node_groups()[0].cores_per_device
+    assert all(0 < stage.cores_per_device <= one_core for stage in profile.stages.values())
+
+
+def test_kinds_of_devices_that_a_profile_did_not_measure_are_named(tmp_path) -> None:
+    config = run(tmp_path, f"plan.profile={profile_file(tmp_path)}")
+    workflow = training_workflow(config, "")
+    (core,) = cluster(2).node_groups()
+    groups = (replace(core, devices_per_node=1), replace(core, devices_per_node=1, kind="h200"))
+    planning = Planning(EmbodiedJob(config), replace(cluster(2), groups=groups), workflow)
+    _, told = planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
+    assert "no plan uses the devices of kind h200, on which this profile measured nothing" in told
 
 
 # ------------------------------------------------------------------------------------------------------- the launch

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from envs.episodes import EpisodeEnv
+from envs.point_reach import make_env as make_point
 from envs.simulator import Measurement, Simulator
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
@@ -154,3 +155,31 @@ def test_what_a_simulator_leaves_out_has_a_default() -> None:
 def test_a_wrong_measurement_is_named_when_the_env_is_built(measured: dict[str, object], says: str) -> None:
     with pytest.raises(SimulatorError, match=rf"Bare\.measure returned {says}"):
         EpisodeEnv(TWO, Bare(**measured), "wait", False)
+
+
+def point_env(chunk: int, execute_steps: int, horizon: int) -> EpisodeEnv:
+    config = EnvConfig(
+        **{"num_envs": 2, "block_size": 2, "chunk": chunk, "execute_steps": execute_steps, "horizon": horizon},
+        **{"chunks_per_rollout": 0, "hold_steps": 0, "obs_size": 8, "reward": Reward.dense},
+    )
+    return make_point(config, 2, render_final=True)
+
+
+def test_a_chunk_is_executed_in_part_and_a_horizon_is_no_multiple_of_it() -> None:
+    """Chunks of 5 of which 2 steps are executed give what chunks of 2 do; the last one of 7 steps is cut short."""
+    whole, part = point_env(2, 0, 7), point_env(5, 2, 7)
+    assert part.spec.executed == 2
+    assert part.spec.chunks_per_episode == whole.spec.chunks_per_episode == 4
+    assert torch.equal(whole.reset([3, 4]).privileged, part.reset([3, 4]).privileged)
+    actions = torch.rand(4, 2, 5, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    for k, action in enumerate(actions):
+        ours, theirs = part.step_chunk(action, [5, 6]), whole.step_chunk(action[:, :2], [5, 6])
+        for name in ("rewards", "terminated", "truncated", "valid", "success", "privileged"):
+            column = getattr(ours, name)
+            assert column.shape[:2] == (2, 5)
+            assert torch.equal(column[:, :2], getattr(theirs, name))
+            assert not column[:, 2:].any()
+        assert torch.equal(ours.observation.privileged, theirs.observation.privileged)
+        assert torch.equal(ours.observation.images, theirs.observation.images)
+        assert ours.truncated[:, 0].tolist() == [k == 3] * 2
+    assert [end.metrics["episode_len"] for end in ours.episodes] == [7.0, 7.0]

@@ -10,7 +10,7 @@ import libero_stand_in
 import numpy as np
 import pytest
 
-from envs.foreign import process, wire
+from envs.foreign import wire, worker
 from envs.foreign.wire import Message
 from envs.foreign.worker import Rows
 from envs.libero import LiberoOptions
@@ -115,5 +115,5 @@ def test_a_renderer_that_is_installed_is_used_unless_one_is_chosen(
     monkeypatch: pytest.MonkeyPatch, chosen: str, installed: tuple[str, ...], used: str
 ) -> None:
     monkeypatch.setenv("MUJOCO_GL", chosen)
-    monkeypatch.setattr(process.ctypes.util, "find_library", lambda name: name if name in installed else None)
-    assert process.offscreen_gl() == used
+    monkeypatch.setattr(worker.ctypes.util, "find_library", lambda name: name if name in installed else None)
+    assert worker.offscreen_gl() == used

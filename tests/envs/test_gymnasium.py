@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import gymnasium
@@ -13,6 +14,7 @@ from gymnasium import spaces
 
 from envs.episodes import EpisodeEnv
 from envs.foreign.simulator import resized
+from envs.foreign.worker import offscreen_gl
 from envs.gym.env import make_env
 from envs.gym.spaces import ActionCode, ObservationCode, taken_as_numbers
 from rlinf_embodied.compose import compose_train
@@ -268,3 +270,26 @@ def test_the_options_of_other_envs_are_still_numbers() -> None:
 
     with pytest.raises(ConfigError, match=r"env\.options\.slow_s is 'soon', but a number is needed"):
         make_point(point, 1)
+
+
+def test_a_time_limit_is_gymnasiums_own_and_presets_go_together() -> None:
+    for task, steps in (("Pusher-v5", 100), ("Hopper-v5", 1000), ("gym_envs:Picture-v0", 1000), ("NoSuch-v0", 1000)):
+        config = compose_train(["env=gymnasium", f"env.id={task}", "policy=state", "algorithm=ppo_dense"])
+        assert config.env.horizon == steps
+        assert config.env.block_size == config.env.num_envs == 8  # ppo_dense asks for blocks of 32
+    assert compose_train(["env=gymnasium", "policy=state", "env.horizon=7"]).env.horizon == 7
+
+
+def test_mujoco_draws_without_a_display_and_a_missing_renderer_is_named(monkeypatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    walk()
+    assert os.environ["MUJOCO_GL"] == offscreen_gl()
+
+    def broken(*_: object, **__: object) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'glGetError'")
+
+    monkeypatch.setattr(gymnasium, "make", broken)
+    with pytest.raises(SimulatorError, match=r"MUJOCO_GL=.* finds no library: apt-get install libosmesa6 libegl1"):
+        walk()

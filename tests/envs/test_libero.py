@@ -231,5 +231,5 @@ def test_every_suite_is_a_choice_that_libero_can_run_for_the_benchmarks_time(sui
     adapter_of(env)
     assert env.task == f"libero_{suite}"
     assert env.horizon == {"spatial": 220, "object": 280, "goal": 300, "10": 520, "90": 400}[suite]
-    assert env.chunks_per_rollout * env.chunk == env.horizon
+    assert env.chunks_per_rollout == env.chunks_per_episode
     assert env.hold_steps == 1  # an episode ends at its first success

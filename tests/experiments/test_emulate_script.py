@@ -39,6 +39,24 @@ def test_a_plan_runs_on_emulated_devices_and_is_compared_with_its_prediction(tmp
     assert plan["measured_s"][0] >= plan["due_s"][0]
 
 
+@pytest.mark.ray
+def test_a_launch_lists_its_probes_starts_within_two_minutes_and_predicts_what_is_then_measured(tmp_path: Path) -> None:
+    cluster, out = tmp_path / "pair.yaml", tmp_path / "out.json"
+    cluster.write_text(CLUSTER)
+    done = run(
+        *("profile=maniskill_openvla", "num_items=128", f"cluster={cluster}", "probes=true"),
+        *("run.num_iterations=1", f"out={out}"),
+    )
+    assert done.returncode == 0, done.stderr
+    data = json.loads(out.read_text())
+    launch, (plan,) = data["launch"], data["plans"]
+    assert [probe["name"] for probe in launch["probes"]] == ["collocated on 2", "disaggregated", "collocated on 1"]
+    assert max(probe["blocks_per_device"] for probe in launch["probes"]) <= 4
+    assert launch["profile_s"] + launch["plan_s"] < 120
+    (predicted_s,) = launch["predicted_s"].values()
+    assert predicted_s == pytest.approx(plan["due_s"][0], rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

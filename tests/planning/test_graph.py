@@ -27,9 +27,9 @@ def test_the_order_follows_the_edges() -> None:
     [
         ({"edges": (("a", "x"),)}, r"edge a -> x names the stage 'x', but there are only \['a', 'b'\]"),
         ({"edges": (("a", "b"), ("b", "a"))}, r"the edges among \['a', 'b'\] form a cycle: declare it as a loop"),
-        ({"loops": {"l": Loop("l", "a", "b", 0)}}, "a loop is bounded by positive numbers"),
+        ({"loops": {"l": Loop("l", "a", "b", 0)}}, "chunk_steps=0, but a loop has at least one"),
         ({"loops": {"l": Loop("l", "a", "a", 1)}}, "made of two stages"),
-        ({"loops": {"l": Loop("l", "a", "b", 1, expected_rounds=2.0)}}, r"between 1 and max_rounds=1 rounds"),
+        ({"loops": {"l": Loop("l", "a", "b", 1, expected_rounds=2.0)}}, "expected_rounds=2 and max_rounds=1"),
         ({"loops": {"l": Loop("l", "a", "b", 1, shards=())}}, "at least one is in flight"),
         (
             {"loops": {"k": Loop("k", "a", "b", 1), "l": Loop("l", "b", "c", 1)}, "stages": "abc"},
@@ -76,7 +76,7 @@ CHAIN = (Edge("a", "b"), Edge("b", "c"))
         ),
         (ENOUGH, {"c": {}}, CHAIN, r"c waits for all rounds: give it granularities=\(WHOLE,\)"),
         (ENOUGH, {}, CHAIN[1:], r"\['a'\] are neither before nor behind c"),
-        (replace(ENOUGH, expected_rounds=4.0), {}, CHAIN, "expected_rounds=4.0 and max_rounds=3"),
+        (replace(ENOUGH, expected_rounds=4.0), {}, CHAIN, "expected_rounds=4 and max_rounds=3"),
     ],
 )
 def test_a_repeat_is_refused_with_the_reason(repeat: Repeat, changes: dict, edges: tuple, message: str) -> None:

@@ -51,16 +51,16 @@ def cells(blocks: int, devices: int, stage: str) -> set[tuple[int, int]]:
 def test_no_probe_puts_more_than_a_few_blocks_on_a_device(devices: int, per_device: int) -> None:
     for graph in (workflow(per_device * devices), chain(per_device * devices)):
         found = probes(graph, cluster(devices, node=min(devices, 8)))
-        assert max(probe.most_blocks for probe in found) <= min(8, max(2, per_device if devices > 1 else 8))
+        assert max(probe.most_blocks for probe in found) <= min(4, max(2, per_device if devices > 1 else 4))
         assert len(found) <= 4
 
 
 def test_two_devices_are_measured_collocated_disaggregated_and_one_alone() -> None:
     assert cells(4, 2, "env") == cells(4, 2, "policy") == {(2, 2), (1, 1), (2, 1)}
     assert cells(4, 2, "actor") == {(2, 2), (1, 2), (2, 1)}
-    assert cells(64, 2, "env") == {(8, 2), (4, 1), (8, 1)}
+    assert cells(64, 2, "env") == {(4, 2), (2, 1), (4, 1)}
     assert cells(2, 8, "env") == {(1, 2), (1, 1), (2, 1)}  # never more devices than blocks
-    assert cells(8, 1, "env") == {(8, 1), (4, 1)}
+    assert cells(8, 1, "env") == {(4, 1), (2, 1)}
     assert cells(1, 2, "env") == {(1, 1)}
 
 
@@ -263,7 +263,7 @@ def test_every_kind_of_device_is_measured_and_one_that_is_not_is_named() -> None
         "collocated on 1 h200",
         "h200",
         (1,),
-        (8, 1),
+        (4, 1),
     )
     measured = measurements()
     assert made(measured, machine).unmeasured_kinds(machine) == ["h200"]
@@ -271,5 +271,5 @@ def test_every_kind_of_device_is_measured_and_one_that_is_not_is_named() -> None
     measured.add(last, last.workflow, spans, {})
     profile = made(measured, machine)
     assert profile.unmeasured_kinds(machine) == []
-    assert profile.stages["actor"].kind_factors == {"h200": pytest.approx(0.75 / 2.0)}  # 8 items take 2 s on the others
+    assert profile.stages["actor"].kind_factors == {"h200": pytest.approx(0.75)}  # 4 items take 1 s on the others
     assert profile.stages["actor"].items_per_device.tolist() == [2, 4]

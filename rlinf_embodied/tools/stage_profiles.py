@@ -1,14 +1,12 @@
 """What experiments/profile_stages.py does: measures a job's stages, also with other sizes of blocks.
 
-The size of a block is the size of a policy call, on which a row's last bits depend.  So it belongs to what a run is,
-and no planner may choose it by times; this says what each size would cost, and the config has the choice.
+The last bits of a row depend on the size of its block, so that no planner may choose it: the config does.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlinf_embodied.config import MathConfig, TrainConfig
@@ -26,15 +24,6 @@ from rlinf_embodied.telemetry.tables import text_table
 from rlinf_embodied.training.planning import measured_profile
 
 Config = TrainConfig | MathConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """A job with one size of blocks, and its best plan."""
-
-    size: int
-    num_blocks: int
-    best: Ranked
 
 
 def with_block_size(config: Config, size: int) -> Config:
@@ -78,7 +67,7 @@ def profile_stages(config: Config, sizes: Sequence[int] = ()) -> None:
     folder = RunFolder(Path(config.run.dir or f"runs/profile-{first.name}"))
     with open_session(config.cluster) as session, LiveView(len(jobs), f"{first.name} · profile") as view:
         start = str(first.starting_policy(session, cluster, view.progress, folder.path))
-        found: list[Sized] = []
+        best: dict[int, tuple[int, Ranked]] = {}  # by size: the number of blocks, and the best plan
         for size, job in jobs.items():
             session.clear()
             workflow = job.workflow(start)
@@ -89,24 +78,23 @@ def profile_stages(config: Config, sizes: Sequence[int] = ()) -> None:
             view.note(f"{folder.path / name}, kept as {path}")
             if size:
                 ranked, _ = rank(Pricer(as_measured(workflow, profile), profile, linked(cluster, profile)))
-                found.append(Sized(size, workflow.num_blocks, ranked[0]))
-        if found:
-            view.note(text_table(rows(found), "best plan of each size, predicted:"))
+                best[size] = workflow.num_blocks, ranked[0]
+        if best:
+            view.note(text_table(_rows(best), "best plan of each size, predicted:"))
             view.note("another size of blocks trains other weights, in their last bits: the config chooses it, no plan")
 
 
-def rows(found: Sequence[Sized]) -> list[dict[str, str]]:
-    """Returns a table to print: a row per size."""
-    least = min((one.best.iteration_s for one in found), default=math.nan)
+def _rows(best: Mapping[int, tuple[int, Ranked]]) -> list[dict[str, str]]:
+    least_s = min(plan.iteration_s for _, plan in best.values())
     return [
         {
-            "rows per block": str(one.size),
-            "blocks": str(one.num_blocks),
-            "best plan": one.best.label,
-            "s/iteration": f"{one.best.iteration_s:.3g}",
-            "of the least": f"{one.best.iteration_s / least:.2f}",
+            "rows per block": str(size),
+            "blocks": str(blocks),
+            "best plan": plan.label,
+            "s/iteration": f"{plan.iteration_s:.3g}",
+            "of the least": f"{plan.iteration_s / least_s:.2f}",
         }
-        for one in found
+        for size, (blocks, plan) in best.items()
     ]
 
 

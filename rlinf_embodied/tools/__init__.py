@@ -1,0 +1,1 @@
+"""Commands for people who plan, measure and test; nothing else imports them."""
